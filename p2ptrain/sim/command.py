@@ -78,7 +78,7 @@ def simulate(
     torch.set_num_threads(1)  # tensors are small, and results must not depend on the number of cores
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+        console.width = PLAIN_WIDTH
     watched = Console(file=cast(TextIO, LossyStream(sys.stdout)), highlight=False, markup=False, emoji=False)
     name = TextColumn("{task.description}", style="progress.description", markup=False)
     columns = name, *Progress.get_default_columns()[1:]
@@ -134,7 +134,6 @@ def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -
 def _tell(
     console: Console, done: SimulationReport, other: SimulationReport | None, written: list[str], limited: bool
 ) -> None:
-    """Print the result, the comparison with another simulation, and the files written."""
     from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
 
     console.print(summary(done))

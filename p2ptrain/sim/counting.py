@@ -111,7 +111,6 @@ class CountingLearner:
         return self._rules.inner_steps - self._inner
 
     def count(self, steps: int) -> None:
-        """Make ``steps`` inner steps without events."""
         tokens = self._rules.tokens_per_step
         self.tokens += steps * tokens
         self._phase_tokens += steps * tokens

@@ -156,7 +156,6 @@ class QuadraticLearnerPool:
 
 
 def make(scenario: Scenario, device: str = "cpu") -> BytesLearnerPool | QuadraticLearnerPool | LanguageLearnerPool:
-    """Make the pool of the learners that a scenario names."""
     match scenario.learner:
         case BytesLearner():
             return BytesLearnerPool(scenario)

@@ -133,7 +133,6 @@ class LanguageModelLearner(Section):
 
     @property
     def parameters(self) -> int:
-        """Weights of the model: embedding, blocks and norms."""
         attention, feed_forward = 4 * self.hidden_size, 3 * self.intermediate_size
         block = self.hidden_size * (attention + feed_forward + 2)
         return BYTE_VOCABULARY * self.hidden_size + self.layers * block + self.hidden_size

@@ -150,17 +150,13 @@ class LinkEnd:
         self.snapshot = None
         size = payload_bytes([len(part) for part in payload.parts])
         if self.breaks is not None and self.other.encoded is None:  # the first payload is the one that breaks
-            self._start_transfer(size * self.breaks, self._break)
+            self._start_transfer(size * self.breaks, self.owner.later, self.latency_s, self._lose)
         else:
             self._start_transfer(size, self._payload_sent, payload)
         if self.link.outbound and not self.wishes:
             self.other.owner.later(self.latency_s, self.other._stir)
 
-    def _break(self) -> None:
-        self.owner.later(self.latency_s, self._lose)
-
     def _lose(self) -> None:
-        """Break the connection; both sides notice."""
         if self.other is not None:
             self.other.owner.happen(self.other.fail, ("connection lost",))
         self.fail("connection lost")
@@ -194,7 +190,6 @@ class LinkEnd:
     # --- whole models -------------------------------------------------------------------------------------------------
 
     def donate(self) -> None:
-        """Send all our weights."""
         parts: Sequence[Any] = self.owner.learner.payloads.weights()
         if self.owner.liar is not None:
             parts = self.owner.liar.gives(parts)

@@ -34,7 +34,6 @@ class Observer:
         self._next = self._stride
 
     def outer_step_done(self) -> None:
-        """Count one outer step of some peer."""
         self.outer_steps += 1
         if self.outer_steps >= self._next:
             self._next += self._stride
@@ -71,7 +70,6 @@ class Observer:
 
 
 def figures(members: Sequence[Member], parameters: int, now: float) -> GroupFigures:
-    """Aggregate the results of these peers."""
     counters = [member.peer.core.counters for member in members]
     traffic = [member.peer.traffic for member in members]
     steps = _sum(counters, "outer_steps")

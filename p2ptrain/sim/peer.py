@@ -105,7 +105,6 @@ class SimulatedPeer:
         self.handle(Started())
 
     def leave(self) -> None:
-        """Leave the run, as if the owner stopped the peer."""
         self.happen(self.handle, (LeaveRequested(),))
 
     def kill(self) -> None:

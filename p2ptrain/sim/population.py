@@ -15,7 +15,7 @@ from p2ptrain.sim.learner_pool import LearnerPool, swarm_rules_of
 from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
-from p2ptrain.sim.step_times import StepTimes, inner_steps
+from p2ptrain.sim.step_times import inner_steps, step_times
 from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, SwarmRules
 
@@ -100,7 +100,6 @@ class Population:
         network.on_end = self._ended
 
     def schedule(self) -> None:
-        """Schedule the arrival of every peer."""
         for seat in self.seats:
             group = seat.settings
             share = self._random(seat.name, "arrival").random() if group.arrives_over_s else 0.0
@@ -146,9 +145,7 @@ class Population:
             peer=peer,
             core=Peer(peer, self._rules, self._random(name)),
             learner=learner,
-            step_s=StepTimes(
-                group.step_s, group.step_jitter, self._random(name, "pace") if group.step_jitter else None
-            ),
+            step_s=step_times(group.step_s, group.step_jitter, self._random(name, "pace")),
             notebook=self.notes,
             up=_pipe(group.up_mbit_s),
             down=_pipe(group.down_mbit_s),

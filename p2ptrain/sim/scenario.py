@@ -203,7 +203,6 @@ class Scenario(Section):
         return sum(group.count for group in self.peers)
 
     def named(self) -> list[tuple[str, Group]]:
-        """Return the groups with their names."""
         return [(group.name or f"peers-{place}", group) for place, group in enumerate(self.peers, start=1)]
 
 

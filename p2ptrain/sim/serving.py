@@ -80,7 +80,6 @@ class SimulationView:
                 self._view.state, self._view.why = "over", "the simulation has ended; press Ctrl+C to close this page"
 
     def document(self) -> dict[str, Any]:
-        """Return the document of ``/status``."""
         with self._lock:
             return self._view.document(self._simulation.world.now)
 
@@ -210,6 +209,5 @@ def simulate_and_show(
 
 
 def until_interrupted() -> None:
-    """Wait for Ctrl+C."""
     with suppress(KeyboardInterrupt):
         threading.Event().wait()

@@ -54,7 +54,6 @@ class Simulation:
         self._began = 0.0, 0.0
 
     def run(self, progress: Progress | None = None) -> None:
-        """Run to the end."""
         self._progress, self._began = progress, (time.perf_counter(), time.process_time())
         thresholds = gc.get_threshold()
         gc.set_threshold(GARBAGE_OBJECTS)

@@ -43,7 +43,6 @@ MOST_NAME = 60
 
 
 def title(report: SimulationReport) -> str:
-    """Return the report's title on one line."""
     return page.words(report.title, MOST_NAME)
 
 
@@ -132,7 +131,6 @@ def _last(report: SimulationReport, field: str) -> float | None:
 
 
 def _heading(text: str) -> Text:
-    """Return a table's title without markup."""
     return Text(text, style="table.title")
 
 

@@ -90,7 +90,6 @@ class SimulatedTrainer:
         return self.begun and not self.learner.ended
 
     def begin(self) -> None:
-        """Begin training with the step that is under way."""
         self.begun = True
         self.begun_at = self.metronome.world.now
 
@@ -109,7 +108,6 @@ class SimulatedTrainer:
         return time == self._due and not self.stopped
 
     def start(self) -> None:
-        """Begin the next steps."""
         if self.counting is not None and self.learner.ended:
             self._rests_since = self.metronome.world.now
             return
@@ -123,7 +121,6 @@ class SimulatedTrainer:
         self._serve_at(time)
 
     def settle(self) -> None:
-        """Take what has arrived."""
         self._take(self.learner.settle())
 
     def end_step(self) -> None:
@@ -161,7 +158,6 @@ class SimulatedTrainer:
             self._serve_at(self._ends[0])
 
     def freeze(self) -> None:
-        """Suspend: no step ends until ``thaw``."""
         self.catch_up()
         self.frozen, self._due = True, inf
 

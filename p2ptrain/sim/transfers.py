@@ -98,7 +98,6 @@ class Transfers:
         return moved
 
     def resize(self, pipe: Pipe, capacity: float) -> None:
-        """Change the pipe's capacity."""
         pipe.capacity = capacity
         region = {pipe: None}
         for transfer in pipe.transfers.values():

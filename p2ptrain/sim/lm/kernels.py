@@ -36,7 +36,6 @@ class Fixed(NamedTuple):
 def fixed(
     heads: int, head_size: int, rope_theta: float, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Fixed:
-    """Return the constants, cached."""
     neighbours = torch.arange(head_size, device=device).view(2, -1).T.flatten()  # 0, D/2, 1, D/2 + 1, ...
     plain = torch.arange(head_size, device=device)
     orders = [*[neighbours] * (2 * heads), *[plain] * heads]

@@ -151,7 +151,6 @@ class LanguageModelPool:
         return max(1, CUDA_PASS_TOKENS // self.training.tokens_per_step)
 
     def _sequences_at_once(self, rows: int) -> int:
-        """Sequences of each row in one pass."""
         most = CPU_PASS_TOKENS if self.device.type == "cpu" else CUDA_PASS_TOKENS
         return max(1, most // (rows * self.training.sequence_length))
 
@@ -204,7 +203,6 @@ class PooledTask:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a ``state_dict``."""
         self._moments[0].copy_(state["first_moment"])
         self._moments[1].copy_(state["second_moment"])
         self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = state["counters"].tolist()

@@ -258,7 +258,6 @@ class StackedLlama:
         self,
         qkv: Tensor,  # [N*B, T, 3*H, D]
     ) -> tuple[Tensor, ...]:
-        """Return views of queries, keys and values."""
         return qkv.chunk(3, dim=2)
 
     def _turn(

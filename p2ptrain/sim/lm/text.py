@@ -57,7 +57,6 @@ class Text:
 
     @cached_property
     def tokens(self) -> Tensor:
-        """Tokens of the text, uint8 on the CPU."""
         return torch.from_numpy(np.array(self.corpus.tokens, dtype=np.uint8))
 
     def starts(self, part: Part) -> list[int]:

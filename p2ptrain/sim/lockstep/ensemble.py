@@ -109,7 +109,6 @@ class EnsembleSimulation:
         self._began = 0.0, 0.0
 
     def run(self, progress: Progress | None = None) -> None:
-        """Run to the end."""
         self._began = time.perf_counter(), time.process_time()
         while not (self._has_diverged or self._is_done or self._now >= (self.scenario.run.seconds or inf)):
             self._step()
@@ -142,7 +141,6 @@ class EnsembleSimulation:
     # --- arithmetic ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Make the next outer step of all peers, and a point of the curve if one is due."""
         before, inner_steps = dict(self._send.encoded), self.scenario.outer.inner_steps
         if self._rank_pace is not None:  # no more tokens than with a fixed H: the last phase may be cut short
             inner_steps = min(self._rank_pace.inner_steps, self._inner_steps - self._made)

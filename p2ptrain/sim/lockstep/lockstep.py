@@ -134,7 +134,6 @@ class Lockstep:
     # --- three kinds of outer step ----------------------------------------------------------------------------------
 
     def _mix(self) -> None:
-        """Average at once."""
         recipe = self._rules.recipe
         phase = OuterPhase.begin(recipe, self._rules.outer, self._states, [self._theta()])
         for mix in recipe.mixes:
@@ -230,7 +229,6 @@ class Lockstep:
         return float(sum(losses)) / len(losses)
 
     def _theta(self) -> Tensor:
-        """Stack the fast weights, [N, P]."""
         return torch.stack([task.theta for task in self._tasks])
 
     def _set_theta(self) -> None:
