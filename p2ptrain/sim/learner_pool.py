@@ -35,11 +35,11 @@ class LearnerPool(Protocol):
     def left_out(self) -> tuple[str, ...]:
         """Effects that this kind of learner does not show."""
 
-    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> SimulatedLearner:
+    def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> SimulatedLearner:
         """Make a learner with initial weights.
 
         Args:
-            seat: number of the peer's slot, 0 to ``total_peers`` - 1. A replacement has the slot, and the data, of the
+            slot: number of the peer's slot, 0 to ``total_peers`` - 1. A replacement has the slot, and the data, of the
                 peer that it replaces.
             inner_steps: H.
         """
@@ -47,7 +47,7 @@ class LearnerPool(Protocol):
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         """Batch what can be batched: all these trainers are about to make an inner step."""
 
-    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+    def evaluate(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
         """Evaluate the slow weights; ``final`` uses all data, however long that takes."""
 
 
@@ -64,7 +64,7 @@ class BytesLearnerPool:
         self._scenario = scenario
         self._rules: dict[int, CountingRules] = {}
 
-    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> CountingLearner:
+    def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> CountingLearner:
         if inner_steps not in self._rules:
             scenario, recipe = self._scenario, RECIPES[self._scenario.outer.recipe]
             assert isinstance(scenario.learner, BytesLearner)
@@ -89,7 +89,7 @@ class BytesLearnerPool:
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         pass
 
-    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+    def evaluate(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
         assert isinstance(self._scenario.learner, BytesLearner)
         return Evaluation(None, None, self._scenario.learner.disagreement)
 
@@ -111,21 +111,21 @@ class QuadraticLearnerPool:
         self._curvature = torch.logspace(log10(ends[0]), log10(ends[1]), parameters)
         self._optimum = torch.randn(parameters, generator=random)
 
-    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
+    def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> Learner:
         outer, tokens = self._scenario.outer, float(self._scenario.tokens_per_peer)
         rules = replace(learner_rules(outer, tokens), inner_steps=inner_steps)
         slow, gradients = self._codecs
-        return Learner(self._task(seat), rules, self._slices, slow, notebook, gradient_codec=gradients)
+        return Learner(self._task(slot), rules, self._slices, slow, notebook, gradient_codec=gradients)
 
     @property
     def tasks(self) -> list[InnerTask]:
         """New tasks of all slots."""
-        return [self._task(seat) for seat in range(self._scenario.total_peers)]
+        return [self._task(slot) for slot in range(self._scenario.total_peers)]
 
-    def _task(self, seat: int) -> QuadraticTask:
+    def _task(self, slot: int) -> QuadraticTask:
         learner, run = self._scenario.learner, self._scenario.run
         assert isinstance(learner, QuadraticLearner)
-        seed = (run.seed * 1_000_003 + seat + 1) % 2**64  # range of torch's generator seeds
+        seed = (run.seed * 1_000_003 + slot + 1) % 2**64  # range of torch's generator seeds
         own = torch.randn(self._optimum.shape, generator=torch.Generator().manual_seed(seed))
         return QuadraticTask(
             curvature=self._curvature,
@@ -139,10 +139,10 @@ class QuadraticLearnerPool:
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         pass
 
-    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
-        return self.evaluate(slow_weights(learners))
+    def evaluate(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+        return self.evaluate_weights(slow_weights(learners))
 
-    def evaluate(
+    def evaluate_weights(
         self,
         slow: Tensor,  # [N, P]
         final: bool = False,

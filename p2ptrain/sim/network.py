@@ -47,7 +47,7 @@ class SimulatedNetwork:
         self.lookup_s = lookup_s
         self.directory = directory or SimulatedDirectory(run, Random(0))
         self.transfers = Transfers(world)
-        self.metronome = StepBatcher(world, prepare)
+        self.step_batcher = StepBatcher(world, prepare)
         self.peers: dict[PeerId, SimulatedPeer] = {}
         self.on_end: Callable[[SimulatedPeer], None] = lambda peer: None
         """Called with every peer that is done."""

@@ -19,16 +19,16 @@ from p2ptrain.swarm import Counters
 class Observer:
     """Takes a point of the curve at regular intervals of the swarm's outer steps."""
 
-    def __init__(self, scenario: Scenario, world: World, population: Population, cohort: LearnerPool) -> None:
+    def __init__(self, scenario: Scenario, world: World, population: Population, pool: LearnerPool) -> None:
         self.points: list[CurvePoint] = []
         self.outer_steps = 0
         """Outer steps of all peers so far."""
         per_step, tokens = scenario.learner.tokens_per_step, scenario.tokens_per_peer
-        self.expected = sum(-(-tokens // (seat.steps * per_step)) for seat in population.seats)
+        self.expected = sum(-(-tokens // (slot.steps * per_step)) for slot in population.slots)
         """Outer steps by the end, if all peers arrive and stay."""
         self._world = world
         self._population = population
-        self._cohort = cohort
+        self._pool = pool
         self._most = scenario.run.points
         self._stride = max(self.expected / self._most, 1.0)
         self._next = self._stride
@@ -51,20 +51,20 @@ class Observer:
         for member in members:
             member.peer.trainer.catch_up()
         learners = [member.peer.learner for member in members]
-        judged = self._cohort.judge(learners, final) if members else None
-        losses = judged.losses if judged is not None else None
+        evaluation = self._pool.evaluate(learners, final) if members else None
+        losses = evaluation.losses if evaluation is not None else None
         values = losses if losses is not None else [learner.loss for learner in learners]
         groups: dict[str, list[float]] = {}
         for member, value in zip(members, values, strict=True):
-            groups.setdefault(member.seat.group, []).append(value)
+            groups.setdefault(member.slot.group, []).append(value)
         return CurvePoint(
             time_s=self._world.now,
             outer_steps=_mean(learner.step for learner in learners) or 0.0,
             tokens=_mean(learner.tokens for learner in learners) or 0.0,
             loss=_mean(learner.loss for learner in learners),
             validation=_mean(losses) if losses is not None else None,
-            validation_of_mean=finite(judged.loss_of_mean) if judged is not None else None,
-            disagreement=finite(judged.disagreement) if judged is not None else None,
+            validation_of_mean=finite(evaluation.loss_of_mean) if evaluation is not None else None,
+            disagreement=finite(evaluation.disagreement) if evaluation is not None else None,
             groups={name: _mean(each) for name, each in groups.items()},
         )
 

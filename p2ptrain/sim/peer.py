@@ -62,7 +62,7 @@ class SimulatedPeer:
     Args:
         step_s: returns the seconds of the next inner step.
         up, down: directions of its access line.
-        liar: changes what an adversarial peer says, sends and hears.
+        adversary: changes what an adversarial peer says, sends and hears.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SimulatedPeer:
         notebook: Notebook,
         up: Pipe | None = None,
         down: Pipe | None = None,
-        liar: Adversary | None = None,
+        adversary: Adversary | None = None,
     ) -> None:
         self.network = network
         self.world = network.world
@@ -85,8 +85,8 @@ class SimulatedPeer:
         self.notebook = notebook
         self.up = up or Pipe(inf)
         self.down = down or Pipe(inf)
-        self.liar = liar
-        self.trainer = SimulatedTrainer(network.metronome, learner, step_s, self.handle)
+        self.adversary = adversary
+        self.trainer = SimulatedTrainer(network.step_batcher, learner, step_s, self.handle)
         self.traffic = SimulatedTraffic()
         self.ends: dict[LinkId, LinkEnd] = {}
         self.finished = ""
@@ -239,8 +239,8 @@ class SimulatedPeer:
     # --- directory and time -------------------------------------------------------------------------------------------
 
     def _announce(self, effect: Announce) -> None:
-        if self.liar is not None:
-            effect = self.liar.announces(effect)
+        if self.adversary is not None:
+            effect = self.adversary.announces(effect)
         presence = Presence(
             peer=self.peer,
             run=self.network.run,

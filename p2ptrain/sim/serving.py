@@ -71,7 +71,7 @@ class SimulationView:
             here = [each for each in members if not each.has_left]
             self._view.place((_row(each) for each in here), len(here), now)
             for each in here:
-                if (curve := self._view.curve(each.peer.peer, each.seat.name)) is not None:
+                if (curve := self._view.curve(each.peer.peer, each.slot.name)) is not None:
                     learner = each.peer.learner
                     curve.train.add(learner.progress, now, learner.loss)
             self._follow_the_observer()
@@ -154,11 +154,11 @@ def _row(member: Member) -> PeerRow:
     loss = float(learner.loss)
     return PeerRow(
         id=peer.peer,
-        nickname=member.seat.name,
+        nickname=member.slot.name,
         state=peer.core.state.value,
         step=learner.step,
         progress=learner.progress,
-        device=f"simulated, {member.seat.settings.step_s:g} s per step",
+        device=f"simulated, {member.slot.settings.step_s:g} s per step",
         tokens=learner.tokens,
         loss=loss if isfinite(loss) else None,
         exchanges=counters.exchanges_ok,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 
 from p2ptrain.base.ids import RunId
-from p2ptrain.sim import learner_pool as cohorts
+from p2ptrain.sim import learner_pool
 from p2ptrain.sim.directory import SimulatedDirectory
 from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.observer import Observer, figures
@@ -42,14 +42,14 @@ class Simulation:
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
         self.world = World()
-        self.cohort = cohorts.make(scenario, device)
+        self.pool = learner_pool.make(scenario, device)
         seed = scenario.run.seed
         conditions = ScenarioConditions(Random(f"{seed}/conditions"), scenario.run.failed_exchanges)
         directory = SimulatedDirectory(RUN, Random(f"{seed}/directory"))
-        self.network = SimulatedNetwork(self.world, RUN, conditions, directory=directory, prepare=self.cohort.prepare)
-        self.population = Population(scenario, self.network, conditions, self.cohort)
-        self.observer = Observer(scenario, self.world, self.population, self.cohort)
-        self.network.metronome.on_outer_step = self._outer_step_done
+        self.network = SimulatedNetwork(self.world, RUN, conditions, directory=directory, prepare=self.pool.prepare)
+        self.population = Population(scenario, self.network, conditions, self.pool)
+        self.observer = Observer(scenario, self.world, self.population, self.pool)
+        self.network.step_batcher.on_outer_step = self._outer_step_done
         self._progress: Progress | None = None
         self._began = 0.0, 0.0
 
@@ -71,8 +71,8 @@ class Simulation:
         self.observer.look(final=True)
         members, now = self.population.members, self.world.now
         parameters = self.scenario.learner.parameters
-        names = dict.fromkeys(seat.group for seat in self.population.seats)
-        in_groups = {name: [each for each in members if each.seat.group == name] for name in names}
+        names = dict.fromkeys(slot.group for slot in self.population.slots)
+        in_groups = {name: [each for each in members if each.slot.group == name] for name in names}
         ended = "all peers are done" if self.world.stopped else f"run.seconds, {self.scenario.run.seconds}, passed"
         return SimulationReport(
             version=REPORT_VERSION,
@@ -85,7 +85,7 @@ class Simulation:
             groups={name: figures(each, parameters, now) for name, each in in_groups.items() if each},
             curve=self.observer.points,
             notes=dict(sorted(self.population.notes.kinds.items())),
-            left_out=[*self.cohort.left_out, *LEFT_OUT],
+            left_out=[*self.pool.left_out, *LEFT_OUT],
             cost=cost(self._began, self.world.events),
         )
 

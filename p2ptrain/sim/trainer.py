@@ -59,7 +59,7 @@ class SimulatedTrainer:
         handle: takes the learner's events.
     """
 
-    metronome: StepBatcher
+    step_batcher: StepBatcher
     learner: SimulatedLearner
     step_s: Callable[[], float]
     handle: Callable[[Event], None]
@@ -91,7 +91,7 @@ class SimulatedTrainer:
 
     def begin(self) -> None:
         self.begun = True
-        self.begun_at = self.metronome.world.now
+        self.begun_at = self.step_batcher.world.now
 
     def stop(self) -> None:
         """Stop: no further step ends."""
@@ -109,10 +109,10 @@ class SimulatedTrainer:
 
     def start(self) -> None:
         if self.counting is not None and self.learner.ended:
-            self._rests_since = self.metronome.world.now
+            self._rests_since = self.step_batcher.world.now
             return
         count = self.counting.steps_ahead() if self.counting is not None and self.is_training else 1
-        time = self.metronome.world.now
+        time = self.step_batcher.world.now
         for _ in range(count):
             seconds = self.step_s()
             time += seconds
@@ -125,7 +125,7 @@ class SimulatedTrainer:
 
     def end_step(self) -> None:
         """End the current step, do its work and begin the next one."""
-        self._do(bisect_right(self._ends, self.metronome.world.now))
+        self._do(bisect_right(self._ends, self.step_batcher.world.now))
         if self.stopped or self.learner.is_waiting:
             return
         if self._ends:
@@ -143,14 +143,14 @@ class SimulatedTrainer:
     def catch_up(self) -> None:
         """Do the work of all steps that have ended by now; these only count, or they would have been served."""
         if len(self._ends) > 1 and not self.frozen:
-            self._do(bisect_right(self._ends, self.metronome.world.now, hi=len(self._ends) - 1))
+            self._do(bisect_right(self._ends, self.step_batcher.world.now, hi=len(self._ends) - 1))
 
     def interrupt(self) -> None:
         """Make the current step end separately, because a delivery to the learner is about to arrive."""
         self.catch_up()
         if self._rests_since is not None:
             end, self._rests_since = self._rests_since, None
-            while end <= self.metronome.world.now:
+            while end <= self.step_batcher.world.now:
                 seconds = self.step_s()
                 end += seconds
             self._ends, self._lasting = [end], [seconds]
@@ -192,15 +192,15 @@ class SimulatedTrainer:
     def _take(self, events: list[Event]) -> None:
         for event in events:
             self.handle(event)
-            if type(event) is OuterStepDone and self.metronome.on_outer_step is not None:
-                self.metronome.on_outer_step()
+            if type(event) is OuterStepDone and self.step_batcher.on_outer_step is not None:
+                self.step_batcher.on_outer_step()
         if self.learner.ended:
             self._end()
 
     def _end(self) -> None:
         if isnan(self.ended_at):
-            self.ended_at = self.metronome.world.now
+            self.ended_at = self.step_batcher.world.now
 
     def _serve_at(self, time: float) -> None:
         self._due = time
-        self.metronome.at(time, self)
+        self.step_batcher.at(time, self)

@@ -61,7 +61,7 @@ def test_an_exchange_is_shown_once() -> None:
     """Both sides note it; the word of the smaller id counts."""
     simulation = begun()
     view = SimulationView(simulation, "rough")
-    first, second = sorted(each.name for each in simulation.population.seats[:2])
+    first, second = sorted(each.name for each in simulation.population.slots[:2])
     view.add_note(first, "exchanged", note_of(second))  # type: ignore[arg-type]  # any id
     view.add_note(second, "exchanged", note_of(first))  # type: ignore[arg-type]
     view.add_note(second, "failed", note_of(first))  # type: ignore[arg-type]

@@ -98,7 +98,7 @@ def test_who_sleeps_misses_its_sleep_and_nothing_else(make):
     sleepers = {"name": "sleepers", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 50.25, "for_s": 25.0}]}
     simulation = begin(make("run.outer_steps=20", groups=[sleepers]))
     simulation.world.run(until=60.0)
-    (sleeper,) = (each for each in simulation.population.members if each.seat.group == "sleepers")
+    (sleeper,) = (each for each in simulation.population.members if each.slot.group == "sleepers")
     before = sleeper.peer.core.counters.outer_steps, sleeper.peer.learner.tokens
     simulation.world.run(until=75.0)
     assert (sleeper.peer.core.counters.outer_steps, sleeper.peer.learner.tokens) == before

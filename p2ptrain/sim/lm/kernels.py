@@ -27,8 +27,8 @@ class Fixed(NamedTuple):
 
     rows: Tensor  # [J] order of the rows of q, k, v: those that rotate together are neighbours
     back: Tensor  # [J] the inverse order
-    turn: Tensor  # [T, 1, D/2] complex rotations, of absolute value 1
-    turn_back: Tensor  # [T, 1, D/2] conjugate of ``turn``
+    rotation: Tensor  # [T, 1, D/2] complex rotations, of absolute value 1
+    rotation_back: Tensor  # [T, 1, D/2] conjugate of ``rotation``
     mask: Tensor  # [T, T] minus infinity where a query must not attend
 
 
@@ -42,9 +42,9 @@ def fixed(
     rows = torch.cat([number * head_size + order for number, order in enumerate(orders)])
     exponents = torch.arange(0, head_size, 2, device=device).float() / head_size
     angle = torch.arange(tokens, device=device)[:, None].float() / rope_theta**exponents  # fp32, as in transformers
-    turn = torch.polar(torch.ones_like(angle), angle).to(dtype.to_complex())[:, None]
+    rotation = torch.polar(torch.ones_like(angle), angle).to(dtype.to_complex())[:, None]
     mask = torch.full((tokens, tokens), float("-inf"), device=device, dtype=dtype).triu_(1)
-    return Fixed(rows, rows.argsort(), turn, turn.conj().resolve_conj(), mask)
+    return Fixed(rows, rows.argsort(), rotation, rotation.conj().resolve_conj(), mask)
 
 
 def cross_entropy(
@@ -55,9 +55,11 @@ def cross_entropy(
 
     The logarithm of a sum of exponentials is the largest logit minus the logarithm of its probability.
     """
-    chances = torch.softmax(logits, dim=-1)
-    losses = logits.amax(dim=-1).sub_(chances.amax(dim=-1).log_()).sub_(logits.gather(-1, targets)[..., 0])
-    return losses.sum(-1), chances.scatter_add_(-1, targets, chances.new_full((), -1.0).expand(targets.shape))
+    probabilities = torch.softmax(logits, dim=-1)
+    losses = logits.amax(dim=-1).sub_(probabilities.amax(dim=-1).log_()).sub_(logits.gather(-1, targets)[..., 0])
+    return losses.sum(-1), probabilities.scatter_add_(
+        -1, targets, probabilities.new_full((), -1.0).expand(targets.shape)
+    )
 
 
 def normalized(

@@ -35,7 +35,7 @@ def make_pool(scenario: Scenario, device: str, together: bool = False) -> Langua
     peers = scenario.total_peers
     fold = peers if together else 1
     text = Text.builtin(learner.sequence_length)
-    readers = [CorpusReader(scenario.run.seed, PeerId(f"seat-{seat}")) for seat in range(1 if together else peers)]
+    readers = [CorpusReader(scenario.run.seed, PeerId(f"seat-{slot}")) for slot in range(1 if together else peers)]
     return LanguageModelPool(
         description(learner),
         training(learner, scenario.tokens_per_peer, fold),
@@ -101,11 +101,11 @@ class LanguageLearnerPool:
         self._slices = slices(self.pool.theta.shape[1], scenario.outer.fragments)
         self.matrices = matrices_of(self.pool.layout, self._slices)
         self._codecs = codecs_of(scenario.codec)
-        self._seats: dict[SimulatedLearner, int] = {}
+        self._slots: dict[SimulatedLearner, int] = {}
 
-    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
+    def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> Learner:
         """Return the slot's row of the pool, at the initial weights; a replacement continues in the slot's text."""
-        task = self.pool.tasks[seat]
+        task = self.pool.tasks[slot]
         task.theta.copy_(self._initial)
         task.reset(warmup_steps=0)
         rules = replace(
@@ -113,7 +113,7 @@ class LanguageLearnerPool:
         )
         slow, gradients = self._codecs
         learner = Learner(task, rules, self._slices, slow, notebook, gradient_codec=gradients, matrices=self.matrices)
-        self._seats[learner] = seat
+        self._slots[learner] = slot
         return learner
 
     @property
@@ -124,12 +124,12 @@ class LanguageLearnerPool:
         """Batch all steps that end now on an accelerator; on the CPU, one by one is faster."""
         if self.pool.device.type != "cpu":
             ready = [trainer.learner for trainer in trainers if not trainer.learner.is_waiting]
-            self.pool.prepare([(self._seats[learner], learner.progress) for learner in ready])
+            self.pool.prepare([(self._slots[learner], learner.progress) for learner in ready])
 
-    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
-        return self.evaluate(slow_weights(learners), final)
+    def evaluate(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+        return self.evaluate_weights(slow_weights(learners), final)
 
-    def evaluate(
+    def evaluate_weights(
         self,
         slow: Tensor,  # [N, P]
         final: bool,

@@ -128,12 +128,12 @@ class LanguageModelPool:
         if len(tasks) == 1:
             task = tasks[0]
             task.gradient.zero_()
-            losses = [self.model.accumulate(task.model, task.slope, self._batch(piece[0]), weight) for piece in pieces]
+            losses = [self.model.accumulate(task.model, task.grads, self._batch(piece[0]), weight) for piece in pieces]
             return torch.stack(losses).sum()[None]
         rows = torch.tensor([task.row for task in tasks], device=self.device)
         gradient = torch.zeros_like(self.theta[: len(tasks)])
-        model, slope = self.model.parameters(self.theta[rows]), self.model.parameters(gradient)
-        losses = [self.model.accumulate(model, slope, self._batch(piece), weight) for piece in pieces]
+        model, grads = self.model.parameters(self.theta[rows]), self.model.parameters(gradient)
+        losses = [self.model.accumulate(model, grads, self._batch(piece), weight) for piece in pieces]
         self.gradient[rows] = gradient
         return torch.stack(losses).sum(0)
 
@@ -165,7 +165,7 @@ class PooledTask:
         self.theta = pool.theta[row]
         """[P] fp32 weights, updated in place."""
         self.gradient = pool.gradient[row]
-        self.model, self.slope = pool.model.parameters(self.theta), pool.model.parameters(self.gradient)
+        self.model, self.grads = pool.model.parameters(self.theta), pool.model.parameters(self.gradient)
         self._pool = pool
         self._share = share
         self._moments = pool.first_moment[row], pool.second_moment[row]

@@ -68,7 +68,7 @@ class _BlockCache(NamedTuple):
     query: Tensor  # [N*B*H, T, D] rotated
     key: Tensor  # [N*B*H, T, D] rotated
     value: Tensor  # [N*B*H, T, D]
-    chances: Tensor  # [N*B*H, T, T] softmax of the scores
+    attention: Tensor  # [N*B*H, T, T] softmax of the scores
     attended: Tensor  # [N, M, H*D]
     norm2: Normalized
     x2: Tensor  # [N, M, C] input of the feed-forward part
@@ -155,24 +155,24 @@ class StackedLlama:
     def accumulate(
         self,
         model: Parameters,
-        slope: Parameters,  # to which the gradients are added
+        grads: Parameters,  # to which the gradients are added
         batch: Tensor,  # [N, B, T+1] int64 on the device of the model
         weight: float = 1.0,  # weight of this batch in the gradient: 1/tokens for the mean loss
     ) -> Tensor:
-        """Return the [N] losses of ``losses``; add their gradients, times ``weight``, to ``slope``."""
+        """Return the [N] losses of ``losses``; add their gradients, times ``weight``, to ``grads``."""
         kept: list[_BlockCache] = []
         x, norm, place = self._forward(model, batch, kept)
         loss, logits = cross_entropy(linear(x, model.embedding), batch[..., 1:].flatten(-2)[..., None])
         logits.mul_(weight)
-        slope.embedding.add_(outer(logits, x))
+        grads.embedding.add_(outer(logits, x))
         flow = torch.zeros_like(x)  # [N, M, C] gradient by the residual stream, updated from here on
-        norm_backward(linear(logits, model.embedding.mT), norm, model.norm, slope.norm, flow)
+        norm_backward(linear(logits, model.embedding.mT), norm, model.norm, grads.norm, flow)
         fixed = self._fixed(x, batch.shape[-1] - 1)
         for number in reversed(range(self.layers)):
-            self._block_backward(model.blocks[number], slope.blocks[number], kept[number], flow, fixed)
+            self._block_backward(model.blocks[number], grads.blocks[number], kept[number], flow, fixed)
         embedding = torch.zeros_like(model.embedding).flatten(0, -2)
         embedding.index_add_(0, place, flow.flatten(0, -2))
-        slope.embedding.add_(embedding.view(model.embedding.shape))
+        grads.embedding.add_(embedding.view(model.embedding.shape))
         return loss
 
     # --- forward ------------------------------------------------------------------------------------------------------
@@ -198,11 +198,11 @@ class StackedLlama:
         x1, norm1 = normalized(x, block.norm1, self.epsilon)
         matrix = block.query_key_value.index_select(-2, fixed.rows)
         qkv = linear(x1, matrix).view(-1, tokens, 3 * self.heads, self.head_size)
-        self._turn(qkv, fixed.turn)
+        self._rotate(qkv, fixed.rotation)
         query, key, value = (self._gather(part) for part in self._split(qkv))
         scores = torch.baddbmm(fixed.mask.expand(len(query), -1, -1), query, key.mT, alpha=self.head_size**-0.5)
-        chances = torch.softmax(scores, dim=-1)
-        attended = self._scatter(torch.bmm(chances, value)).reshape(*x.shape[:-1], -1)
+        attention = torch.softmax(scores, dim=-1)
+        attended = self._scatter(torch.bmm(attention, value)).reshape(*x.shape[:-1], -1)
         x = linear(attended, block.attended).add_(x)
 
         x2, norm2 = normalized(x, block.norm2, self.epsilon)
@@ -211,7 +211,9 @@ class StackedLlama:
         opened = functional.silu(gate)
         inner = opened * up
         kept.append(
-            _BlockCache(norm1, x1, matrix, query, key, value, chances, attended, norm2, x2, gate_and_up, opened, inner)
+            _BlockCache(
+                norm1, x1, matrix, query, key, value, attention, attended, norm2, x2, gate_and_up, opened, inner
+            )
         )
         return x.add_(linear(inner, block.down))
 
@@ -220,37 +222,37 @@ class StackedLlama:
     def _block_backward(
         self,
         block: Block,
-        slope: Block,  # gradients of the parameters, added to
+        grads: Block,  # gradients of the parameters, added to
         kept: _BlockCache,
         flow: Tensor,  # [N, M, C] gradient by the block's output; becomes the one by its input, in place
         fixed: Fixed,
     ) -> None:
-        slope.down.add_(outer(flow, kept.inner))
+        grads.down.add_(outer(flow, kept.inner))
         inner = linear(flow, block.down.mT)
         gate, up = kept.gate_and_up.chunk(2, dim=-1)
         gate_and_up = torch.empty_like(kept.gate_and_up)
         by_gate, by_up = gate_and_up.chunk(2, dim=-1)
         torch.mul(inner, kept.opened, out=by_up)
         torch.ops.aten.silu_backward.grad_input(inner.mul_(up), gate, grad_input=by_gate)
-        slope.gate_up.add_(outer(gate_and_up, kept.x2))
-        norm_backward(linear(gate_and_up, block.gate_up.mT), kept.norm2, block.norm2, slope.norm2, flow)
+        grads.gate_up.add_(outer(gate_and_up, kept.x2))
+        norm_backward(linear(gate_and_up, block.gate_up.mT), kept.norm2, block.norm2, grads.norm2, flow)
 
         tokens = len(fixed.mask)
-        slope.attended.add_(outer(flow, kept.attended))
+        grads.attended.add_(outer(flow, kept.attended))
         attended = linear(flow, block.attended.mT).view(-1, tokens, self.heads, self.head_size)
         attended = self._gather(attended)
-        chances = torch.bmm(attended, kept.value.mT)
-        scores = torch.ops.aten._softmax_backward_data(chances, kept.chances, -1, chances.dtype)
+        by_attention = torch.bmm(attended, kept.value.mT)
+        scores = torch.ops.aten._softmax_backward_data(by_attention, kept.attention, -1, by_attention.dtype)
         scores.mul_(self.head_size**-0.5)
         qkv = flow.new_empty(len(kept.key) // self.heads, tokens, 3 * self.heads, self.head_size)
         by_query, by_key, by_value = self._split(qkv)
         by_query.copy_(self._scatter(torch.bmm(scores, kept.key)))
         by_key.copy_(self._scatter(torch.bmm(scores.mT, kept.query)))
-        by_value.copy_(self._scatter(torch.bmm(kept.chances.mT, attended)))
-        self._turn(qkv, fixed.turn_back)
+        by_value.copy_(self._scatter(torch.bmm(kept.attention.mT, attended)))
+        self._rotate(qkv, fixed.rotation_back)
         qkv = qkv.view(*flow.shape[:-1], -1)
-        slope.query_key_value.add_(outer(qkv, kept.x1).index_select(-2, fixed.back))
-        norm_backward(linear(qkv, kept.matrix.mT), kept.norm1, block.norm1, slope.norm1, flow)
+        grads.query_key_value.add_(outer(qkv, kept.x1).index_select(-2, fixed.back))
+        norm_backward(linear(qkv, kept.matrix.mT), kept.norm1, block.norm1, grads.norm1, flow)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
@@ -260,14 +262,14 @@ class StackedLlama:
     ) -> tuple[Tensor, ...]:
         return qkv.chunk(3, dim=2)
 
-    def _turn(
+    def _rotate(
         self,
         qkv: Tensor,  # [N*B, T, 3*H, D], changed in place
-        turn: Tensor,  # [T, 1, D/2] complex
+        rotation: Tensor,  # [T, 1, D/2] complex
     ) -> None:
         """Rotate queries and keys by their positions."""
         pairs = torch.view_as_complex(qkv.view(*qkv.shape[:-1], -1, 2))
-        pairs[:, :, : 2 * self.heads].mul_(turn)
+        pairs[:, :, : 2 * self.heads].mul_(rotation)
 
     def _gather(self, part: Tensor) -> Tensor:
         """Reorder [N*B, T, H, D] to [N*B*H, T, D], contiguous for products."""

@@ -83,18 +83,18 @@ class EnsembleSimulation:
         self.scenario = scenario
         self._recipe = RECIPES[scenario.outer.recipe]
         self._together = self._recipe.gradients
-        self._learners = (
+        self._pool = (
             LanguageLearnerPool(scenario, device, self._together)
             if isinstance(scenario.learner, LanguageModelLearner)
             else QuadraticLearnerPool(scenario)
         )
-        self._tasks = self._learners.tasks
-        self._send = Lossy(scenario, self._learners.matrices)
+        self._tasks = self._pool.tasks
+        self._send = Lossy(scenario, self._pool.matrices)
         self._averages = Averages(scenario, Random(f"{scenario.run.seed}/conditions"))
         self._lockstep = self._make_lockstep()
         self._rank_pace = None
         if scenario.pace.policy == "rank":
-            self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, self._learners.matrices[0])
+            self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, self._pool.matrices[0])
         outer_steps = -(-scenario.tokens_per_peer // scenario.tokens_per_outer_step)
         self._inner_steps = outer_steps * scenario.outer.inner_steps
         """Inner steps of each peer in the whole run: whole phases of the scenario's H."""
@@ -204,11 +204,11 @@ class EnsembleSimulation:
 
     def _look(self, final: bool) -> None:
         lockstep, peers = self._lockstep, self.scenario.total_peers
-        judgement = self._learners.evaluate(lockstep.slow, final)
-        losses = judgement.losses or ()
+        evaluation = self._pool.evaluate_weights(lockstep.slow, final)
+        losses = evaluation.losses or ()
         mean = finite(sum(losses) / len(losses))
         if self._has_diverged:  # weights from before the last phase may still look good
-            mean, judgement = None, Evaluation(None, None, None)
+            mean, evaluation = None, Evaluation(None, None, None)
         self._curve.append(
             CurvePoint(
                 time_s=self._now,
@@ -216,8 +216,8 @@ class EnsembleSimulation:
                 tokens=lockstep.progress / (peers if self._together else 1),
                 loss=self._loss,
                 validation=mean,
-                validation_of_mean=finite(judgement.loss_of_mean),
-                disagreement=finite(judgement.disagreement),
+                validation_of_mean=finite(evaluation.loss_of_mean),
+                disagreement=finite(evaluation.disagreement),
                 groups={name: mean for name, _ in self.scenario.named()},
             )
         )
@@ -234,10 +234,10 @@ class EnsembleSimulation:
         seconds = {"blocking": 0.0, "overlapped": 0.0}
         for mix in self._recipe.mixes:
             message = 4 * self.scenario.learner.parameters if self._together else encoded.get(mix.stream, 0)
-            passage = self._averages.passage(mix, message)
-            self._sent += passage.up_bytes
-            self._received += passage.down_bytes
-            seconds[mix.when] += passage.seconds
+            average_cost = self._averages.cost(mix, message)
+            self._sent += average_cost.up_bytes
+            self._received += average_cost.down_bytes
+            seconds[mix.when] += average_cost.seconds
         slowest = max(group.step_s for group in self.scenario.peers) * inner_steps
         self._now += max(slowest, seconds["overlapped"]) + seconds["blocking"]
 
