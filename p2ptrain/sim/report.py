@@ -130,10 +130,6 @@ class SimulationReport(Section):
     """Effects that this learner and this simulator do not show."""
     cost: Cost
 
-    def without_cost(self) -> dict[str, Any]:
-        """Return all that is equal whenever the same scenario is simulated."""
-        return self.model_dump(exclude={"cost"})
-
 
 def save(report: SimulationReport, path: Path) -> None:
     """Write the whole document or nothing. Raises ScenarioError."""

@@ -50,7 +50,9 @@ def summary(report: SimulationReport) -> Table:
     """Return a table of all peers, with a few groups as columns."""
     cost = report.cost
     table = Table(
-        title=_heading(f"{title(report)}: {report.simulated_s:,.0f} simulated seconds, {report.ending}"),
+        title=Text(
+            f"{title(report)}: {report.simulated_s:,.0f} simulated seconds, {report.ending}", style="table.title"
+        ),
         caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB peak memory",
     )
     table.add_column("")
@@ -88,14 +90,15 @@ def by_group(report: SimulationReport) -> Table | None:
 
 def comparison(report: SimulationReport, other: SimulationReport) -> Table:
     """Return a table of this simulation's results beside another's."""
-    table = Table(title=_heading(f"{title(report)} against {title(other)}"))
+    table = Table(title=Text(f"{title(report)} against {title(other)}", style="table.title"))
     table.add_column("")
     for name in (title(report), title(other), "ratio"):
         table.add_column(Text(name), justify="right")
     pairs = [(words, getattr(report.overall, f), getattr(other.overall, f), form) for words, f, form in ROWS]
     pairs += [("MB up per peer", report.overall.up.total / 1e6, other.overall.up.total / 1e6, ",.3f")]
     pairs += [("simulated seconds", report.simulated_s, other.simulated_s, ",.1f")]
-    pairs += [(words, _last(report, field), _last(other, field), ".4f") for words, field in POINTS]
+    mine_last, their_last = report.curve[-1], other.curve[-1]
+    pairs += [(words, getattr(mine_last, field), getattr(their_last, field), ".4f") for words, field in POINTS]
     for words, mine, theirs, form in pairs:
         ratio = f"{mine / theirs:.4f}" if mine is not None and theirs else "-"
         table.add_row(words, _shown(mine, form), _shown(theirs, form), ratio)
@@ -123,15 +126,6 @@ def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
             yield from _flat(inner, f"{path}[{place}]")
     else:
         yield path, value
-
-
-def _last(report: SimulationReport, field: str) -> float | None:
-    value: float | None = getattr(report.curve[-1], field)
-    return value
-
-
-def _heading(text: str) -> Text:
-    return Text(text, style="table.title")
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -19,8 +19,8 @@ def learnt(make, *changes: str, groups=None) -> SimulationReport:
 
 def test_the_same_scenario_gives_the_same_report_and_another_seed_another(make):
     groups = [{"name": "visitors", "count": 2, "step_s": 0.9, "stays_s": 30.0, "returns_after_s": 5.0, "loss": 0.2}]
-    one, same = (simulate(make(groups=groups)).without_cost() for _ in range(2))
-    other = simulate(make("run.seed=2", groups=groups)).without_cost()
+    one, same = (simulate(make(groups=groups)).model_dump(exclude={"cost"}) for _ in range(2))
+    other = simulate(make("run.seed=2", groups=groups)).model_dump(exclude={"cost"})
     assert one == same
     assert one["curve"] != other["curve"]
 
@@ -176,7 +176,7 @@ def test_the_order_of_sets_decides_nothing(make, tmp_path):
         "from p2ptrain.sim.scenario import Scenario\n"
         "from p2ptrain.sim.simulate import simulate\n"
         "scenario = Scenario.model_validate_json(pathlib.Path(sys.argv[1]).read_text())\n"
-        "print(hashlib.sha256(repr(simulate(scenario).without_cost()).encode()).hexdigest())\n"
+        "print(hashlib.sha256(repr(simulate(scenario).model_dump(exclude={'cost'})).encode()).hexdigest())\n"
     )
     digests = {
         subprocess.run(
