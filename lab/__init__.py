@@ -11,6 +11,7 @@ of its own, in network namespaces that lead nowhere else; it needs root, and run
 ==========  ====================================================================================
 command     the outside: scenario in, report and exit status out; starts the cell
 plan        the scenario as a manifest, and what cannot be acted out, refused by name
+scenario    the fields of a scenario that only real peers support (pure)
 script      who exists and what happens when, as plain data (pure)
 play        the inside: stage, conduct, count what is left
 conduct     start, do what the script says, end everybody

@@ -3,12 +3,12 @@
 import sys
 from pathlib import Path
 
+from lab import scenario as scenarios
 from lab.inner_main import play
-from p2ptrain.sim import testbed_fields
 
 if __name__ == "__main__":
     out, threads = Path(sys.argv[1]), int(sys.argv[2])
-    scenario = testbed_fields.RealScenario.model_validate_json((out / "scenario.json").read_bytes())
+    scenario = scenarios.RealScenario.model_validate_json((out / "scenario.json").read_bytes())
     try:
         play(out, scenario, "namespaces", threads)
     except KeyboardInterrupt:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from lab import closing
 from lab import report as reports
+from lab import scenario as scenarios
 from lab.artifacts import Artifacts, read_left
 from lab.cell import REFUSED, run_in_a_cell
 from lab.clock import library
@@ -31,14 +32,13 @@ from lab.inner_main import MARK, course_of, play
 from lab.namespaces import check_means
 from lab.plan import check, manifest_of
 from lab.report import ScenarioVerdict
+from lab.scenario import RealScenario
 from lab.script import Script, written
 from lab.showing import show, terminal
 from lab.stages import StageName, members
 from lab.window import TOKEN, looked_at, token
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
-from p2ptrain.sim import testbed_fields
-from p2ptrain.sim.testbed_fields import RealScenario
 from peer.testnet.plan import Plan, claimed, lay_out
 from peer.testnet.processes import PACKAGES
 from peer.testnet.report import machine
@@ -127,7 +127,7 @@ def act_out(
     """
     if path.is_dir():
         return act_out_all(path, changes, stage, out, threads, page)
-    scenario = testbed_fields.load(path, changes)
+    scenario = scenarios.load(path, changes)
     script = written(scenario)
     check(scenario, script, stage)
     page = _check_stage(stage, page)

@@ -17,6 +17,7 @@ from lab.clock import beside
 from lab.exchange_probe import amid_exchange
 from lab.pulse import Pulse
 from lab.run_record import Done
+from lab.scenario import BOOTSTRAP, RealGroup
 from lab.script import Act, Do, Script, told
 from lab.stages import Stage
 from lab.suspends import Suspends
@@ -24,7 +25,6 @@ from lab.task_queue import TaskQueue
 from p2ptrain.admission import author
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import JoinLink
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, RealGroup
 from peer.testnet import processes
 from peer.testnet.plan import Plan, TrainerProcess
 from peer.testnet.processes import Child

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab import window
+from lab.scenario import BOOTSTRAP, RealGroup
 from lab.script import Script
 from lab.stages import own_latency
 from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.page.listen_address import LOOPBACK
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, RealGroup
 from peer.testnet.processes import Wrap
 
 LABEL = "p2ptrain.testnet"

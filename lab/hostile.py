@@ -1,7 +1,7 @@
 """A peer that lies, to see what becomes of honest ones: ``python -m lab.hostile LIE LINK --home HOME …``.
 
 It is a whole real peer, with its own p2pd, but for what stands between its two cores and the world: a transport, a
-directory and a codec pool that lie. ``sim.testbed_fields`` names the lies; what a lie in weights does to them is the
+directory and a codec pool that lie. ``lab.scenario`` names the lies; what a lie in weights does to them is the
 simulator's (``sim.adversaries``), so that both mean the same. Nothing but the laboratory starts it.
 """
 
@@ -23,6 +23,7 @@ import click
 import torch
 from torch import Tensor
 
+from lab.scenario import WireLie
 from p2ptrain import codec as codecs
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
@@ -35,7 +36,6 @@ from p2ptrain.net.parallel_streams import ParallelLink
 from p2ptrain.ports import Directory, Link, Notebook, Transport
 from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.scenario import Lie
-from p2ptrain.sim.testbed_fields import WireLie
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply

@@ -24,13 +24,13 @@ from lab.containers import Containers
 from lab.freezing import marked
 from lab.run_record import RunRecord
 from lab.runner import conduct
+from lab.scenario import RealScenario
 from lab.script import Script, written
 from lab.stages import Loopback, Namespaces, Stage, StageName
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.text import PLAIN_WIDTH
 from p2ptrain.net.p2pd.socket_folder import sweep
-from p2ptrain.sim.testbed_fields import RealScenario
 from peer.testnet.plan import laid_out
 from peer.testnet.watch import Watch
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from lab.scenario import RealGroup, RealScenario
 from lab.script import Script
 from lab.stages import StageName, own_latency
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.scenario_file import by_name
-from p2ptrain.sim.testbed_fields import RealGroup, RealScenario
 
 MOST_PEERS = 64
 """Processes of half a gigabyte each; as in a testnet without a scenario."""

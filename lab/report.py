@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from lab.scenario import Limit, RealScenario
 from lab.script import told
-from p2ptrain.sim.testbed_fields import Limit, RealScenario
 
 ALWAYS = {
     "unexpected_exits": Limit(at_most=0),

@@ -14,9 +14,9 @@ from collections import deque
 
 from lab.conductor import Conductor
 from lab.run_record import Ended, RunRecord
+from lab.scenario import BOOTSTRAP
 from lab.script import Act, Do, Script, told
 from lab.stages import Stage
-from p2ptrain.sim.testbed_fields import BOOTSTRAP
 from peer.testnet import processes
 from peer.testnet.plan import Plan
 from peer.testnet.report import LEARNED

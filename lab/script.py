@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, Breakage, RealGroup, RealScenario
+from lab.scenario import BOOTSTRAP, Breakage, RealGroup, RealScenario
 
 HORIZON_S = 3600.0
 """Where a scenario without run.seconds goes on being drawn. A guess: a testnet takes minutes."""

@@ -13,8 +13,8 @@ from typing import Literal, Protocol
 
 from lab.freezing import Suspend, family
 from lab.hosts import Access, Network
+from lab.scenario import BOOTSTRAP, Partition, RealGroup
 from lab.script import Script
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, Partition, RealGroup
 from peer.testnet.processes import Wrap
 
 StageName = Literal["local", "namespaces", "docker"]

@@ -8,9 +8,9 @@ from pathlib import Path
 from leavings import GROUP, WELL, course, figures, left
 
 from lab.artifacts import TOLD, Artifacts, ExchangeArtifact, read_left
+from lab.scenario import RealGroup
 from lab.script import Part
 from p2ptrain.admission import Refusal
-from p2ptrain.sim.testbed_fields import RealGroup
 from peer import messages
 
 

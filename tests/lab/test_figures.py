@@ -11,8 +11,8 @@ from lab.artifacts import Artifacts
 from lab.figures import compared
 from lab.pulse import FEWEST, FIGURES, growth
 from lab.report import figure, grown
+from lab.scenario import RealGroup
 from lab.script import Do, Part
-from p2ptrain.sim.testbed_fields import RealGroup
 
 
 def test_who_was_killed_did_not_stay_and_its_exchanges_count() -> None:

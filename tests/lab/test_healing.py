@@ -8,8 +8,8 @@ import pytest
 
 from lab.artifacts import Artifacts
 from lab.healing import steps_to_contact, steps_to_heal, within
+from lab.scenario import RealGroup
 from lab.script import Do, Part
-from p2ptrain.sim.testbed_fields import RealGroup
 
 SIDES = [["anna"], ["bert"]]
 DONE = [

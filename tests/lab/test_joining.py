@@ -6,8 +6,8 @@ from typing import Any
 
 from lab.artifacts import Artifacts
 from lab.joining import pulled, schedules
+from lab.scenario import RealGroup
 from lab.script import Part
-from p2ptrain.sim.testbed_fields import RealGroup
 
 GROUP = RealGroup(count=1, step_s=1.0)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lab import cell, command
+from lab import scenario as scenarios
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.sim import testbed_fields
 
 NAMES = ("one", "three", "two")
 
@@ -85,7 +85,7 @@ def test_without_its_comparison_a_scenario_is_not_acted_out(
         return {"troubles": ["home-1 ended with status 1"], "done": [], "missed": []}, {"tokens": float("nan")}
 
     monkeypatch.setattr(command, "_acted", acted_out)
-    monkeypatch.setattr(testbed_fields, "load", lambda path, changes: testbed_fields.parse(data))
+    monkeypatch.setattr(scenarios, "load", lambda path, changes: scenarios.parse(data))
     out = tmp_path / "out"
     assert command.act_out(tmp_path / "it.toml", (), "local", out, 1) == 1
     assert acted == [out / "undisturbed"]
@@ -109,10 +109,10 @@ def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
 
     def load(path: Path, changes: Any) -> Any:
         calm = {"peers": [{"name": "home", "count": counts[path.stem], "step_s": 1.0}]}
-        return testbed_fields.parse({**tiny, "undisturbed": calm, "limits": {"compared.tokens": {"at_most": 0.5}}})
+        return scenarios.parse({**tiny, "undisturbed": calm, "limits": {"compared.tokens": {"at_most": 0.5}}})
 
     monkeypatch.setattr(command, "_acted", acted_out)
-    monkeypatch.setattr(testbed_fields, "load", load)
+    monkeypatch.setattr(scenarios, "load", load)
     command.act_out_all(folder, (), "local", tmp_path / "out", 1)
     assert acted == ["one/undisturbed", "one", "three/undisturbed", "three", "two"]
     for name in NAMES:

@@ -8,8 +8,8 @@ import pytest
 
 from lab.artifacts import Artifacts
 from lab.figures import figures_of
+from lab.scenario import RealGroup
 from lab.script import Part
-from p2ptrain.sim.testbed_fields import RealGroup
 
 NARROW = RealGroup(count=1, step_s=1.0, up_mbit_s=2)
 WELL = [{"status": 0, "ended_by_us": ""}]

@@ -8,9 +8,9 @@ import pytest
 
 from lab.artifacts import Artifacts
 from lab.noticing import noticing
+from lab.scenario import RealGroup
 from lab.script import Part
 from p2ptrain.base.ids import RunId
-from p2ptrain.sim.testbed_fields import RealGroup
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
 from p2ptrain.swarm.rules import SwarmRules

@@ -7,18 +7,18 @@ from typing import Any, get_args
 
 import pytest
 
+from lab import scenario as scenarios
 from lab.artifacts import Artifacts
 from lab.figures import figures_of
 from lab.plan import check, manifest_of
 from lab.pulse import FIGURES
+from lab.scenario import Breakage, WireLie
 from lab.script import written
 from lab.stages import StageName
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim import testbed_fields
 from p2ptrain.sim.lm.language import description
 from p2ptrain.sim.scenario import Lie
 from p2ptrain.sim.scenario_file import changed
-from p2ptrain.sim.testbed_fields import Breakage, WireLie
 from p2ptrain.swarm import PRESENCE_LIFETIME_S
 from peer.session_recorder import SAVE_PERIOD_S
 
@@ -29,7 +29,7 @@ NOTHING: dict[str, Any] = {"lives": {}, "done": [], "missed": [], "troubles": []
 
 
 def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
-    scenario = testbed_fields.parse(changed(data, changes))
+    scenario = scenarios.parse(changed(data, changes))
     with pytest.raises(ScenarioError) as caught:
         check(scenario, written(scenario), stage)
     return caught.value.problem
@@ -67,7 +67,7 @@ def test_what_the_loopback_cannot_do_needs_namespaces(tiny: dict[str, Any], chan
     problem = refused(tiny, "local", change)
     assert problem.startswith(field)
     assert "take --stage namespaces" in problem
-    scenario = testbed_fields.parse(changed(tiny, [change]))
+    scenario = scenarios.parse(changed(tiny, [change]))
     check(scenario, written(scenario), "namespaces")
 
 
@@ -77,7 +77,7 @@ def test_somebody_must_be_there_from_the_beginning(tiny: dict[str, Any]) -> None
 
 
 def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:
-    scenario = testbed_fields.parse(tiny)
+    scenario = scenarios.parse(tiny)
     manifest = manifest_of(scenario)
     assert manifest.model.config == description(scenario.learner).config  # type: ignore[arg-type]  # it is lm
     assert manifest.outer == scenario.outer
@@ -89,7 +89,7 @@ def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_the_laboratorys_scenarios_can_be_acted_out(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+    scenario = scenarios.load(path)
     check(scenario, written(scenario), "namespaces")
     assert manifest_of(scenario).outer == scenario.outer
     assert scenario.limits
@@ -99,7 +99,7 @@ def test_the_laboratorys_scenarios_can_be_acted_out(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
 def test_what_ends_by_the_clock_has_warmed_up_long_before(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+    scenario = scenarios.load(path)
     if scenario.run.outer_steps is None:  # it has more tokens than anybody reads, so a share of them means nothing
         training = manifest_of(scenario).training
         # A newcomer's place in the schedule shows only where there is one.
@@ -110,7 +110,7 @@ def test_what_ends_by_the_clock_has_warmed_up_long_before(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
 def test_every_scenario_ends_and_is_told_where_it_did_not_reach_its_end(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+    scenario = scenarios.load(path)
     assert scenario.run.seconds is not None
     if scenario.run.outer_steps is not None:
         assert scenario.limits["finished"].at_least == scenario.limits["stayed"].at_least
@@ -118,7 +118,7 @@ def test_every_scenario_ends_and_is_told_where_it_did_not_reach_its_end(path: Pa
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_limits_name_figures(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+    scenario = scenarios.load(path)
     parts = written(scenario).parts
     figures = figures_of(NOTHING, [Artifacts(part, part.name, [], None) for part in parts], None, {})
     figures["bootstraps"] = {"bootstrap": dict.fromkeys(FIGURES)}
@@ -139,7 +139,7 @@ NOT_ACTED_OUT = {
 
 
 def test_every_lie_and_every_breakage_is_acted_out() -> None:
-    groups = [group for path in SCENARIOS for group in testbed_fields.load(path).peers]
+    groups = [group for path in SCENARIOS for group in scenarios.load(path).peers]
     acted_out = {group.lie for group in groups if group.lie is not None}
     assert acted_out == {*get_args(WireLie), *get_args(Lie)} - NOT_ACTED_OUT.keys()
     assert set(get_args(Breakage)) == {trouble.what for group in groups for trouble in group.troubles}
@@ -149,14 +149,14 @@ LIARS = [each for each in SCENARIOS if "liars" in each.stem]
 
 
 def test_liars_with_the_same_codec_share_one_undisturbed_run() -> None:
-    calms = [calm for path in LIARS if (calm := testbed_fields.load(path).calm()) is not None]
+    calms = [calm for path in LIARS if (calm := scenarios.load(path).calm()) is not None]
     assert {calm.codec.name for calm in calms} == {"modular4", "int8"}  # in modular codecs any bytes are numbers
     assert len({calm.model_dump_json() for calm in calms}) == 2
 
 
 @pytest.mark.parametrize("path", LIARS, ids=lambda path: path.stem)
 def test_a_scenario_of_liars_asks_whether_anybody_heard_the_lie_and_what_it_cost(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+    scenario = scenarios.load(path)
     assert scenario.limits["compared.peak_memory"].at_most == 1.2
     for liar in (group.name for group in scenario.peers if group.lie is not None):
         heard = [scenario.limits.get(f"peers.{liar}-1.{figure}") for figure in ("noticed", "lied")]
@@ -165,7 +165,7 @@ def test_a_scenario_of_liars_asks_whether_anybody_heard_the_lie_and_what_it_cost
 
 @pytest.mark.parametrize("path", LIARS, ids=lambda path: path.stem)
 def test_a_quarter_lies_and_the_others_are_compared_with_themselves(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+    scenario = scenarios.load(path)
     calm = scenario.calm()
     assert calm is not None
     assert [group.count for group in scenario.peers if group.lie is None] == [6] == [each.count for each in calm.peers]
@@ -173,7 +173,7 @@ def test_a_quarter_lies_and_the_others_are_compared_with_themselves(path: Path) 
 
 
 def test_what_breaks_in_machines_breaks_while_a_checkpoint_is_due() -> None:
-    scenario = testbed_fields.load(next(path for path in SCENARIOS if path.stem == "machine_trouble"))
+    scenario = scenarios.load(next(path for path in SCENARIOS if path.stem == "machine_trouble"))
     assert scenario.run.seconds is not None
     for trouble in (each for group in scenario.peers for each in group.troubles if each.for_s is not None):
         until = trouble.at_s + trouble.for_s  # type: ignore[operator]  # not None, see above
@@ -182,7 +182,7 @@ def test_what_breaks_in_machines_breaks_while_a_checkpoint_is_due() -> None:
 
 
 def test_a_partition_outlasts_the_records() -> None:
-    scenario = testbed_fields.load(next(path for path in SCENARIOS if path.stem == "partition"))
+    scenario = scenarios.load(next(path for path in SCENARIOS if path.stem == "partition"))
     [partition] = scenario.partitions
     assert partition.for_s > PRESENCE_LIFETIME_S
     assert scenario.run.seconds is not None
@@ -190,13 +190,13 @@ def test_a_partition_outlasts_the_records() -> None:
 
 
 def test_the_testnet_in_containers_can_be_acted_out_there() -> None:
-    scenario = testbed_fields.load(CONTAINERS)
+    scenario = scenarios.load(CONTAINERS)
     check(scenario, written(scenario), "docker")
 
 
 @pytest.mark.parametrize("change", ["peers.office.packet_loss=0.1", "peers.home.latency_s=0.1"])
 def test_late_and_lossy_lines_of_containers_need_netem(tiny: dict[str, Any], change: str) -> None:
-    scenario = testbed_fields.parse(changed(tiny, [change]))
+    scenario = scenarios.parse(changed(tiny, [change]))
     check(scenario, written(scenario), "docker")
     with pytest.raises(ScenarioError, match="take --stage namespaces"):
         check(scenario, written(scenario), "docker", netem=False)
@@ -224,5 +224,5 @@ def test_there_are_scenarios() -> None:
 def test_liars_and_wrong_clocks_need_no_namespaces(tiny: dict[str, Any]) -> None:
     troubles = 'peers.home.troubles=[{what = "daemon_dies", at_s = 1}, {what = "no_descriptors", at_s = 2}]'
     changes = ["peers.office.lie=flood", "peers.home.clock_off_s=3600", troubles]
-    scenario = testbed_fields.parse(changed(tiny, changes))
+    scenario = scenarios.parse(changed(tiny, changes))
     check(scenario, written(scenario), "local")

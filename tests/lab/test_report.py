@@ -9,7 +9,7 @@ import pytest
 from leavings import SUMMARY, WELL, course, figures, left
 
 from lab.report import figure, finite, judged, spoiled
-from p2ptrain.sim.testbed_fields import parse
+from lab.scenario import parse
 
 
 @pytest.mark.parametrize(

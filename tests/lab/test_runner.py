@@ -19,10 +19,10 @@ from lab.plan import manifest_of
 from lab.pulse import Pulse
 from lab.run_record import Ended, RunRecord
 from lab.runner import conduct
+from lab.scenario import RealGroup, parse
 from lab.script import written
 from lab.stages import Loopback, Sleep
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.sim.testbed_fields import RealGroup, parse
 from peer.testnet import processes
 from peer.testnet.plan import lay_out
 from peer.testnet.processes import Child, Wrap

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from lab.scenario import BOOTSTRAP, parse
 from lab.script import MOST_OCCUPANTS, Act, Do, Script, written
 from lab.stages import members
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, parse
 
 
 def script(tiny: dict[str, Any], group: dict[str, Any] | None = None, **sections: Any) -> Script:
