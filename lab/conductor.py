@@ -1,13 +1,15 @@
 """Who was started, and how each thing that the script says is done to somebody.
 
-Acts take turns (``lab.turns``): those that concern one host one after the other, all others side by side, since a stage
+Acts take turns: those that concern one host one after the other, all others side by side, since a stage
 may take its time. One that the stage cannot do is missed, with its reason; the testnet goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +20,7 @@ from lab.exchange_probe import amid_exchange
 from lab.pulse import Pulse
 from lab.run_record import Done
 from lab.script import Act, Do, Script, told
-from lab.stages import Stage
-from lab.suspends import Suspends
-from lab.task_queue import TaskQueue
+from lab.stages import Sleep, Stage
 from p2ptrain.admission import author
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import JoinLink
@@ -37,6 +37,85 @@ INVITED_S = 3600
 """For how long an invite is good, longer than any scenario."""
 ENDING_S = 10.0
 """For a process that was killed to be gone. A guess: it takes milliseconds."""
+
+
+@dataclass(slots=True)
+class Suspends:
+    """Everybody who is asleep, by name, each with its host."""
+
+    stage: Stage
+    _held: dict[str, tuple[str, Sleep]] = field(default_factory=dict)
+
+    def __contains__(self, who: str) -> bool:
+        return who in self._held
+
+    async def begin(self, who: str, host: str, pid: int) -> None:
+        """It falls asleep, its line too. Raises DeviceError where it stays awake."""
+        self._held[who] = host, await asyncio.to_thread(self.stage.nap, who, pid)
+        self.stage.sleeps(host, True)
+
+    async def end(self, who: str) -> None:
+        """It wakes. Raises DeviceError where it sleeps on."""
+        host, nap = self._held[who]
+        await asyncio.to_thread(nap.end)
+        del self._held[who]
+        self.stage.sleeps(host, False)
+
+    async def forget(self, who: str) -> None:
+        """It was killed: nobody is there to wake, and its line is another's now."""
+        if who in self._held:
+            host, nap = self._held.pop(who)
+            with contextlib.suppress(DeviceError):
+                await asyncio.to_thread(nap.end)
+            self.stage.sleeps(host, False)
+
+    async def end_all(self) -> list[str]:
+        """Everybody wakes; returns who does not, and why."""
+        failed = []
+        for who in list(self._held):
+            try:
+                await self.end(who)
+            except DeviceError as error:
+                failed.append(f"{told(who, Do.THAW)} at the end: {error.problem.rstrip('.')}")
+        return failed
+
+
+@dataclass(slots=True)
+class TaskQueue:
+    """Work by the key of what it concerns."""
+
+    _last: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def give(self, key: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do this as soon as all that was given for the same key is done. Behind what fails, nothing is done."""
+        self._last[key] = asyncio.ensure_future(_done_after(self._last.get(key), work))
+
+    def check(self) -> None:
+        """Raise what the work of a turn that is over raised, if so."""
+        for key, task in list(self._last.items()):
+            if task.done():
+                del self._last[key]
+                task.result()
+
+    async def over(self) -> None:
+        """Wait until all is done. Raises what any of it raises."""
+        while self._last:
+            await asyncio.wait(self._last.values())
+            self.check()
+
+    async def cancel(self) -> None:
+        """End it. What runs in a thread goes on there, and nobody waits for it."""
+        tasks = list(self._last.values())
+        self._last.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _done_after(before: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
+    if before is not None:
+        await before
+    await work()
 
 
 @dataclass(slots=True)

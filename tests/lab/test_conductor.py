@@ -1,4 +1,4 @@
-"""Turns: side by side, but in order where they concern the same."""
+"""The queue of a conductor's acts: side by side, but in order where they concern the same host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lab.task_queue import TaskQueue
+from lab.conductor import TaskQueue
 
 
 def test_the_same_waits_and_others_do_not() -> None:
