@@ -6,15 +6,13 @@ docs/LABORATORY.md lists them. ``lab.report`` holds them against a scenario's li
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence, Set
+from statistics import mean
 from typing import Any
 
-from lab.artifacts import TOLD, Artifacts
-from lab.broken import broken_off
+from lab.artifacts import TOLD, Artifacts, Note
 from lab.healing import across, steps_to_contact, steps_to_heal, within
-from lab.joining import PULLS, pulled, schedules
-from lab.newcomers import loss_soon
-from lab.noticing import noticing
 from lab.pulse import FIGURES as GROWTH
 from lab.pulse import ends, growth
 from lab.script import Do
@@ -26,6 +24,33 @@ and 30 s on a busy machine."""
 
 WAITS = ("blocked_share", "longest_stall")
 """How much of the time exchanges held the trainer up, and for how long at once."""
+
+HEARD_S = 2.0
+"""Partners may hear of it so long before it counts as done: who was killed is waited for. A guess: .1 s, and some on a
+busy machine."""
+
+BREAKS_OFF = (Do.KILL, Do.FREEZE)
+
+PULLS: Mapping[str, str] = {
+    "donors": "donors",
+    "pieces": "pieces",
+    "donors_lost": "broke_off",
+    "pieces_again": "asked_again",
+}
+"""Figures of pulls, and what a note of a pull calls each."""
+
+SOON = 2
+"""Outer steps within which a newcomer is to be as good as the others."""
+
+CONDUCT: Mapping[str, str] = {
+    "broke protocol": "",
+    "clipped": "",
+    "failed": "^no answer for |sends slower than |sent nothing for too long"
+    "|nothing in common with ours|not where it said they are|too far ahead of ours",
+    "refused": "^implausible progress",
+}
+"""Kinds of notes that name a peer, and what their reasons hold where its conduct is to blame. Who is busy, cannot be
+reached or broke off, as whoever leaves does, is blamed for nothing here."""
 
 
 def figures_of(
@@ -133,6 +158,51 @@ def _newcomer_figures(
     }
 
 
+def pulled(left: Artifacts) -> dict[str, float | None]:
+    """Of a peer that took weights the most in one pull."""
+    return {name: left.most("took weights", field) for name, field in PULLS.items()}
+
+
+def schedules(staying: Sequence[Artifacts], came: Set[str]) -> float | None:
+    """The learning rate of those who came over that of the others, all at the last moment at which each still trained:
+    a newcomer whose schedule began anew would reach the run's end too, only later. None: nobody tells.
+    """
+    rates = {each.part.name: told for each in staying if (told := each.learning_rates())}
+    until = min((told[-1][0] for told in rates.values()), default=0.0)
+    then = {name: [rate for time, rate in told if time <= until][-1:] for name, told in rates.items()}
+    theirs = [rate for name, last in then.items() if name in came for rate in last]
+    others = [rate for name, last in then.items() if name not in came for rate in last]
+    return mean(theirs) / mean(others) if theirs and others and mean(others) else None
+
+
+def loss_soon(one: Artifacts, came: float, others: Sequence[Artifacts]) -> float | None:
+    """Its training loss over the others' when it had made SOON outer steps with the weights that it took.
+
+    Each is the mean of one whole inner phase: the newcomer's of its SOON'th, the others' of the one that each had
+    completed last by then.
+
+    Args:
+        came: when it was started (seconds since 1970); weights that it took before do not count.
+
+    Returns:
+        None where it took none, did not come that far, or nobody else had told a loss.
+    """
+    taken = one.first("caught up", came)
+    if taken is None:
+        return None
+    since = [each for each in one.progress() if each.time >= taken]
+    told = [(each.time, each.loss) for each in since if each.step >= since[0].step + SOON and each.loss is not None]
+    if not told:
+        return None
+    time, ours = told[0]
+    theirs = [losses[-1] for each in others if (losses := _losses(each, time))]
+    return ours * len(theirs) / sum(theirs) if theirs else None
+
+
+def _losses(one: Artifacts, until: float) -> list[float]:
+    return [each.loss for each in one.progress() if each.loss is not None and each.time <= until]
+
+
 def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of those of a group who stayed."""
     return {
@@ -203,6 +273,37 @@ def _peer_figures(
         "last_distance": left.last_distance(),
         "why": summary.get("why", ""),
     }
+
+
+def broken_off(one: Artifacts, left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]]) -> int:
+    """One peer's exchanges that were under way when the partner was killed or fell asleep, and came to nothing.
+
+    Both had agreed. What was never answered, or failed for another reason, is none of these.
+    """
+    ids = {each.part.name: each.peer_id for each in left}
+    away = [(ids[act["who"]], float(act["time"])) for act in done if act["do"] in BREAKS_OFF and act["who"] in ids]
+    return sum(
+        any(each.partner == peer_id and each.began < time <= each.ended + HEARD_S for peer_id, time in away)
+        for each in one.broken()
+    )
+
+
+def noticing(one: Artifacts, everybody: Sequence[Artifacts]) -> dict[str, int]:
+    """Two figures of one peer.
+
+    ``noticed``: notes in which an honest peer blames it for its conduct; of one that is honest itself, too. ``lied``:
+    lies that honest peers drop without a note, as it counted itself when they went out.
+    """
+    honest = [each for each in everybody if each is not one and each.part.settings.lie is None]
+    blamed = sum(_blames(note, one.peer_id) for each in honest for note in each.notes)
+    lied = sum(int(note.get("times", 0)) for note in one.notes if note.get("kind") == "lied")
+    return {"noticed": blamed, "lied": lied}
+
+
+def _blames(note: Note, peer: str) -> bool:
+    if note.get("peer") != peer or (words := CONDUCT.get(note.get("kind", ""))) is None:
+        return False
+    return re.search(words, str(note.get("why", ""))) is not None
 
 
 def _learned(figures: Mapping[str, Any]) -> bool:

@@ -26,8 +26,9 @@ def exchange(began: float, partner: str) -> dict[str, Any]:
     return {"kind": "exchanged", "time": began + 1.0, "seconds": 1.0, "peer": partner}
 
 
-def left(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None) -> Artifacts:
-    return Artifacts(Part(name, name, GROUP, name), f"id of {name}", notes, summary)
+def left(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None, lie: Any = None) -> Artifacts:
+    group = GROUP.model_copy(update={"lie": lie})
+    return Artifacts(Part(name, name, group, name), f"id of {name}", notes, summary)
 
 
 def course(lives: dict[str, list[dict[str, Any]]], done: list[dict[str, Any]] | None = None) -> dict[str, Any]:

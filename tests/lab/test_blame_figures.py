@@ -1,24 +1,61 @@
-"""Whether a lie reached anybody: what counts as noticed, in the words that peers use."""
+"""Figures of who broke off an exchange, and of what honest peers blame a peer for, in the words that peers use."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from leavings import KILLED, SUMMARY, WELL, course, figures, left
 
-from lab.artifacts import Artifacts
-from lab.noticing import noticing
-from lab.script import Part
+from lab.figures import HEARD_S, broken_off, noticing
+from lab.script import Do
 from p2ptrain.base.ids import RunId
-from p2ptrain.sim.testbed_fields import RealGroup
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
 from p2ptrain.swarm.rules import SwarmRules
 from p2ptrain.train.payloads import ELSEWHERE
 
+DIES = 10.0
 
-def left(name: str, *notes: dict[str, Any], lie: Any = None) -> Artifacts:
-    return Artifacts(Part(name, name, RealGroup(count=1, step_s=1.0, lie=lie), name), f"id of {name}", notes, None)
+
+def failed(began: float, ended: float, partner: str = "id of bert") -> dict[str, Any]:
+    return {"kind": "failed", "time": ended, "peer": partner, "why": "it said nothing", "seconds": ended - began}
+
+
+def unanswered(time: float) -> dict[str, Any]:
+    return {"kind": "failed", "time": time, "peer": "id of bert", "why": "failed to dial"}
+
+
+def act(do: Do, who: str = "bert") -> dict[str, Any]:
+    return {"at_s": 1, "time": DIES, "do": do.value, "who": who}
+
+
+@pytest.mark.parametrize(
+    ("note", "count"),
+    [
+        (failed(9.0, 15.0), 1),
+        (failed(8.0, DIES - HEARD_S / 2), 1),  # its connections end before it counts as killed
+        (failed(4.0, DIES - HEARD_S - 1), 0),  # for another reason, before
+        (failed(11.0, 16.0), 0),  # with who came back
+        (failed(9.0, 15.0, "id of cleo"), 0),
+        (unanswered(11.0), 0),
+        ({"kind": "exchanged", "time": 11.0, "seconds": 2.0, "peer": "id of bert"}, 0),
+    ],
+)
+def test_only_what_was_under_way_with_whom_it_happened_to(note: dict[str, Any], count: int) -> None:
+    anna = left("anna", note)
+    everybody = [anna, left("bert"), left("cleo")]
+    for do in (Do.KILL, Do.FREEZE):
+        assert broken_off(anna, everybody, [act(do)]) == count
+    assert broken_off(anna, everybody, [act(Do.START)]) == 0
+
+
+def test_calls_to_the_dead_fail_and_break_nothing() -> None:
+    anna = left("anna", failed(9.0, DIES), unanswered(12.0), unanswered(14.0), summary=SUMMARY)
+    found = figures(course({"anna": [WELL], "bert": [KILLED]}, [act(Do.KILL)]), anna, left("bert"))
+    assert found["exchanges_failed"] == found["peers"]["anna"]["exchanges_failed"] == 3
+    assert found["exchanges_broken"] == found["peers"]["anna"]["exchanges_broken"] == 1
+    assert found["groups"]["anna"]["exchanges_broken"] == 1
 
 
 def noticed(kind: str, why: str) -> int:
