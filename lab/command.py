@@ -21,8 +21,8 @@ from rich.console import Console
 from lab import closing
 from lab import report as reports
 from lab.artifacts import Artifacts, read_left
+from lab.breakage import library
 from lab.cell import REFUSED, run_in_a_cell
-from lab.clock import library
 from lab.containers import build, check_engine, check_folder, has_netem, line_of, sweep_folder
 from lab.figures import compared, figures_of
 from lab.freezing import marked

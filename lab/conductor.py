@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from lab.breakage import BREAKAGE, Breakages
-from lab.clock import beside
+from lab.breakage import BREAKAGE, Breakages, beside
 from lab.exchange_probe import amid_exchange
 from lab.pulse import Pulse
 from lab.run_record import Done
