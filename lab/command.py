@@ -33,8 +33,7 @@ from lab.namespaces import check_means
 from lab.plan import check, manifest_of
 from lab.report import ScenarioVerdict
 from lab.script import Script, written
-from lab.stages import StageName, members
-from lab.window import TOKEN, looked_at, token
+from lab.stages import TOKEN, StageName, looked_at, members, token
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
 from p2ptrain.sim import testbed_fields

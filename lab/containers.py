@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import window
+from lab import stages
 from lab.script import Script
 from lab.stages import own_latency
 from p2ptrain.base.errors import DeviceError, HomeError
@@ -84,7 +84,7 @@ class Containers:
         if who != BOOTSTRAP or not self.page_port:
             return []
         port = f"{LOOPBACK}:{self.page_port}:{self.page_port}"
-        return ["--publish", port, "--env", window.TOKEN, "--env", f"{window.HOSTS}={window.OWN_NAMES}"]
+        return ["--publish", port, "--env", stages.TOKEN, "--env", f"{stages.HOSTS}={stages.OWN_NAMES}"]
 
     def inside(self, host: str, who: str) -> Wrap:
         self._count += 1

@@ -54,7 +54,7 @@ class Leftovers:
 def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int, page: str = "") -> None:
     """Act the scenario out in ``out``, which ``testnet.plan.lay_out`` prepared; writes ``out/course.json``.
 
-    ``page``: what ``lab.window`` found.
+    ``page``: what ``lab.stages`` found.
 
     KeyboardInterrupt: the owner stopped it, and everybody has ended.
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
@@ -14,10 +15,18 @@ from typing import Literal, Protocol
 from lab.freezing import Suspend, family
 from lab.hosts import Access, Network
 from lab.script import Script
+from p2ptrain.base.errors import UserError
+from p2ptrain.page.listen_address import LOOPBACK, ListenAddress, check_listen_address, listener_at
 from p2ptrain.sim.testbed_fields import BOOTSTRAP, Partition, RealGroup
 from peer.testnet.processes import Wrap
 
 StageName = Literal["local", "namespaces", "docker"]
+
+TOKEN = "P2PTRAIN_PAGE_TOKEN"
+"""A variable that bootstraps read: the page's address stays what it was when its bootstrap is started again."""
+HOSTS = "P2PTRAIN_PAGE_HOSTS"
+"""Another: the names by which the page opens."""
+OWN_NAMES = f"{LOOPBACK},localhost"
 
 
 class Sleep(Protocol):
@@ -168,3 +177,33 @@ def own_latency(group: RealGroup) -> float:
 def members(side: Sequence[str], seats: Callable[[str], list[str]]) -> list[str]:
     """The hosts on one side of a partition."""
     return [host for name in side for host in ([BOOTSTRAP] if name == BOOTSTRAP else seats(name))]
+
+
+def looked_at(page: str, stage: StageName) -> str:
+    """What is to be asked of this stage: ``page`` itself, or on stage docker a port of this computer; empty: no page.
+
+    Raises UserError where nothing can be shown there.
+    """
+    if not page:
+        return ""
+    if stage == "namespaces":
+        raise UserError(
+            "No page can be opened on stage namespaces: no link leads out of there.",
+            "Do without --page, or choose --stage docker or --stage local.",
+        )
+    place = ListenAddress.parse(page)
+    if stage == "local":
+        check_listen_address(place)
+        return page
+    if place.host not in (LOOPBACK, "localhost"):
+        raise UserError(
+            "On stage docker the page is published at 127.0.0.1 alone.",
+            "Give a port, such as --page 8080. From elsewhere: ssh -L 8080:127.0.0.1:8080.",
+        )
+    with listener_at(ListenAddress(LOOPBACK, place.port)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def token() -> str:
+    """The owner's, or one drawn."""
+    return os.environ.get(TOKEN) or secrets.token_urlsafe(18)

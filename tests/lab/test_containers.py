@@ -22,7 +22,7 @@ from lab.plan import manifest_of
 from lab.report import ScenarioVerdict
 from lab.run_record import RunRecord
 from lab.script import written
-from lab.window import looked_at
+from lab.stages import looked_at
 from p2ptrain.base.errors import DeviceError, HomeError, ScenarioError, UserError
 from p2ptrain.sim.testbed_fields import parse
 from peer.testnet.plan import lay_out

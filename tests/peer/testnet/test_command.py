@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from setuptools import find_packages
 
-from lab.window import looked_at
+from lab.stages import looked_at
 from p2ptrain.base.errors import UserError
 from peer.testnet.command import testnet
 
