@@ -1,5 +1,6 @@
-"""What a testnet in containers leaves beside its report: the table and the ``summary.json`` of a testnet without a
-scenario, with one key more."""
+"""Summary of a testnet in containers: the table and ``summary.json`` of a testnet without a scenario, with one more
+key.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from peer.testnet.watch import Tail
 def conclude(
     out: Path, script: Script, course: Mapping[str, Any], faults: Sequence[str], threads: int, console: Console
 ) -> list[str]:
-    """Average the models of those who stayed, write ``out/summary.json``, show the table.
+    """Average the models of the peers that stayed, write ``out/summary.json`` and print the table.
 
-    Returns what went wrong beyond ``faults``.
+    Returns the faults found here that are not in ``faults``.
     """
     plan = laid_out(out, [part.name for part in script.parts])
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
@@ -38,7 +39,7 @@ def conclude(
         from peer.testnet.measure import measure
 
         measured = measure(plan.signed, [each.home for each in stayed], threads)
-    except (UserError, RuntimeError) as error:  # RuntimeError: nobody stayed, so there is nothing to stack
+    except (UserError, RuntimeError) as error:  # RuntimeError: no peer stayed, so there are no weights
         unmeasured = str(error)
     report = TestnetReport(
         peers=tuple(reports.outcome(each.name, each.home.summary) for each in stayed),
@@ -69,7 +70,7 @@ def conclude(
 
 
 def _returning(script: Script) -> set[str]:
-    """The peers that the script kills and starts again."""
+    """Return the peers that the script kills and starts again."""
     killed = {act.who: act.at_s for act in reversed(script.acts) if act.do is Do.KILL}
     again = {act.who for act in script.acts if act.do is Do.START and act.at_s > killed.get(act.who, math.inf)}
     return again - set(script.bootstraps)
@@ -80,7 +81,7 @@ def _stayed(lives: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def rejoined(lives: Mapping[str, Sequence[Mapping[str, Any]]], out: Path, returning: Collection[str]) -> bool | None:
-    """Whether everybody who was killed to come back did, and exchanged after that; None: nobody was."""
+    """Return whether every killed peer that was to return did so and exchanged afterwards; None if there was none."""
     killed = [
         name
         for name, those in lives.items()
@@ -90,7 +91,7 @@ def rejoined(lives: Mapping[str, Sequence[Mapping[str, Any]]], out: Path, return
 
 
 def _exchanged_lately(home: Path) -> bool:
-    """In its last process. What a killed one was just writing may be torn, and the next one writes on behind it."""
+    """Return whether the last process of a home exchanged. The line that a killed process was writing may be torn."""
     kinds = [note.get("kind") for note in Tail(home / "events.jsonl").read()]
     last = max((place for place, kind in enumerate(kinds) if kind == "listening"), default=0)
     return "exchanged" in kinds[last:]

@@ -1,4 +1,4 @@
-"""``p2ptrain testnet --scenario``: a scenario file in, ``report.json`` and an exit status out."""
+"""``p2ptrain testnet --scenario``: runs a scenario file and writes ``report.json``."""
 
 from __future__ import annotations
 
@@ -45,26 +45,27 @@ from peer.testnet.report import machine
 EXIT_FAILED = 1
 FOLDER_PREFIX = "p2pt-lab-"
 UNDISTURBED = "undisturbed"
-"""The folder of what a scenario is compared with."""
+"""Folder of the run that a scenario is compared with."""
 Calms = dict[str, tuple[str, dict[str, Any]]]
-"""Undisturbed runs, as they were written: of which scenario they were, and their figures."""
+"""Undisturbed runs by scenario as JSON: the title of the scenario that ran it, and its figures."""
 STOP_DEADLINE_S = 30.0
-"""For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
+"""Time for everything inside to end after Ctrl+C; then the kernel ends it. Guess: the time of an interrupted save would
+settle it."""
 
 
 def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, page: str = "") -> int:
-    """Act out every scenario of a folder, one after the other; ``out/report.json`` has all reports. As ``act_out``."""
+    """Run each scenario of a folder and write all reports to ``out/report.json``. Other arguments as ``act_out``."""
     paths = sorted(folder.glob("*.toml"))
     if not paths:
         raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
-    _check_stage(stage, page)  # what this machine cannot do is told once
+    _check_stage(stage, page)  # report a missing means once, not for every scenario
     reports_of: list[Any] = []
     console = terminal()
     calms: Calms = {}
     for path in paths:
         reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, page, console, calms))
         out.mkdir(parents=True, exist_ok=True)
-        files.replace(out / "report.json", _json(reports_of))  # what is done is kept, also when the next one is stopped
+        files.replace(out / "report.json", _json(reports_of))  # keeps the reports if the next one is interrupted
     missed = [each["scenario"] for each in reports_of if not each["passed"]]
     console.print(f"{len(paths) - len(missed)} of {len(paths)} scenarios passed; all figures in {out / 'report.json'}")
     for name in missed:
@@ -82,16 +83,16 @@ def _acted_out(
     console: Console,
     calms: Calms,
 ) -> Any:
-    """``act_out`` one of several: its report. What fails it fails no other, but that the owner stops it."""
+    """Run one of several scenarios and return its report. A failure does not affect the others, except an interrupt."""
     try:
         status = act_out(path, changes, stage, out, threads, page, calms)
         report = json.loads((out / "report.json").read_bytes())
         return report | {"passed": report["passed"] and not status}
-    except OutputError:  # nobody takes what we print: no scenario's fault
+    except OutputError:  # our output is broken, which is not the scenario's fault
         raise
     except UserError as error:
         why = str(error)
-    except Exception as error:  # a fault of ours in one scenario: hours of the others must not be lost for it
+    except Exception as error:  # a bug of ours must not cost the results of the other scenarios
         why = f"{type(error).__name__}: {error}"
         console.print(traceback.format_exc(), markup=False, soft_wrap=True)
     console.print(f"{path.stem} FAILED: {why}", style="bold red", markup=False, soft_wrap=True)
@@ -99,7 +100,9 @@ def _acted_out(
 
 
 def _check_stage(stage: StageName, page: str) -> str:
-    """Where the stage shows the swarm. Raises DeviceError where this machine has no such stage, UserError as there."""
+    """Return where the stage shows the swarm. Raises DeviceError if this machine does not support the stage; UserError
+    if no page can open there.
+    """
     if stage == "namespaces":
         check_means()
         rehearse()
@@ -117,12 +120,13 @@ def act_out(
     page: str = "",
     calms: Calms | None = None,
 ) -> int:
-    """Act out the scenario of a file; the exit status. Raises UserError, and KeyboardInterrupt when all has ended.
+    """Run the scenario of a file and return the exit status. Raises UserError, and KeyboardInterrupt once all processes
+    ended.
 
     Args:
-        page: where to show the swarm meanwhile; empty: nowhere.
-        calms: undisturbed runs of other scenarios of the same folder. One that is the same to the letter is not acted
-            out again; one that was acted out here is added.
+        page: where to show the swarm meanwhile; empty for no page.
+        calms: undisturbed runs of other scenarios of the same folder. An identical one is not run again; one that ran
+            here is added.
     """
     if path.is_dir():
         return act_out_all(path, changes, stage, out, threads, page)
@@ -135,9 +139,9 @@ def act_out(
     calm = scenario.calm()
     if calm is not None:
         check(calm, written(calm), stage)
-    manifest_of(scenario)  # whatever is wrong with it is told before anything is removed
+    manifest_of(scenario)  # a faulty manifest must be reported before anything is removed
     if stage == "docker":
-        out = out.absolute()  # a container begins in another folder
+        out = out.absolute()  # a container starts in another folder
         check_folder(out)
         build()
         _check_lines([scenario] if calm is None else [scenario, calm])
@@ -170,7 +174,7 @@ def act_out(
 
 
 def _check_lines(scenarios: Sequence[RealScenario]) -> None:
-    """Raises ScenarioError where containers' lines are to be late or lossy, and the kernel under them cannot."""
+    """Raise ScenarioError if links of containers need delay or loss that the host's kernel does not support."""
     if not any("both" in line_of(group) for scenario in scenarios for group in scenario.peers) or has_netem():
         return
     for scenario in scenarios:
@@ -178,7 +182,7 @@ def _check_lines(scenarios: Sequence[RealScenario]) -> None:
 
 
 def _sweep(out: Path, stage: StageName) -> None:
-    """Containers of a testnet that was killed write there until they are gone."""
+    """Remove containers of a killed testnet, which write to the folder until they end."""
     if stage == "docker":
         for folder in (out, out / UNDISTURBED):
             sweep_folder(folder)
@@ -187,7 +191,7 @@ def _sweep(out: Path, stage: StageName) -> None:
 def _acted(
     scenario: RealScenario, stage: StageName, out: Path, threads: int, page: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Act it out in an empty folder: its course and its figures."""
+    """Run a scenario in an empty folder and return its run record and figures."""
     script = written(scenario)
     out.mkdir(exist_ok=True)
     plan = lay_out(
@@ -204,15 +208,15 @@ def _acted(
 
 @contextlib.contextmanager
 def _own_place(mark: str) -> Iterator[None]:
-    """A mark for all children, and a folder of its own for their sockets; both are gone afterwards.
+    """Set a mark that all children inherit and a folder for their sockets; both are removed afterwards.
 
-    Where we are killed, the folder stays, without any socket that anyone uses, and the next one that comes removes it.
+    If this process is killed, the folder remains without any socket in use, and the next run removes it.
     """
     for debris in Path("/tmp").glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(debris):
             shutil.rmtree(debris)
     before = {name: os.environ.get(name) for name in (MARK, "TMPDIR", TOKEN)}
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))  # short: sockets' paths are limited
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))  # short, because socket paths are limited
     os.environ[MARK], os.environ["TMPDIR"], tempfile.tempdir = mark, str(folder), None
     os.environ[TOKEN] = token()
     try:
@@ -230,7 +234,7 @@ def _own_place(mark: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The folder is ours as long as this lasts. Raises OSError where it is somebody else's."""
+    """Hold the lock of a folder for the block. Raises OSError if another process holds it."""
     handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,7 +244,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) -> None:
-    """``play``, inside. It ends when we do, whatever ends us; SIGTERM ends us as Ctrl+C does."""
+    """Run the inside of a testnet in a cell, which ends when this process does. SIGTERM interrupts as Ctrl+C does."""
     (out / "scenario.json").write_text(scenario.model_dump_json(indent=1), encoding="utf-8")
     command = [sys.executable, "-P", "-m", "lab", str(out.absolute()), str(threads)]
     status = run_in_a_cell(command, STOP_DEADLINE_S, **{MARK: mark, "PYTHONPATH": str(PACKAGES)})
@@ -256,7 +260,7 @@ def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) 
 def _measured(
     scenario: RealScenario, script: Script, plan: Plan, threads: int, mark: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The course, and figures from what everybody left and what is left of them."""
+    """Return the run record and the figures of the artifacts and leftovers."""
     document = course_of(plan.out)
     course, inside = document["course"], document["left"]
     left = [
@@ -282,7 +286,7 @@ def _names(script: Script, group: str) -> list[str]:
 
 
 def _disagreement(plan: Plan, course: Mapping[str, Any], left: Sequence[Artifacts], threads: int) -> float | None:
-    """Of the last checkpoints of those who stayed; None where fewer than two have one."""
+    """Return the disagreement of the last checkpoints of the peers that stayed; None if fewer than two have one."""
     import torch
 
     from peer.testnet.measure import disagreement, weights_of
@@ -293,7 +297,7 @@ def _disagreement(plan: Plan, course: Mapping[str, Any], left: Sequence[Artifact
         lives = course["lives"].get(trainer.name)
         if not lives or lives[-1]["ended_by_us"] or its.part.settings.lie is not None:
             continue
-        with contextlib.suppress(HomeError):  # its exit status tells more
+        with contextlib.suppress(HomeError):  # the peer's exit status already reports it
             weights.append(weights_of(trainer.home.checkpoints))
     return disagreement(weights) if len(weights) > 1 else None
 
@@ -301,13 +305,13 @@ def _disagreement(plan: Plan, course: Mapping[str, Any], left: Sequence[Artifact
 def _namespaces_in_use() -> set[str]:
     found = set()
     for place in Path("/proc").glob("[0-9]*/ns/net"):
-        with contextlib.suppress(OSError):  # just gone, or another user's
+        with contextlib.suppress(OSError):  # the process has ended or belongs to another user
             found.add(str(place.readlink()))
     return found
 
 
 def _dated(verdict: ScenarioVerdict) -> dict[str, Any]:
-    """The report as it is kept: with the machine that it is of, and when it was written."""
+    """Return the report with the machine and the date."""
     return verdict.document() | {"machine": machine(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
@@ -316,13 +320,13 @@ def _json(document: Any) -> bytes:
 
 
 def terminal() -> Console:
-    """Wide enough for tables, also where it is none."""
+    """Return a console that is wide enough for tables even if the output is a file."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 def show(verdict: ScenarioVerdict, out: Path, console: Console) -> None:
-    """Print all of it; ``out`` is where the files are."""
+    """Print the verdict; ``out`` is the folder of its files."""
     table = Table(title=f"{verdict.scenario}, stage {verdict.stage}")
     for heading in ("", "loss", "tokens", "exchanges", "failed", "blocked", "ended"):
         table.add_column(heading, justify="left" if heading in ("", "ended") else "right")

@@ -1,7 +1,7 @@
-"""Who was started, and how each thing that the script says is done to somebody.
+"""Conductor: starts the peers and bootstraps and performs the script's acts.
 
-Acts take turns: those that concern one host one after the other, all others side by side, since a stage
-may take its time. One that the stage cannot do is missed, with its reason; the testnet goes on.
+Acts on one host run one after the other, acts on different hosts in parallel, because a stage may be slow. An act that
+the stage cannot perform is recorded as missed, with its reason, and the testnet continues.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from peer.testnet.runner import SILENCE_S, said
 from peer.testnet.watch import Watch
 
 STARTING_S = 90.0
-"""So long the script waits until somebody who comes trains. A guess: imports take 3 s, and 30 s on a busy machine."""
+"""Longest that the script waits for a started peer to train. Guess: imports take 3 s, and 30 s on a busy machine; start
+times of lab runs would settle it."""
 INVITED_S = 3600
-"""For how long an invite is good, longer than any scenario."""
+"""Validity of an invite, longer than any scenario."""
 ENDING_S = 10.0
-"""For a process that was killed to be gone. A guess: it takes milliseconds."""
+"""Time for a killed process to end. Guess: it takes milliseconds; the waits of lab runs would settle it."""
 
 
 @dataclass(slots=True)
 class Suspends:
-    """Everybody who is asleep, by name, each with its host."""
+    """Suspended peers by name, each with its host. Calls of the stage that may be slow run in threads."""
 
     stage: Stage
     _held: dict[str, tuple[str, Sleep]] = field(default_factory=dict)
@@ -49,19 +50,19 @@ class Suspends:
         return who in self._held
 
     async def begin(self, who: str, host: str, pid: int) -> None:
-        """It falls asleep, its line too. Raises DeviceError where it stays awake."""
+        """Suspend a peer and cut its host's link. Raises DeviceError if it keeps running."""
         self._held[who] = host, await asyncio.to_thread(self.stage.nap, who, pid)
         self.stage.sleeps(host, True)
 
     async def end(self, who: str) -> None:
-        """It wakes. Raises DeviceError where it sleeps on."""
+        """Resume a peer and its link. Raises DeviceError if it stays suspended."""
         host, nap = self._held[who]
         await asyncio.to_thread(nap.end)
         del self._held[who]
         self.stage.sleeps(host, False)
 
     async def forget(self, who: str) -> None:
-        """It was killed: nobody is there to wake, and its line is another's now."""
+        """Drop a killed peer and restore the link of its host, which another peer may use now."""
         if who in self._held:
             host, nap = self._held.pop(who)
             with contextlib.suppress(DeviceError):
@@ -69,7 +70,7 @@ class Suspends:
             self.stage.sleeps(host, False)
 
     async def end_all(self) -> list[str]:
-        """Everybody wakes; returns who does not, and why."""
+        """Resume all peers; return which could not be resumed, and why."""
         failed = []
         for who in list(self._held):
             try:
@@ -81,29 +82,32 @@ class Suspends:
 
 @dataclass(slots=True)
 class TaskQueue:
-    """Work by the key of what it concerns."""
+    """Asynchronous work in order for each key, in parallel for different keys.
+
+    Owns the tasks: wait for them with ``over`` or end them with ``cancel``.
+    """
 
     _last: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def give(self, key: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do this as soon as all that was given for the same key is done. Behind what fails, nothing is done."""
+        """Start work when all earlier work of the key is done. After a failure nothing more of that key runs."""
         self._last[key] = asyncio.ensure_future(_done_after(self._last.get(key), work))
 
     def check(self) -> None:
-        """Raise what the work of a turn that is over raised, if so."""
+        """Raise the error of finished work, if any."""
         for key, task in list(self._last.items()):
             if task.done():
                 del self._last[key]
                 task.result()
 
     async def over(self) -> None:
-        """Wait until all is done. Raises what any of it raises."""
+        """Wait until all work is done. Raises the error of any of it."""
         while self._last:
             await asyncio.wait(self._last.values())
             self.check()
 
     async def cancel(self) -> None:
-        """End it. What runs in a thread goes on there, and nobody waits for it."""
+        """Cancel all work. Calls that run in a thread continue there."""
         tasks = list(self._last.values())
         self._last.clear()
         for task in tasks:
@@ -123,12 +127,12 @@ class Life:
 
     child: Child
     ended_by_us: str = ""
-    """What we did to end it before its run did: a ``Do``; empty: nothing."""
+    """``Do`` by which we ended the process before its run did; empty if we did not."""
 
 
 @dataclass(slots=True)
 class Conductor:
-    """Everybody who was started so far, and what became of the script."""
+    """Processes that were started so far, and the outcome of the script's acts."""
 
     plan: Plan
     script: Script
@@ -137,37 +141,37 @@ class Conductor:
     watch: Watch
     lives: dict[str, list[Life]] = field(default_factory=dict)
     bootstraps: dict[str, list[Life]] = field(default_factory=dict)
-    """By name, each one's processes."""
+    """Processes of each bootstrap, by name."""
     naps: Suspends = field(init=False)
     breakages: Breakages = field(default_factory=Breakages)
     pulse: Pulse = field(default_factory=Pulse)
     turns: TaskQueue = field(default_factory=TaskQueue)
-    """Acts that are under way, by host."""
+    """Acts in progress, by host."""
     done: list[Done] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     coming: set[str] = field(default_factory=set)
-    """Who is just being started by the script."""
+    """Peers that the script is starting."""
     starting: dict[str, float] = field(default_factory=dict)
-    """Whom the script waits for, and until when, on the monotonic clock."""
+    """Started peers for which the script waits, with the deadline on the monotonic clock."""
     why_unended: dict[str, str] = field(default_factory=dict)
-    """Hosts whose last occupant we did not end as we should have, and why not: nobody comes in its place."""
+    """Hosts whose last peer we could not end as planned, and why: no other peer starts in its place."""
     link: str = ""
 
     def __post_init__(self) -> None:
         self.naps = Suspends(self.stage)
 
     def begin(self, act: Act) -> None:
-        """Let one thing happen, after what happens on the same host before it. The script goes on meanwhile."""
+        """Queue an act behind earlier acts on the same host. The script continues meanwhile."""
         if act.do is Do.START:
             self.coming.add(act.who)
         self.turns.give(self._host(act.who), partial(self._act, act))
 
     async def _act(self, act: Act) -> None:
-        """Make it happen, or note why it cannot."""
+        """Perform an act and record it as done or missed."""
         self.watch.say(f"{act.at_s:g} s: {told(act.who, act.do)}")
         try:
             why_not = await self._happens(act)
-        except DeviceError as error:  # of the stage, which mostly can do the next thing
+        except DeviceError as error:  # the stage can usually perform the next act
             why_not = error.problem.rstrip(".")
         finally:
             if act.do is Do.START:
@@ -178,7 +182,7 @@ class Conductor:
             self.done.append(Done(act.at_s, time.time(), act.do, act.who))
 
     async def _happens(self, act: Act) -> str:
-        """Why it cannot, if so."""
+        """Perform an act; return why it is not possible, or an empty string."""
         match act.do:
             case Do.PART:
                 self.stage.parts(act.who)
@@ -199,7 +203,7 @@ class Conductor:
         return ""
 
     async def _do_to(self, child: Child, act: Act) -> str:
-        """Something happens to somebody who is there: why it cannot, if so."""
+        """Perform an act on a running peer; return why it is not possible, or an empty string."""
         if self._waits(act) and not await amid_exchange(self._trainer(act.who).home.path):
             return "it was amid no exchange"
         if act.do in BREAKAGE:
@@ -217,17 +221,17 @@ class Conductor:
         return ""
 
     def _waits(self, act: Act) -> bool:
-        """Until the peer is amid an exchange."""
+        """Return whether an act waits until the peer is in an exchange."""
         return act.do in (Do.KILL, Do.FREEZE) and act.who in self.lives and self._settings(act.who).amid_exchange
 
     async def _end(self, child: Child, act: Act) -> None:
-        """Kill it, or wake it and ask it to leave."""
+        """Kill a process, or resume it and ask it to leave."""
         life = (self.lives | self.bootstraps)[act.who][-1]
-        life.ended_by_us = act.do  # before it ends, since this is no crash
+        life.ended_by_us = act.do  # set before it ends, so that it does not count as a crash
         try:
             if act.do is Do.KILL:
                 await asyncio.to_thread(self.stage.kill, act.who, child.process.pid)
-            elif act.who in self.naps:  # or it would not hear us
+            elif act.who in self.naps:  # a suspended process does not receive SIGTERM
                 await self.naps.end(act.who)
         except DeviceError:
             life.ended_by_us = ""
@@ -235,12 +239,12 @@ class Conductor:
             raise
         if act.do is Do.KILL:
             await self.naps.forget(act.who)
-            await asyncio.wait([child.ended], timeout=ENDING_S)  # or who comes at once would find it there
+            await asyncio.wait([child.ended], timeout=ENDING_S)  # a peer that starts at once must not find it running
         else:
             child.terminate()
 
     async def start(self, who: str) -> None:
-        """A peer, or the bootstrap again."""
+        """Start a peer, or the bootstrap again."""
         if who == BOOTSTRAP:
             await self.start_bootstrap(who)
             self.starting[who] = time.monotonic() + STARTING_S
@@ -261,10 +265,10 @@ class Conductor:
         log = self.breakages.log(who, trainer.log)
         child = await processes.start(who, module, arguments, log, self.threads, inside)
         life = Life(child) if settings.invited else Life(child, Do.TURN_AWAY)
-        self.lives.setdefault(who, []).append(life)  # from here on it ends with us
+        self.lives.setdefault(who, []).append(life)  # from here on the runner ends it
         try:
             await asyncio.to_thread(self.stage.started, who, settings)
-        except DeviceError:  # without its line it would be another
+        except DeviceError:  # without its link it would be another kind of peer
             self.lives[who][-1].ended_by_us = Do.STOP
             child.terminate()
             raise
@@ -272,16 +276,16 @@ class Conductor:
         self.starting[who] = time.monotonic() + STARTING_S
 
     def _invitation(self, settings: RealGroup) -> str:
-        """The link by which one of this group joins."""
+        """Return the link by which a peer of this group joins."""
         if self.plan.signed.manifest.admission.policy == "open" or not settings.invited:
             return self.link
         invited, _ = author.invite(self.plan.run, JoinLink.parse(self.link), INVITED_S, 1, time.time())
         return str(invited)
 
     async def start_bootstrap(self, name: str, beside: str = "") -> Child:
-        """Or another, once it has died; ``beside`` is the link of those that are there before it."""
+        """Start a bootstrap; ``beside`` is the link of the bootstraps started before it."""
         home = self.plan.bootstrap.with_name(name)
-        self.link_file(name).unlink(missing_ok=True)  # of its last process, which may have had other addresses
+        self.link_file(name).unlink(missing_ok=True)  # the last process may have had other addresses
         arguments = [str(self.plan.run), *self.stage.arguments, "--home", str(home)]
         arguments += ["--beside", beside] if beside else []
         arguments += self.stage.page if name == BOOTSTRAP else []
@@ -304,13 +308,13 @@ class Conductor:
 
     @property
     def running(self) -> dict[str, Child]:
-        """Who is there, bootstraps too."""
+        """Running peers and bootstraps."""
         found = {name: lives[-1].child for name, lives in (self.lives | self.bootstraps).items()}
         return {name: child for name, child in found.items() if not child.ended.done()}
 
     @property
     def is_waiting(self) -> bool:
-        """Somebody comes and is not there yet: the script's clock stands still."""
+        """Whether a peer is still starting, so that the script's clock stands still."""
         now, running = time.monotonic(), self.running
         self.starting = {
             who: until
@@ -320,13 +324,15 @@ class Conductor:
         return bool(self.coming or self.starting)
 
     def _has_come(self, who: str) -> bool:
-        """Who starts trains, or takes weights, where that is what is awaited; a bootstrap that starts again has told
-        its link, by which others join from now on."""
+        """Return whether a started peer trains, or takes weights if the scenario awaits that.
+
+        A restarted bootstrap has arrived once it has written its link, which later peers join by.
+        """
         if who != BOOTSTRAP:
             view = self.watch.views[who]
             return view.begun or (view.catches_up and self._settings(who).awaited == "weights")
         link = self.link_file(who).read_text(encoding="utf-8").strip() if self.link_file(who).exists() else ""
-        if link and len(self.script.bootstraps) == 1:  # where there are several, the old link names the others too
+        if link and len(self.script.bootstraps) == 1:  # with several bootstraps the old link names the others, too
             self.link = link
         return bool(link)
 
@@ -344,11 +350,11 @@ class Conductor:
 
     @property
     def somebody_finished(self) -> bool:
-        """A peer has ended by itself and well."""
+        """Whether a peer has finished the run by itself."""
         return any(life.child.status == 0 and not life.ended_by_us for lives in self.lives.values() for life in lives)
 
     def troubles(self, silence_s: float) -> list[str]:
-        """Why it makes no sense to go on, if so."""
+        """Return reasons to end the testnet early."""
         found = [
             f"{name} ended with status {life.child.status}; {said(life.child)}"
             for name, lives in self.lives.items()
@@ -366,6 +372,6 @@ class Conductor:
         return found
 
     async def mend_all(self) -> None:
-        """Whoever sleeps wakes, and whatever is broken works again: now everybody may save."""
+        """Resume all peers and end all failures, so that every peer can save."""
         self.missed += await self.naps.end_all()
         self.breakages.mend()

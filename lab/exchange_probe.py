@@ -1,4 +1,4 @@
-"""When a peer is amid an exchange: it says so itself, to whoever owns it (``p2ptrain status``)."""
+"""Probe for exchanges in progress, through the peer's ``status``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from p2ptrain.base.errors import HomeError
 from peer.owner.control_socket import ask
 
 LOOKS_S = 0.05
-"""Between two looks. A guess: far less than an exchange on a narrow line takes."""
+"""Interval of probes. Guess: far shorter than an exchange on a slow link; the shortest exchange of lab runs would
+settle it."""
 LOOKS = 8
-"""So many in a row find one: then its partner most likely knows of it. Whoever accepts an offer is amid an exchange
-at once, and the answer takes its time on a narrow line; one that dies or sleeps meanwhile breaks off nothing for the
-other."""
+"""Probes in a row that must find an exchange, so that the partner most likely takes part in it.
+
+A peer that accepts an offer is in an exchange at once, but its answer takes time on a slow link; if it dies before
+that, no exchange of the partner is broken."""
 PATIENCE_S = 30.0
-"""An exchange must come by then. A guess: many outer steps of a scenario."""
+"""Time within which an exchange must come. Guess: many outer steps of a scenario; gaps between exchanges of lab runs
+would settle it."""
 
 
 async def amid_exchange(home: Path, patience_s: float = PATIENCE_S) -> bool:
-    """Wait until the peer in that home has been amid exchanges for some looks. False: it was not, for so long."""
+    """Wait until LOOKS probes in a row find an exchange of the peer; return False if that takes too long."""
     until, found = time.monotonic() + patience_s, 0
     while time.monotonic() < until:
         found = found + 1 if await asyncio.to_thread(_exchanges, home) else 0
@@ -31,7 +34,7 @@ async def amid_exchange(home: Path, patience_s: float = PATIENCE_S) -> bool:
 
 
 def _exchanges(home: Path) -> int:
-    """How many are under way; none where it does not say."""
+    """Return the number of exchanges in progress; 0 if the peer does not answer."""
     try:
         count = ask(home, command="status")["status"]["exchanges_under_way"]
     except (HomeError, KeyError, TypeError):

@@ -1,6 +1,6 @@
-"""Figures from what everybody left: numbers by name; those of one peer are ``peers.NAME.FIGURE``. Without torch.
+"""Figures from the artifacts of all peers, by name; those of one peer are ``peers.NAME.FIGURE``. Without torch.
 
-docs/LABORATORY.md lists them. ``lab.report`` holds them against a scenario's limits.
+docs/LABORATORY.md lists them. ``lab.report`` compares them with a scenario's limits.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from lab.script import Do
 from peer.testnet.report import LEARNED
 
 NEWCOMER_S = 60.0
-"""Who comes so shortly before everything is over need not have taken anybody's weights. A guess: starting takes 3 s,
-and 30 s on a busy machine."""
+"""A peer that starts this shortly before the end need not have downloaded weights. Guess: starting takes 3 s, and 30 s
+on a busy machine; start times of lab runs would settle it."""
 
 WAITS = ("blocked_share", "longest_stall")
-"""How much of the time exchanges held the trainer up, and for how long at once."""
+"""Figures of how much, and for how long at once, exchanges held up the trainer."""
 
 HEARD_S = 2.0
-"""Partners may hear of it so long before it counts as done: who was killed is waited for. A guess: .1 s, and some on a
-busy machine."""
+"""Time by which partners may notice a death before the act counts as done, which is when the process has ended. Guess:
+.1 s, more on a busy machine; times between both in lab runs would settle it."""
 
 BREAKS_OFF = (Do.KILL, Do.FREEZE)
 
@@ -37,10 +37,10 @@ PULLS: Mapping[str, str] = {
     "donors_lost": "broke_off",
     "pieces_again": "asked_again",
 }
-"""Figures of pulls, and what a note of a pull calls each."""
+"""Figures of weight downloads, with the field of each in the note ``took weights``."""
 
 SOON = 2
-"""Outer steps within which a newcomer is to be as good as the others."""
+"""Outer steps within which a newcomer should be as good as the others."""
 
 CONDUCT: Mapping[str, str] = {
     "broke protocol": "",
@@ -49,8 +49,8 @@ CONDUCT: Mapping[str, str] = {
     "|nothing in common with ours|not where it said they are|too far ahead of ours",
     "refused": "^implausible progress",
 }
-"""Kinds of notes that name a peer, and what their reasons hold where its conduct is to blame. Who is busy, cannot be
-reached or broke off, as whoever leaves does, is blamed for nothing here."""
+"""Kinds of notes that blame a peer, with a pattern for the reasons that count. A peer that is busy, unreachable or
+breaks off, as any leaving peer does, is not blamed."""
 
 
 def figures_of(
@@ -59,12 +59,12 @@ def figures_of(
     disagreement: float | None,
     sides: Mapping[str, Sequence[Sequence[str]]],
 ) -> dict[str, Any]:
-    """All figures but what is left behind.
+    """Compute all figures except those of leftovers.
 
     Args:
-        course: ``play.RunRecord`` as plain data.
-        disagreement: of the last checkpoints of those who stayed.
-        sides: of each partition, the names of the peers on each of its sides.
+        course: ``RunRecord`` as plain data.
+        disagreement: of the last checkpoints of the peers that stayed.
+        sides: names of the peers on each side, by partition.
     """
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
     peers = {
@@ -130,7 +130,7 @@ def figures_of(
 
 
 def between_routers(honest: Sequence[Artifacts]) -> int:
-    """Exchanges of two that are both behind routers, as each of the two counted them."""
+    """Count exchanges between two peers behind routers; each of the two counts them."""
     behind = {each.peer_id for each in honest if each.part.settings.router}
     return sum(made.partner in behind for each in honest if each.peer_id in behind for made in each.exchanges())
 
@@ -138,7 +138,7 @@ def between_routers(honest: Sequence[Artifacts]) -> int:
 def _newcomer_figures(
     honest: Sequence[Artifacts], peers: Mapping[str, Mapping[str, Any]], done: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Of those who were started after second 0, for the first time or again."""
+    """Compute the figures of peers that were started, or started again, after second 0."""
     came = {act["who"]: float(act["time"]) for act in done if act["do"] == Do.START}
     newcomers = [each for each in honest if each.part.name in came]
     caught_up = [each for each in newcomers if each.since("caught up", came[each.part.name])]
@@ -159,13 +159,14 @@ def _newcomer_figures(
 
 
 def pulled(left: Artifacts) -> dict[str, float | None]:
-    """Of a peer that took weights the most in one pull."""
+    """Return the largest value of each of PULLS in one weight download of a peer; None without any."""
     return {name: left.most("took weights", field) for name, field in PULLS.items()}
 
 
 def schedules(staying: Sequence[Artifacts], came: Set[str]) -> float | None:
-    """The learning rate of those who came over that of the others, all at the last moment at which each still trained:
-    a newcomer whose schedule began anew would reach the run's end too, only later. None: nobody tells.
+    """Return the mean learning rate of newcomers over that of the others at the last time when all still trained.
+
+    A newcomer that restarts the schedule would also reach the run's end, only later. None without notes of both.
     """
     rates = {each.part.name: told for each in staying if (told := each.learning_rates())}
     until = min((told[-1][0] for told in rates.values()), default=0.0)
@@ -176,16 +177,16 @@ def schedules(staying: Sequence[Artifacts], came: Set[str]) -> float | None:
 
 
 def loss_soon(one: Artifacts, came: float, others: Sequence[Artifacts]) -> float | None:
-    """Its training loss over the others' when it had made SOON outer steps with the weights that it took.
+    """Return a newcomer's training loss over the others', SOON outer steps after it took weights.
 
-    Each is the mean of one whole inner phase: the newcomer's of its SOON'th, the others' of the one that each had
-    completed last by then.
+    The newcomer's loss is the mean of its SOON'th inner phase; the others' is the mean of the last inner phases that
+    they completed by then.
 
     Args:
-        came: when it was started (seconds since 1970); weights that it took before do not count.
+        came: when it was started (seconds since 1970); weights taken before do not count.
 
     Returns:
-        None where it took none, did not come that far, or nobody else had told a loss.
+        None if it took no weights or did not complete these steps, or if no other peer noted a loss.
     """
     taken = one.first("caught up", came)
     if taken is None:
@@ -204,7 +205,7 @@ def _losses(one: Artifacts, until: float) -> list[float]:
 
 
 def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of those of a group who stayed."""
+    """Compute the figures of the peers of a group that stayed."""
     return {
         "stayed": len(members),
         "loss": _mean(each["loss"] for each in members),
@@ -219,7 +220,7 @@ def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def compared(figures: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
-    """Every figure over the same one of the undisturbed scenario, where both are there."""
+    """Return each figure over that of the undisturbed run, where both exist."""
     found: dict[str, Any] = {}
     for name, value in figures.items():
         other = undisturbed.get(name)
@@ -276,9 +277,9 @@ def _peer_figures(
 
 
 def broken_off(one: Artifacts, left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]]) -> int:
-    """One peer's exchanges that were under way when the partner was killed or fell asleep, and came to nothing.
+    """Count a peer's failed exchanges that were in progress when the partner was killed or suspended.
 
-    Both had agreed. What was never answered, or failed for another reason, is none of these.
+    Both sides had agreed on them. Unanswered offers and failures for other reasons do not count.
     """
     ids = {each.part.name: each.peer_id for each in left}
     away = [(ids[act["who"]], float(act["time"])) for act in done if act["do"] in BREAKS_OFF and act["who"] in ids]
@@ -289,10 +290,10 @@ def broken_off(one: Artifacts, left: Sequence[Artifacts], done: Sequence[Mapping
 
 
 def noticing(one: Artifacts, everybody: Sequence[Artifacts]) -> dict[str, int]:
-    """Two figures of one peer.
+    """Return two figures of one peer.
 
-    ``noticed``: notes in which an honest peer blames it for its conduct; of one that is honest itself, too. ``lied``:
-    lies that honest peers drop without a note, as it counted itself when they went out.
+    ``noticed``: notes of honest peers that blame it, also if it is honest itself. ``lied``: lies that honest peers drop
+    without a note, as it counted them itself.
     """
     honest = [each for each in everybody if each is not one and each.part.settings.lie is None]
     blamed = sum(_blames(note, one.peer_id) for each in honest for note in each.notes)
@@ -308,12 +309,12 @@ def _blames(note: Note, peer: str) -> bool:
 
 def _learned(figures: Mapping[str, Any]) -> bool:
     first, last = figures["loss_first"], figures["loss"]
-    return first is not None and last is not None and last < LEARNED * first  # NaN did not learn
+    return first is not None and last is not None and last < LEARNED * first  # False for NaN
 
 
 def _most(values: Any) -> float | None:
     known = [value for value in values if value is not None]
-    return max(known, key=lambda value: (math.isnan(value), value), default=None)  # no number is worse than any
+    return max(known, key=lambda value: (math.isnan(value), value), default=None)  # NaN counts as the largest
 
 
 def _least(values: Any) -> float | None:

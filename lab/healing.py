@@ -1,4 +1,4 @@
-"""What a partition did to exchanges, and how soon it was as if there had been none. Pure."""
+"""Figures of a partition: its effect on exchanges, and how soon the swarm recovers. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from lab.artifacts import LAST, Artifacts, ExchangeArtifact
 from lab.script import Do
 
 HEALED = 2.0
-"""So many times as far apart as before: then a partition shows no more. A guess: distances of single exchanges
-differ by half."""
+"""Distance, over that before the partition, at which a peer has recovered. Guess: single exchanges differ by half;
+distances of undisturbed runs would settle it."""
 
 Sides = Sequence[Sequence[str]]
-"""The names of the peers on each side."""
+"""Names of the peers on each side."""
 
 
 def across(left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]], key: str, sides: Sides) -> tuple[int, int]:
-    """Exchanges between the sides of a partition that began while it was there, and after it was healed."""
+    """Count exchanges between sides of a partition: begun and ended during it, and begun after it healed."""
     when = _when(done, key)
     if Do.PART not in when:
         return 0, 0
@@ -30,8 +30,9 @@ def across(left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]], key: st
 
 
 def within(left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]], key: str, sides: Sides) -> int | None:
-    """Exchanges within a side of a partition while it was there, as each of the two counted them; the smallest of the
-    sides that have two peers. None: no side has, or the network never fell apart.
+    """Count exchanges within a side during a partition, on the side with the fewest; each of both peers counts them.
+
+    Only sides with two peers count. None without one, or if the partition never came.
     """
     when = _when(done, key)
     if Do.PART not in when:
@@ -53,8 +54,9 @@ def within(left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]], key: st
 def steps_to_contact(
     left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]], key: str, sides: Sides
 ) -> int | None:
-    """Outer steps of the slowest from when the network is whole until anybody begins an exchange across. None: nobody
-    does, or it never was whole again.
+    """Return the outer steps of the slowest peer from the end of a partition until an exchange across begins.
+
+    None if no exchange across begins or the partition never ended.
     """
     when = _when(done, key)
     if Do.PART not in when or Do.HEAL not in when:
@@ -69,11 +71,11 @@ def steps_to_contact(
 
 
 def steps_to_heal(left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]], key: str, sides: Sides) -> int | None:
-    """Outer steps of the slowest to heal until it is no further from who was on the other side than HEALED says.
+    """Return the outer steps of the slowest peer until it is at most HEALED times as far from the other side as before.
 
-    They count from the first exchange across that anybody begins after the network is whole: until then nobody can know
-    of it. What was before is the median of a peer's last distances. None: somebody never was so near again, or nothing
-    tells what was before.
+    The count begins at the first exchange across after the partition: no peer can know earlier that it is over. The
+    distance before is the median of a peer's last exchanges. None if a peer never comes that near, or made no exchange
+    before the partition.
     """
     when = _when(done, key)
     if Do.PART not in when or Do.HEAL not in when:
@@ -97,7 +99,7 @@ def steps_to_heal(left: Sequence[Artifacts], done: Sequence[Mapping[str, Any]], 
 
 
 def _across(one: Artifacts, left: Sequence[Artifacts], sides: Sides) -> Iterator[ExchangeArtifact]:
-    """Those of one peer with peers of the other sides, in order."""
+    """Yield a peer's exchanges with peers of other sides, in order."""
     names = {each.peer_id: each.part.name for each in left}
     ours = _side(one.part.name, sides)
     for each in one.exchanges():

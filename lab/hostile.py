@@ -1,8 +1,7 @@
-"""A peer that lies, to see what becomes of honest ones: ``python -m lab.hostile LIE LINK --home HOME …``.
+"""Adversarial real peer, to test its effect on honest ones: ``python -m lab.hostile LIE LINK --home HOME …``.
 
-It is a whole real peer, with its own p2pd, but for what stands between its two cores and the world: a transport, a
-directory and a codec pool that lie. ``sim.testbed_fields`` names the lies; what a lie in weights does to them is the
-simulator's (``sim.adversaries``), so that both mean the same. Nothing but the laboratory starts it.
+It is a complete peer with its own p2pd, except for its transport, directory and codec pool, which alter what it sends.
+``sim.testbed_fields`` lists the lies; ``sim.adversaries`` alters weights, as in simulations. Only the lab starts it.
 """
 
 from __future__ import annotations
@@ -48,35 +47,36 @@ from peer.assembly import PeerOptions
 LIES: tuple[str, ...] = (*get_args(Lie), *get_args(WireLie))
 
 DRIP_S = 2.0
-"""Between two bytes: no frame of ours may take so long."""
+"""Pause between two bytes: no frame of an honest peer takes that long."""
 LINGERING_BYTES_PER_S = 5000.0
-"""A little more than ``net.links.Limits.slowest_rate``, below which a link is given up by itself."""
+"""Slightly above ``net.links.Limits.slowest_rate``, below which a link times out."""
 LINGERING_S_PER_BYTE = 1.0
-"""How long it says that others may take: a day for 86 kB."""
+"""Waiting time that it announces: a day for 86 kB."""
 LINGERING_PIECE = 500
 HEAVY = 1e6
 FLOOD_PAUSE_S = 0.02
-"""Between two calls of a flood to the same peer: fifty a second, far beyond what one is allowed."""
+"""Pause between two connections of a flood to the same peer: fifty per second, far beyond the rate limit."""
 FLOOD_AT_ONCE = 20
-"""Calls to one peer under way at a time. A guess: more wait in the flood's own p2pd."""
+"""Open connections to one peer. Guess: more only queue in the flood's own p2pd; its connection rate at 40 would settle
+it."""
 FLOOD_LOOK_S = 5.0
-"""Between two looks at who is there to be flooded."""
+"""Interval of directory lookups for peers to flood."""
 FOREVER_S = 3600.0
 
 
 @dataclass(slots=True)
 class Hostility:
-    """One peer's lie, and what it does to all that leaves it."""
+    """Lie of one peer, and its effect on everything that the peer sends."""
 
     lie: str
     progress: float
-    """The run's end, in tokens per peer."""
+    """Tokens per peer at the run's end."""
     random: Random = field(default_factory=lambda: Random(1))
     liar: Adversary = field(init=False)
     forger: Forger | None = field(default=None, init=False)
-    """Its directory, where it forges records."""
+    """Directory that forges records, if that is the lie."""
     notebook: Notebook = field(init=False)
-    """Of the shore that it disguises."""
+    """Notebook of the honest environment."""
 
     def __post_init__(self) -> None:
         simulated: Any = self.lie if self.lie in get_args(Lie) else "stalling"
@@ -84,11 +84,11 @@ class Hostility:
 
     @property
     def is_simulated(self) -> bool:
-        """The lie is one of the simulator's, and ``liar`` tells it."""
+        """Whether the lie is one of the simulator's."""
         return self.lie in get_args(Lie)
 
     def disguised(self, shore: DriverEnvironment, learner: Learner) -> DriverEnvironment:
-        """What an honest peer stands on, lying."""
+        """Return an honest peer's environment with this lie."""
         payloads, self.notebook = learner.payloads, shore.notebook
 
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -118,7 +118,7 @@ class Hostility:
         )
 
     def gossips(self, message: Message, to: PeerId) -> Message:
-        """The same message, with forged records where it could pass records on, once there are any."""
+        """Return a message with forged records in place of known ones, if it carries any and some are forged."""
         forged = self.forger.forged[:MAX_KNOWN] if self.forger is not None else ()
         if not forged or not isinstance(message, Offer | Accept | WeightsReply):
             return message
@@ -126,11 +126,11 @@ class Hostility:
         return replace(message, known=forged)
 
     def lied(self, to: PeerId, times: int = 1) -> None:
-        """Note a lie that honest peers drop without a word."""
+        """Note a lie that honest peers drop without a note."""
         self.notebook.note("lied", peer=to, times=times)
 
     def _copies(self, payloads: Payloads) -> list[Tensor]:
-        """To newcomers, in place of its weights: pieces, and what they are compared with."""
+        """Return weights for newcomers and for comparison with other donors, in place of the true ones."""
         return [torch.frombuffer(bytearray(part), dtype=torch.float32) for part in self.liar.gives(payloads.weights())]
 
     def garbled(self, payload: Encoded, random: Random) -> Encoded:
@@ -138,37 +138,37 @@ class Hostility:
 
 
 def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
-    """What it would send if its weights were as large as codecs take them."""
+    """Encode weights that are as large as codecs accept."""
     fragments, mine, theirs, true = question
     parts = tuple(part * (codecs.LARGEST_MAGNITUDE / 2 / float(part.abs().max())) for part in true.parts)
     return payloads.encode(fragments, mine, theirs, replace(true, parts=parts))
 
 
 def infinite(payloads: Payloads, question: Sequence[Any]) -> tuple[bytes, ...]:
-    """Its wishes, with the sketch of weights that are infinite."""
+    """Return the true proposals with a sketch of infinite weights."""
     sketch = struct.pack("<f", math.inf) * SKETCH_SUMS
     return tuple(wish[:-SKETCH_BYTES] + sketch if wish else wish for wish in payloads.wishes(*question))
 
 
 def with_true_wishes(payloads: Payloads, question: Sequence[Any]) -> Encoded:
-    """What it would send had it not lied in its wishes, so that it does not stumble over them itself."""
+    """Encode with the true proposals, because our own codec would reject the altered ones."""
     fragments, _, theirs, true = question
     return payloads.encode(fragments, payloads.wishes(fragments, true), theirs, true)
 
 
 class Raw(Protocol):
-    """``net.links.StreamLink`` below its frames: an honest peer has no use for that."""
+    """``net.links.StreamLink`` below its frames, for writing parts of a frame."""
 
     async def _write(self, header: bytes, body: bytes | memoryview) -> None: ...
 
 
 def raw(link: Link) -> Raw:
-    """What a conversation's first lane is made of."""
+    """Return the link under the first stream of a connection."""
     return cast(Raw, link._link if isinstance(link, ParallelLink) else link)
 
 
 async def drip(link: Raw, kind: int, body: bytes | memoryview) -> None:
-    """A true frame, its header at once and then a byte now and then."""
+    """Send a true frame: the header at once, then one byte per DRIP_S."""
     await link._write(encode_header(kind, len(body)), b"")
     for place in range(len(body)):
         await asyncio.sleep(DRIP_S)
@@ -176,7 +176,7 @@ async def drip(link: Raw, kind: int, body: bytes | memoryview) -> None:
 
 
 async def linger(link: Raw, kind: int, body: bytes | memoryview) -> None:
-    """A true frame, so slowly that it just counts as alive."""
+    """Send a true frame just fast enough that the link does not time out."""
     await link._write(encode_header(kind, len(body)), b"")
     for start in range(0, len(body), LINGERING_PIECE):
         await asyncio.sleep(LINGERING_PIECE / LINGERING_BYTES_PER_S)
@@ -184,7 +184,7 @@ async def linger(link: Raw, kind: int, body: bytes | memoryview) -> None:
 
 
 def on_terms(message: Message, **lie: Any) -> Message:
-    """The same message, with other terms where it has any."""
+    """Return a message with altered terms, if it has terms."""
     if isinstance(message, Offer | Accept):
         return replace(message, terms=replace(message.terms, **lie))
     return message
@@ -192,14 +192,14 @@ def on_terms(message: Message, **lie: Any) -> Message:
 
 @dataclass(slots=True)
 class Lying:
-    """A transport whose links lie."""
+    """Transport whose links alter what they send."""
 
     transport: Transport
     hostility: Hostility
     directory: Directory
     _flood: asyncio.Task[None] | None = None
     _calls: Counter[PeerId] = field(default_factory=Counter)
-    """Of a flood: those that came through and are over, since they were last noted."""
+    """Completed connections of a flood since they were last noted."""
 
     async def open(self, peer: PeerId, addresses: Sequence[str]) -> Link:
         return LyingLink(await self.transport.open(peer, addresses), self.hostility)
@@ -210,7 +210,7 @@ class Lying:
         await self.transport.listen(lambda link: handler(LyingLink(link, self.hostility)))
 
     async def _call_everybody(self) -> None:
-        """For ever, all at once, and with nothing to say."""
+        """Dial every peer forever, in parallel, and send nothing."""
         loop, known, looked_at = asyncio.get_running_loop(), list[Presence](), -FLOOD_LOOK_S
         calls = dict[PeerId, set[asyncio.Task[None]]]()
         while True:
@@ -231,7 +231,7 @@ class Lying:
         with contextlib.suppress(NetworkError, RemoteError):
             link = await self.transport.open(presence.peer, presence.addresses)
             try:
-                await link.receive()  # they wait for us to speak
+                await link.receive()  # the peer waits for our first message
             finally:
                 self._calls[presence.peer] += 1
                 await link.close()
@@ -239,7 +239,7 @@ class Lying:
 
 @dataclass(slots=True)
 class LyingLink:
-    """A link over which the lie goes out, and to which a silent peer does not listen."""
+    """Link that alters what it sends; with the lie ``silent`` it ignores messages."""
 
     link: Link
     hostility: Hostility
@@ -295,12 +295,11 @@ class LyingLink:
 
 @dataclass(slots=True)
 class Forger:
-    """A directory in which it announces others, too, at its own address."""
+    """Directory that also announces other peers at its own address."""
 
     directory: Directory
     forged: tuple[Presence, ...] = ()
-    """Its own last record, in the names of all others that it knows: as new as can be, and with a signature of its
-    own."""
+    """Copies of its last record under the names of all other known peers, with its own signature."""
     _own: Presence | None = None
 
     async def announce(self, presence: Presence) -> None:
@@ -308,7 +307,7 @@ class Forger:
         await self.directory.announce(presence)
         await self.lookup()
         for record in self.forged:
-            with contextlib.suppress(NetworkError):  # nobody stored it
+            with contextlib.suppress(NetworkError):  # no node stored it
                 await self.directory.announce(record)
 
     async def lookup(self) -> list[Presence]:
@@ -325,7 +324,7 @@ class Forger:
 @click.option("--nickname", default="")
 @click.option("--local", is_flag=True)
 def hostile(lie: str, link: str, home: Path, nickname: str, local: bool) -> None:
-    """A peer of the laboratory's that tells LIE to the swarm of LINK."""
+    """Run an adversarial peer of the lab that tells LIE to the swarm of LINK."""
 
     def disguise(shore: DriverEnvironment, learner: Learner, progress: float) -> DriverEnvironment:
         return Hostility(lie, progress).disguised(shore, learner)
