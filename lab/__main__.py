@@ -1,4 +1,4 @@
-"""``python -m lab OUT THREADS``: the inside of a testnet in namespaces; ``lab.command`` starts it in a cell."""
+"""``python -m lab OUT THREADS``: inside process of a testnet in namespaces; ``lab.command`` starts it in a cell."""
 
 import sys
 from pathlib import Path

@@ -117,9 +117,7 @@ class Artifacts:
         begins = max((place for place, each in enumerate(told) if each.time <= first), default=0)
         ends = next((place for place, each in enumerate(told) if each.time >= last), len(told) - 1)
         steps = pairwise(each.tokens for each in told[begins : ends + 1])
-        return sum(
-            max(after - before, 0) for before, after in steps
-        )  # a process without a checkpoint starts at 0 again
+        return sum(max(after - before, 0) for before, after in steps)  # a new process may count from less
 
     def uplink_share(self) -> float | None:
         """Return the payload bytes sent while training over what the uplink carries from the first exchange to the end

@@ -58,7 +58,7 @@ def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Pat
     paths = sorted(folder.glob("*.toml"))
     if not paths:
         raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
-    _check_stage(stage, page)  # report a missing means once, not for every scenario
+    _check_stage(stage, page)  # reported once, not for every scenario
     reports_of: list[Any] = []
     console = terminal()
     calms: Calms = {}

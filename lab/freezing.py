@@ -37,7 +37,7 @@ class Suspend:
     def __init__(self, pids: Sequence[int]) -> None:
         command = [sys.executable, "-I", "-S", "-c", _HOLD, *map(str, pids)]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        assert self._holder.stdout is not None  # asked for
+        assert self._holder.stdout is not None  # stdout=PIPE
         self._holder.stdout.readline()
 
     def end(self) -> None:

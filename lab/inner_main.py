@@ -1,4 +1,4 @@
-"""The part of a testnet that runs inside: make the stage, conduct, count what is left, write ``course.json``.
+"""Inside of a testnet: makes the stage, runs the script, counts leftovers, writes ``course.json``.
 
 In stage ``namespaces`` this is the init of a cell (``lab.cell``), started as ``python -m lab``.
 """
@@ -34,29 +34,30 @@ from peer.testnet.plan import laid_out
 from peer.testnet.watch import Watch
 
 PLAIN_WIDTH = 120
-"""Columns of what goes to a file, which has no width of its own."""
+"""Columns of output that goes to a file."""
 MARK = "P2PTRAIN_TESTNET"
-"""A variable that every process of a testnet inherits, so that what is left can be told from others' processes."""
+"""Variable that all processes of a testnet inherit, so that leftovers can be distinguished from other processes."""
 LEFT_GRACE_S = 10.0
-"""For grandchildren whose parents have just ended. A guess."""
+"""Time for grandchildren to end after their parents. Guess: the longest wait of lab runs would settle it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What was still there after everybody had ended."""
+    """What still existed after all processes should have ended."""
 
     processes: int
     sockets: int
     namespaces: list[str]
-    """Those that were made; whoever started us looks whether they are gone."""
+    """Network namespaces that were made; the outside process checks whether they are gone."""
 
 
 def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int, page: str = "") -> None:
-    """Act the scenario out in ``out``, which ``testnet.plan.lay_out`` prepared; writes ``out/course.json``.
+    """Run the scenario in ``out``, which ``testnet.plan.lay_out`` prepared, and write ``out/course.json``.
 
-    ``page``: what ``lab.stages`` found.
+    Raises KeyboardInterrupt after an interrupt, once all processes have ended.
 
-    KeyboardInterrupt: the owner stopped it, and everybody has ended.
+    Args:
+        page: result of ``lab.stages.looked_at``.
     """
     script = written(scenario)
     plan = laid_out(out, [part.name for part in script.parts])
@@ -67,7 +68,7 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int,
 
         async def interruptible() -> tuple[RunRecord, Leftovers]:
             task = asyncio.current_task()
-            assert task is not None  # asyncio.run made it
+            assert task is not None  # asyncio.run creates it
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             hear_sigterm()
             stage, there = _stage(stage_name, script, scenario, out, page), 0
@@ -94,7 +95,7 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int,
 
 @contextlib.contextmanager
 def _told(course: RunRecord) -> Iterator[None]:
-    """A stage that fails in the end does not take away what was seen on it."""
+    """Record a DeviceError of the block as a trouble, so that the run record is kept."""
     try:
         yield
     except DeviceError as error:
@@ -110,7 +111,7 @@ def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path, p
 
 
 async def _left_running() -> int:
-    """Processes of this testnet beside ourselves, once those that are just ending have."""
+    """Return the number of processes of this testnet besides this one, after waiting for those that are ending."""
     mark = os.environ.get(MARK, "")
     for _ in range(round(LEFT_GRACE_S / 0.1)):
         if not marked(MARK, mark):
@@ -120,13 +121,13 @@ async def _left_running() -> int:
 
 
 def sockets_left(folder: Path) -> int:
-    """Sockets below the folder that the next start would not sweep away. (Those of killed processes it does.)"""
+    """Count sockets below a folder that the next start would not remove. It removes those of killed processes."""
     sweep(folder)
     return sum(stat.S_ISSOCK(path.lstat().st_mode) for path in folder.rglob("*"))
 
 
 def _namespaces() -> list[str]:
-    """The network namespaces that our descriptors hold."""
+    """Return the network namespaces that our descriptors hold."""
     held = [_target(each) for each in Path("/proc/self/fd").iterdir()]
     return sorted({each for each in held if each.startswith("net:")})
 
@@ -139,6 +140,6 @@ def _target(link: Path) -> str:
 
 
 def course_of(out: Path) -> dict[str, Any]:
-    """What ``play`` wrote. FileNotFoundError where it did not come that far."""
+    """Read what ``play`` wrote. Raises FileNotFoundError if it did not come that far."""
     document: dict[str, Any] = json.loads((out / "course.json").read_bytes())
     return document

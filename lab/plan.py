@@ -1,4 +1,4 @@
-"""A scenario as a run of real peers: its manifest, and what a stage cannot act out."""
+"""Scenario as a run of real peers: its manifest, and what a stage does not support."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from p2ptrain.sim.scenario_file import by_name
 from p2ptrain.sim.testbed_fields import RealGroup, RealScenario
 
 MOST_PEERS = 64
-"""Processes of half a gigabyte each; as in a testnet without a scenario."""
+"""Limit of peers, at half a gigabyte each; as in a testnet without a scenario."""
 
 _NO_AUTHOR = "00" * 32
 
 
 def check(scenario: RealScenario, script: Script, stage: StageName, netem: bool = True) -> None:
-    """Raises ScenarioError with one line for each thing that real peers, or this stage, cannot act out.
+    """Raise ScenarioError with a line for everything that real peers, or this stage, do not support.
 
     Args:
-        netem: whether the kernel under containers makes packets late and loses them (``containers.has_netem``).
+        netem: whether links of containers can have delay and loss (``containers.has_netem``).
     """
     faults = [*_learner_faults(scenario), *_crowd_faults(scenario, script)]
     for place, group in enumerate(scenario.peers):
@@ -56,7 +56,7 @@ def _learner_faults(scenario: RealScenario) -> list[str]:
 
 def _crowd_faults(scenario: RealScenario, script: Script) -> list[str]:
     faults = []
-    if len(script.hosts) > MOST_PEERS:  # of those on one host only one is there at a time
+    if len(script.hosts) > MOST_PEERS:  # peers on one host run one after the other
         faults.append(f"peers: {len(script.hosts)} in all, and at most {MOST_PEERS} are acted out")
     if not script.first:
         faults.append("peers: nobody is there from the beginning; give a group arrives_at_s = 0")
@@ -102,12 +102,14 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
 
 
 def manifest_of(scenario: RealScenario) -> Manifest:
-    """The run that trains what the scenario's learner ``lm`` trains. Raises ManifestError where it is none."""
+    """Return the manifest of a run that trains the scenario's learner ``lm``. Raises ManifestError if the scenario
+    has no valid one.
+    """
     from p2ptrain.sim.learning import LanguageModelLearner
     from p2ptrain.sim.lm.language import description, training
 
     learner = scenario.learner
-    assert isinstance(learner, LanguageModelLearner)  # check() saw to it
+    assert isinstance(learner, LanguageModelLearner)  # guaranteed by check()
     changes: dict[str, Any] = {
         "run.name": "laboratory",
         "run.seed": scenario.run.seed,

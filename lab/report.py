@@ -1,4 +1,4 @@
-"""What became of a scenario: its figures (``lab.figures``) held against its limits. Without torch."""
+"""Report of a scenario: its figures (``lab.figures``) compared with its limits. Without torch."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ ALWAYS = {
     "left_sockets": Limit(at_most=0),
     "left_namespaces": Limit(at_most=0),
 }
-"""Limits that no scenario need name."""
+"""Limits of every scenario."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioVerdict:
-    """The report."""
+    """Report of one scenario."""
 
     scenario: str
     stage: str
     passed: bool
     figures: dict[str, Any]
     limits: dict[str, dict[str, Any]]
-    """Each with its bounds, what was found, and whether it was kept."""
+    """Each limit's bounds, the figure found, and whether it was kept."""
     faults: list[str]
-    """Why it did not pass, in plain words."""
+    """Why the scenario did not pass."""
     course: list[str]
-    """What happened, in order."""
+    """Events, in order."""
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
     def beside(self, faults: Sequence[str]) -> ScenarioVerdict:
-        """The same with faults that were found otherwise."""
+        """Return the verdict with more faults."""
         return replace(self, passed=self.passed and not faults, faults=[*self.faults, *faults])
 
 
 def spoiled(title: str, stage: str, figures: Mapping[str, Any], course: Mapping[str, Any]) -> ScenarioVerdict:
-    """What it was to be compared with did not come about, so that nothing else was acted out."""
+    """Return the verdict if the undisturbed run failed, so that the scenario itself was not run."""
     troubles = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
     return ScenarioVerdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, troubles, _happened(course))
 
 
 def refused(title: str, stage: str, why: str) -> ScenarioVerdict:
-    """It could not be acted out, or not be measured."""
+    """Return the verdict of a scenario that could not be run or measured."""
     return ScenarioVerdict(title, stage, False, {"peers": {}}, {}, [why], [])
 
 
@@ -60,7 +60,7 @@ def judged(
     figures: Mapping[str, Any],
     course: Mapping[str, Any],
 ) -> ScenarioVerdict:
-    """The figures held against the scenario's limits and those that always hold."""
+    """Compare the figures with the scenario's limits and those that always hold."""
     limits: dict[str, dict[str, Any]] = {}
     troubles = list(course["troubles"])
     for name, limit in {**ALWAYS, **scenario.limits}.items():
@@ -80,8 +80,8 @@ def _happened(course: Mapping[str, Any]) -> list[str]:
 
 
 def grown(figures: Mapping[str, Any]) -> list[str]:
-    """Of each process that a limit on growth may be about: what it had at first, once it had settled, and at last."""
-    if figures.get("memory_growth") is None:  # nobody was watched for long enough
+    """Return a line for each watched process: its values once settled, and at the end."""
+    if figures.get("memory_growth") is None:  # no process was watched for long enough
         return []
     return [
         f"{name}: "
@@ -93,7 +93,7 @@ def grown(figures: Mapping[str, Any]) -> list[str]:
 
 
 def finite(tree: Any) -> Any:
-    """The same with null for numbers that JSON does not have."""
+    """Return a tree with null in place of numbers that JSON does not have."""
     if isinstance(tree, Mapping):
         return {str(name): finite(value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -102,7 +102,7 @@ def finite(tree: Any) -> Any:
 
 
 def figure(figures: Mapping[str, Any], name: str) -> float | None:
-    """A number by its dotted name; True is 1. None: there is none, or it was not measured."""
+    """Return a number by its dotted name; True is 1. None if it does not exist or was not measured."""
     found = _leaf(figures, name)
     if not isinstance(found, int | float) or not math.isfinite(found):
         return None
@@ -110,7 +110,9 @@ def figure(figures: Mapping[str, Any], name: str) -> float | None:
 
 
 def _leaf(tree: Any, name: str) -> Any:
-    """What a dotted name leads to. Names of peers may have dots too (``seat-1-1.2``), so the longest one counts."""
+    """Return the value at a dotted name. Names of peers may contain dots (``seat-1-1.2``), so the longest match
+    counts.
+    """
     if not name or not isinstance(tree, Mapping):
         return tree if not name else None
     steps = name.split(".")

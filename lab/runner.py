@@ -1,8 +1,8 @@
-"""From the first process to the last: start who is there from the beginning, then do what the script says.
+"""Runner: starts the initial peers, follows the script, and ends all processes.
 
-Who closes what: every child that was started is in ``Conductor.lives`` or ``bootstraps`` and ends before ``conduct``
-returns, whatever happens; cancelling ``conduct`` ends them too, without asking long. Naps end there as well, and acts
-that are under way. The stage is its maker's.
+Every started child is in ``Conductor.lives`` or ``bootstraps`` and ends before ``conduct`` returns, in every case;
+cancelling ``conduct`` ends them after a short grace. Suspended peers are resumed, and acts in progress end. The stage
+belongs to the code that made it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,21 @@ from peer.testnet.runner import SAVE_GRACE_S, TICK_S, join_link, page_url, said
 from peer.testnet.watch import Watch
 
 ABANDON_GRACE_S = 3.0
-"""For a trainer when the owner interrupts: time to end, not to save. A guess."""
+"""Time for a trainer to end, without saving, after an interrupt. Guess: the times of interrupted lab runs would settle
+it."""
 
 LEARNING_S = 600.0
-"""So long second 0 waits for a swarm to learn. The demo model takes about 2 s (our measurement, 2 cores)."""
+"""Longest wait for the swarm to learn before second 0. The demo model needs about 2 s (measured on 2 cores)."""
 
 
 async def conduct(
     plan: Plan, script: Script, stage: Stage, seconds: float | None, threads: int, watch: Watch
 ) -> RunRecord:
-    """Act the script out. ``seconds``: after second 0, when everybody who is still there saves and leaves."""
+    """Run the script and return its record.
+
+    Args:
+        seconds: time after second 0 at which all remaining peers save and leave; None to wait for the run's end.
+    """
     conductor = Conductor(plan, script, stage, threads, watch)
     try:
         return await _conducted(conductor, seconds)
@@ -54,7 +59,7 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
             troubles, cut_short = await _until_over(conductor, seconds)
         await conductor.turns.over()
         await conductor.mend_all()
-        await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap: they say goodbye to it
+        await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap, which they tell that they leave
         watch.refresh()
         wall_s = 0.0 if began is None else time.monotonic() - began
         await processes.stop(conductor.all_bootstraps, SAVE_GRACE_S)
@@ -78,7 +83,7 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
 
 
 async def _begin(conductor: Conductor) -> list[str]:
-    """The bootstrap and who is there from the beginning, until all of them train; returns what went wrong."""
+    """Start the bootstraps and the initial peers, and wait until all train; return what went wrong."""
     for name in conductor.script.bootstraps:
         bootstrap = await conductor.start_bootstrap(name, conductor.link)
         link = await join_link(conductor.link_file(name), bootstrap)
@@ -91,14 +96,14 @@ async def _begin(conductor: Conductor) -> list[str]:
         watch.say(f"watch them at {page_url(conductor.link_file(BOOTSTRAP).with_name('output.log'))}")
     for who in first:
         await conductor.start(who)
-    while not all(watch.views[who].begun for who in first):  # troubles() notices where that never comes
+    while not all(watch.views[who].begun for who in first):  # troubles() reports a peer that never trains
         if troubles := await _tick(conductor):
             return troubles
     return await _learning(conductor) if conductor.script.waits_for_learning else []
 
 
 async def _learning(conductor: Conductor) -> list[str]:
-    """Until all who are there have learned; returns what went wrong."""
+    """Wait until all initial peers have learned; return what went wrong."""
     until = time.monotonic() + LEARNING_S
     while slow := _have_not_learned(conductor):
         if not conductor.running_trainers:
@@ -111,14 +116,14 @@ async def _learning(conductor: Conductor) -> list[str]:
 
 
 async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list[str], bool]:
-    """Follow the script until nobody is left or the time is up: what went wrong, and whether it was time.
+    """Follow the script until no peer is left or the time is up; return what went wrong, and whether the time was up.
 
-    Its clock stands still while somebody starts, which takes no time in a simulation.
+    The script's clock stands still while a peer starts, which takes no time in a simulation.
     """
     pending = deque(conductor.script.acts)
     clock_s, looked_at = 0.0, time.monotonic()
     while True:
-        if any(view.fraction >= 1.0 for view in conductor.watch.views.values()):  # churn ends before the run's end does
+        if any(view.fraction >= 1.0 for view in conductor.watch.views.values()):  # then churn ends
             pending = deque(act for act in pending if act.who not in conductor.script.churning)
         while pending and pending[0].at_s <= clock_s and not conductor.is_waiting:
             conductor.begin(pending.popleft())
@@ -139,10 +144,13 @@ async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list
 
 
 def _have_not_learned(conductor: Conductor) -> list[str]:
-    """The measure is the loss that the swarm began with: who came a moment later began with the others' weights."""
+    """Return the initial peers whose loss has not fallen enough.
+
+    The reference is the swarm's first loss, because a peer that starts a moment later may begin with others' weights.
+    """
     views = {who: conductor.watch.views[who] for who in conductor.script.first}
     began = max((view.first_loss for view in views.values() if not math.isnan(view.first_loss)), default=math.nan)
-    return [who for who, view in views.items() if not view.loss < LEARNED * began]  # NaN has not
+    return [who for who, view in views.items() if not view.loss < LEARNED * began]  # true for NaN
 
 
 def _miss(conductor: Conductor, pending: deque[Act]) -> None:
@@ -150,7 +158,7 @@ def _miss(conductor: Conductor, pending: deque[Act]) -> None:
 
 
 async def _tick(conductor: Conductor) -> list[str]:
-    """A moment later: what went wrong in it."""
+    """Wait for one tick and return what went wrong in it."""
     await asyncio.sleep(TICK_S)
     conductor.turns.check()
     conductor.watch.refresh()

@@ -1,8 +1,7 @@
-"""A scenario's timeline as plain data: who exists, and what happens when. Pure; it draws what is left to chance.
+"""Script: a scenario's timeline as plain data, with random events drawn. Pure.
 
-Second 0 is when everybody who is there from the beginning trains: in a simulation they train from the first instant,
-and real peers take some seconds to start. A scenario may ask that they have learned by then.
-What is drawn depends on ``run.seed`` alone.
+Second 0 is when all initial peers train: simulated peers train from the first instant, real peers need some seconds to
+start. A scenario may also require that they have learned by then. Random draws depend on ``run.seed`` only.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from random import Random
 from p2ptrain.sim.testbed_fields import BOOTSTRAP, Breakage, RealGroup, RealScenario
 
 HORIZON_S = 3600.0
-"""Where a scenario without run.seconds goes on being drawn. A guess: a testnet takes minutes."""
+"""Time up to which a scenario without run.seconds is drawn. Guess: a testnet takes minutes; the longest lab run would
+settle it."""
 MOST_OCCUPANTS = 50
-"""Peers in one place, one after the other."""
+"""Peers on one host, one after the other."""
 
 
 class Do(StrEnum):
-    """What can happen to somebody."""
+    """Kind of act."""
 
     START = "starts"
     STOP = "is asked to leave"
@@ -47,68 +47,68 @@ BREAKS: Mapping[Breakage, tuple[Do, Do | None]] = {
     "no_descriptors": (Do.EXHAUST, Do.RELIEVE),
     "daemon_dies": (Do.LOSE_DAEMON, None),
 }
-"""How each trouble begins, and how it ends."""
+"""Acts that begin and end each trouble."""
 
 
 def told(who: str, do: str) -> str:
-    """``home-1 is killed``, ``the network falls apart``."""
+    """Describe an act: ``home-1 is killed``, ``the network falls apart``."""
     return do if do in (Do.PART, Do.HEAL) else f"{who} {do}"
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that happens."""
+    """One event of the timeline."""
 
     at_s: float
     do: Do
     who: str
-    """A part's name, or ``BOOTSTRAP``; of partitions their place in the scenario."""
+    """Name of a part, or ``BOOTSTRAP``; for partitions their index in the scenario."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One peer that the scenario has."""
+    """One peer of the scenario."""
 
     name: str
     group: str
     settings: RealGroup
     host: str
-    """The computer it runs on: who comes in another's place has the same line."""
+    """Host that it runs on: a peer that replaces another has the same link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Everybody, and everything that happens, in order. Who starts at second 0 has no act for that."""
+    """All peers and acts, in order. Peers that start at second 0 have no act for that."""
 
     parts: tuple[Part, ...]
     first: tuple[str, ...]
-    """Who is there from the beginning."""
+    """Initial peers."""
     acts: tuple[Act, ...]
     bootstraps: tuple[str, ...] = (BOOTSTRAP,)
-    """In the order in which they start."""
+    """Bootstraps in the order of their starts."""
     waits_for_learning: bool = False
-    """Second 0 is when all who are there from the beginning have learned."""
+    """Whether second 0 is when all initial peers have learned."""
 
     @property
     def churning(self) -> frozenset[str]:
-        """Who goes or comes for the sake of churn alone, which ends when somebody has done the whole run."""
+        """Peers that leave or come only for churn, which ends when a peer has completed the run."""
         return frozenset(part.name for part in self.parts if part.settings.leaves_every_s is not None)
 
     @property
     def hosts(self) -> dict[str, Part]:
-        """The computers, each with the first who runs there."""
+        """Hosts, each with its first peer."""
         found: dict[str, Part] = {}
         for part in self.parts:
             found.setdefault(part.host, part)
         return found
 
     def seats(self, group: str) -> list[str]:
-        """The hosts of a group."""
+        """Return the hosts of a group."""
         return [host for host, part in self.hosts.items() if part.group == group]
 
 
 def written(scenario: RealScenario) -> Script:
-    """The script of a scenario."""
+    """Return the script of a scenario."""
     parts: list[Part] = []
     acts: list[Act] = []
     end_s = scenario.run.seconds or HORIZON_S
@@ -134,10 +134,13 @@ def written(scenario: RealScenario) -> Script:
 def _write_seat(
     parts: list[Part], acts: list[Act], host: str, place: tuple[str, int], group: RealGroup, seed: int, end_s: float
 ) -> None:
-    """All who live on one computer, one after the other, and what happens to them. ``place``: in which group, and the
-    how manieth."""
+    """Append the peers of one host, which run one after the other, and their acts.
+
+    Args:
+        place: name of the group, and the host's number in it.
+    """
     name, number = place
-    # The same draw as the simulator's, for the same reason: the same scenario is the same story.
+    # Draws as the simulator does, so that a scenario has the same timeline there.
     share = Random(f"{seed}/{host}/arrival").random() if group.arrives_over_s else 0.0
     arrives = group.arrives_at_s + share * group.arrives_over_s
     part = Part(host, name, group, host)
@@ -162,7 +165,7 @@ def _write_seat(
 
 
 def _leaves(group: RealGroup, number: int, arrives: float, life: int, random: Random) -> float | None:
-    if group.leaves_at_s is not None and group.leaves_every_s is not None:  # in turn, again and again
+    if group.leaves_at_s is not None and group.leaves_every_s is not None:  # in turn, repeatedly
         return group.leaves_at_s + group.leaves_every_s * (number - 1 + (life - 1) * group.count)
     if group.leaves_at_s is not None:
         return group.leaves_at_s if life == 1 else None
@@ -170,7 +173,7 @@ def _leaves(group: RealGroup, number: int, arrives: float, life: int, random: Ra
 
 
 def _naps(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequence[Act]:
-    """Of the freezes those that find it there; who leaves asleep is not woken for it."""
+    """Return acts for the suspensions that begin while the peer runs; a peer that leaves meanwhile is not resumed."""
     acts = []
     for freeze in group.freezes:
         if arrives <= freeze.at_s < leaves:
@@ -181,7 +184,7 @@ def _naps(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequence
 
 
 def _troubles(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequence[Act]:
-    """Of the troubles those that find it there."""
+    """Return acts for the troubles that begin while the peer runs."""
     acts = []
     for trouble in group.troubles:
         breaks, mends = BREAKS[trouble.what]

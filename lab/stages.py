@@ -1,6 +1,6 @@
-"""Where a scenario is acted out: on the loopback of this machine, or on hosts in network namespaces.
+"""Stages: where a scenario's processes run. The loopback of this machine, or hosts in network namespaces.
 
-(Or in containers: ``lab.containers``.)
+``lab.containers`` is the third stage.
 """
 
 from __future__ import annotations
@@ -23,76 +23,78 @@ from peer.testnet.processes import Wrap
 StageName = Literal["local", "namespaces", "docker"]
 
 TOKEN = "P2PTRAIN_PAGE_TOKEN"
-"""A variable that bootstraps read: the page's address stays what it was when its bootstrap is started again."""
+"""Variable that bootstraps read, so that the page's address stays the same when its bootstrap restarts."""
 HOSTS = "P2PTRAIN_PAGE_HOSTS"
-"""Another: the names by which the page opens."""
+"""Variable that bootstraps read: host names at which the page opens."""
 OWN_NAMES = f"{LOOPBACK},localhost"
 
 
 class Sleep(Protocol):
-    """Somebody is asleep."""
+    """Suspended peer."""
 
     def end(self) -> None:
-        """Wake up. Safe to call twice. In a thread, as ``Stage.nap``; raises DeviceError where it sleeps on."""
+        """Resume it. May be called twice and in a thread. Raises DeviceError if it stays suspended."""
         ...
 
 
 class Stage(Protocol):
-    """What the conductor needs of it."""
+    """What the conductor needs of a stage."""
 
     arguments: Sequence[str]
-    """For every process that it starts here."""
+    """Arguments of every process on this stage."""
 
     @property
     def page(self) -> Sequence[str]:
-        """For the first bootstrap: where it shows the swarm; none: nowhere."""
+        """Arguments by which the first bootstrap shows the swarm; empty for no page."""
         ...
 
     def inside(self, host: str, who: str) -> Wrap:
-        """Where the processes of somebody on this host run."""
+        """Return the wrapper that runs a command on a host."""
         ...
 
     def started(self, who: str, settings: RealGroup | None) -> None:
-        """Somebody's first process was started; None: a bootstrap's."""
+        """Prepare a peer whose process was started; None for a bootstrap."""
         ...
 
     def left(self) -> int:
-        """What is still there of everybody and is no process of this system."""
+        """Count what remains besides processes of this system."""
         ...
 
     def kill(self, who: str, pid: int) -> None:
-        """As when the power fails: all of somebody's processes, of which ``pid`` was started here, at once.
+        """Kill all processes of a peer at once, as a power failure does; ``pid`` is the one that was started here.
 
-        Called in a thread, where it may take its time. Raises DeviceError where they live on.
+        Called in a thread and may block. Raises DeviceError if they live on.
         """
         ...
 
     def nap(self, who: str, pid: int) -> Sleep:
-        """All of them stop until the end of the nap. In a thread, as ``kill``; raises DeviceError where they go on."""
+        """Suspend all processes of a peer. Called in a thread and may block. Raises DeviceError if they keep
+        running.
+        """
         ...
 
     def sleeps(self, host: str, is_asleep: bool) -> None:
-        """Nothing passes a sleeping host's line."""
+        """Cut or restore the link of a suspended host."""
         ...
 
     def parts(self, key: str) -> None:
-        """The network falls apart as this partition says."""
+        """Begin a partition of the scenario."""
         ...
 
     def heals(self, key: str) -> None:
-        """That is over."""
+        """End a partition."""
         ...
 
     def close(self) -> None: ...
 
 
 class OwnProcesses:
-    """Everybody's processes are this system's."""
+    """Stage whose processes belong to this system."""
 
     page: Sequence[str] = ()
 
     def started(self, who: str, settings: RealGroup | None) -> None:
-        """Lines are made before anybody starts."""
+        """Do nothing: links are made before any process starts."""
 
     def left(self) -> int:
         return 0
@@ -107,7 +109,7 @@ class OwnProcesses:
 
 
 class Loopback(OwnProcesses):
-    """Everybody on 127.0.0.1, without lines."""
+    """Stage ``local``: all processes on 127.0.0.1, without links."""
 
     arguments: Sequence[str] = ("--local",)
 
@@ -118,7 +120,7 @@ class Loopback(OwnProcesses):
         return lambda *command: command
 
     def sleeps(self, host: str, is_asleep: bool) -> None:
-        """Its processes are frozen; a loopback has no line to cut."""
+        """Do nothing: the loopback has no link to cut."""
 
     def parts(self, key: str) -> None:
         raise AssertionError("plan.check refuses partitions here")
@@ -126,11 +128,11 @@ class Loopback(OwnProcesses):
     heals = parts
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Do nothing."""
 
 
 class Namespaces(OwnProcesses):
-    """Each peer and the bootstrap on a host of its own."""
+    """Stage ``namespaces``: each peer and bootstrap on its own host."""
 
     arguments: Sequence[str] = ()
 
@@ -165,24 +167,24 @@ class Namespaces(OwnProcesses):
 
 
 def access(group: RealGroup) -> Access:
-    """The line of one of these peers."""
+    """Return the access link of a group's peers."""
     return Access(group.up_mbit_s, group.down_mbit_s, group.latency_s, group.packet_loss, group.router)
 
 
 def own_latency(group: RealGroup) -> float:
-    """What the scenario says itself, for stages that have no lines but those that are asked for; else none."""
+    """Return the latency if the scenario sets it, else 0; for stages whose links have no default latency."""
     return group.latency_s if "latency_s" in group.model_fields_set else 0.0
 
 
 def members(side: Sequence[str], seats: Callable[[str], list[str]]) -> list[str]:
-    """The hosts on one side of a partition."""
+    """Return the hosts on one side of a partition."""
     return [host for name in side for host in ([BOOTSTRAP] if name == BOOTSTRAP else seats(name))]
 
 
 def looked_at(page: str, stage: StageName) -> str:
-    """What is to be asked of this stage: ``page`` itself, or on stage docker a port of this computer; empty: no page.
+    """Return the page argument for this stage: ``page``, on stage docker a port of this computer, or empty for no page.
 
-    Raises UserError where nothing can be shown there.
+    Raises UserError if the stage cannot show a page there.
     """
     if not page:
         return ""
@@ -205,5 +207,5 @@ def looked_at(page: str, stage: StageName) -> str:
 
 
 def token() -> str:
-    """The owner's, or one drawn."""
+    """Return the owner's page token, or a random one."""
     return os.environ.get(TOKEN) or secrets.token_urlsafe(18)

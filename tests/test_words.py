@@ -32,6 +32,7 @@ CONVERTED = (
     "peer/doctor",
     "peer/owner",
     "bench",
+    "lab",
 )
 """Folders with everything in them, or the modules of one folder. Add one when its docstrings are in plain terms."""
 
