@@ -158,7 +158,7 @@ class Breakages:
             case Do.LOSE_DAEMON:
                 kill_daemon(pid)
             case _:
-                raise ValueError(f"nothing breaks when somebody {act.do}")
+                raise ValueError(f"not a failure: {act.do}")
 
     def mend(self) -> None:
         """End all failures."""
@@ -214,7 +214,7 @@ def library() -> Path:
         for found in sorted(Path(place).glob("**/faketime/libfaketime.so.1")):
             return found
     raise DeviceError(
-        "A clock that is wrong needs libfaketime, which is not installed.", "Type: apt-get install libfaketime."
+        "peers.clock_off_s needs libfaketime, which is not installed.", "Type: apt-get install libfaketime."
     )
 
 

@@ -113,8 +113,8 @@ def place_for_sockets(places: Sequence[str]) -> str:
         if place.is_dir() and not any(place.iterdir()):
             return str(place)
     raise DeviceError(
-        f"Temporary files of a testnet in namespaces need an empty directory among {', '.join(places)}.",
-        "Make one of them; nothing will be written to it.",
+        f"A testnet in namespaces needs one empty directory for temporary files: {', '.join(places)}.",
+        "Create or empty one of them; nothing is written to it.",
     )
 
 

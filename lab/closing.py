@@ -59,7 +59,7 @@ def conclude(
     back = rejoined(lives, out, _returning(script))
     beyond = [each for each in report.failures if each not in faults]
     if back is False:
-        beyond.append("a peer that was killed has not come back, or exchanged nothing since")
+        beyond.append("a killed peer has not returned, or has exchanged nothing since")
     failures = [*faults, *beyond]
     document = reports.summary(report) | {"killed_peer_rejoined": back, "passed": not failures, "failures": failures}
     files.replace(out / "summary.json", (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())

@@ -57,7 +57,7 @@ def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Pat
     """Run each scenario of a folder and write all reports to ``out/report.json``. Other arguments as ``act_out``."""
     paths = sorted(folder.glob("*.toml"))
     if not paths:
-        raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
+        raise ScenarioError(f"{folder} contains no scenario.", "Name a scenario file or a folder of *.toml files.")
     _check_stage(stage, page)  # reported once, not for every scenario
     reports_of: list[Any] = []
     console = terminal()
@@ -67,7 +67,7 @@ def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Pat
         out.mkdir(parents=True, exist_ok=True)
         files.replace(out / "report.json", _json(reports_of))  # keeps the reports if the next one is interrupted
     missed = [each["scenario"] for each in reports_of if not each["passed"]]
-    console.print(f"{len(paths) - len(missed)} of {len(paths)} scenarios passed; all figures in {out / 'report.json'}")
+    console.print(f"{len(paths) - len(missed)} of {len(paths)} scenarios passed; all figures: {out / 'report.json'}")
     for name in missed:
         console.print(f"FAILED: {name}", style="bold red")
     return EXIT_FAILED if missed else 0
@@ -148,10 +148,10 @@ def act_out(
     with claimed(out, lambda: _sweep(out, stage)):
         figures = dict[str, Any]()
         if calm is not None and calms is not None and (same := calms.get(calm.model_dump_json())) is not None:
-            terminal().print(f"{path.stem}, compared with what {same[0]} was compared with")
+            terminal().print(f"{path.stem}: using the undisturbed run of {same[0]}")
             figures["undisturbed"] = same[1]
         elif calm is not None:
-            terminal().print(f"{path.stem}, undisturbed first, to compare with")
+            terminal().print(f"{path.stem}: undisturbed run, for comparison")
             course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads, page)
             if course["troubles"]:
                 verdict = reports.spoiled(path.stem, stage, figures["undisturbed"], course)
@@ -160,7 +160,7 @@ def act_out(
                 return EXIT_FAILED
             if calms is not None:
                 calms[calm.model_dump_json()] = path.stem, figures["undisturbed"]
-            terminal().print(f"{path.stem}, as it is written")
+            terminal().print(f"{path.stem}: run as written")
         course, own = _acted(scenario, stage, out, threads, page)
         if calm is not None:
             figures["compared"] = compared(own, figures["undisturbed"])
@@ -250,11 +250,11 @@ def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) 
     status = run_in_a_cell(command, STOP_DEADLINE_S, **{MARK: mark, "PYTHONPATH": str(PACKAGES)})
     if status == REFUSED:
         raise DeviceError(
-            "This machine does not let a testnet be shut in; why is told above.",
-            "In a container, start that with --privileged; --stage local needs nothing of this.",
+            "This machine does not allow the isolation of a testnet; the reason is printed above.",
+            "If this is a container, start it with --privileged; or take --stage local, which needs no isolation.",
         )
     if status:
-        raise RuntimeError(f"the inside of the testnet ended with status {status}; its words are above")
+        raise RuntimeError(f"the inside of the testnet ended with status {status}; its output is above")
 
 
 def _measured(
@@ -339,7 +339,7 @@ def show(verdict: ScenarioVerdict, out: Path, console: Console) -> None:
             str(each["exchanges_made"]),
             str(each["exchanges_failed"]),
             "" if blocked is None else f"{100 * blocked:.2f} %",
-            ", ".join(map(str, each["exits"])) or "never came",
+            ", ".join(map(str, each["exits"])) or "never started",
         )
     console.print(table)
     for line in [*reports.grown(verdict.figures), *verdict.course]:
@@ -350,9 +350,9 @@ def show(verdict: ScenarioVerdict, out: Path, console: Console) -> None:
         )
         found = "none" if limit["found"] is None else f"{limit['found']:g}"
         console.print(f"{'kept  ' if limit['kept'] else 'MISSED'} {name}: {found} ({bounds})", markup=False)
-    console.print(f"figures in {out / 'report.json'}", markup=False, soft_wrap=True)
+    console.print(f"figures: {out / 'report.json'}", markup=False, soft_wrap=True)
     if not verdict.passed:
         console.print("FAILED:", style="bold red")
         for fault in verdict.faults:
             console.print(f"- {fault}", markup=False, soft_wrap=True)
-        console.print(f"What each process printed: {out}/*/output.log", markup=False, soft_wrap=True)
+        console.print(f"Output of each process: {out}/*/output.log", markup=False, soft_wrap=True)

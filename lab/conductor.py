@@ -190,22 +190,22 @@ class Conductor:
                 self.stage.heals(act.who)
             case Do.START:
                 if why_not := self.why_unended.pop(self._host(act.who), ""):
-                    return f"who was there before {why_not}"
+                    return f"the previous peer {why_not}"
                 if act.who in self.running:
-                    return "it is still there"
+                    return "it is still running"
                 await self.start(act.who)
             case _:
                 if act.who not in self.running:
                     if act.do in (Do.KILL, Do.STOP):
-                        self.why_unended[self._host(act.who)] = "had gone by itself"
-                    return "it is not there any more"
+                        self.why_unended[self._host(act.who)] = "had ended by itself"
+                    return "it has already ended"
                 return await self._do_to(self.running[act.who], act)
         return ""
 
     async def _do_to(self, child: Child, act: Act) -> str:
         """Perform an act on a running peer; return why it is not possible, or an empty string."""
         if self._waits(act) and not await amid_exchange(self._trainer(act.who).home.path):
-            return "it was amid no exchange"
+            return "it was in no exchange"
         if act.do in BREAKAGE:
             self.breakages.do(act, child.process.pid)
         elif act.do is Do.FREEZE:
@@ -217,7 +217,7 @@ class Conductor:
         elif act.who in self.naps:
             await self.naps.end(act.who)
         else:
-            return "it did not fall asleep"
+            return "it was not asleep"
         return ""
 
     def _waits(self, act: Act) -> bool:
@@ -368,7 +368,7 @@ class Conductor:
             if life.child.ended.done() and not life.ended_by_us
         ]
         if silence_s > SILENCE_S:
-            found.append(f"no peer has noted anything for {silence_s:.0f} s")
+            found.append(f"no peer has logged anything for {silence_s:.0f} s")
         return found
 
     async def mend_all(self) -> None:

@@ -133,8 +133,8 @@ class Containers:
         name = self._names[who]
         if not self._runs(name):
             raise DeviceError(
-                f"The container of {who} did not run within {START_S:.0f} s, so its line could not be made narrow.",
-                f"Why it did not is told in {self.out / who / 'output.log'}; on a busy machine try again.",
+                f"The container of {who} did not start within {START_S:.0f} s, so its link could not be set up.",
+                f"See {self.out / who / 'output.log'}; on a busy machine try again.",
             )
         docker("exec", "--user", "root", name, "sh", LINE, *line)
 
@@ -228,7 +228,7 @@ def check_engine() -> None:
         if "permission denied" in error.problem.lower():
             raise DeviceError(
                 "The Docker engine does not let this user in.",
-                "Type: sudo usermod -aG docker $USER; then log in again. Or start this with sudo.",
+                "Type: sudo usermod -aG docker $USER; then log in again. Or run this command with sudo.",
             ) from None
         raise DeviceError(
             f"No Docker engine answers: {error.problem.removeprefix(_VERSION_FAILED)}",
@@ -240,7 +240,7 @@ def check_folder(out: Path) -> None:
     """Raise HomeError if containers cannot mount this folder: ``--mount`` takes fields of a CSV line."""
     if any(mark in str(out.absolute()) for mark in ',"\n'):
         raise HomeError(
-            f"{out} cannot be mounted in a container: its path holds a comma, a double quote or a line break.",
+            f"{out} cannot be mounted in a container: its path contains a comma, a double quote or a line break.",
             "Choose another folder with --out.",
         )
 
@@ -249,17 +249,15 @@ def build() -> None:
     """Build both images from this clone; the engine's output goes to ours. Raises DeviceError."""
     arguments = shlex.split(os.environ.get(BUILD_VARIABLE, ""))
     if not (SOURCE / "docker" / "Dockerfile").exists():
-        raise DeviceError(
-            "There is no docker/Dockerfile beside this installation of p2ptrain.", "Run it from a clone of p2ptrain."
-        )
+        raise DeviceError(f"{SOURCE / 'docker' / 'Dockerfile'} does not exist.", "Run this from a clone of p2ptrain.")
     for target, image in IMAGES.items():
         command = [executable(), "build", "--file", str(SOURCE / "docker" / "Dockerfile"), "--target", target]
         done = subprocess.run([*command, "--tag", image, *arguments, str(SOURCE)], check=False)
         if done.returncode:
             raise DeviceError(
-                f"The image {image} could not be built; the engine's own words are above.",
-                f"Mostly a network is lacking, or containers have none: try {BUILD_VARIABLE}='--network host'."
-                ' Other causes are in docs/DOCKER.md, "Usual causes".',
+                f"The image {image} could not be built; the engine's output is above.",
+                f"The usual cause is a missing network in containers: try {BUILD_VARIABLE}='--network host'."
+                ' For others see docs/DOCKER.md, "Usual causes".',
             )
 
 
@@ -287,7 +285,7 @@ def docker(*arguments: str, check: bool = True) -> str:
     if check and done.returncode:
         raise DeviceError(
             f"docker {arguments[0]} failed: {' '.join(done.stderr.split())}",
-            'The engine\'s own words; docs/DOCKER.md, "Usual causes", has what they mostly mean.',
+            'This is the engine\'s message; docs/DOCKER.md, "Usual causes", explains the most frequent ones.',
         )
     return done.stdout
 

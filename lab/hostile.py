@@ -333,4 +333,4 @@ def hostile(lie: str, link: str, home: Path, nickname: str, local: bool) -> None
 
 
 if __name__ == "__main__":
-    run_command(hostile, name=f"{Path(sys.argv[0]).name} (a liar of the laboratory)")
+    run_command(hostile, name=f"{Path(sys.argv[0]).name} (adversarial peer of the lab)")

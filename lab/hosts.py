@@ -135,7 +135,7 @@ class Network:
         access = access or Access()
         number = len(self.hosts) + 1
         if name in self.hosts or number > MOST_HOSTS:
-            raise ValueError(f"{name} is taken, or there are {MOST_HOSTS} hosts already")
+            raise ValueError(f"{name} exists, or there are already {MOST_HOSTS} hosts")
         public = f"11.0.{number}.2"
         host = Host(name, Namespace(name), public, public)
         self.hosts[name] = host  # from here on close() covers it, whatever fails below
@@ -205,8 +205,8 @@ def rehearse() -> None:
             network.cut("one")
     except (RuntimeError, OSError) as error:
         raise DeviceError(
-            f"This machine lacks something that hosts in namespaces need: {' '.join(str(error).split())}",
-            "The kernel may lack veth, tbf, nftables or TUN, or a container hides /dev/net/tun. Or take --stage local.",
+            f"This machine cannot set up hosts in namespaces: {' '.join(str(error).split())}",
+            "The kernel may lack veth, tbf, nftables or TUN; a container may hide /dev/net/tun. Or take --stage local.",
         ) from error
 
 
@@ -259,5 +259,5 @@ def _started_line(edge: Namespace, backbone: Namespace, far: str, access: Access
         process.kill()
         process.wait()
         process.stdout.close()
-        raise RuntimeError(f"the line of {edge.name} did not come up: status {process.returncode}")
+        raise RuntimeError(f"the link process of {edge.name} did not start: status {process.returncode}")
     return process

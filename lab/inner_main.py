@@ -87,7 +87,7 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int,
         try:
             course, left = asyncio.run(interruptible())
         except (asyncio.CancelledError, KeyboardInterrupt):
-            watch.say("interrupted; everything is stopped")
+            watch.say("interrupted; all processes have ended")
             raise KeyboardInterrupt from None
     document = {"course": asdict(course), "left": asdict(left)}
     files.replace(out / "course.json", json.dumps(document, indent=1).encode())
@@ -99,7 +99,7 @@ def _told(course: RunRecord) -> Iterator[None]:
     try:
         yield
     except DeviceError as error:
-        course.troubles.append(f"in the end: {error.problem}")
+        course.troubles.append(f"at the end: {error.problem}")
 
 
 def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path, page: str) -> Stage:

@@ -35,10 +35,10 @@ def check_means() -> None:
     """Raise DeviceError with a remedy if this machine cannot make network namespaces."""
     remedy = "Or take --stage local: the same peers on the loopback, without rates, routers and partitions."
     if sys.platform != "linux":
-        raise DeviceError(f"Network namespaces are Linux's, and this is {sys.platform}.", remedy)
+        raise DeviceError(f"Network namespaces need Linux, and this is {sys.platform}.", remedy)
     if os.geteuid() != 0:
-        how = 'Start it with sudo, by its path: sudo "$(command -v p2ptrain)" testnet'
-        raise DeviceError("Making network namespaces is root's to do.", f"{how} …. {remedy}")
+        how = 'Run it with sudo and its full path: sudo "$(command -v p2ptrain)" testnet'
+        raise DeviceError("Network namespaces need root.", f"{how} …. {remedy}")
     missing = {tool: package for tool, package in TOOLS.items() if shutil.which(tool, path=_PLACES) is None}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
@@ -47,8 +47,8 @@ def check_means() -> None:
         Namespace("probe").close()
     except OSError as error:
         raise DeviceError(
-            f"This machine makes no network namespaces: {error.strerror}.",
-            f"In a container, start that with --privileged. {remedy}",
+            f"This machine cannot make network namespaces: {error.strerror}.",
+            f"If this is a container, start it with --privileged. {remedy}",
         ) from error
 
 

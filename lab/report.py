@@ -69,8 +69,8 @@ def judged(
         limits[name] = {**limit.model_dump(exclude_none=True), "found": found, "kept": kept}
         if not kept:
             bounds = ", ".join(f"{word.replace('_', ' ')} {bound:g}" for word, bound in _bounds(limit))
-            shown = "there is no such figure" if found is None else f"{found:g}"
-            troubles.append(f"{name}: {shown}, where {bounds} was to be")
+            shown = "no such figure" if found is None else f"{found:g}"
+            troubles.append(f"{name}: {shown}; required: {bounds}")
     return ScenarioVerdict(title, stage, not troubles, dict(figures), limits, troubles, _happened(course))
 
 
@@ -80,14 +80,12 @@ def _happened(course: Mapping[str, Any]) -> list[str]:
 
 
 def grown(figures: Mapping[str, Any]) -> list[str]:
-    """Return a line for each watched process: its values once settled, and at the end."""
+    """Return a line for each watched process: its values from once settled to the end."""
     if figures.get("memory_growth") is None:  # no process was watched for long enough
         return []
     return [
         f"{name}: "
-        + ", ".join(
-            f"{seen.replace('_', ' ')} {first:,.0f} and at last {last:,.0f}" for seen, (first, last) in those.items()
-        )
+        + ", ".join(f"{seen.replace('_', ' ')} {first:,.0f} to {last:,.0f}" for seen, (first, last) in those.items())
         for name, those in figures["watched"].items()
     ]
 

@@ -55,7 +55,7 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
         troubles = await _begin(conductor)
         if not troubles:
             began = time.monotonic()
-            watch.say(f"everybody {'has learned' if conductor.script.waits_for_learning else 'trains'}: second 0")
+            watch.say(f"second 0: all peers {'have learned' if conductor.script.waits_for_learning else 'train'}")
             troubles, cut_short = await _until_over(conductor, seconds)
         await conductor.turns.over()
         await conductor.mend_all()
@@ -107,9 +107,9 @@ async def _learning(conductor: Conductor) -> list[str]:
     until = time.monotonic() + LEARNING_S
     while slow := _have_not_learned(conductor):
         if not conductor.running_trainers:
-            return [f"all was over before {', '.join(slow)} had learned anything: there is no second 0"]
+            return [f"all peers ended before {', '.join(slow)} had learned anything, so second 0 never came"]
         if time.monotonic() >= until:
-            return [f"after {LEARNING_S:.0f} s {', '.join(slow)} had learned nothing: there is no second 0"]
+            return [f"{', '.join(slow)} had learned nothing after {LEARNING_S:.0f} s, so second 0 never came"]
         if troubles := await _tick(conductor):
             return troubles
     return []
@@ -133,7 +133,7 @@ async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list
         if not conductor.is_waiting:
             clock_s += elapsed_s
         if seconds is not None and clock_s >= seconds:
-            conductor.watch.say(f"{seconds:g} s are over; everybody saves and leaves")
+            conductor.watch.say(f"{seconds:g} s are over; all peers save and leave")
             _miss(conductor, pending)
             return [], True
         peers = conductor.running_trainers
@@ -154,7 +154,7 @@ def _have_not_learned(conductor: Conductor) -> list[str]:
 
 
 def _miss(conductor: Conductor, pending: deque[Act]) -> None:
-    conductor.missed += [f"{told(act.who, act.do)} at {act.at_s:g} s: all was over" for act in pending]
+    conductor.missed += [f"{told(act.who, act.do)} at {act.at_s:g} s: the run was over" for act in pending]
 
 
 async def _tick(conductor: Conductor) -> list[str]:

@@ -190,8 +190,8 @@ def looked_at(page: str, stage: StageName) -> str:
         return ""
     if stage == "namespaces":
         raise UserError(
-            "No page can be opened on stage namespaces: no link leads out of there.",
-            "Do without --page, or choose --stage docker or --stage local.",
+            "Stage namespaces cannot show a page: no link leads out of it.",
+            "Leave out --page, or take --stage docker or --stage local.",
         )
     place = ListenAddress.parse(page)
     if stage == "local":
@@ -199,8 +199,8 @@ def looked_at(page: str, stage: StageName) -> str:
         return page
     if place.host not in (LOOPBACK, "localhost"):
         raise UserError(
-            "On stage docker the page is published at 127.0.0.1 alone.",
-            "Give a port, such as --page 8080. From elsewhere: ssh -L 8080:127.0.0.1:8080.",
+            "On stage docker the page is only published at 127.0.0.1.",
+            "Give a port, such as --page 8080. From another computer: ssh -L 8080:127.0.0.1:8080 HOST.",
         )
     with listener_at(ListenAddress(LOOPBACK, place.port)) as listener:
         return str(listener.getsockname()[1])

@@ -118,7 +118,7 @@ def test_a_page_of_containers_is_looked_for_before_anything_is_built(asked: Path
         taken = str(busy.getsockname()[1])
         with pytest.raises(UserError, match=f"127.0.0.1:{taken}: Address already in use"):
             act_out(testnet_toml, (), "docker", tmp_path / "out", 1, taken)
-    with pytest.raises(UserError, match=r"at 127\.0\.0\.1 alone"):
+    with pytest.raises(UserError, match=r"only published at 127\.0\.0\.1"):
         act_out(testnet_toml, (), "docker", tmp_path / "out", 1, "0.0.0.0:8080")
     assert {call[0] for call in calls(asked)} == {"version"}
     assert looked_at("", "docker") == ""
@@ -215,7 +215,7 @@ def test_without_netem_late_lines_are_refused_before_anything_is_removed(
 ) -> None:
     containers.has_netem.cache_clear()
     path = containers.SOURCE / "docker" / "testnet.toml"
-    with pytest.raises(ScenarioError, match=r"^peers\.narrow\.latency_s: stage docker cannot act that out"):
+    with pytest.raises(ScenarioError, match=r"^peers\.narrow\.latency_s: stage docker does not support this"):
         act_out(path, ["peers.narrow.latency_s=0.05"], "docker", tmp_path / "out", 1)
     containers.has_netem.cache_clear()
     assert [call[0] for call in calls(asked)] == ["version", "build", "build", "run"]
@@ -293,7 +293,7 @@ def test_an_engine_that_fails_in_the_end_takes_no_course_away(
     inner_main.play(out, scenario, "docker", 1)
     course = inner_main.course_of(out)["course"]
     assert course["wall_s"] == 9.0
-    assert course["troubles"] == ["in the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
+    assert course["troubles"] == ["at the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
 
 
 def test_a_line_that_cannot_be_narrow_is_told(
@@ -305,7 +305,7 @@ def test_a_line_that_cannot_be_narrow_is_told(
     monkeypatch.setattr(containers, "START_S", 0.3)
     monkeypatch.setenv("FAILS", "inspect")
     monkeypatch.setenv("WHY", "no such container")
-    with pytest.raises(DeviceError, match="could not be made narrow"):
+    with pytest.raises(DeviceError, match="its link could not be set up"):
         containers_of.started("office-1", settings)
 
 
@@ -344,7 +344,7 @@ def test_images_are_built_of_the_clone(asked: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(DeviceError, match="could not be built"):
         build()
     monkeypatch.setattr(containers, "SOURCE", tmp_path)
-    with pytest.raises(DeviceError, match="no docker/Dockerfile"):
+    with pytest.raises(DeviceError, match="Dockerfile does not exist"):
         build()
 
 
@@ -382,7 +382,7 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
     course = {"lives": {part.name: [away] for part in script.parts}, "cut_short": False, "wall_s": 9.0}
     console = Console(file=io.StringIO(), width=120)
     beyond = closing.conclude(out, script, course, (), 1, console)
-    assert any("has not come back" in each for each in beyond)
+    assert any("has not returned" in each for each in beyond)
     document = json.loads((out / "summary.json").read_text())
     assert document["killed_peer_rejoined"] is False
     assert document["passed"] is False

@@ -229,8 +229,7 @@ def test_bootstraps_are_watched_and_count_as_no_peer() -> None:
     assert figure(found, "bootstraps.bootstrap.daemon_memory_growth") > 0.1  # type: ignore[operator]  # it is there
     assert found["peak_memory"] == 7
     assert grown(found)[0] == (
-        "anna: memory 100 and at last 100, daemon memory 50 and at last 50, descriptors 20 and at last 20, "
-        "daemon descriptors 10 and at last 10"
+        "anna: memory 100 to 100, daemon memory 50 to 50, descriptors 20 to 20, daemon descriptors 10 to 10"
     )
     assert grown(figures(course({"anna": [WELL]}), left("anna"))) == []
 

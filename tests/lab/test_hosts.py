@@ -169,7 +169,7 @@ def test_temporary_files_hide_nothing(tmp_path: Path) -> None:
     (full / "something").mkdir(parents=True)
     empty.mkdir()
     assert place_for_sockets([str(tmp_path / "missing"), str(full), str(empty)]) == str(empty)
-    with pytest.raises(DeviceError, match="need an empty directory"):
+    with pytest.raises(DeviceError, match="needs one empty directory"):
         place_for_sockets([str(full)])
 
 

@@ -158,12 +158,12 @@ def test_options_that_do_not_go_together(arguments: list[str], words: str) -> No
 def test_a_folder_without_scenarios_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["--scenario", str(tmp_path)])
     assert isinstance(done.exception, ScenarioError)
-    assert "holds no scenario" in done.exception.problem
+    assert "contains no scenario" in done.exception.problem
 
 
 def test_a_scenario_for_namespaces_is_refused_on_the_loopback(tmp_path: Path) -> None:
     arguments = ["--scenario", str(SCENARIOS / "partition.toml"), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(command, arguments)
     assert isinstance(done.exception, ScenarioError)
-    assert done.exception.problem == "partitions: stage local has one loopback for all; take --stage namespaces"
+    assert done.exception.problem == "partitions: stage local has one loopback for all peers; take --stage namespaces"
     assert not (tmp_path / "out").exists()

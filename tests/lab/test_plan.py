@@ -44,7 +44,7 @@ def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
         ("run.split=test", "run.split"),
         ("pace.policy=by_speed", "pace.policy"),
         ("peers.home.loss=0.1", "peers.home.loss"),
-        ("peers.home.count=65", "peers: 66 in all"),
+        ("peers.home.count=65", "peers: 66 in total"),
     ],
 )
 def test_what_real_peers_cannot_do_is_refused_everywhere(tiny: dict[str, Any], change: str, field: str) -> None:
@@ -73,7 +73,7 @@ def test_what_the_loopback_cannot_do_needs_namespaces(tiny: dict[str, Any], chan
 
 def test_somebody_must_be_there_from_the_beginning(tiny: dict[str, Any]) -> None:
     problem = refused(tiny, "local", "peers.home.arrives_at_s=1", "peers.office.arrives_at_s=2")
-    assert problem == "peers: nobody is there from the beginning; give a group arrives_at_s = 0"
+    assert problem == "peers: no peer starts at second 0; give a group arrives_at_s = 0"
 
 
 def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:

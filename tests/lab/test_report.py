@@ -17,8 +17,8 @@ from p2ptrain.sim.testbed_fields import parse
     [
         ({"stayed": {"at_least": 1}}, None),
         ({"peers.anna.exchanges_made": {"at_most": 0}}, None),
-        ({"stayed": {"at_least": 2}}, "stayed: 1, where at least 2 was to be"),
-        ({"stayd": {"at_least": 1}}, "stayd: there is no such figure, where at least 1 was to be"),
+        ({"stayed": {"at_least": 2}}, "stayed: 1; required: at least 2"),
+        ({"stayd": {"at_least": 1}}, "stayd: no such figure; required: at least 1"),
     ],
 )
 def test_limits(tiny: dict[str, Any], limit: dict[str, Any], fault: str | None) -> None:
@@ -35,7 +35,7 @@ def test_leftovers_and_troubles_fail_any_scenario(tiny: dict[str, Any]) -> None:
     happened = {**course({"anna": [WELL]}), "troubles": ["the bootstrap ended with status 7"]}
     dirty = {"left_processes": 2, "left_sockets": 0, "left_namespaces": 0}
     verdict = judged("it", "local", parse(tiny), {**figures(happened, left("anna")), **dirty}, happened)
-    assert verdict.faults == ["the bootstrap ended with status 7", "left_processes: 2, where at most 0 was to be"]
+    assert verdict.faults == ["the bootstrap ended with status 7", "left_processes: 2; required: at most 0"]
 
 
 def test_figures_by_dotted_name() -> None:
@@ -53,7 +53,7 @@ def test_a_loss_that_is_no_number_is_the_worst_and_json_all_the_same(tiny: dict[
     found = figures(happened, left("anna", summary=SUMMARY), left("bert", summary=nan))
     scenario = parse({**tiny, "limits": {"worst_loss": {"at_most": 9}}})
     verdict = judged("it", "local", scenario, found, happened)
-    assert "worst_loss: there is no such figure, where at most 9 was to be" in verdict.faults
+    assert "worst_loss: no such figure; required: at most 9" in verdict.faults
     assert '"worst_loss": null' in json.dumps(finite(verdict.document()), allow_nan=False)
 
 

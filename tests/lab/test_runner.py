@@ -150,7 +150,7 @@ def test_a_swarm_that_never_learns_is_told_so(
     (place / "dull").touch()
     monkeypatch.setattr(conducting, "LEARNING_S", 0.5)
     course, _ = conducted(place, tiny | {"begins": "learned"})
-    assert course.troubles == ["after 0 s home-1, home-2, office-1 had learned nothing: there is no second 0"]
+    assert course.troubles == ["home-1, home-2, office-1 had learned nothing after 0 s, so second 0 never came"]
     assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
 
 
@@ -160,7 +160,7 @@ def test_it_ends_by_itself_when_all_peers_did(place: Path, tiny: dict[str, Any])
     del tiny["run"]["seconds"]
     course, _ = conducted(place, tiny)
     assert not course.cut_short
-    assert course.missed == ["office-1 starts at 500 s: all was over"]
+    assert course.missed == ["office-1 starts at 500 s: the run was over"]
     assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2")}
 
 
@@ -216,8 +216,8 @@ def test_nobody_replaces_who_was_gone_before_it_could_be_killed(place: Path, tin
     tiny["peers"][1] |= {"leaves_at_s": 1, "leaves": "killed", "returns_after_s": 0.2}
     course, _ = conducted(place, tiny)
     assert course.missed == [
-        "office-1 is killed: it is not there any more",
-        "office-1.2 starts: who was there before had gone by itself",
+        "office-1 is killed: it has already ended",
+        "office-1.2 starts: the previous peer had ended by itself",
     ]
     assert "office-1.2" not in course.lives
 
@@ -371,7 +371,7 @@ def test_who_is_to_die_amid_an_exchange_waits_for_one(
     course, _ = conducted(place, tiny)
     assert asked == ["office-1"]  # the others sleep whenever it is time
     assert (("office-1", "is killed") in happened(course)) is is_amid
-    assert course.missed == ([] if is_amid else ["office-1 is killed: it was amid no exchange"])
+    assert course.missed == ([] if is_amid else ["office-1 is killed: it was in no exchange"])
 
 
 def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict[str, Any]) -> None:
@@ -472,13 +472,13 @@ class Failing(Recording):
 @pytest.mark.parametrize(
     ("what", "missed"),
     [
-        ("nap", ["home-1 falls asleep: The engine did not answer", "home-1 wakes: it did not fall asleep"]),
+        ("nap", ["home-1 falls asleep: The engine did not answer", "home-1 wakes: it was not asleep"]),
         ("wake", ["home-1 wakes: The engine did not answer"]),
         (
             "kill",
             [
                 "office-1 is killed: The engine did not answer",
-                "office-1.2 starts: who was there before could not be ended",
+                "office-1.2 starts: the previous peer could not be ended",
             ],
         ),
         ("started", ["late-1 starts: The engine did not answer"]),

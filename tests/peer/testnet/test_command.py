@@ -40,7 +40,7 @@ def test_a_scenario_can_be_watched_except_on_hosts_that_no_link_leads_to(
     assert testnet(["--scenario", "it.toml", "--page", "8080"], standalone_mode=False) == 0
     assert testnet(["--scenario", "it.toml", "--stage", "docker"], standalone_mode=False) == 0
     assert [(each[2], each[-1]) for each in acted] == [("local", "8080"), ("docker", "")]
-    with pytest.raises(UserError, match="no link leads out of there"):
+    with pytest.raises(UserError, match="no link leads out of it"):
         looked_at("8080", "namespaces")
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
