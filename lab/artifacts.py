@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from lab.script import Part
+from p2ptrain.admission import Refusal
 
 Note = Mapping[str, Any]
 
@@ -20,14 +21,22 @@ LAST = 10
 """Number of exchanges, at the end, whose distances count: roughly the outer steps in which a disturbed swarm must
 recover."""
 
-TOLD: Mapping[str, str] = {
-    "told_not_saved": r"\[save\] NOT saved, ",
-    "told_daemon": r"\[peers\] the network daemon died ",
-    "told_banned": r"\[join\] others no longer exchange with this peer: the run's author has banned this peer",
-    "told_not_invited": r"This run does not let this peer in: this peer shows no invite",
-    "told_wrong_clock": r"\[peers\] this machine's clock is .* (fast|slow) by ",
+TOLD_BY_NOTE: Mapping[str, tuple[str, str]] = {
+    "told_daemon": ("p2pd died", ""),
+    "told_banned": ("put out", Refusal.BANNED.value),
+    "told_wrong_clock": ("wrong clock", ""),
 }
-"""Figures, and the text of ``peer.messages`` that each searches for in a peer's printed output."""
+"""Figures of what owners were told, with the kind of note that says so and the reason in it, if one is required."""
+
+TOLD_BY_OUTPUT: Mapping[str, str] = {
+    "told_not_saved": r"\[save\] NOT saved, ",
+    "told_not_invited": rf"This run does not let this peer in: {Refusal.NO_INVITE}",
+}
+"""Figures of what owners were told, with a pattern for printed output where the event log may lack it: a failing disk
+holds the log, too, and a peer that is not admitted ends with an error instead of a note."""
+
+TOLD = (*TOLD_BY_OUTPUT, *TOLD_BY_NOTE)
+"""All figures of what owners were told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,7 @@ class Artifacts:
     summary: Mapping[str, Any] | None
     """Summary of its last process; None if that was killed or never ran."""
     said: frozenset[str] = frozenset()
-    """Figures of TOLD whose message its processes printed."""
+    """Figures of TOLD that hold for its processes."""
 
     def count(self, kind: str) -> int:
         return sum(note.get("kind") == kind for note in self.notes)
@@ -174,7 +183,9 @@ def read_left(part: Part, peer_id: str, home: Path) -> Artifacts:
             note["time"] -= part.settings.clock_off_s
     summary = _parsed(_bytes(home / "summary.json"))
     words = _bytes(home / "output.log").decode("utf-8", errors="replace")
-    said = frozenset(name for name, pattern in TOLD.items() if re.search(pattern, words))
+    printed = {name for name, pattern in TOLD_BY_OUTPUT.items() if re.search(pattern, words)}
+    noted = {name for name, sought in TOLD_BY_NOTE.items() if any(_tells(note, *sought) for note in notes)}
+    said = frozenset(printed | noted)
     return Artifacts(part, peer_id, notes, summary if isinstance(summary, dict) else None, said)
 
 
@@ -194,6 +205,10 @@ def _parsed(line: bytes) -> Any:
 
 def _is(note: Note, kind: str) -> bool:
     return note.get("kind") == kind and "time" in note
+
+
+def _tells(note: Note, kind: str, why: str) -> bool:
+    return note.get("kind") == kind and (not why or note.get("why") == why)
 
 
 def _ends(note: Note, time: float) -> bool:

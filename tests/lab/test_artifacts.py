@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from leavings import GROUP, WELL, course, figures, left
 
@@ -30,21 +32,26 @@ def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
     assert read_left(part, "id", tmp_path).exchanges() == [ExchangeArtifact(4.0, 5.0, "", 0.0, False, 0)]
 
 
-def test_what_owners_were_told_is_counted_by_peers(tmp_path: Path) -> None:
+def test_what_owners_were_told_is_read_of_notes_and_of_output(tmp_path: Path) -> None:
+    """Notes are those for which peers have a line; what is printed is in the words that they use."""
+    notes: dict[str, dict[str, Any]] = {
+        "told_daemon": {"kind": "p2pd died", "why": "signal 9"},
+        "told_banned": {"kind": "put out", "why": Refusal.BANNED.value, "remedy": "Ask."},
+        "told_wrong_clock": {"kind": "wrong clock", "off_s": -3600.0, "nodes": 2},
+    }
     words = {
         "told_not_saved": messages.line("not saved", {"what": "a checkpoint", "why": "the disk is full"}),
-        "told_daemon": messages.line("p2pd died", {"why": "signal 9"}),
-        "told_wrong_clock": messages.line("wrong clock", {"off_s": -3600.0, "nodes": 2}),
-        "told_banned": messages.line("put out", {"why": Refusal.BANNED.value, "remedy": "Ask."}),
         "told_not_invited": f"error: This run does not let this peer in: {Refusal.NO_INVITE}.",
     }
-    assert set(words) == set(TOLD)
-    others = [messages.line("right clock", {}), messages.line("p2pd is back", {})]
-    others.append(messages.line("put out", {"why": Refusal.REVOKED.value, "remedy": "Ask."}))
+    assert {*notes, *words} == set(TOLD)
+    assert all(messages.line(note["kind"], note) for note in notes.values())
+    others: list[dict[str, Any]] = [{"kind": "right clock"}, {"kind": "p2pd is back"}]
+    others.append({"kind": "put out", "why": Refusal.REVOKED.value, "remedy": "Ask."})
     part = Part("anna", "anna", GROUP, "anna")
-    for expected in (set(words), {"told_daemon"}, {"told_banned", "told_not_invited"}, set()):
-        said = [word for name, word in words.items() if name in expected]
-        (tmp_path / "output.log").write_text("\n".join(map(str, [*others, *said])))
+    for expected in (set(TOLD), {"told_daemon"}, {"told_banned", "told_not_invited"}, set()):
+        noted = [*others, *(note for name, note in notes.items() if name in expected)]
+        (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, noted)))
+        (tmp_path / "output.log").write_text("\n".join(str(words[name]) for name in words if name in expected))
         assert read_left(part, "id", tmp_path).said == expected
     found = figures(course({"anna": [WELL]}), replace(left("anna"), said=frozenset({"told_not_saved"})), left("bert"))
     assert (found["told_not_saved"], found["told_daemon"], found["groups"]["anna"]["told_not_saved"]) == (1, 0, 1)
