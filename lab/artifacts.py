@@ -1,4 +1,4 @@
-"""Artifacts: the files that one peer leaves in its home. Event log, summary and printed output; without torch."""
+"""Artifacts: the files that one peer leaves in its home. Event log, summary and printed output."""
 
 from __future__ import annotations
 

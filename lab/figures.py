@@ -1,4 +1,4 @@
-"""Figures from the artifacts of all peers, by name; those of one peer are ``peers.NAME.FIGURE``. Without torch.
+"""Figures from the artifacts of all peers, by name; those of one peer are ``peers.NAME.FIGURE``.
 
 docs/LABORATORY.md lists them. ``lab.report`` compares them with a scenario's limits.
 """

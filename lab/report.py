@@ -1,4 +1,4 @@
-"""Report of a scenario: its figures (``lab.figures``) compared with its limits. Without torch."""
+"""Report of a scenario: its figures (``lab.figures``) compared with its limits."""
 
 from __future__ import annotations
 
