@@ -17,7 +17,7 @@ containers      stage of containers
 freezing        suspended machines, resumed even if this process dies
 breakage        disks, file descriptors, network daemons and clocks that fail
 hostile         adversarial peer
-pulse           memory and open files over time
+resource_monitor  memory and open files over time
 exchange_probe  waits until a peer is in an exchange
 hosts           small internet of namespaces: links, routers, partitions
 line            network link with delay and loss
@@ -28,10 +28,10 @@ artifacts       files that one peer leaves in its home
 figures         numbers from the artifacts of all peers (pure)
 healing         figures of partitions (pure)
 report          figures compared with limits (pure)
-closing         summary of a testnet in containers
+container_summary  summary of a testnet in containers
 ==============  ====================================================================================
 """
 
-from lab.command import act_out
+from lab.command import run_scenario
 
-__all__ = ["act_out"]
+__all__ = ["run_scenario"]

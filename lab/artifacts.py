@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lab.script import Part
+from lab.script import ScriptedPeer
 from p2ptrain.admission import Refusal
 
 Note = Mapping[str, Any]
@@ -43,7 +43,7 @@ TOLD = (*TOLD_BY_OUTPUT, *TOLD_BY_NOTE)
 class Artifacts:
     """Files that one peer left in its home."""
 
-    part: Part
+    peer: ScriptedPeer
     peer_id: str
     notes: Sequence[Note]
     """Event log of all its processes."""
@@ -134,7 +134,7 @@ class Artifacts:
 
         None if the link has no rate or the peer made no exchange.
         """
-        over, mbit_s = min(self.trained_at(), self.last_time), self.part.settings.up_mbit_s
+        over, mbit_s = min(self.trained_at(), self.last_time), self.peer.settings.up_mbit_s
         made = [each for each in self.exchanges() if each.ended <= over]
         seconds = over - min((each.began for each in made), default=over)
         if mbit_s is None or seconds <= 0:
@@ -175,18 +175,18 @@ class Progress:
     """Mean training loss of the last complete inner phase; None before the first."""
 
 
-def read_left(part: Part, peer_id: str, home: Path) -> Artifacts:
+def read_artifacts(peer: ScriptedPeer, peer_id: str, home: Path) -> Artifacts:
     """Read a home and correct its times by the peer's clock error; the home of a peer that never started is empty."""
     notes = [note for line in _bytes(home / "events.jsonl").splitlines() if isinstance(note := _parsed(line), dict)]
     for note in notes:
         if isinstance(note.get("time"), int | float):
-            note["time"] -= part.settings.clock_off_s
+            note["time"] -= peer.settings.clock_off_s
     summary = _parsed(_bytes(home / "summary.json"))
     words = _bytes(home / "output.log").decode("utf-8", errors="replace")
     printed = {name for name, pattern in TOLD_BY_OUTPUT.items() if re.search(pattern, words)}
     noted = {name for name, sought in TOLD_BY_NOTE.items() if any(_tells(note, *sought) for note in notes)}
     said = frozenset(printed | noted)
-    return Artifacts(part, peer_id, notes, summary if isinstance(summary, dict) else None, said)
+    return Artifacts(peer, peer_id, notes, summary if isinstance(summary, dict) else None, said)
 
 
 def _bytes(path: Path) -> bytes:

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.freezing import family
+from lab.freezing import process_tree
 from lab.namespaces import COMMAND_DEADLINE_S
-from lab.script import BREAKS, Act, Do
+from lab.script import TROUBLE_ACTS, Act, ActKind
 from p2ptrain.base.errors import DeviceError
 from peer.testnet.processes import Wrap
 
@@ -32,8 +32,8 @@ DISK_BYTES = 64 << 20
 """Size of a disk that can fill up: about twenty checkpoints of a lab model. Guess: the largest home of a lab run would
 settle it."""
 DAEMON = "p2pd"
-BREAKAGE = frozenset(do for pair in BREAKS.values() for do in pair if do is not None)
-"""Actions that ``Breakages.do`` performs."""
+BREAKAGE_ACTS = frozenset(kind for pair in TROUBLE_ACTS.values() for kind in pair if kind is not None)
+"""Acts that ``Breakages.perform`` performs."""
 
 _FILLER = ".filler"
 
@@ -93,7 +93,7 @@ class Disk:
 
 
 @dataclass(slots=True)
-class Exhausted:
+class ExhaustedDescriptors:
     """Processes that cannot open another file until ``end``."""
 
     pids: Sequence[int]
@@ -123,13 +123,13 @@ class Breakages:
 
     _disks: dict[str, Disk] = field(default_factory=dict)
     """Disks by peer name."""
-    _exhausted: dict[str, Exhausted] = field(default_factory=dict)
+    _exhausted: dict[str, ExhaustedDescriptors] = field(default_factory=dict)
     _logs: dict[Path, Path] = field(default_factory=dict)
     """Temporary path of each log outside a failing disk, with its final path."""
 
     def prepare(self, acts: Iterable[Act], homes: Mapping[str, Path]) -> None:
         """Mount disks for the peers whose disks will fail. Call it before any peer starts."""
-        for who in sorted({act.who for act in acts if act.do in (Do.FILL, Do.LOCK)}):
+        for who in sorted({act.who for act in acts if act.kind in (ActKind.FILL, ActKind.LOCK)}):
             self._disks[who] = Disk.small(homes[who])
 
     def log(self, who: str, log: Path) -> Path:
@@ -140,27 +140,27 @@ class Breakages:
         self._logs[beside] = log
         return beside
 
-    def do(self, act: Act, pid: int) -> None:
+    def perform(self, act: Act, pid: int) -> None:
         """Begin or end a failure of the computer on which this process is a peer."""
-        match act.do:
-            case Do.FILL:
+        match act.kind:
+            case ActKind.FILL:
                 self._disks[act.who].fill()
-            case Do.DRAIN:
+            case ActKind.DRAIN:
                 self._disks[act.who].drain()
-            case Do.LOCK:
+            case ActKind.LOCK:
                 self._disks[act.who].lock()
-            case Do.UNLOCK:
+            case ActKind.UNLOCK:
                 self._disks[act.who].unlock()
-            case Do.EXHAUST:
-                self._exhausted[act.who] = Exhausted([pid, *daemons(pid)])
-            case Do.RELIEVE:
+            case ActKind.EXHAUST:
+                self._exhausted[act.who] = ExhaustedDescriptors([pid, *daemons(pid)])
+            case ActKind.RELIEVE:
                 self._exhausted.pop(act.who).end()
-            case Do.LOSE_DAEMON:
-                kill_daemon(pid)
+            case ActKind.LOSE_DAEMON:
+                kill_daemons(pid)
             case _:
-                raise ValueError(f"not a failure: {act.do}")
+                raise ValueError(f"not a failure: {act.kind}")
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """End all failures."""
         for each in self._exhausted.values():
             each.end()
@@ -181,22 +181,22 @@ class Breakages:
 
 def daemons(pid: int) -> list[int]:
     """Return the p2pd processes among a process and its descendants."""
-    return [each for each in family(pid) if _program(each) == DAEMON]
+    return [each for each in process_tree(pid) if _program(each) == DAEMON]
 
 
-def kill_daemon(pid: int) -> None:
+def kill_daemons(pid: int) -> None:
     """Kill the network daemons of a peer, as a crash would."""
     for each in daemons(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
 
 
-def beside(seconds: float, inside: Wrap) -> Wrap:
+def with_clock_error(seconds: float, inside: Wrap) -> Wrap:
     """Return a command wrapper that also makes the clock fast by this many seconds."""
     if not seconds:
         return inside
     wrong = {
-        "LD_PRELOAD": str(library()),
+        "LD_PRELOAD": str(faketime_library()),
         "FAKETIME": f"{seconds:+.0f}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",
@@ -208,7 +208,7 @@ def beside(seconds: float, inside: Wrap) -> Wrap:
     return told
 
 
-def library() -> Path:
+def faketime_library() -> Path:
     """Return the path of libfaketime. Raises DeviceError if it is not installed."""
     for place in ("/usr/lib", "/usr/local/lib"):
         for found in sorted(Path(place).glob("**/faketime/libfaketime.so.1")):

@@ -70,18 +70,18 @@ sys.exit(status if status >= 0 else 128 - status)
 """
 
 
-def in_a_cell(command: Sequence[str], **environment: str) -> list[str]:
+def cell_command(command: Sequence[str], **environment: str) -> list[str]:
     """Return the command that runs ``command`` (an absolute path and arguments) as the init of a cell, with these
     variables.
 
-    The command starts with SIGTERM blocked, because an init without a handler would miss it: call ``hear_sigterm`` once
-    there is a handler. The thread that starts the cell must live as long as the cell, as with ``launched``.
+    The command starts with SIGTERM blocked, because an init without a handler would miss it: call ``unblock_sigterm``
+    once there is a handler. The thread that starts the cell must live as long as the cell, as with ``launched``.
     """
-    place = place_for_sockets(PLACES)
+    place = empty_directory(PLACES)
     return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), place, json.dumps(environment), *command]
 
 
-def run_in_a_cell(command: Sequence[str], grace_s: float, **environment: str) -> int:
+def run_in_cell(command: Sequence[str], grace_s: float, **environment: str) -> int:
     """Run ``command`` in a cell to its end and return its status.
 
     Meanwhile SIGTERM interrupts this process as Ctrl+C does. After an interrupt the cell has ``grace_s`` seconds to
@@ -89,7 +89,7 @@ def run_in_a_cell(command: Sequence[str], grace_s: float, **environment: str) ->
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        inside = subprocess.Popen(in_a_cell(command, **environment), stdin=subprocess.DEVNULL)
+        inside = subprocess.Popen(cell_command(command, **environment), stdin=subprocess.DEVNULL)
         try:
             return inside.wait()
         except BaseException:
@@ -105,7 +105,7 @@ def run_in_a_cell(command: Sequence[str], grace_s: float, **environment: str) ->
         signal.signal(signal.SIGTERM, before)
 
 
-def place_for_sockets(places: Sequence[str]) -> str:
+def empty_directory(places: Sequence[str]) -> str:
     """Return the first of these that is an empty directory, so that the mount hides no file. Raises DeviceError without
     one.
     """
@@ -118,6 +118,6 @@ def place_for_sockets(places: Sequence[str]) -> str:
     )
 
 
-def hear_sigterm() -> None:
+def unblock_sigterm() -> None:
     """Unblock SIGTERM in the init of a cell once it has a handler; a signal that came earlier is delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])

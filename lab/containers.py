@@ -94,7 +94,7 @@ class Containers:
         self._count += 1
         name = self._names[who] = f"{self._network}-{self._count}"
         image = IMAGES["bootstrap" if who in self.script.bootstraps else "peer"]
-        settings = next((part.settings for part in self.script.parts if part.name == who), None)
+        settings = next((peer.settings for peer in self.script.peers if peer.name == who), None)
         shaped = ["--cap-add", "NET_ADMIN"] if line_of(settings) else []
 
         def contained(*command: str) -> list[str]:
@@ -114,16 +114,16 @@ class Containers:
     def kill(self, who: str, pid: int) -> None:
         docker("kill", self._names[who])
 
-    def nap(self, who: str, pid: int) -> ContainerPause:
+    def suspend(self, who: str, pid: int) -> ContainerPause:
         return ContainerPause(self._names[who])
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
+    def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: a suspended container answers nothing, and its link is not cut."""
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         raise AssertionError("plan.check refuses partitions here")
 
-    heals = parts
+    heal = partition
 
     def started(self, who: str, settings: RealGroup | None) -> None:
         """Set up the container's link as soon as it runs (docker/line.sh). Raises DeviceError if that fails."""
@@ -149,7 +149,7 @@ class Containers:
             time.sleep(0.2)
         return False
 
-    def left(self) -> int:
+    def count_left(self) -> int:
         """Return the number of our containers that still exist."""
         return len(docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self.mark}").split())
 

@@ -9,27 +9,27 @@ from pathlib import Path
 from p2ptrain.base.errors import HomeError
 from peer.owner.control_socket import ask
 
-LOOKS_S = 0.05
+PROBE_INTERVAL_S = 0.05
 """Interval of probes. Guess: far shorter than an exchange on a slow link; the shortest exchange of lab runs would
 settle it."""
-LOOKS = 8
+PROBES = 8
 """Probes in a row that must find an exchange, so that the partner most likely takes part in it.
 
 A peer that accepts an offer is in an exchange at once, but its answer takes time on a slow link; if it dies before
 that, no exchange of the partner is broken."""
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """Time within which an exchange must come. Guess: many outer steps of a scenario; gaps between exchanges of lab runs
 would settle it."""
 
 
-async def amid_exchange(home: Path, patience_s: float = PATIENCE_S) -> bool:
-    """Wait until LOOKS probes in a row find an exchange of the peer; return False if that takes too long."""
-    until, found = time.monotonic() + patience_s, 0
+async def wait_for_exchange(home: Path, timeout_s: float = TIMEOUT_S) -> bool:
+    """Wait until PROBES probes in a row find an exchange of the peer; return False if that takes too long."""
+    until, found = time.monotonic() + timeout_s, 0
     while time.monotonic() < until:
         found = found + 1 if await asyncio.to_thread(_exchanges, home) else 0
-        if found == LOOKS:
+        if found == PROBES:
             return True
-        await asyncio.sleep(LOOKS_S)
+        await asyncio.sleep(PROBE_INTERVAL_S)
     return False
 
 

@@ -45,7 +45,7 @@ class Suspend:
         self._holder.communicate()
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """Return a process and its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
@@ -57,7 +57,7 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def marked(name: str, value: str) -> list[int]:
+def processes_with(name: str, value: str) -> list[int]:
     """Return live processes other than this one with this value of an environment variable."""
     wanted = f"{name}={value}".encode()
     found = []

@@ -110,7 +110,7 @@ class Host:
 
 @dataclass(slots=True)
 class Network:
-    """Backbone and its hosts; a context manager. Call ``namespaces.check_means`` first."""
+    """Backbone and its hosts; a context manager. Call ``namespaces.check_support`` first."""
 
     hosts: dict[str, Host] = field(default_factory=dict)
     _backbone: Namespace = field(init=False)
@@ -145,20 +145,20 @@ class Network:
         host._line = self._connect(edge, number, access, seed)
         edge.ip(["link set lo up", f"route add default via 11.0.{number}.1"])
         if host._router is not None:
-            _put_behind(host, host._router)
+            _connect_behind_router(host, host._router)
         return host
 
     def _connect(self, edge: Namespace, number: int, access: Access, seed: int) -> subprocess.Popen[bytes] | None:
         """Make the access link: wan0 at the edge, line<number> at the backbone."""
         far, line = f"line{number}", None
         if access.delay_s or access.loss:
-            line = _started_line(edge, self._backbone, far, access, seed)
+            line = _start_link_process(edge, self._backbone, far, access, seed)
         else:
             self._backbone.ip([f"link add {far} type veth peer name wan0 netns {edge.path}"])
         self._backbone.ip([f"address add 11.0.{number}.1/30 dev {far}", f"link set {far} up"])
         edge.ip([f"address add 11.0.{number}.2/30 dev wan0", "link set wan0 up"])
-        _narrow(edge, "wan0", access.up_mbit_s)
-        _narrow(self._backbone, far, access.down_mbit_s)
+        _limit_rate(edge, "wan0", access.up_mbit_s)
+        _limit_rate(self._backbone, far, access.down_mbit_s)
         return line
 
     def cut(self, name: str, is_cut: bool = True) -> None:
@@ -166,7 +166,7 @@ class Network:
         (self._asleep.add if is_cut else self._asleep.discard)(name)
         self._filter()
 
-    def part(self, key: int, sides: Sequence[Collection[str]]) -> None:
+    def partition(self, key: int, sides: Sequence[Collection[str]]) -> None:
         """Drop packets between hosts of different sides until ``heal(key)``; a host on no side reaches all."""
         self._partitions[key] = [sorted(side) for side in sides]
         self._filter()
@@ -197,7 +197,7 @@ class Network:
         self._backbone.close()
 
 
-def rehearse() -> None:
+def check_network_support() -> None:
     """Create and remove one network of each kind of link. Raises DeviceError if this machine does not support one."""
     try:
         with Network() as network:
@@ -210,7 +210,7 @@ def rehearse() -> None:
         ) from error
 
 
-def _put_behind(host: Host, router: Namespace) -> None:
+def _connect_behind_router(host: Host, router: Namespace) -> None:
     """Connect a host to its router by a private network, with the same addresses behind every router, as at home."""
     host.address = "192.168.1.2"
     router.ip(
@@ -232,7 +232,7 @@ def _put_behind(host: Host, router: Namespace) -> None:
     router.run("nft", "-f", "-", given=_ROUTER_FILTER)
 
 
-def _narrow(namespace: Namespace, link: str, mbit_s: float | None) -> None:
+def _limit_rate(namespace: Namespace, link: str, mbit_s: float | None) -> None:
     """Limit the rate of packets that leave through a link."""
     if mbit_s is None:
         return
@@ -243,7 +243,9 @@ def _narrow(namespace: Namespace, link: str, mbit_s: float | None) -> None:
     )
 
 
-def _started_line(edge: Namespace, backbone: Namespace, far: str, access: Access, seed: int) -> subprocess.Popen[bytes]:
+def _start_link_process(
+    edge: Namespace, backbone: Namespace, far: str, access: Access, seed: int
+) -> subprocess.Popen[bytes]:
     """Start the process that forwards packets between wan0 and ``far``; both devices exist when this returns."""
     program = str(Path(__file__).with_name("line.py"))
     ends = [edge.path, "wan0", backbone.path, far]

@@ -19,12 +19,12 @@ from typing import Any
 
 from rich.console import Console
 
-from lab.cell import hear_sigterm
+from lab.cell import unblock_sigterm
 from lab.containers import Containers
-from lab.freezing import marked
+from lab.freezing import processes_with
 from lab.run_record import RunRecord
-from lab.runner import conduct
-from lab.script import Script, written
+from lab.runner import run_script
+from lab.script import Script, script_of
 from lab.stages import Loopback, Namespaces, Stage, StageName
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError
@@ -51,16 +51,16 @@ class Leftovers:
     """Network namespaces that were made; the outside process checks whether they are gone."""
 
 
-def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int, page: str = "") -> None:
+def run_inside(out: Path, scenario: RealScenario, stage_name: StageName, threads: int, page: str = "") -> None:
     """Run the scenario in ``out``, which ``testnet.plan.lay_out`` prepared, and write ``out/course.json``.
 
     Raises KeyboardInterrupt after an interrupt, once all processes have ended.
 
     Args:
-        page: result of ``lab.stages.looked_at``.
+        page: result of ``lab.stages.page_argument``.
     """
-    script = written(scenario)
-    plan = laid_out(out, [part.name for part in script.parts])
+    script = script_of(scenario)
+    plan = laid_out(out, [peer.name for peer in script.peers])
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
@@ -70,36 +70,36 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int,
             task = asyncio.current_task()
             assert task is not None  # asyncio.run creates it
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-            hear_sigterm()
+            unblock_sigterm()
             stage, there = _stage(stage_name, script, scenario, out, page), 0
             try:
-                course = await conduct(plan, script, stage, scenario.run.seconds, threads, watch)
+                record = await run_script(plan, script, stage, scenario.run.seconds, threads, watch)
             except BaseException:
                 stage.close()
                 raise
             made = _namespaces()
-            with _told(course):
-                there = stage.left()
-            with _told(course):
+            with _recording_troubles(record):
+                there = stage.count_left()
+            with _recording_troubles(record):
                 stage.close()
-            return course, Leftovers(await _left_running() + there, sockets_left(Path(tempfile.gettempdir())), made)
+            return record, Leftovers(await _count_running() + there, sockets_left(Path(tempfile.gettempdir())), made)
 
         try:
-            course, left = asyncio.run(interruptible())
+            record, left = asyncio.run(interruptible())
         except (asyncio.CancelledError, KeyboardInterrupt):
             watch.say("interrupted; all processes have ended")
             raise KeyboardInterrupt from None
-    document = {"course": asdict(course), "left": asdict(left)}
+    document = {"course": asdict(record), "left": asdict(left)}
     files.replace(out / "course.json", json.dumps(document, indent=1).encode())
 
 
 @contextlib.contextmanager
-def _told(course: RunRecord) -> Iterator[None]:
+def _recording_troubles(record: RunRecord) -> Iterator[None]:
     """Record a DeviceError of the block as a trouble, so that the run record is kept."""
     try:
         yield
     except DeviceError as error:
-        course.troubles.append(f"at the end: {error.problem}")
+        record.troubles.append(f"at the end: {error.problem}")
 
 
 def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path, page: str) -> Stage:
@@ -110,14 +110,14 @@ def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path, p
     return Namespaces(script, scenario.partitions, scenario.run.seed)
 
 
-async def _left_running() -> int:
+async def _count_running() -> int:
     """Return the number of processes of this testnet besides this one, after waiting for those that are ending."""
     mark = os.environ.get(MARK, "")
     for _ in range(round(LEFT_GRACE_S / 0.1)):
-        if not marked(MARK, mark):
+        if not processes_with(MARK, mark):
             return 0
         await asyncio.sleep(0.1)
-    return len(marked(MARK, mark))
+    return len(processes_with(MARK, mark))
 
 
 def sockets_left(folder: Path) -> int:
@@ -139,7 +139,7 @@ def _target(link: Path) -> str:
         return ""
 
 
-def course_of(out: Path) -> dict[str, Any]:
-    """Read what ``play`` wrote. Raises FileNotFoundError if it did not come that far."""
+def read_run(out: Path) -> dict[str, Any]:
+    """Read what ``run_inside`` wrote. Raises FileNotFoundError if it did not come that far."""
     document: dict[str, Any] = json.loads((out / "course.json").read_bytes())
     return document

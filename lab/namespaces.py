@@ -27,11 +27,11 @@ COMMAND_DEADLINE_S = 20.0
 """Timeout of a call of ip, tc or nft. Guess: they take 5 ms; times on a busy machine would settle it."""
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux"}
 """Programs that are used, with their Debian packages."""
-_PLACES = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+_SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 """Search path for root's tools, which root's own PATH may lack (su without -)."""
 
 
-def check_means() -> None:
+def check_support() -> None:
     """Raise DeviceError with a remedy if this machine cannot make network namespaces."""
     remedy = "Or take --stage local: the same peers on the loopback, without rates, routers and partitions."
     if sys.platform != "linux":
@@ -39,7 +39,7 @@ def check_means() -> None:
     if os.geteuid() != 0:
         how = 'Run it with sudo and its full path: sudo "$(command -v p2ptrain)" testnet'
         raise DeviceError("Network namespaces need root.", f"{how} …. {remedy}")
-    missing = {tool: package for tool, package in TOOLS.items() if shutil.which(tool, path=_PLACES) is None}
+    missing = {tool: package for tool, package in TOOLS.items() if shutil.which(tool, path=_SEARCH_PATH) is None}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
         raise DeviceError(f"Not installed: {', '.join(missing)}.", f"Type: apt-get install {packages}. {remedy}")
@@ -54,7 +54,7 @@ def check_means() -> None:
 
 def tool(name: str) -> str:
     """Return the absolute path of one of TOOLS."""
-    found = shutil.which(name, path=_PLACES)
+    found = shutil.which(name, path=_SEARCH_PATH)
     if found is None:
         raise FileNotFoundError(name)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lab.script import told
+from lab.script import describe
 from p2ptrain.sim.testbed_fields import Limit, RealScenario
 
 ALWAYS = {
@@ -37,32 +37,32 @@ class ScenarioVerdict:
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
-    def beside(self, faults: Sequence[str]) -> ScenarioVerdict:
+    def with_faults(self, faults: Sequence[str]) -> ScenarioVerdict:
         """Return the verdict with more faults."""
         return replace(self, passed=self.passed and not faults, faults=[*self.faults, *faults])
 
 
-def spoiled(title: str, stage: str, figures: Mapping[str, Any], course: Mapping[str, Any]) -> ScenarioVerdict:
+def comparison_failed(title: str, stage: str, figures: Mapping[str, Any], record: Mapping[str, Any]) -> ScenarioVerdict:
     """Return the verdict if the undisturbed run failed, so that the scenario itself was not run."""
-    troubles = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
-    return ScenarioVerdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, troubles, _happened(course))
+    troubles = [f"undisturbed: {trouble}" for trouble in record["troubles"]]
+    return ScenarioVerdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, troubles, _happened(record))
 
 
-def refused(title: str, stage: str, why: str) -> ScenarioVerdict:
+def not_run(title: str, stage: str, why: str) -> ScenarioVerdict:
     """Return the verdict of a scenario that could not be run or measured."""
     return ScenarioVerdict(title, stage, False, {"peers": {}}, {}, [why], [])
 
 
-def judged(
+def verdict_of(
     title: str,
     stage: str,
     scenario: RealScenario,
     figures: Mapping[str, Any],
-    course: Mapping[str, Any],
+    record: Mapping[str, Any],
 ) -> ScenarioVerdict:
     """Compare the figures with the scenario's limits and those that always hold."""
     limits: dict[str, dict[str, Any]] = {}
-    troubles = list(course["troubles"])
+    troubles = list(record["troubles"])
     for name, limit in {**ALWAYS, **scenario.limits}.items():
         found = figure(figures, name)
         kept = found is not None and limit.holds(found)
@@ -71,15 +71,15 @@ def judged(
             bounds = ", ".join(f"{word.replace('_', ' ')} {bound:g}" for word, bound in _bounds(limit))
             shown = "no such figure" if found is None else f"{found:g}"
             troubles.append(f"{name}: {shown}; required: {bounds}")
-    return ScenarioVerdict(title, stage, not troubles, dict(figures), limits, troubles, _happened(course))
+    return ScenarioVerdict(title, stage, not troubles, dict(figures), limits, troubles, _happened(record))
 
 
-def _happened(course: Mapping[str, Any]) -> list[str]:
-    happened = [f"{act['at_s']:g} s: {told(act['who'], act['do'])}" for act in course["done"]]
-    return happened + [f"missed: {each}" for each in course["missed"]]
+def _happened(record: Mapping[str, Any]) -> list[str]:
+    happened = [f"{act['at_s']:g} s: {describe(act['who'], act['do'])}" for act in record["done"]]
+    return happened + [f"missed: {each}" for each in record["missed"]]
 
 
-def grown(figures: Mapping[str, Any]) -> list[str]:
+def growth_lines(figures: Mapping[str, Any]) -> list[str]:
     """Return a line for each watched process: its values from once settled to the end."""
     if figures.get("memory_growth") is None:  # no process was watched for long enough
         return []
@@ -90,12 +90,12 @@ def grown(figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def finite(tree: Any) -> Any:
+def json_safe(tree: Any) -> Any:
     """Return a tree with null in place of numbers that JSON does not have."""
     if isinstance(tree, Mapping):
-        return {str(name): finite(value) for name, value in tree.items()}
+        return {str(name): json_safe(value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [finite(value) for value in tree]
+        return [json_safe(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 

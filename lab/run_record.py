@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.pulse import Sample
+from lab.resource_monitor import Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Runner: starts the initial peers, follows the script, and ends all processes.
 
-Every started child is in ``Conductor.lives`` or ``bootstraps`` and ends before ``conduct`` returns, in every case;
-cancelling ``conduct`` ends them after a short grace. Suspended peers are resumed, and acts in progress end. The stage
-belongs to the code that made it.
+Every started child is in ``Conductor.lives`` or ``bootstraps`` and ends before ``run_script`` returns, in every case;
+cancelling ``run_script`` ends them after a short grace. Suspended peers are resumed, and acts in progress end. The
+stage belongs to the code that made it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 
 from lab.conductor import Conductor
 from lab.run_record import Ended, RunRecord
-from lab.script import Act, Do, Script, told
+from lab.script import Act, ActKind, Script, describe
 from lab.stages import Stage
 from p2ptrain.sim.testbed_fields import BOOTSTRAP
 from peer.testnet import processes
@@ -31,7 +31,7 @@ LEARNING_S = 600.0
 """Longest wait for the swarm to learn before second 0. The demo model needs about 2 s (measured on 2 cores)."""
 
 
-async def conduct(
+async def run_script(
     plan: Plan, script: Script, stage: Stage, seconds: float | None, threads: int, watch: Watch
 ) -> RunRecord:
     """Run the script and return its record.
@@ -41,12 +41,12 @@ async def conduct(
     """
     conductor = Conductor(plan, script, stage, threads, watch)
     try:
-        return await _conducted(conductor, seconds)
+        return await _run(conductor, seconds)
     finally:
         conductor.breakages.close()
 
 
-async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
+async def _run(conductor: Conductor, seconds: float | None) -> RunRecord:
     watch = conductor.watch
     began: float | None = None
     cut_short = False
@@ -57,16 +57,16 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
             began = time.monotonic()
             watch.say(f"second 0: all peers {'have learned' if conductor.script.waits_for_learning else 'train'}")
             troubles, cut_short = await _until_over(conductor, seconds)
-        await conductor.turns.over()
-        await conductor.mend_all()
+        await conductor.queue.join()
+        await conductor.restore_all()
         await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap, which they tell that they leave
         watch.refresh()
         wall_s = 0.0 if began is None else time.monotonic() - began
         await processes.stop(conductor.all_bootstraps, SAVE_GRACE_S)
     except BaseException:
         try:
-            await conductor.turns.cancel()
-            await conductor.mend_all()
+            await conductor.queue.cancel()
+            await conductor.restore_all()
         finally:
             await processes.stop([*conductor.trainers, *conductor.all_bootstraps], ABANDON_GRACE_S)
         raise
@@ -75,9 +75,9 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
         for name, lives in conductor.lives.items()
     }
     last = {name: those[-1].child.process.pid for name, those in (conductor.lives | conductor.bootstraps).items()}
-    order = {(act.at_s, str(act.do), act.who): place for place, act in enumerate(conductor.script.acts)}
-    samples = {name: conductor.pulse.samples.get(pid, []) for name, pid in last.items()}
-    peaks = {name: conductor.pulse.peaks[pid] for name, pid in last.items() if pid in conductor.pulse.peaks}
+    order = {(act.at_s, str(act.kind), act.who): place for place, act in enumerate(conductor.script.acts)}
+    samples = {name: conductor.monitor.samples.get(pid, []) for name, pid in last.items()}
+    peaks = {name: conductor.monitor.peaks[pid] for name, pid in last.items() if pid in conductor.monitor.peaks}
     done = sorted(conductor.done, key=lambda each: order[each.at_s, each.do, each.who])
     return RunRecord(lives, done, conductor.missed, troubles, cut_short, wall_s, samples, peaks)
 
@@ -126,7 +126,7 @@ async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list
         if any(view.fraction >= 1.0 for view in conductor.watch.views.values()):  # then churn ends
             pending = deque(act for act in pending if act.who not in conductor.script.churning)
         while pending and pending[0].at_s <= clock_s and not conductor.is_waiting:
-            conductor.begin(pending.popleft())
+            conductor.schedule(pending.popleft())
         if troubles := await _tick(conductor):
             return troubles, False
         elapsed_s, looked_at = time.monotonic() - looked_at, time.monotonic()
@@ -134,12 +134,14 @@ async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list
             clock_s += elapsed_s
         if seconds is not None and clock_s >= seconds:
             conductor.watch.say(f"{seconds:g} s are over; all peers save and leave")
-            _miss(conductor, pending)
+            _mark_missed(conductor, pending)
             return [], True
         peers = conductor.running_trainers
-        somebody_comes = conductor.coming or any(act.do is Do.START and act.who != BOOTSTRAP for act in pending)
-        if not peers and (conductor.somebody_finished or not somebody_comes):
-            _miss(conductor, pending)
+        more_to_come = conductor.being_started or any(
+            act.kind is ActKind.START and act.who != BOOTSTRAP for act in pending
+        )
+        if not peers and (conductor.any_finished or not more_to_come):
+            _mark_missed(conductor, pending)
             return [], False
 
 
@@ -153,14 +155,14 @@ def _have_not_learned(conductor: Conductor) -> list[str]:
     return [who for who, view in views.items() if not view.loss < LEARNED * began]  # true for NaN
 
 
-def _miss(conductor: Conductor, pending: deque[Act]) -> None:
-    conductor.missed += [f"{told(act.who, act.do)} at {act.at_s:g} s: the run was over" for act in pending]
+def _mark_missed(conductor: Conductor, pending: deque[Act]) -> None:
+    conductor.missed += [f"{describe(act.who, act.kind)} at {act.at_s:g} s: the run was over" for act in pending]
 
 
 async def _tick(conductor: Conductor) -> list[str]:
     """Wait for one tick and return what went wrong in it."""
     await asyncio.sleep(TICK_S)
-    conductor.turns.check()
+    conductor.queue.check()
     conductor.watch.refresh()
-    conductor.pulse.beat(time.monotonic(), [child.process.pid for child in conductor.running.values()])
+    conductor.monitor.sample(time.monotonic(), [child.process.pid for child in conductor.running.values()])
     return conductor.troubles(time.monotonic() - conductor.watch.heard_at)

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from lab.freezing import Suspend, family
+from lab.freezing import Suspend, process_tree
 from lab.hosts import Access, Network
 from lab.script import Script
 from p2ptrain.base.errors import UserError
@@ -29,7 +29,7 @@ HOSTS = "P2PTRAIN_PAGE_HOSTS"
 OWN_NAMES = f"{LOOPBACK},localhost"
 
 
-class Sleep(Protocol):
+class Suspension(Protocol):
     """Suspended peer."""
 
     def end(self) -> None:
@@ -56,7 +56,7 @@ class Stage(Protocol):
         """Prepare a peer whose process was started; None for a bootstrap."""
         ...
 
-    def left(self) -> int:
+    def count_left(self) -> int:
         """Count what remains besides processes of this system."""
         ...
 
@@ -67,28 +67,28 @@ class Stage(Protocol):
         """
         ...
 
-    def nap(self, who: str, pid: int) -> Sleep:
+    def suspend(self, who: str, pid: int) -> Suspension:
         """Suspend all processes of a peer. Called in a thread and may block. Raises DeviceError if they keep
         running.
         """
         ...
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
+    def cut_link(self, host: str, is_cut: bool) -> None:
         """Cut or restore the link of a suspended host."""
         ...
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         """Begin a partition of the scenario."""
         ...
 
-    def heals(self, key: str) -> None:
+    def heal(self, key: str) -> None:
         """End a partition."""
         ...
 
     def close(self) -> None: ...
 
 
-class OwnProcesses:
+class LocalProcesses:
     """Stage whose processes belong to this system."""
 
     page: Sequence[str] = ()
@@ -96,19 +96,19 @@ class OwnProcesses:
     def started(self, who: str, settings: RealGroup | None) -> None:
         """Do nothing: links are made before any process starts."""
 
-    def left(self) -> int:
+    def count_left(self) -> int:
         return 0
 
     def kill(self, who: str, pid: int) -> None:
-        for each in family(pid):
+        for each in process_tree(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
 
-    def nap(self, who: str, pid: int) -> Sleep:
-        return Suspend(family(pid))
+    def suspend(self, who: str, pid: int) -> Suspension:
+        return Suspend(process_tree(pid))
 
 
-class Loopback(OwnProcesses):
+class Loopback(LocalProcesses):
     """Stage ``local``: all processes on 127.0.0.1, without links."""
 
     arguments: Sequence[str] = ("--local",)
@@ -119,19 +119,19 @@ class Loopback(OwnProcesses):
     def inside(self, host: str, who: str) -> Wrap:
         return lambda *command: command
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
+    def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: the loopback has no link to cut."""
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         raise AssertionError("plan.check refuses partitions here")
 
-    heals = parts
+    heal = partition
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class Namespaces(OwnProcesses):
+class Namespaces(LocalProcesses):
     """Stage ``namespaces``: each peer and bootstrap on its own host."""
 
     arguments: Sequence[str] = ()
@@ -143,8 +143,8 @@ class Namespaces(OwnProcesses):
         try:
             for name in script.bootstraps:
                 self._network.add(name)
-            for number, (host, part) in enumerate(script.hosts.items()):
-                self._network.add(host, access(part.settings), seed + number)
+            for number, (host, peer) in enumerate(script.hosts.items()):
+                self._network.add(host, access_of(peer.settings), seed + number)
         except BaseException:
             self._network.close()
             raise
@@ -152,21 +152,21 @@ class Namespaces(OwnProcesses):
     def inside(self, host: str, who: str) -> Wrap:
         return self._network.hosts[host].inside
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
-        self._network.cut(host, is_asleep)
+    def cut_link(self, host: str, is_cut: bool) -> None:
+        self._network.cut(host, is_cut)
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         sides = self._partitions[int(key)].sides
-        self._network.part(int(key), [members(side, self._script.seats) for side in sides])
+        self._network.partition(int(key), [hosts_on_side(side, self._script.hosts_of) for side in sides])
 
-    def heals(self, key: str) -> None:
+    def heal(self, key: str) -> None:
         self._network.heal(int(key))
 
     def close(self) -> None:
         self._network.close()
 
 
-def access(group: RealGroup) -> Access:
+def access_of(group: RealGroup) -> Access:
     """Return the access link of a group's peers."""
     return Access(group.up_mbit_s, group.down_mbit_s, group.latency_s, group.packet_loss, group.router)
 
@@ -176,12 +176,12 @@ def own_latency(group: RealGroup) -> float:
     return group.latency_s if "latency_s" in group.model_fields_set else 0.0
 
 
-def members(side: Sequence[str], seats: Callable[[str], list[str]]) -> list[str]:
+def hosts_on_side(side: Sequence[str], hosts_of: Callable[[str], list[str]]) -> list[str]:
     """Return the hosts on one side of a partition."""
-    return [host for name in side for host in ([BOOTSTRAP] if name == BOOTSTRAP else seats(name))]
+    return [host for name in side for host in ([BOOTSTRAP] if name == BOOTSTRAP else hosts_of(name))]
 
 
-def looked_at(page: str, stage: StageName) -> str:
+def page_argument(page: str, stage: StageName) -> str:
     """Return the page argument for this stage: ``page``, on stage docker a port of this computer, or empty for no page.
 
     Raises UserError if the stage cannot show a page there.
@@ -206,6 +206,6 @@ def looked_at(page: str, stage: StageName) -> str:
         return str(listener.getsockname()[1])
 
 
-def token() -> str:
+def page_token() -> str:
     """Return the owner's page token, or a random one."""
     return os.environ.get(TOKEN) or secrets.token_urlsafe(18)

@@ -7,29 +7,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leavings import GROUP, WELL, course, figures, left
+from sample_artifacts import GROUP, WELL, artifacts, figures, record
 
-from lab.artifacts import TOLD, Artifacts, ExchangeArtifact, read_left
-from lab.script import Part
+from lab.artifacts import TOLD, Artifacts, ExchangeArtifact, read_artifacts
+from lab.script import ScriptedPeer
 from p2ptrain.admission import Refusal
 from p2ptrain.sim.testbed_fields import RealGroup
 from peer import messages
 
 
 def test_a_home_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    part = Part("anna", "anna", GROUP, "anna")
-    assert read_left(part, "id", tmp_path / "nowhere") == Artifacts(part, "id", [], None)
+    part = ScriptedPeer("anna", "anna", GROUP, "anna")
+    assert read_artifacts(part, "id", tmp_path / "nowhere") == Artifacts(part, "id", [], None)
     (tmp_path / "events.jsonl").write_text('{"kind": "found"}\n{"kind": "exch')
     (tmp_path / "summary.json").write_text("torn")
-    found = read_left(part, "id", tmp_path)
+    found = read_artifacts(part, "id", tmp_path)
     assert found.count("found") == 1
     assert found.summary is None
 
 
 def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
-    part = Part("anna", "anna", RealGroup(count=1, step_s=1.0, clock_off_s=3600), "anna")
+    part = ScriptedPeer("anna", "anna", RealGroup(count=1, step_s=1.0, clock_off_s=3600), "anna")
     (tmp_path / "events.jsonl").write_text('{"kind": "exchanged", "time": 3605.0, "seconds": 1.0}\n{"kind": "found"}\n')
-    assert read_left(part, "id", tmp_path).exchanges() == [ExchangeArtifact(4.0, 5.0, "", 0.0, False, 0)]
+    assert read_artifacts(part, "id", tmp_path).exchanges() == [ExchangeArtifact(4.0, 5.0, "", 0.0, False, 0)]
 
 
 def test_what_owners_were_told_is_read_of_notes_and_of_output(tmp_path: Path) -> None:
@@ -47,11 +47,13 @@ def test_what_owners_were_told_is_read_of_notes_and_of_output(tmp_path: Path) ->
     assert all(messages.line(note["kind"], note) for note in notes.values())
     others: list[dict[str, Any]] = [{"kind": "right clock"}, {"kind": "p2pd is back"}]
     others.append({"kind": "put out", "why": Refusal.REVOKED.value, "remedy": "Ask."})
-    part = Part("anna", "anna", GROUP, "anna")
+    part = ScriptedPeer("anna", "anna", GROUP, "anna")
     for expected in (set(TOLD), {"told_daemon"}, {"told_banned", "told_not_invited"}, set()):
         noted = [*others, *(note for name, note in notes.items() if name in expected)]
         (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, noted)))
         (tmp_path / "output.log").write_text("\n".join(str(words[name]) for name in words if name in expected))
-        assert read_left(part, "id", tmp_path).said == expected
-    found = figures(course({"anna": [WELL]}), replace(left("anna"), said=frozenset({"told_not_saved"})), left("bert"))
+        assert read_artifacts(part, "id", tmp_path).said == expected
+    found = figures(
+        record({"anna": [WELL]}), replace(artifacts("anna"), said=frozenset({"told_not_saved"})), artifacts("bert")
+    )
     assert (found["told_not_saved"], found["told_daemon"], found["groups"]["anna"]["told_not_saved"]) == (1, 0, 1)

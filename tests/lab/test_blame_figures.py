@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from leavings import KILLED, SUMMARY, WELL, course, figures, left
+from sample_artifacts import KILLED, SUMMARY, WELL, artifacts, figures, record
 
-from lab.figures import HEARD_S, broken_off, noticing
-from lab.script import Do
+from lab.figures import HEARD_S, blame, broken_exchanges
+from lab.script import ActKind
 from p2ptrain.base.ids import RunId
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
@@ -26,7 +26,7 @@ def unanswered(time: float) -> dict[str, Any]:
     return {"kind": "failed", "time": time, "peer": "id of bert", "why": "failed to dial"}
 
 
-def act(do: Do, who: str = "bert") -> dict[str, Any]:
+def act(do: ActKind, who: str = "bert") -> dict[str, Any]:
     return {"at_s": 1, "time": DIES, "do": do.value, "who": who}
 
 
@@ -43,24 +43,24 @@ def act(do: Do, who: str = "bert") -> dict[str, Any]:
     ],
 )
 def test_only_what_was_under_way_with_whom_it_happened_to(note: dict[str, Any], count: int) -> None:
-    anna = left("anna", note)
-    everybody = [anna, left("bert"), left("cleo")]
-    for do in (Do.KILL, Do.FREEZE):
-        assert broken_off(anna, everybody, [act(do)]) == count
-    assert broken_off(anna, everybody, [act(Do.START)]) == 0
+    anna = artifacts("anna", note)
+    everybody = [anna, artifacts("bert"), artifacts("cleo")]
+    for do in (ActKind.KILL, ActKind.FREEZE):
+        assert broken_exchanges(anna, everybody, [act(do)]) == count
+    assert broken_exchanges(anna, everybody, [act(ActKind.START)]) == 0
 
 
 def test_calls_to_the_dead_fail_and_break_nothing() -> None:
-    anna = left("anna", failed(9.0, DIES), unanswered(12.0), unanswered(14.0), summary=SUMMARY)
-    found = figures(course({"anna": [WELL], "bert": [KILLED]}, [act(Do.KILL)]), anna, left("bert"))
+    anna = artifacts("anna", failed(9.0, DIES), unanswered(12.0), unanswered(14.0), summary=SUMMARY)
+    found = figures(record({"anna": [WELL], "bert": [KILLED]}, [act(ActKind.KILL)]), anna, artifacts("bert"))
     assert found["exchanges_failed"] == found["peers"]["anna"]["exchanges_failed"] == 3
     assert found["exchanges_broken"] == found["peers"]["anna"]["exchanges_broken"] == 1
     assert found["groups"]["anna"]["exchanges_broken"] == 1
 
 
 def noticed(kind: str, why: str) -> int:
-    liar = left("liar", lie="flipped")
-    return noticing(liar, [liar, left("anna", {"kind": kind, "peer": liar.peer_id, "why": why})])["noticed"]
+    liar = artifacts("liar", lie="flipped")
+    return blame(liar, [liar, artifacts("anna", {"kind": kind, "peer": liar.peer_id, "why": why})])["noticed"]
 
 
 @pytest.mark.parametrize(
@@ -103,12 +103,12 @@ def test_what_befalls_honest_peers_is_not(kind: str, why: str) -> None:
 
 
 def test_honest_peers_blame_and_liars_count_their_own_lies() -> None:
-    blame = {"kind": "broke protocol", "peer": "id of liar", "why": "garbage"}
+    note = {"kind": "broke protocol", "peer": "id of liar", "why": "garbage"}
     lied = {"kind": "lied", "peer": "id of anna", "times": 3}
-    liar = left("liar", lied, lied, {**blame, "peer": "id of anna"}, lie="flood")
-    friend = left("friend", blame, lie="nan")
-    anna = left("anna", blame, {**blame, "peer": "id of friend"}, {**blame, "peer": "id of anna"})
+    liar = artifacts("liar", lied, lied, {**note, "peer": "id of anna"}, lie="flood")
+    friend = artifacts("friend", note, lie="nan")
+    anna = artifacts("anna", note, {**note, "peer": "id of friend"}, {**note, "peer": "id of anna"})
     everybody = [liar, friend, anna]
-    assert noticing(liar, everybody) == {"noticed": 1, "lied": 6}
-    assert noticing(friend, everybody) == {"noticed": 1, "lied": 0}
-    assert noticing(anna, everybody) == {"noticed": 0, "lied": 0}
+    assert blame(liar, everybody) == {"noticed": 1, "lied": 6}
+    assert blame(friend, everybody) == {"noticed": 1, "lied": 0}
+    assert blame(anna, everybody) == {"noticed": 0, "lied": 0}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.breakage import Breakages, Disk, Exhausted, beside, library
+from lab.breakage import Breakages, Disk, ExhaustedDescriptors, faketime_library, with_clock_error
 from p2ptrain.base.errors import DeviceError
 
 ON_A_DISK = """
@@ -92,7 +92,7 @@ def test_who_is_exhausted_opens_nothing_until_it_is_over() -> None:
             return process.stdout.readline().strip()  # type: ignore[union-attr]  # asserted above
 
         assert answer() == "opened"
-        exhausted = Exhausted([process.pid])
+        exhausted = ExhaustedDescriptors([process.pid])
         assert answer() == "Too many open files"
         exhausted.end()
         exhausted.end()
@@ -103,7 +103,7 @@ def test_who_is_exhausted_opens_nothing_until_it_is_over() -> None:
 def test_who_is_gone_is_not_exhausted() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-        Exhausted([process.pid]).end()
+        ExhaustedDescriptors([process.pid]).end()
 
 
 class Shrinking:
@@ -156,13 +156,13 @@ def plain(*command: str) -> Sequence[str]:
 
 
 def test_a_right_clock_changes_nothing() -> None:
-    assert beside(0.0, plain) is plain
+    assert with_clock_error(0.0, plain) is plain
 
 
 @pytest.mark.skipif(not list(Path("/usr/lib").glob("**/faketime/libfaketime.so.1")), reason="needs libfaketime")
 def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
     told = "import os, sys, time; print(time.time(), time.monotonic(), os.stat(sys.argv[1]).st_mtime)"
-    command = beside(-3600, plain)(sys.executable, "-c", told, str(tmp_path))
+    command = with_clock_error(-3600, plain)(sys.executable, "-c", told, str(tmp_path))
     before = time.time(), time.monotonic()
     wall, steady, changed = map(float, subprocess.run(command, capture_output=True, check=True).stdout.split())
     assert before[0] - 3601 < wall < time.time() - 3599
@@ -173,5 +173,5 @@ def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
 def test_without_the_library_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
     with pytest.raises(DeviceError) as caught:
-        library()
+        faketime_library()
     assert caught.value.remedy == "Type: apt-get install libfaketime."

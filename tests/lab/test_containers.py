@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lab import closing, containers, inner_main
-from lab.command import act_out
+from lab import container_summary, containers, inner_main
+from lab.command import run_scenario
 from lab.containers import Containers, build, check_engine
 from lab.plan import manifest_of
 from lab.report import ScenarioVerdict
 from lab.run_record import RunRecord
-from lab.script import written
-from lab.stages import looked_at
+from lab.script import script_of
+from lab.stages import page_argument
 from p2ptrain.base.errors import DeviceError, HomeError, ScenarioError, UserError
 from p2ptrain.sim.testbed_fields import parse
 from peer.testnet.plan import lay_out
@@ -65,7 +65,7 @@ def name_of(command: list[str]) -> str:
 
 def stage(tiny: dict[str, Any], out: Path) -> Containers:
     tiny["peers"][1] |= {"up_mbit_s": 5, "down_mbit_s": 20}
-    return Containers(written(parse(tiny)), out, "0123456789abcdef")
+    return Containers(script_of(parse(tiny)), out, "0123456789abcdef")
 
 
 def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_swarm_can_be_watched_from_this_computer_alone(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At one port of the loopback, by a token that no command line holds."""
-    shown = Containers(written(parse(tiny)), tmp_path, "0123456789abcdef", "8080")
+    shown = Containers(script_of(parse(tiny)), tmp_path, "0123456789abcdef", "8080")
     assert shown.page == ["--page", "0.0.0.0:8080"]
     command = shown.inside("bootstrap", "bootstrap")("python", "-m", "bootstrap")
     assert command[command.index("--publish") + 1] == "127.0.0.1:8080:8080"
@@ -117,12 +117,12 @@ def test_a_page_of_containers_is_looked_for_before_anything_is_built(asked: Path
     with socket.create_server(("127.0.0.1", 0)) as busy:
         taken = str(busy.getsockname()[1])
         with pytest.raises(UserError, match=f"127.0.0.1:{taken}: Address already in use"):
-            act_out(testnet_toml, (), "docker", tmp_path / "out", 1, taken)
+            run_scenario(testnet_toml, (), "docker", tmp_path / "out", 1, taken)
     with pytest.raises(UserError, match=r"only published at 127\.0\.0\.1"):
-        act_out(testnet_toml, (), "docker", tmp_path / "out", 1, "0.0.0.0:8080")
+        run_scenario(testnet_toml, (), "docker", tmp_path / "out", 1, "0.0.0.0:8080")
     assert {call[0] for call in calls(asked)} == {"version"}
-    assert looked_at("", "docker") == ""
-    assert 1024 <= int(looked_at("0", "docker")) <= 65535
+    assert page_argument("", "docker") == ""
+    assert 1024 <= int(page_argument("0", "docker")) <= 65535
 
 
 @pytest.mark.parametrize("name", ["a,b", 'say "hello"', "two\nlines"])
@@ -130,7 +130,7 @@ def test_a_folder_that_docker_would_misread_is_refused_before_anything_is_built(
     asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     with pytest.raises(HomeError, match="comma") as caught:
-        act_out(containers.SOURCE / "docker" / "testnet.toml", (), "docker", tmp_path / name, 1)
+        run_scenario(containers.SOURCE / "docker" / "testnet.toml", (), "docker", tmp_path / name, 1)
     assert "--out" in caught.value.remedy
     assert [call[0] for call in calls(asked)] == ["version"]
     assert not (tmp_path / name).exists()
@@ -155,13 +155,13 @@ def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, A
     office, home = names["office-1"], names["home-1"]
     assert office.endswith("-2")
     asked.write_text("")
-    group = {part.name: part.settings for part in containers_of.script.parts}
+    group = {part.name: part.settings for part in containers_of.script.peers}
     containers_of.started("home-1", group["home-1"])
     containers_of.started("bootstrap", None)
     assert calls(asked) == []
     containers_of.started("office-1", group["office-1"])
     assert calls(asked)[-1][-4:] == ["sh", "/usr/local/bin/p2ptrain-line", "5", "20"]
-    nap = containers_of.nap("home-1", 1)
+    nap = containers_of.suspend("home-1", 1)
     nap.end()
     nap.end()
     assert [call[1:2] + call[-1:] for call in calls(asked)[-2:]] == [[home, "kill -STOP -1"], [home, "kill -CONT -1"]]
@@ -173,7 +173,7 @@ def test_lines_are_late_and_lossy_as_the_scenario_says(asked: Path, tiny: dict[s
     tiny["peers"][0] |= {"latency_s": 0.02, "packet_loss": 0.005}
     containers_of = stage(tiny, tmp_path)
     assert "NET_ADMIN" in containers_of.inside("home-1", "home-1")("python")
-    containers_of.started("home-1", next(part.settings for part in containers_of.script.parts if part.name == "home-1"))
+    containers_of.started("home-1", next(part.settings for part in containers_of.script.peers if part.name == "home-1"))
     # Only what leaves is late: 40 ms there and none back, as 20 ms each way.
     assert calls(asked)[-1][-6:] == ["/usr/local/bin/p2ptrain-line", "", "", "40", "0.5", "both"]
 
@@ -216,7 +216,7 @@ def test_without_netem_late_lines_are_refused_before_anything_is_removed(
     containers.has_netem.cache_clear()
     path = containers.SOURCE / "docker" / "testnet.toml"
     with pytest.raises(ScenarioError, match=r"^peers\.narrow\.latency_s: stage docker does not support this"):
-        act_out(path, ["peers.narrow.latency_s=0.05"], "docker", tmp_path / "out", 1)
+        run_scenario(path, ["peers.narrow.latency_s=0.05"], "docker", tmp_path / "out", 1)
     containers.has_netem.cache_clear()
     assert [call[0] for call in calls(asked)] == ["version", "build", "build", "run"]
     assert not (tmp_path / "out").exists()
@@ -227,7 +227,7 @@ def test_what_an_engine_cannot_do_is_no_secret_and_may_be_tried_again(
 ) -> None:
     containers_of = stage(tiny, tmp_path)
     name = name_of(containers_of.inside("home-1", "home-1")("python"))
-    nap = containers_of.nap("home-1", 1)
+    nap = containers_of.suspend("home-1", 1)
     monkeypatch.setenv("WHY", "it is not running")
     for fails, does in (("kill", lambda: containers_of.kill("home-1", 1)), ("exec", nap.end)):
         monkeypatch.setenv("FAILS", fails)
@@ -240,7 +240,7 @@ def test_what_an_engine_cannot_do_is_no_secret_and_may_be_tried_again(
 
 def test_what_is_left_is_counted_and_removed(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     containers_of = stage(tiny, tmp_path)
-    assert containers_of.left() == 2
+    assert containers_of.count_left() == 2
     containers_of.close()
     assert ["rm", "--force", "--volumes", "abc", "def"] in calls(asked)
 
@@ -260,14 +260,14 @@ def test_whatever_ends_a_testnet_nothing_stays(
     """Ctrl+C, SIGTERM, an engine that fails."""
     scenario, out = parse(tiny), tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in written(scenario).parts], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers], solo=False, seed=None)
 
-    async def conduct(*arguments: Any) -> None:
+    async def run_script(*arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(inner_main, "conduct", conduct)
+    monkeypatch.setattr(inner_main, "run_script", run_script)
     with pytest.raises((KeyboardInterrupt, DeviceError)):
-        inner_main.play(out, scenario, "docker", 1)
+        inner_main.run_inside(out, scenario, "docker", 1)
     assert [call[:2] for call in calls(asked)[-4:]] == [
         ["ps", "--all"],
         ["rm", "--force"],
@@ -277,23 +277,23 @@ def test_whatever_ends_a_testnet_nothing_stays(
     assert not (out / "course.json").exists()
 
 
-def test_an_engine_that_fails_in_the_end_takes_no_course_away(
+def test_an_engine_that_fails_in_the_end_takes_no_record_away(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario, out = parse(tiny), tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in written(scenario).parts], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers], solo=False, seed=None)
 
-    async def conduct(*arguments: Any) -> RunRecord:
+    async def run_script(*arguments: Any) -> RunRecord:
         monkeypatch.setenv("FAILS", "ps")
         monkeypatch.setenv("WHY", "the engine has gone")
         return RunRecord({}, [], [], [], True, 9.0, {}, {})
 
-    monkeypatch.setattr(inner_main, "conduct", conduct)
-    inner_main.play(out, scenario, "docker", 1)
-    course = inner_main.course_of(out)["course"]
-    assert course["wall_s"] == 9.0
-    assert course["troubles"] == ["at the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
+    monkeypatch.setattr(inner_main, "run_script", run_script)
+    inner_main.run_inside(out, scenario, "docker", 1)
+    record = inner_main.read_run(out)["course"]
+    assert record["wall_s"] == 9.0
+    assert record["troubles"] == ["at the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
 
 
 def test_a_line_that_cannot_be_narrow_is_told(
@@ -301,7 +301,7 @@ def test_a_line_that_cannot_be_narrow_is_told(
 ) -> None:
     containers_of = stage(tiny, tmp_path)
     containers_of.inside("office-1", "office-1")
-    settings = next(part.settings for part in containers_of.script.parts if part.name == "office-1")
+    settings = next(part.settings for part in containers_of.script.peers if part.name == "office-1")
     monkeypatch.setattr(containers, "START_S", 0.3)
     monkeypatch.setenv("FAILS", "inspect")
     monkeypatch.setenv("WHY", "no such container")
@@ -358,15 +358,17 @@ def test_who_was_killed_has_rejoined_when_it_exchanged_again(tmp_path: Path) -> 
 
     lives = {"anna": [killed, well], "bert": [well], "carl": [killed]}
     noted("listening", "exchanged", "listening", "progress")
-    assert closing.rejoined(lives, tmp_path, {"anna"}) is False
+    assert container_summary.rejoined(lives, tmp_path, {"anna"}) is False
     torn = '{"kind": "exch{"kind": "listening"}\n'
     (home / "events.jsonl").write_text('{"kind": "listening"}\n' + torn + '{"kind": "exchanged"}\n')
-    assert closing.rejoined(lives, tmp_path, {"anna"}) is True
+    assert container_summary.rejoined(lives, tmp_path, {"anna"}) is True
     noted("listening", "listening", "exchanged")
-    assert closing.rejoined(lives, tmp_path, {"anna"}) is True
-    assert closing.rejoined(lives, tmp_path, {"anna", "carl"}) is False, "it was to come back, and never did"
-    assert closing.rejoined({"bert": [well]}, tmp_path, {"bert"}) is None
-    assert closing.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path / "elsewhere", {"anna"}) is False
+    assert container_summary.rejoined(lives, tmp_path, {"anna"}) is True
+    assert container_summary.rejoined(lives, tmp_path, {"anna", "carl"}) is False, "it was to come back, and never did"
+    assert container_summary.rejoined({"bert": [well]}, tmp_path, {"bert"}) is None
+    assert (
+        container_summary.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path / "elsewhere", {"anna"}) is False
+    )
 
 
 def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
@@ -374,14 +376,14 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
 ) -> None:
     tiny["peers"][0] |= {"count": 1, "leaves_at_s": 5, "leaves": "killed", "returns_after_s": 1, "returns": "resumed"}
     scenario = parse(tiny)
-    script = written(scenario)
+    script = script_of(scenario)
     out = tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script.peers], solo=False, seed=None)
     away = {"status": -9, "ended_by_us": "is killed"}
-    course = {"lives": {part.name: [away] for part in script.parts}, "cut_short": False, "wall_s": 9.0}
+    record = {"lives": {part.name: [away] for part in script.peers}, "cut_short": False, "wall_s": 9.0}
     console = Console(file=io.StringIO(), width=120)
-    beyond = closing.conclude(out, script, course, (), 1, console)
+    beyond = container_summary.write_summary(out, script, record, (), 1, console)
     assert any("has not returned" in each for each in beyond)
     document = json.loads((out / "summary.json").read_text())
     assert document["killed_peer_rejoined"] is False
@@ -392,19 +394,19 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
 def test_what_was_wrong_beyond_the_limits_is_told(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     """Peers that left no summary and no weights miss no limit of a scenario that has none."""
     scenario = parse(tiny)
-    script = written(scenario)
+    script = script_of(scenario)
     out = tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script.peers], solo=False, seed=None)
     well = {"status": 0, "ended_by_us": ""}
-    course = {"lives": {part.name: [well] for part in script.parts}, "cut_short": False, "wall_s": 9.0}
-    beyond = closing.conclude(out, script, course, ("known",), 1, Console(file=io.StringIO(), width=120))
+    record = {"lives": {part.name: [well] for part in script.peers}, "cut_short": False, "wall_s": 9.0}
+    beyond = container_summary.write_summary(out, script, record, ("known",), 1, Console(file=io.StringIO(), width=120))
     assert any("averaged model could not be measured" in each for each in beyond)
     assert any("summary" in each for each in beyond)
     assert "known" not in beyond
-    verdict = ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside(beyond)
+    verdict = ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).with_faults(beyond)
     assert (verdict.passed, verdict.faults) == (False, beyond)
-    assert ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside([]).passed
+    assert ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).with_faults([]).passed
 
 
 def test_an_engine_that_hangs_is_told_in_one_line(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from lab.freezing import Suspend, family, marked
+from lab.freezing import Suspend, process_tree, processes_with
 
 PARENT = """
 import subprocess, sys, time
@@ -53,8 +53,8 @@ def are_stopped(processes: tuple[psutil.Process, ...]) -> bool:
 
 
 def test_a_nap_stops_the_whole_family(two: tuple[psutil.Process, psutil.Process]) -> None:
-    assert family(two[0].pid) == [each.pid for each in two]
-    nap = Suspend(family(two[0].pid))
+    assert process_tree(two[0].pid) == [each.pid for each in two]
+    nap = Suspend(process_tree(two[0].pid))
     wait_for(lambda: are_stopped(two))
     nap.end()
     nap.end()
@@ -84,8 +84,8 @@ def test_marked_processes_are_found_by_their_environment() -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     process.stdout.readline()
-    assert marked("A_MARK_OF_THIS_TEST", "abc") == [process.pid]
-    assert marked("A_MARK_OF_THIS_TEST", "ab") == []
+    assert processes_with("A_MARK_OF_THIS_TEST", "abc") == [process.pid]
+    assert processes_with("A_MARK_OF_THIS_TEST", "ab") == []
     process.kill()
     process.communicate()
-    assert marked("A_MARK_OF_THIS_TEST", "abc") == []
+    assert processes_with("A_MARK_OF_THIS_TEST", "abc") == []

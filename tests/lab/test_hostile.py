@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lab import hostile
-from lab.hostile import LIES, Hostility
+from lab.hostile import LIES, WireAdversary
 from p2ptrain import codec as codecs
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
@@ -100,7 +100,7 @@ def disguised(
     notebook: Notebook | None = None,
 ) -> DriverEnvironment:
     nothing: Any = None
-    shore = DriverEnvironment(
+    environment = DriverEnvironment(
         transport=OneWire(wire or Wire()),
         directory=directory or nothing,
         notebook=notebook or nothing,
@@ -111,7 +111,7 @@ def disguised(
         work=at_once,
     )
     learner = cast(Learner, OneLearner(payloads or honest_payloads()))
-    return Hostility(lie, 1000.0).disguised(shore, learner)
+    return WireAdversary(lie, 1000.0).wrapped(environment, learner)
 
 
 def encoded(lie: str) -> torch.Tensor:
@@ -166,13 +166,13 @@ def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, m
 
 def test_old_weights_are_the_first_that_it_sent() -> None:
     payloads = honest_payloads()
-    shore = disguised("stale", payloads=payloads)
+    environment = disguised("stale", payloads=payloads)
 
     async def first_and_second() -> list[bytes]:
         sent = list[bytes]()
         for weights in (WEIGHTS, 2 * WEIGHTS):
             payloads.publish(Snapshot(3, (weights,), (weights,)))
-            sent += (await shore.work(payloads.encode, (0,), (), (), payloads.published)).parts
+            sent += (await environment.work(payloads.encode, (0,), (), (), payloads.published)).parts
         return sent
 
     first, second = asyncio.run(first_and_second())
@@ -187,11 +187,11 @@ def test_a_sketch_of_infinite_weights_is_what_partners_refuse_and_the_liar_does_
         return payloads
 
     theirs, liars = modular(), modular()
-    honest, shore = theirs.wishes((0,)), disguised("infinite", payloads=liars)
+    honest, environment = theirs.wishes((0,)), disguised("infinite", payloads=liars)
 
     async def lie() -> tuple[Any, Any]:
-        wishes = await shore.work(liars.wishes, (0,), liars.published)
-        return wishes, await shore.work(liars.encode, (0,), wishes, honest, liars.published)
+        wishes = await environment.work(liars.wishes, (0,), liars.published)
+        return wishes, await environment.work(liars.encode, (0,), wishes, honest, liars.published)
 
     wishes, payload = asyncio.run(lie())
     assert payload.parts == liars.encode((0,), liars.wishes((0,)), honest).parts
@@ -238,10 +238,10 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What the liar would have slept for, in seconds."""
     taken: list[float] = []
 
-    async def nap(seconds: float) -> None:
+    async def suspend(seconds: float) -> None:
         taken.append(seconds)
 
-    monkeypatch.setattr(hostile.asyncio, "sleep", nap)
+    monkeypatch.setattr(hostile.asyncio, "sleep", suspend)
     return taken
 
 
@@ -292,7 +292,7 @@ def test_it_lingers_just_above_the_rate_at_which_a_link_is_given_up(naps: list[f
 
 def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "FLOOD_PAUSE_S", 0.0)
-    monkeypatch.setattr(hostile, "FLOOD_AT_ONCE", 3)
+    monkeypatch.setattr(hostile, "FLOOD_CONNECTIONS", 3)
     called: list[str] = []
 
     @dataclass
@@ -312,9 +312,9 @@ def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pyt
 
     async def flood() -> None:
         nothing: Any = None
-        lying = hostile.Lying(Busy(Wire()), nothing, cast(Any, Everybody()))
+        lying = hostile.AdversarialTransport(Busy(Wire()), nothing, cast(Any, Everybody()))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(lying._call_everybody(), 0.2)
+            await asyncio.wait_for(lying._flood_peers(), 0.2)
 
     asyncio.run(flood())
     assert sorted(called) == ["anna"] * 3 + ["bert"] * 3
@@ -342,13 +342,13 @@ def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> N
     liar, honest = (Identity.load_or_create(tmp_path / name) for name in ("liar", "honest"))
     own, other = presence(liar, "/ip4/203.0.113.6/tcp/6", 9.0), presence(honest, "/ip4/203.0.113.7/tcp/7", 8.0)
     shelf, log, wire = Shelf([own, other]), MemoryLog(), Wire()
-    shore = disguised("forged_record", wire, directory=shelf, notebook=log)
+    environment = disguised("forged_record", wire, directory=shelf, notebook=log)
     offer, accept = Offer(RUN, 1, (0,), TERMS), Accept((0,), TERMS, known=(other,))
 
     async def lie() -> None:
-        link = await shore.transport.open(THEM, ())
+        link = await environment.transport.open(THEM, ())
         await link.send(FrameKind.MESSAGE, encode_message(offer))  # it has announced nothing yet, so knows no lie
-        await shore.directory.announce(own)
+        await environment.directory.announce(own)
         for message in (offer, accept, decode_message(MESSAGE[1])):
             await link.send(FrameKind.MESSAGE, encode_message(message))
 
@@ -376,20 +376,22 @@ def test_a_flood_counts_the_calls_that_came_through() -> None:
 
     async def flood() -> None:
         known = Presence(THEM, RUN, (), PeerState.TRAINING, 3, 5.0, True, "", 9.0, 100.0)
-        shore = disguised("flood", TurnedDown(), directory=Shelf([known]), notebook=log)
+        environment = disguised("flood", TurnedDown(), directory=Shelf([known]), notebook=log)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(cast(hostile.Lying, shore.transport)._call_everybody(), 1.5 * hostile.FLOOD_LOOK_S)
+            await asyncio.wait_for(
+                cast(hostile.AdversarialTransport, environment.transport)._flood_peers(), 1.5 * hostile.FLOOD_LOOKUP_S
+            )
 
     virtual_time.run(flood())
     [(kind, fields)] = log.notes
     assert (kind, fields["peer"]) == ("lied", THEM)
-    assert fields["times"] == pytest.approx(hostile.FLOOD_LOOK_S / hostile.FLOOD_PAUSE_S, rel=0.02)
+    assert fields["times"] == pytest.approx(hostile.FLOOD_LOOKUP_S / hostile.FLOOD_PAUSE_S, rel=0.02)
 
 
 def test_real_links_can_drip() -> None:
-    assert callable(StreamLink._write)  # hostile.Raw
+    assert callable(StreamLink._write)  # hostile.FrameWriter
     stream = StreamLink(FarEnd(THEM, ""), cast(Stream, None), Limits(), Throttles())
-    assert hostile.raw(ParallelStreams(cast(Node, None)).of(stream, ours=True)) is stream
+    assert hostile.frame_writer(ParallelStreams(cast(Node, None)).of(stream, ours=True)) is stream
 
 
 def test_every_lie_of_a_scenario_is_known() -> None:

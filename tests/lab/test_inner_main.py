@@ -31,12 +31,12 @@ def test_a_testnets_own_place_goes_away_and_so_does_what_a_killed_one_left(monke
     monkeypatch.setattr(command, "FOLDER_PREFIX", "p2pt-lab-test-")
     debris = Path(tempfile.mkdtemp(prefix="p2pt-lab-test-", dir="/tmp"))
     before = {name: os.environ.get(name) for name in (MARK, "TMPDIR")}
-    with command._own_place("the-mark"):
+    with command._marked_environment("the-mark"):
         place = Path(tempfile.gettempdir())
         assert place.name.startswith("p2pt-lab-test-")
         assert os.environ[MARK] == "the-mark"
         assert not debris.exists()
-        with command._own_place("another"):  # a second testnet leaves the first one's place alone
+        with command._marked_environment("another"):  # a second testnet leaves the first one's place alone
             assert place.exists()
             assert Path(tempfile.gettempdir()) != place
     assert not place.exists()

@@ -35,7 +35,9 @@ def folder(tmp_path: Path) -> Path:
 def test_what_fails_one_scenario_fails_no_other(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
 ) -> None:
-    def act_out(path: Path, changes: Any, stage: Any, out: Path, threads: int, page: str, calms: Any) -> int:
+    def run_scenario(
+        path: Path, changes: Any, stage: Any, out: Path, threads: int, page: str, undisturbed_runs: Any
+    ) -> int:
         if path.stem == "three":
             raise error
         out.mkdir(parents=True)
@@ -43,21 +45,21 @@ def test_what_fails_one_scenario_fails_no_other(
         (out / "report.json").write_text(json.dumps(report))
         return int(path.stem == "two")  # as where its containers' closing failed
 
-    monkeypatch.setattr(command, "act_out", act_out)
+    monkeypatch.setattr(command, "run_scenario", run_scenario)
     out = tmp_path / "out"
-    assert command.act_out_all(folder, (), "local", out, 1) == 1
+    assert command.run_scenarios(folder, (), "local", out, 1) == 1
     reports = {each["scenario"]: each for each in json.loads((out / "report.json").read_bytes())}
     assert {name: each["passed"] for name, each in reports.items()} == {"one": True, "three": False, "two": False}
     assert reports["three"]["faults"] == [fault]
 
 
 def test_whoever_stops_it_stops_all(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def act_out(*arguments: Any) -> int:
+    def run_scenario(*arguments: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "act_out", act_out)
+    monkeypatch.setattr(command, "run_scenario", run_scenario)
     with pytest.raises(KeyboardInterrupt):
-        command.act_out_all(folder, (), "local", tmp_path / "out", 1)
+        command.run_scenarios(folder, (), "local", tmp_path / "out", 1)
 
 
 def test_a_machine_without_the_stage_is_told_once(
@@ -66,9 +68,9 @@ def test_a_machine_without_the_stage_is_told_once(
     def no_means() -> None:
         raise DeviceError("No namespaces.", "Take --stage local.")
 
-    monkeypatch.setattr(command, "check_means", no_means)
+    monkeypatch.setattr(command, "check_support", no_means)
     with pytest.raises(DeviceError):
-        command.act_out_all(folder, (), "namespaces", tmp_path / "out", 1)
+        command.run_scenarios(folder, (), "namespaces", tmp_path / "out", 1)
     assert not (tmp_path / "out").exists()
 
 
@@ -84,10 +86,10 @@ def test_without_its_comparison_a_scenario_is_not_acted_out(
         acted.append(out)
         return {"troubles": ["home-1 ended with status 1"], "done": [], "missed": []}, {"tokens": float("nan")}
 
-    monkeypatch.setattr(command, "_acted", acted_out)
+    monkeypatch.setattr(command, "_run_and_read", acted_out)
     monkeypatch.setattr(testbed_fields, "load", lambda path, changes: testbed_fields.parse(data))
     out = tmp_path / "out"
-    assert command.act_out(tmp_path / "it.toml", (), "local", out, 1) == 1
+    assert command.run_scenario(tmp_path / "it.toml", (), "local", out, 1) == 1
     assert acted == [out / "undisturbed"]
     report = json.loads((out / "report.json").read_bytes())
     assert report["faults"] == ["undisturbed: home-1 ended with status 1"]
@@ -104,16 +106,16 @@ def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
         scenario: Any, stage: Any, out: Path, threads: int, page: str
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         acted.append(str(out.relative_to(tmp_path / "out")))
-        course = {"troubles": [], "done": [], "missed": [], "lives": {}}
-        return course, {"tokens": 6.0 if out.name == "undisturbed" else 3.0, "peers": {}}
+        record = {"troubles": [], "done": [], "missed": [], "lives": {}}
+        return record, {"tokens": 6.0 if out.name == "undisturbed" else 3.0, "peers": {}}
 
     def load(path: Path, changes: Any) -> Any:
         calm = {"peers": [{"name": "home", "count": counts[path.stem], "step_s": 1.0}]}
         return testbed_fields.parse({**tiny, "undisturbed": calm, "limits": {"compared.tokens": {"at_most": 0.5}}})
 
-    monkeypatch.setattr(command, "_acted", acted_out)
+    monkeypatch.setattr(command, "_run_and_read", acted_out)
     monkeypatch.setattr(testbed_fields, "load", load)
-    command.act_out_all(folder, (), "local", tmp_path / "out", 1)
+    command.run_scenarios(folder, (), "local", tmp_path / "out", 1)
     assert acted == ["one/undisturbed", "one", "three/undisturbed", "three", "two"]
     for name in NAMES:
         assert (
@@ -126,6 +128,6 @@ def test_what_was_interrupted_stays_so_though_the_cell_does_not_end(monkeypatch:
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "time.sleep(1); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
     )
-    monkeypatch.setattr(cell, "in_a_cell", lambda command, **_: command)
+    monkeypatch.setattr(cell, "cell_command", lambda command, **_: command)
     with pytest.raises(KeyboardInterrupt):
-        cell.run_in_a_cell([sys.executable, "-c", stubborn], 0.1)
+        cell.run_in_cell([sys.executable, "-c", stubborn], 0.1)

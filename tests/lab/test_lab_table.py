@@ -77,9 +77,9 @@ def test_a_scenario_that_one_run_lacks_leaves_its_cell_empty():
 
 def test_a_kept_report_says_of_which_machine_and_when_it_is(tmp_path):
     from lab.command import _dated
-    from lab.report import refused
+    from lab.report import not_run
 
-    kept = json.loads(json.dumps(_dated(refused("kill", "local", "no such file"))))
+    kept = json.loads(json.dumps(_dated(not_run("kill", "local", "no such file"))))
     assert kept["machine"]
     assert kept["date"].endswith("+00:00")
     assert kept["faults"] == ["no such file"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from leavings import SUMMARY, WELL, course, figures, left
+from sample_artifacts import SUMMARY, WELL, artifacts, figures, record
 
-from lab.figures import loss_soon, pulled, schedules
-from lab.script import Do
+from lab.figures import early_loss_ratio, learning_rate_ratio, pull_figures
+from lab.script import ActKind
 
 
 def trains(time: float, rate: float) -> dict[str, Any]:
@@ -17,24 +17,26 @@ def trains(time: float, rate: float) -> dict[str, Any]:
 
 def test_a_pull_tells_who_was_lost_and_what_that_cost() -> None:
     note = {"kind": "took weights", "donors": 3, "pieces": 12, "broke_off": 1, "asked_again": 1}
-    assert pulled(left("anna", note)) == {"donors": 3, "pieces": 12, "donors_lost": 1, "pieces_again": 1}
-    assert set(pulled(left("anna")).values()) == {None}
+    assert pull_figures(artifacts("anna", note)) == {"donors": 3, "pieces": 12, "donors_lost": 1, "pieces_again": 1}
+    assert set(pull_figures(artifacts("anna")).values()) == {None}
 
 
 def test_a_newcomer_whose_schedule_began_anew_is_told_though_it_reaches_the_end_as_well() -> None:
-    swarm = [left(name, trains(10, 1.0), trains(20, 0.5), trains(30, 0.1)) for name in ("anna", "bert")]
-    in_step = left("late", trains(19, 0.5), trains(29, 0.1), trains(31, 0.1))
-    assert schedules([*swarm, in_step], {"late"}) == 1.0
-    anew = left("late", trains(21, 1.0), trains(29, 0.9), trains(60, 0.1))
-    assert schedules([*swarm, anew], {"late"}) == 9.0
+    swarm = [artifacts(name, trains(10, 1.0), trains(20, 0.5), trains(30, 0.1)) for name in ("anna", "bert")]
+    in_step = artifacts("late", trains(19, 0.5), trains(29, 0.1), trains(31, 0.1))
+    assert learning_rate_ratio([*swarm, in_step], {"late"}) == 1.0
+    anew = artifacts("late", trains(21, 1.0), trains(29, 0.9), trains(60, 0.1))
+    assert learning_rate_ratio([*swarm, anew], {"late"}) == 9.0
 
 
 def test_who_left_no_learning_rate_tells_nothing_of_a_schedule() -> None:
-    told = left("anna", trains(10, 1.0))
-    assert schedules([], {"late"}) is None
-    assert schedules([told], {"late"}) is None
-    assert schedules([told, left("late", {"kind": "progress", "time": 9.0})], {"late"}) is None
-    assert schedules([told, left("late", trains(20, 1.0))], {"late"}) is None  # it came when the others had ended
+    told = artifacts("anna", trains(10, 1.0))
+    assert learning_rate_ratio([], {"late"}) is None
+    assert learning_rate_ratio([told], {"late"}) is None
+    assert learning_rate_ratio([told, artifacts("late", {"kind": "progress", "time": 9.0})], {"late"}) is None
+    assert (
+        learning_rate_ratio([told, artifacts("late", trains(20, 1.0))], {"late"}) is None
+    )  # it came when the others had ended
 
 
 def told(time: float, step: int, loss: float | None) -> dict[str, Any]:
@@ -42,8 +44,10 @@ def told(time: float, step: int, loss: float | None) -> dict[str, Any]:
 
 
 TAKEN = {"kind": "caught up", "time": 20.0}
-ANNA = left("anna", told(5.0, 1, 9.0), told(20.0, 10, 2.1), told(28.0, 12, 2.0), told(40.0, 15, 1.0), summary=SUMMARY)
-BERT = left("bert", told(27.0, 12, 3.0), told(35.0, 14, 1.0), summary=SUMMARY)
+ANNA = artifacts(
+    "anna", told(5.0, 1, 9.0), told(20.0, 10, 2.1), told(28.0, 12, 2.0), told(40.0, 15, 1.0), summary=SUMMARY
+)
+BERT = artifacts("bert", told(27.0, 12, 3.0), told(35.0, 14, 1.0), summary=SUMMARY)
 
 
 @pytest.mark.parametrize(
@@ -58,18 +62,18 @@ BERT = left("bert", told(27.0, 12, 3.0), told(35.0, 14, 1.0), summary=SUMMARY)
     ],
 )
 def test_the_second_phase_after_it_took_weights_is_compared(notes: list[dict[str, Any]], ratio: float | None) -> None:
-    assert loss_soon(left("cleo", *notes), 15.0, [ANNA, BERT, left("dora")]) == ratio
+    assert early_loss_ratio(artifacts("cleo", *notes), 15.0, [ANNA, BERT, artifacts("dora")]) == ratio
 
 
 def test_without_others_there_is_nothing_to_compare_with() -> None:
-    cleo = left("cleo", TAKEN, told(21.0, 10, None), told(30.0, 12, 5.0))
-    assert loss_soon(cleo, 15.0, []) is None
+    cleo = artifacts("cleo", TAKEN, told(21.0, 10, None), told(30.0, 12, 5.0))
+    assert early_loss_ratio(cleo, 15.0, []) is None
 
 
 def test_the_largest_of_several_newcomers_counts() -> None:
-    done = [{"at_s": 1, "time": 15.0, "do": Do.START.value, "who": name} for name in ("cleo", "dora")]
-    cleo = left("cleo", TAKEN, told(21.0, 10, None), told(30.0, 12, 5.0), summary=SUMMARY)
-    dora = left("dora", TAKEN, told(21.0, 10, None), told(30.0, 12, 2.5), summary=SUMMARY)
+    done = [{"at_s": 1, "time": 15.0, "do": ActKind.START.value, "who": name} for name in ("cleo", "dora")]
+    cleo = artifacts("cleo", TAKEN, told(21.0, 10, None), told(30.0, 12, 5.0), summary=SUMMARY)
+    dora = artifacts("dora", TAKEN, told(21.0, 10, None), told(30.0, 12, 2.5), summary=SUMMARY)
     lives = {name: [WELL] for name in ("anna", "bert", "cleo", "dora")}
-    assert figures(course(lives, done), ANNA, BERT, cleo, dora)["newcomers_loss_soon"] == 2.0
-    assert figures(course({"anna": [WELL]}), ANNA)["newcomers_loss_soon"] is None
+    assert figures(record(lives, done), ANNA, BERT, cleo, dora)["newcomers_loss_soon"] == 2.0
+    assert figures(record({"anna": [WELL]}), ANNA)["newcomers_loss_soon"] is None

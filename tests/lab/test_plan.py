@@ -10,8 +10,8 @@ import pytest
 from lab.artifacts import Artifacts
 from lab.figures import figures_of
 from lab.plan import check, manifest_of
-from lab.pulse import FIGURES
-from lab.script import written
+from lab.resource_monitor import FIGURES
+from lab.script import script_of
 from lab.stages import StageName
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim import testbed_fields
@@ -25,13 +25,13 @@ from peer.session_recorder import SAVE_PERIOD_S
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").rglob("*.toml"))
 CONTAINERS = Path(__file__).parent.parent.parent / "docker" / "testnet.toml"
 NOTHING: dict[str, Any] = {"lives": {}, "done": [], "missed": [], "troubles": [], "wall_s": 0.0, "samples": {}}
-"""A course in which nobody came."""
+"""A record in which nobody came."""
 
 
 def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
     scenario = testbed_fields.parse(changed(data, changes))
     with pytest.raises(ScenarioError) as caught:
-        check(scenario, written(scenario), stage)
+        check(scenario, script_of(scenario), stage)
     return caught.value.problem
 
 
@@ -68,7 +68,7 @@ def test_what_the_loopback_cannot_do_needs_namespaces(tiny: dict[str, Any], chan
     assert problem.startswith(field)
     assert "take --stage namespaces" in problem
     scenario = testbed_fields.parse(changed(tiny, [change]))
-    check(scenario, written(scenario), "namespaces")
+    check(scenario, script_of(scenario), "namespaces")
 
 
 def test_somebody_must_be_there_from_the_beginning(tiny: dict[str, Any]) -> None:
@@ -90,11 +90,11 @@ def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_the_laboratorys_scenarios_can_be_acted_out(path: Path) -> None:
     scenario = testbed_fields.load(path)
-    check(scenario, written(scenario), "namespaces")
+    check(scenario, script_of(scenario), "namespaces")
     assert manifest_of(scenario).outer == scenario.outer
     assert scenario.limits
     if (calm := scenario.calm()) is not None:
-        check(calm, written(calm), "namespaces")
+        check(calm, script_of(calm), "namespaces")
 
 
 @pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
@@ -119,8 +119,8 @@ def test_every_scenario_ends_and_is_told_where_it_did_not_reach_its_end(path: Pa
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_limits_name_figures(path: Path) -> None:
     scenario = testbed_fields.load(path)
-    parts = written(scenario).parts
-    figures = figures_of(NOTHING, [Artifacts(part, part.name, [], None) for part in parts], None, {})
+    peers = script_of(scenario).peers
+    figures = figures_of(NOTHING, [Artifacts(peer, peer.name, [], None) for peer in peers], None, {})
     figures["bootstraps"] = {"bootstrap": dict.fromkeys(FIGURES)}
     if scenario.undisturbed is not None:
         figures["compared"] = figures
@@ -149,9 +149,12 @@ LIARS = [each for each in SCENARIOS if "liars" in each.stem]
 
 
 def test_liars_with_the_same_codec_share_one_undisturbed_run() -> None:
-    calms = [calm for path in LIARS if (calm := testbed_fields.load(path).calm()) is not None]
-    assert {calm.codec.name for calm in calms} == {"modular4", "int8"}  # in modular codecs any bytes are numbers
-    assert len({calm.model_dump_json() for calm in calms}) == 2
+    undisturbed_runs = [calm for path in LIARS if (calm := testbed_fields.load(path).calm()) is not None]
+    assert {calm.codec.name for calm in undisturbed_runs} == {
+        "modular4",
+        "int8",
+    }  # in modular codecs any bytes are numbers
+    assert len({calm.model_dump_json() for calm in undisturbed_runs}) == 2
 
 
 @pytest.mark.parametrize("path", LIARS, ids=lambda path: path.stem)
@@ -191,15 +194,15 @@ def test_a_partition_outlasts_the_records() -> None:
 
 def test_the_testnet_in_containers_can_be_acted_out_there() -> None:
     scenario = testbed_fields.load(CONTAINERS)
-    check(scenario, written(scenario), "docker")
+    check(scenario, script_of(scenario), "docker")
 
 
 @pytest.mark.parametrize("change", ["peers.office.packet_loss=0.1", "peers.home.latency_s=0.1"])
 def test_late_and_lossy_lines_of_containers_need_netem(tiny: dict[str, Any], change: str) -> None:
     scenario = testbed_fields.parse(changed(tiny, [change]))
-    check(scenario, written(scenario), "docker")
+    check(scenario, script_of(scenario), "docker")
     with pytest.raises(ScenarioError, match="take --stage namespaces"):
-        check(scenario, written(scenario), "docker", netem=False)
+        check(scenario, script_of(scenario), "docker", netem=False)
 
 
 def test_containers_do_not_say_when_they_exchange(tiny: dict[str, Any]) -> None:
@@ -225,4 +228,4 @@ def test_liars_and_wrong_clocks_need_no_namespaces(tiny: dict[str, Any]) -> None
     troubles = 'peers.home.troubles=[{what = "daemon_dies", at_s = 1}, {what = "no_descriptors", at_s = 2}]'
     changes = ["peers.office.lie=flood", "peers.home.clock_off_s=3600", troubles]
     scenario = testbed_fields.parse(changed(tiny, changes))
-    check(scenario, written(scenario), "local")
+    check(scenario, script_of(scenario), "local")

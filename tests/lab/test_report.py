@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from leavings import SUMMARY, WELL, course, figures, left
+from sample_artifacts import SUMMARY, WELL, artifacts, figures, record
 
-from lab.report import figure, finite, judged, spoiled
+from lab.report import comparison_failed, figure, json_safe, verdict_of
 from p2ptrain.sim.testbed_fields import parse
 
 
@@ -23,18 +23,20 @@ from p2ptrain.sim.testbed_fields import parse
 )
 def test_limits(tiny: dict[str, Any], limit: dict[str, Any], fault: str | None) -> None:
     scenario = parse({**tiny, "limits": limit})
-    happened = course({"anna": [WELL]})
+    happened = record({"anna": [WELL]})
     clean = {"left_processes": 0, "left_sockets": 0, "left_namespaces": 0}
-    verdict = judged("it", "local", scenario, {**figures(happened, left("anna", summary=SUMMARY)), **clean}, happened)
+    verdict = verdict_of(
+        "it", "local", scenario, {**figures(happened, artifacts("anna", summary=SUMMARY)), **clean}, happened
+    )
     assert verdict.passed is (fault is None)
     assert verdict.faults == ([] if fault is None else [fault])
     json.dumps(verdict.document(), allow_nan=False)
 
 
 def test_leftovers_and_troubles_fail_any_scenario(tiny: dict[str, Any]) -> None:
-    happened = {**course({"anna": [WELL]}), "troubles": ["the bootstrap ended with status 7"]}
+    happened = {**record({"anna": [WELL]}), "troubles": ["the bootstrap ended with status 7"]}
     dirty = {"left_processes": 2, "left_sockets": 0, "left_namespaces": 0}
-    verdict = judged("it", "local", parse(tiny), {**figures(happened, left("anna")), **dirty}, happened)
+    verdict = verdict_of("it", "local", parse(tiny), {**figures(happened, artifacts("anna")), **dirty}, happened)
     assert verdict.faults == ["the bootstrap ended with status 7", "left_processes: 2; required: at most 0"]
 
 
@@ -48,17 +50,17 @@ def test_figures_by_dotted_name() -> None:
 
 
 def test_a_loss_that_is_no_number_is_the_worst_and_json_all_the_same(tiny: dict[str, Any]) -> None:
-    happened = course({"anna": [WELL], "bert": [WELL]})
+    happened = record({"anna": [WELL], "bert": [WELL]})
     nan = {**SUMMARY, "val_loss_last": float("nan")}
-    found = figures(happened, left("anna", summary=SUMMARY), left("bert", summary=nan))
+    found = figures(happened, artifacts("anna", summary=SUMMARY), artifacts("bert", summary=nan))
     scenario = parse({**tiny, "limits": {"worst_loss": {"at_most": 9}}})
-    verdict = judged("it", "local", scenario, found, happened)
+    verdict = verdict_of("it", "local", scenario, found, happened)
     assert "worst_loss: no such figure; required: at most 9" in verdict.faults
-    assert '"worst_loss": null' in json.dumps(finite(verdict.document()), allow_nan=False)
+    assert '"worst_loss": null' in json.dumps(json_safe(verdict.document()), allow_nan=False)
 
 
 def test_what_could_not_be_compared_with_is_all_that_is_told() -> None:
-    verdict = spoiled("it", "local", {"stayed": 1}, {**course({}), "troubles": ["the bootstrap ended"]})
+    verdict = comparison_failed("it", "local", {"stayed": 1}, {**record({}), "troubles": ["the bootstrap ended"]})
     assert not verdict.passed
     assert verdict.faults == ["undisturbed: the bootstrap ended"]
     assert verdict.limits == {}

@@ -16,11 +16,11 @@ from rich.console import Console
 from lab import conductor
 from lab import runner as conducting
 from lab.plan import manifest_of
-from lab.pulse import Pulse
+from lab.resource_monitor import ResourceMonitor
 from lab.run_record import Ended, RunRecord
-from lab.runner import conduct
-from lab.script import written
-from lab.stages import Loopback, Sleep
+from lab.runner import run_script
+from lab.script import script_of
+from lab.stages import Loopback, Suspension
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.sim.testbed_fields import RealGroup, parse
 from peer.testnet import processes
@@ -73,13 +73,13 @@ class Recording(Loopback):
         self.heard.append(("inside", host))
         return super().inside(host, who)
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
-        self.heard.append(("sleeps" if is_asleep else "wakes", host))
+    def cut_link(self, host: str, is_cut: bool) -> None:
+        self.heard.append(("sleeps" if is_cut else "wakes", host))
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         self.heard.append(("parts", key))
 
-    def heals(self, key: str) -> None:
+    def heal(self, key: str) -> None:
         self.heard.append(("heals", key))
 
 
@@ -96,24 +96,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def conducted(place: Path, data: dict[str, Any], stage: Recording | None = None) -> tuple[RunRecord, Recording]:
     scenario = parse(data)
-    script, stage = written(scenario), stage or Recording()
-    names = [part.name for part in script.parts]
+    script, stage = script_of(scenario), stage or Recording()
+    names = [part.name for part in script.peers]
     plan = lay_out(place / "out", manifest_of(scenario), names, solo=False, seed=None)
     with (place / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
-        course = asyncio.run(conduct(plan, script, stage, scenario.run.seconds, 1, watch))
-    return course, stage
+        record = asyncio.run(run_script(plan, script, stage, scenario.run.seconds, 1, watch))
+    return record, stage
 
 
-def happened(course: RunRecord) -> list[tuple[str, str]]:
-    return [(done.who, done.do) for done in course.done]
+def happened(record: RunRecord) -> list[tuple[str, str]]:
+    return [(done.who, done.do) for done in record.done]
 
 
 def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
-    course, stage = conducted(place, tiny)
-    assert course.troubles == course.missed == []
-    assert course.cut_short
-    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
+    record, stage = conducted(place, tiny)
+    assert record.troubles == record.missed == []
+    assert record.cut_short
+    assert record.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
     assert ("inside", "bootstrap") in stage.heard
     start = (place / "out" / "home-1" / "starts").read_text()
     assert start.startswith("p2ptrain://the-link --local --nickname home-1 --home ")
@@ -125,8 +125,8 @@ def test_who_is_watched_shows_itself_and_the_address_is_told(place: Path, tiny: 
     tiny["peers"][1]["lie"] = "flipped"
     stage = Recording()
     stage.page = ["--page", "8080"]
-    course, _ = conducted(place, tiny, stage)
-    assert course.troubles == []
+    record, _ = conducted(place, tiny, stage)
+    assert record.troubles == []
     assert (place / "out" / "bootstrap" / "said").read_text().endswith(" --page 8080")
     assert "watch them at http://127.0.0.1:8080/?token=drawn" in (place / "screen").read_text()
     assert (place / "out" / "home-1" / "starts").read_text().endswith(" --share\n")
@@ -137,9 +137,9 @@ def test_the_story_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[
     tiny["run"]["seconds"] = 1
     tiny["begins"] = "learned"
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed"}
-    course, _ = conducted(place, tiny)
-    assert course.troubles == course.missed == []
-    assert happened(course) == [("office-1", "is killed")]
+    record, _ = conducted(place, tiny)
+    assert record.troubles == record.missed == []
+    assert happened(record) == [("office-1", "is killed")]
     losses = [json.loads(line)["loss"] for line in (place / "out" / "office-1" / "events.jsonl").open()]
     assert losses[-1] == 2.0
 
@@ -149,28 +149,28 @@ def test_a_swarm_that_never_learns_is_told_so(
 ) -> None:
     (place / "dull").touch()
     monkeypatch.setattr(conducting, "LEARNING_S", 0.5)
-    course, _ = conducted(place, tiny | {"begins": "learned"})
-    assert course.troubles == ["home-1, home-2, office-1 had learned nothing after 0 s, so second 0 never came"]
-    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
+    record, _ = conducted(place, tiny | {"begins": "learned"})
+    assert record.troubles == ["home-1, home-2, office-1 had learned nothing after 0 s, so second 0 never came"]
+    assert record.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
 
 
 def test_it_ends_by_itself_when_all_peers_did(place: Path, tiny: dict[str, Any]) -> None:
     (place / "short").touch()
     tiny["peers"][1] |= {"arrives_at_s": 500}
     del tiny["run"]["seconds"]
-    course, _ = conducted(place, tiny)
-    assert not course.cut_short
-    assert course.missed == ["office-1 starts at 500 s: the run was over"]
-    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2")}
+    record, _ = conducted(place, tiny)
+    assert not record.cut_short
+    assert record.missed == ["office-1 starts at 500 s: the run was over"]
+    assert record.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2")}
 
 
 def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0.2, "returns": "resumed"}
-    course, _ = conducted(place, tiny)
-    assert happened(course) == [("office-1", "is killed"), ("office-1", "starts")]
-    assert course.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
-    assert course.troubles == []
+    record, _ = conducted(place, tiny)
+    assert happened(record) == [("office-1", "is killed"), ("office-1", "starts")]
+    assert record.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
+    assert record.troubles == []
 
 
 @pytest.mark.parametrize(("awaited", "is_killed_first"), [("training", False), ("weights", True)])
@@ -185,27 +185,27 @@ for number"""
     tiny["run"]["seconds"] = 8
     tiny["peers"][0] |= {"count": 1, "arrives_at_s": 0.1, "awaited": awaited}
     tiny["peers"][1] |= {"leaves_at_s": 0.2, "leaves": "killed"}
-    course, _ = conducted(place, tiny)
-    assert happened(course) == [("home-1", "starts"), ("office-1", "is killed")]
+    record, _ = conducted(place, tiny)
+    assert happened(record) == [("home-1", "starts"), ("office-1", "is killed")]
     notes = [json.loads(line) for line in (place / "out" / "home-1" / "events.jsonl").open()]
     trains_at = next(note["time"] for note in notes if note["kind"] == "progress")
-    assert (course.done[-1].time < trains_at) is is_killed_first
+    assert (record.done[-1].time < trains_at) is is_killed_first
 
 
 def test_who_was_killed_may_come_back_at_once(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0, "returns": "resumed"}
-    course, _ = conducted(place, tiny)
-    assert course.missed == []
-    assert course.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
+    record, _ = conducted(place, tiny)
+    assert record.missed == []
+    assert record.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
 
 
 def test_who_leaves_is_replaced_by_another(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "returns_after_s": 0.2}
-    course, stage = conducted(place, tiny)
-    assert course.lives["office-1"] == [Ended(0, "is asked to leave")]
-    assert course.lives["office-1.2"] == [Ended(0, "")]
+    record, stage = conducted(place, tiny)
+    assert record.lives["office-1"] == [Ended(0, "is asked to leave")]
+    assert record.lives["office-1.2"] == [Ended(0, "")]
     assert stage.heard.count(("inside", "office-1")) == 2  # on the same computer
 
 
@@ -214,12 +214,12 @@ def test_nobody_replaces_who_was_gone_before_it_could_be_killed(place: Path, tin
     (place / "peer.py").write_text(brief.replace("10_000", "(1 if home.name == 'office-1' else 10_000)"))
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 1, "leaves": "killed", "returns_after_s": 0.2}
-    course, _ = conducted(place, tiny)
-    assert course.missed == [
+    record, _ = conducted(place, tiny)
+    assert record.missed == [
         "office-1 is killed: it has already ended",
         "office-1.2 starts: the previous peer had ended by itself",
     ]
-    assert "office-1.2" not in course.lives
+    assert "office-1.2" not in record.lives
 
 
 def test_who_was_started_ends_with_us_also_when_its_stage_fails(
@@ -253,11 +253,11 @@ def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -
         | {"leaves": "killed"},
         {"name": "dreamer", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 0.1, "for_s": 60}]},
     ]
-    course, stage = conducted(place, tiny)
-    assert course.troubles == course.missed == []
-    assert course.lives["napper-1"] == course.lives["dreamer-1"] == [Ended(0, "")]
-    assert course.lives["leaver-1"] == [Ended(0, "is asked to leave")]
-    assert course.lives["victim-1"] == [Ended(-signal.SIGKILL, "is killed")]
+    record, stage = conducted(place, tiny)
+    assert record.troubles == record.missed == []
+    assert record.lives["napper-1"] == record.lives["dreamer-1"] == [Ended(0, "")]
+    assert record.lives["leaver-1"] == [Ended(0, "is asked to leave")]
+    assert record.lives["victim-1"] == [Ended(-signal.SIGKILL, "is killed")]
     for name in ("napper", "leaver", "victim", "dreamer"):
         assert stage.heard.count(("sleeps", f"{name}-1")) == stage.heard.count(("wakes", f"{name}-1")) == 1
 
@@ -265,16 +265,16 @@ def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -
 def test_the_network_falls_apart_and_heals(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     data = {**tiny, "partitions": [{"at_s": 0.1, "for_s": 0.2, "sides": [["home"], ["office"]]}]}
-    course, stage = conducted(place, data)
+    record, stage = conducted(place, data)
     assert [each for each in stage.heard if each[0] in ("parts", "heals")] == [("parts", "0"), ("heals", "0")]
-    assert happened(course) == [("0", "the network falls apart"), ("0", "the network is whole again")]
+    assert happened(record) == [("0", "the network falls apart"), ("0", "the network is whole again")]
 
 
 def test_the_bootstrap_may_die_when_the_script_says_so(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
-    course, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
-    assert course.troubles == []
-    assert happened(course) == [("bootstrap", "is killed"), ("bootstrap", "starts")]
+    record, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
+    assert record.troubles == []
+    assert happened(record) == [("bootstrap", "is killed"), ("bootstrap", "starts")]
     assert (place / "out" / "bootstrap" / "starts").read_text() == "xx"
 
 
@@ -285,16 +285,16 @@ if beside.endswith("/again"): time.sleep(0.5)
     (place / "bootstrap.py").write_text(BOOTSTRAP.replace('(home / "link.new").write_text(', again))
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"arrives_at_s": 0.4}
-    course, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
-    assert course.troubles == course.missed == []
+    record, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
+    assert record.troubles == record.missed == []
     assert (place / "out" / "home-1" / "starts").read_text().startswith("p2ptrain://the-link --local")
     assert (place / "out" / "office-1" / "starts").read_text().startswith("p2ptrain://the-link/again --local")
 
 
 def test_several_bootstraps_start_beside_each_other(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
-    course, stage = conducted(place, {**tiny, "bootstrap": {"count": 3, "dies_at_s": 0.1}})
-    assert course.troubles == course.missed == []
+    record, stage = conducted(place, {**tiny, "bootstrap": {"count": 3, "dies_at_s": 0.1}})
+    assert record.troubles == record.missed == []
     assert [host for what, host in stage.heard if what == "inside"][:3] == ["bootstrap", "bootstrap-2", "bootstrap-3"]
     said = [(place / "out" / name / "said").read_text() for name in ("bootstrap", "bootstrap-2", "bootstrap-3")]
     assert "--beside" not in said[0]
@@ -305,26 +305,26 @@ def test_several_bootstraps_start_beside_each_other(place: Path, tiny: dict[str,
 
 def test_the_bootstrap_may_not_die_otherwise(place: Path, tiny: dict[str, Any]) -> None:
     (place / "bootstrap-crashes").touch()
-    course, _ = conducted(place, tiny)
-    assert any(trouble.startswith("the bootstrap ended with status 7") for trouble in course.troubles)
+    record, _ = conducted(place, tiny)
+    assert any(trouble.startswith("the bootstrap ended with status 7") for trouble in record.troubles)
 
 
 def test_a_crash_ends_it_for_all(place: Path, tiny: dict[str, Any]) -> None:
     (place / "crash-office-1").touch()
-    course, _ = conducted(place, tiny)
-    [trouble] = course.troubles
+    record, _ = conducted(place, tiny)
+    [trouble] = record.troubles
     assert trouble.startswith("office-1 ended with status 1; ")
     assert trouble.endswith("error: out of memory")
-    assert not course.cut_short
-    assert set(course.lives) == {"home-1", "home-2", "office-1"}
+    assert not record.cut_short
+    assert set(record.lives) == {"home-1", "home-2", "office-1"}
 
 
 def test_what_comes_too_late_is_told(place: Path, tiny: dict[str, Any]) -> None:
     (place / "short").touch()
     tiny["peers"][1] |= {"freezes": [{"at_s": 60, "for_s": 1}]}
     del tiny["run"]["seconds"]
-    course, _ = conducted(place, tiny)
-    assert [each.split(":")[0] for each in course.missed] == [
+    record, _ = conducted(place, tiny)
+    assert [each.split(":")[0] for each in record.missed] == [
         "office-1 falls asleep at 60 s",
         "office-1 wakes at 61 s",
     ]
@@ -336,22 +336,22 @@ def test_the_clock_stands_still_while_somebody_starts(place: Path, tiny: dict[st
     tiny["run"]["seconds"] = 3
     tiny["peers"][0] |= {"freezes": [{"at_s": 0.2, "for_s": 0.1}]}
     tiny["peers"][1] |= {"arrives_at_s": 0.1}
-    course, _ = conducted(place, tiny)
-    times = {(done.who, done.do): done.time for done in course.done}
+    record, _ = conducted(place, tiny)
+    times = {(done.who, done.do): done.time for done in record.done}
     began = json.loads((place / "out" / "office-1" / "events.jsonl").read_text().splitlines()[1])["time"]
     assert times["office-1", "starts"] < began < times["home-1", "falls asleep"]
 
 
 def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conductor, "STARTING_S", 0.5)
+    monkeypatch.setattr(conductor, "START_TIMEOUT_S", 0.5)
     (place / "peer.py").write_text(
         PEER.replace("for number", "if home.name == 'office-1': time.sleep(100)\nfor number")
     )
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"arrives_at_s": 0.1}
-    course, _ = conducted(place, tiny)
-    assert course.cut_short
-    assert course.lives["office-1"] == [Ended(0, "")]
+    record, _ = conducted(place, tiny)
+    assert record.cut_short
+    assert record.lives["office-1"] == [Ended(0, "")]
 
 
 @pytest.mark.parametrize("is_amid", [True, False])
@@ -360,18 +360,18 @@ def test_who_is_to_die_amid_an_exchange_waits_for_one(
 ) -> None:
     asked = []
 
-    async def amid_exchange(home: Path) -> bool:
+    async def wait_for_exchange(home: Path) -> bool:
         asked.append(home.name)
         return is_amid
 
-    monkeypatch.setattr(conductor, "amid_exchange", amid_exchange)
+    monkeypatch.setattr(conductor, "wait_for_exchange", wait_for_exchange)
     tiny["run"]["seconds"] = 2
     tiny["peers"][0] |= {"freezes": [{"at_s": 0.2, "for_s": 0.1}]}
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "amid_exchange": True}
-    course, _ = conducted(place, tiny)
+    record, _ = conducted(place, tiny)
     assert asked == ["office-1"]  # the others sleep whenever it is time
-    assert (("office-1", "is killed") in happened(course)) is is_amid
-    assert course.missed == ([] if is_amid else ["office-1 is killed: it was in no exchange"])
+    assert (("office-1", "is killed") in happened(record)) is is_amid
+    assert record.missed == ([] if is_amid else ["office-1 is killed: it was in no exchange"])
 
 
 def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict[str, Any]) -> None:
@@ -380,9 +380,9 @@ def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict
     tiny["run"]["seconds"] = 5
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves_every_s": 3, "leaves": "killed", "returns_after_s": 0}
     tiny["peers"][0] |= {"freezes": [{"at_s": 4, "for_s": 0.1}]}
-    course, _ = conducted(place, tiny)
-    assert course.missed == []
-    assert happened(course) == [
+    record, _ = conducted(place, tiny)
+    assert record.missed == []
+    assert happened(record) == [
         ("office-1", "is killed"),
         ("office-1.2", "starts"),
         *[(who, do) for do in ("falls asleep", "wakes") for who in ("home-1", "home-2")],
@@ -396,11 +396,11 @@ class Hanging(Recording):
         super().__init__()
         self.begun, self.killed, self.beaten = threading.Event(), threading.Event(), threading.Event()
 
-    def nap(self, who: str, pid: int) -> Sleep:
+    def suspend(self, who: str, pid: int) -> Suspension:
         self.begun.set()
         assert self.killed.wait(20.0)
         assert self.beaten.wait(20.0)
-        return super().nap(who, pid)
+        return super().suspend(who, pid)
 
     def kill(self, who: str, pid: int) -> None:
         super().kill(who, pid)
@@ -413,28 +413,28 @@ def test_while_a_stage_takes_its_time_all_else_goes_on(
     """What happens to others, and the pulse; what happens to the same waits for its turn."""
     stage = Hanging()
 
-    def beat(self: Pulse, now: float, pids: Sequence[int]) -> None:
+    def sample(self: ResourceMonitor, now: float, pids: Sequence[int]) -> None:
         if stage.begun.is_set():
             stage.beaten.set()
 
-    monkeypatch.setattr(Pulse, "beat", beat)
+    monkeypatch.setattr(ResourceMonitor, "sample", sample)
     tiny["run"]["seconds"] = 2
     tiny["peers"][0] |= {"count": 1, "freezes": [{"at_s": 0.1, "for_s": 0.1}]}
     tiny["peers"][1] |= {"leaves_at_s": 0.4, "leaves": "killed"}
-    course, _ = conducted(place, tiny, stage)
-    assert course.troubles == course.missed == []
-    assert [(done.who, done.do) for done in sorted(course.done, key=lambda each: each.time)] == [
+    record, _ = conducted(place, tiny, stage)
+    assert record.troubles == record.missed == []
+    assert [(done.who, done.do) for done in sorted(record.done, key=lambda each: each.time)] == [
         ("office-1", "is killed"),
         ("home-1", "falls asleep"),
         ("home-1", "wakes"),
     ]
-    assert happened(course) == [("home-1", "falls asleep"), ("home-1", "wakes"), ("office-1", "is killed")]
+    assert happened(record) == [("home-1", "falls asleep"), ("home-1", "wakes"), ("office-1", "is killed")]
 
 
 class Restless:
     """A nap whose first end fails."""
 
-    def __init__(self, nap: Sleep) -> None:
+    def __init__(self, nap: Suspension) -> None:
         self.inner, self.asked = nap, 0
 
     def end(self) -> None:
@@ -455,9 +455,9 @@ class Failing(Recording):
         if what == self.what:
             raise DeviceError("The engine did not answer.", "Restart it.")
 
-    def nap(self, who: str, pid: int) -> Sleep:
+    def suspend(self, who: str, pid: int) -> Suspension:
         self._perhaps("nap")
-        nap = super().nap(who, pid)
+        nap = super().suspend(who, pid)
         return Restless(nap) if self.what == "wake" else nap
 
     def kill(self, who: str, pid: int) -> None:
@@ -491,16 +491,16 @@ def test_what_a_stage_cannot_do_is_missed_and_told_and_the_rest_goes_on(
     tiny["peers"][0] |= {"count": 1, "freezes": [{"at_s": 0.1, "for_s": 0.1}]}
     tiny["peers"][1] |= {"leaves_at_s": 0.4, "leaves": "killed", "returns_after_s": 0.2}
     tiny["peers"].append({"name": "late", "count": 1, "step_s": 0.01, "arrives_at_s": 0.8})
-    course, _ = conducted(place, tiny, Failing(what))
-    assert course.missed == missed
-    assert course.troubles == []
-    assert course.cut_short
-    assert len(course.done) == 5 - len(missed)
-    assert course.lives["home-1"] == [Ended(0, "")]  # it woke at the end and saved
+    record, _ = conducted(place, tiny, Failing(what))
+    assert record.missed == missed
+    assert record.troubles == []
+    assert record.cut_short
+    assert len(record.done) == 5 - len(missed)
+    assert record.lives["home-1"] == [Ended(0, "")]  # it woke at the end and saved
     if what == "kill":
-        assert course.lives["office-1"] == [Ended(0, "")]
-        assert "office-1.2" not in course.lives
-    late = course.lives["late-1"]
+        assert record.lives["office-1"] == [Ended(0, "")]
+        assert "office-1.2" not in record.lives
+    late = record.lives["late-1"]
     assert [each.ended_by_us for each in late] == ["is asked to leave" if what == "started" else ""]
 
 

@@ -24,14 +24,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 Sample = tuple[int, int, int, int]
 """Resident bytes of peer and daemon, open descriptors of peer and daemon."""
-SEEN = ("memory", "daemon_memory", "descriptors", "daemon_descriptors")
+VALUES = ("memory", "daemon_memory", "descriptors", "daemon_descriptors")
 """Names of a sample's values; memory in bytes."""
 FIGURES = ("memory_growth", "daemon_memory_growth", "descriptor_growth", "daemon_descriptor_growth")
 """Growth of each value: for memory last over first, minus one; for descriptors, which are few, last minus first."""
 
 
 @dataclass(slots=True)
-class Pulse:
+class ResourceMonitor:
     """Samples of all processes."""
 
     samples: dict[int, list[Sample]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Pulse:
     """Largest resident bytes of a process and its daemons that were seen, by process id."""
     _next: float = 0.0
 
-    def beat(self, now: float, pids: Sequence[int]) -> None:
+    def sample(self, now: float, pids: Sequence[int]) -> None:
         """Take a sample if one is due; ``now`` in seconds on any monotonic clock."""
         if now < self._next:
             return
@@ -64,16 +64,16 @@ def growth(samples: Sequence[Sample]) -> dict[str, float]:
     if len(samples) < FEWEST:
         return {}
     found = {}
-    for name, (first, last) in zip(FIGURES, ends(samples).values(), strict=True):
+    for name, (first, last) in zip(FIGURES, first_and_last(samples).values(), strict=True):
         found[name] = last - first if "descriptor" in name else last / first - 1
     return found
 
 
-def ends(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
-    """Return each of SEEN after settling and at the end. Pure."""
+def first_and_last(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
+    """Return each of VALUES after settling and at the end. Pure."""
     settled = samples[round(SETTLING * len(samples)) :]
     width = max(1, round(WINDOW * len(settled)))
-    series = zip(SEEN, zip(*settled, strict=True), strict=True)
+    series = zip(VALUES, zip(*settled, strict=True), strict=True)
     return {name: (median(those[:width]), median(those[-width:])) for name, those in series}
 
 
