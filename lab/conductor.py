@@ -243,9 +243,7 @@ class Conductor:
             raise
         if act.kind is ActKind.KILL:
             await self.suspended.forget(act.who)
-            await asyncio.wait(
-                [child.ended], timeout=END_TIMEOUT_S
-            )  # a peer that starts at once must not find it running
+            await asyncio.wait([child.ended], timeout=END_TIMEOUT_S)  # before another process uses its home
         else:
             child.terminate()
 
