@@ -1,4 +1,4 @@
-"""What peers leave and what happened to them, made up for tests of figures."""
+"""Artifacts and run records made up for tests of figures."""
 
 from __future__ import annotations
 

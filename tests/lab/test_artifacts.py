@@ -1,4 +1,4 @@
-"""What is read of a peer's home."""
+"""Reading a peer's home."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
 
 
 def test_what_owners_were_told_is_read_of_notes_and_of_output(tmp_path: Path) -> None:
-    """Notes are those for which peers have a line; what is printed is in the words that they use."""
+    """Peers print a line for each of these notes, and the patterns match the printed messages."""
     notes: dict[str, dict[str, Any]] = {
         "told_daemon": {"kind": "p2pd died", "why": "signal 9"},
         "told_banned": {"kind": "put out", "why": Refusal.BANNED.value, "remedy": "Ask."},

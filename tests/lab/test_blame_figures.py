@@ -1,4 +1,4 @@
-"""Figures of who broke off an exchange, and of what honest peers blame a peer for, in the words that peers use."""
+"""Figures of broken exchanges and of blame, with the reasons that peers note."""
 
 from __future__ import annotations
 

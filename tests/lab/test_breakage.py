@@ -1,4 +1,4 @@
-"""What breaks of a computer: disks, descriptors, daemons; with real mounts where root can make them."""
+"""Failures of a computer: disks, descriptors, daemons and clocks; with real mounts if root can make them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_who_is_gone_is_not_exhausted() -> None:
 
 
 class Shrinking:
-    """A file on a disk that others fill, too: what was free a moment ago is not."""
+    """File on a disk that others fill, too: space that was free a moment ago is not."""
 
     def __init__(self, error: int) -> None:
         self.blocks = 0

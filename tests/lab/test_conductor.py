@@ -1,4 +1,4 @@
-"""The queue of a conductor's acts: side by side, but in order where they concern the same host."""
+"""Queue of a conductor's acts: parallel for different hosts, in order for the same host."""
 
 from __future__ import annotations
 

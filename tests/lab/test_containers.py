@@ -1,4 +1,4 @@
-"""The stage of containers, with a stand-in for docker that writes down what it was asked for."""
+"""Stage of containers, with a fake docker that records its calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if sys.argv[1:3] == ["network", "ls"]:
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the stand-in writes."""
+    """File in which the fake docker records its calls."""
     tool = tmp_path / "bin" / "docker"
     tool.parent.mkdir()
     tool.write_text(DOCKER.replace("{python}", sys.executable))
@@ -97,7 +97,7 @@ def test_a_folder_is_mounted_where_it_is_whatever_its_name(asked: Path, tiny: di
 def test_the_swarm_can_be_watched_from_this_computer_alone(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At one port of the loopback, by a token that no command line holds."""
+    """The page is published at one port of the loopback, and its token is on no command line."""
     shown = Containers(script_of(parse(tiny)), tmp_path, "0123456789abcdef", "8080")
     assert shown.page == ["--page", "0.0.0.0:8080"]
     command = shown.inside("bootstrap", "bootstrap")("python", "-m", "bootstrap")
@@ -112,7 +112,7 @@ def test_the_swarm_can_be_watched_from_this_computer_alone(
 
 
 def test_a_page_of_containers_is_looked_for_before_anything_is_built(asked: Path, tmp_path: Path) -> None:
-    """Any free port is found here: a container's own means nothing outside."""
+    """A free port must be found on this computer: a container's port means nothing outside."""
     testnet_toml = containers.SOURCE / "docker" / "testnet.toml"
     with socket.create_server(("127.0.0.1", 0)) as busy:
         taken = str(busy.getsockname()[1])
@@ -257,7 +257,7 @@ def test_what_a_killed_testnet_left_in_a_folder_is_removed_containers_first(aske
 def test_whatever_ends_a_testnet_nothing_stays(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """Ctrl+C, SIGTERM, an engine that fails."""
+    """Ctrl+C, SIGTERM and an engine that fails."""
     scenario, out = parse(tiny), tmp_path / "out"
     out.mkdir()
     lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers], solo=False, seed=None)
@@ -392,7 +392,7 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
 
 
 def test_what_was_wrong_beyond_the_limits_is_told(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
-    """Peers that left no summary and no weights miss no limit of a scenario that has none."""
+    """Peers without a summary and weights miss no limit of a scenario without limits."""
     scenario = parse(tiny)
     script = script_of(scenario)
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Waiting until a peer says that it is amid an exchange; its door is real, the peer behind it is not."""
+"""Waiting for an exchange of a peer; its control socket is real, the peer is not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peer.owner.control_socket import ControlServer
 
 
 def waited(home: Path, *counts: int, timeout_s: float = 10.0) -> tuple[bool, int]:
-    """What comes of it where the peer there tells of so many exchanges, look by look, and how many looks it took."""
+    """Return the result and the number of probes if the peer reports these numbers of exchanges."""
     door, looks, over = ControlServer(home), 0, threading.Event()
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -51,7 +51,7 @@ def test_it_waits_for_the_first_exchange(tmp_path: Path) -> None:
 
 
 def test_an_exchange_that_just_began_or_ends_meanwhile_is_none_yet(tmp_path: Path) -> None:
-    """Its partner may not know of it."""
+    """The partner may not know of the exchange."""
     assert waited(tmp_path, *[1] * (PROBES - 1), 0, 1) == (True, 2 * PROBES)
 
 

@@ -1,4 +1,4 @@
-"""Figures from what peers left, and what is compared."""
+"""Figures from artifacts, and their comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sleeping machines: everything of a peer stops, wakes again, and wakes also when whoever stopped it dies."""
+"""Suspended machines: all processes of a peer stop, resume, and resume even if the suspending process dies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def two() -> Iterator[tuple[psutil.Process, psutil.Process]]:
-    """A process and its child."""
+    """Start a process with a child."""
     process = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()

@@ -1,4 +1,4 @@
-"""Partitions that heal: how many outer steps it takes until those of both sides are as near as before."""
+"""Partitions that heal: outer steps until peers of both sides are as near as before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DONE = [
 
 
 def artifacts(name: str, *distances: tuple[float, float]) -> Artifacts:
-    """One that makes an outer step a second, with exchanges that begin at such a time and distance."""
+    """Return artifacts of a peer with an outer step per second and exchanges at these times and distances."""
     group = RealGroup(count=1, step_s=1.0)
     partner = "id of bert" if name == "anna" else "id of anna"
     notes: list[dict[str, Any]] = [{"kind": "progress", "time": float(n), "step": n} for n in range(60)]

@@ -1,4 +1,4 @@
-"""Liars of the laboratory: what leaves them, and that nothing else of theirs is changed."""
+"""Adversarial peers of the lab: what they send, and that nothing else of theirs is altered."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ WEIGHTS = torch.linspace(-1.0, 1.0, 256)
 
 @dataclass
 class Wire:
-    """A link that keeps what is sent, and breaks after so many frames."""
+    """Link that records what is sent and breaks after a number of frames."""
 
     peer: PeerId = THEM
     patience: int = 1000
     sent: list[tuple[int, bytes]] = field(default_factory=list)
     coming: list[tuple[int, bytes]] = field(default_factory=list)
     written: list[bytes] = field(default_factory=list)
-    """Below its frames."""
+    """Bytes written below the frames."""
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         if len(self.sent) == self.patience:
@@ -70,7 +70,7 @@ class Wire:
 
 @dataclass
 class OneWire:
-    """A transport with one link, in and out."""
+    """Transport with one link, in and out."""
 
     wire: Wire
 
@@ -115,7 +115,7 @@ def disguised(
 
 
 def encoded(lie: str) -> torch.Tensor:
-    """What partners decode of its weights."""
+    """Return what partners decode of the peer's weights."""
     payloads = honest_payloads()
     payload = asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), (), payloads.published))
     assert payloads.published.parts[0] is WEIGHTS  # the lie is told, not believed
@@ -125,7 +125,7 @@ def encoded(lie: str) -> torch.Tensor:
 def sent(
     lie: str, *frames: tuple[int, bytes], patience: int = 1000, wire: Wire | None = None
 ) -> list[tuple[int, bytes]]:
-    """What goes over the wire when it is to send these frames."""
+    """Return the frames on the wire when the peer sends these frames."""
     wire = wire or Wire(patience=patience)
 
     async def send() -> None:
@@ -235,7 +235,7 @@ def test_it_claims_to_be_at_the_beginning() -> None:
 
 @pytest.fixture
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the liar would have slept for, in seconds."""
+    """Record the peer's sleeps, in seconds, without sleeping."""
     taken: list[float] = []
 
     async def suspend(seconds: float) -> None:
@@ -322,7 +322,7 @@ def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pyt
 
 @dataclass
 class Shelf:
-    """A directory in which everybody's last record lies, and those that were brought."""
+    """Directory that keeps the last record of each peer, and all announced records."""
 
     records: list[Presence]
     brought: list[Presence] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Hosts in namespaces: who reaches whom, and that nothing stays. Most of it needs root."""
+"""Hosts in namespaces: which can reach which, and that nothing is left. Most tests need root."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ except OSError:
 
 
 def asked(network: Network, name: str, address: str, patience_s: float = 15.0) -> str:
-    """As whom a server at the address sees the host; "unreachable" when it is. A packet that is lost comes again."""
+    """Return the address that a server sees of the host; "unreachable" without a connection. Lost packets are sent
+    again.
+    """
     command = network.hosts[name].inside(sys.executable, "-c", CLIENT, address, str(patience_s))
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 

@@ -1,4 +1,4 @@
-"""What a testnet leaves behind is seen, and its own place goes away."""
+"""Leftovers of a testnet are counted, and its temporary folder is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of scenarios, and scenarios with something to compare with: what fails of one, and what goes on."""
+"""Folders of scenarios, and scenarios with a comparison: which failures end what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole command with everything real: peers behind routers in namespaces, and what is left when it is stopped."""
+"""Whole command with real peers behind routers in namespaces, and what is left when it is stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def acted_out(out: Path, environment: dict[str, str], *changes: str) -> dict[str, Any]:
-    """The report of ``routers`` with these changes, once it kept its limits."""
+    """Run ``routers`` with these changes and return its report; assert that it kept its limits."""
     arguments = ["--scenario", str(SCENARIOS / "routers.toml"), "--stage", "namespaces", "--out", str(out)]
     arguments += [word for change in changes for word in ("--set", change)]
     done = subprocess.run(
@@ -51,7 +51,7 @@ def acted_out(out: Path, environment: dict[str, str], *changes: str) -> dict[str
 def test_a_swarm_behind_routers_goes_on_when_its_one_public_peer_dies_and_comes_back(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """A scenario with limits, such as make lab runs thirty of, in short."""
+    """A short scenario with limits, like those of make lab."""
     report = acted_out(
         tmp_path / "out",
         environment,
@@ -88,7 +88,7 @@ Running = tuple[subprocess.Popen[bytes], list[psutil.Process]]
 
 @pytest.fixture
 def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
-    """A testnet in namespaces whose first peer has its p2pd, and all its processes."""
+    """Start a testnet in namespaces; yield once its first peer has its p2pd, with all its processes."""
     out = tmp_path / "out"
     scenario = str(SCENARIOS / "slow_line.toml")
     process = subprocess.Popen(
@@ -104,7 +104,7 @@ def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Until real processes have done their part."""
+    """Wait until a condition on real processes holds."""
     deadline = time.monotonic() + 200.0
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"

@@ -1,4 +1,4 @@
-"""The table that docs/RESULTS.md has of the laboratory's reports."""
+"""Table of the lab's reports in docs/results."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Packets on a line: delayed, in order, lost by chance, never piling up."""
+"""Packets on a link: delayed, in order, lost at random, with a bounded queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of their lines a scenario's exchanges used."""
+"""Share of the uplink that exchanges used."""
 
 from __future__ import annotations
 

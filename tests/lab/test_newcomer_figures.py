@@ -1,4 +1,4 @@
-"""Figures of newcomers: what they took, where they are in the schedule, and how soon their loss is the others'."""
+"""Figures of newcomers: weight downloads, place in the schedule, and early loss."""
 
 from __future__ import annotations
 

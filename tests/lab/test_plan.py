@@ -1,4 +1,4 @@
-"""Scenarios as runs: what cannot be acted out is refused by name, and the rest trains what the simulator trains."""
+"""Scenarios as runs: unsupported fields are rejected by name, and the run trains what the simulator trains."""
 
 from __future__ import annotations
 

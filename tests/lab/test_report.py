@@ -1,4 +1,4 @@
-"""Limits held against figures, and reports."""
+"""Limits compared with figures, and reports."""
 
 from __future__ import annotations
 

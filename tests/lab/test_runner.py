@@ -1,4 +1,4 @@
-"""A script followed with stand-ins for the bootstrap and the peers: real processes, no torch, no network."""
+"""Script followed with fake bootstraps and peers: real processes, no torch, no network."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ for number in range(10_000 if not Path("short").exists() else 20):
 
 
 class Recording(Loopback):
-    """A loopback that can fall apart, and writes down what happens to it."""
+    """Loopback that accepts partitions and records what happens to it."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, ...]] = []
@@ -85,7 +85,7 @@ class Recording(Loopback):
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A path whose ``python -m peer`` and ``python -m bootstrap`` are stand-ins."""
+    """Return a folder whose ``python -m peer`` and ``python -m bootstrap`` are fakes."""
     (tmp_path / "peer.py").write_text(PEER)
     (tmp_path / "bootstrap.py").write_text(BOOTSTRAP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -120,7 +120,7 @@ def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) 
 
 
 def test_who_is_watched_shows_itself_and_the_address_is_told(place: Path, tiny: dict[str, Any]) -> None:
-    """The bootstrap has the page, and whoever is honest shares its figures with it."""
+    """The bootstrap has the page, and honest peers share their figures with it."""
     tiny["run"]["seconds"] = 1
     tiny["peers"][1]["lie"] = "flipped"
     stage = Recording()
@@ -133,7 +133,7 @@ def test_who_is_watched_shows_itself_and_the_address_is_told(place: Path, tiny: 
 
 
 def test_the_story_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[str, Any]) -> None:
-    """Also where one of them begins with what the others have learned."""
+    """A peer may begin with what the others have learned."""
     tiny["run"]["seconds"] = 1
     tiny["begins"] = "learned"
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed"}
@@ -390,7 +390,7 @@ def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict
 
 
 class Hanging(Recording):
-    """To put somebody to sleep it takes as long as it takes until all else has happened."""
+    """Stage on which a suspension lasts until all else has happened."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -410,7 +410,7 @@ class Hanging(Recording):
 def test_while_a_stage_takes_its_time_all_else_goes_on(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happens to others, and the pulse; what happens to the same waits for its turn."""
+    """Acts on other hosts and the resource monitor continue; acts on the same host wait."""
     stage = Hanging()
 
     def sample(self: ResourceMonitor, now: float, pids: Sequence[int]) -> None:
@@ -432,7 +432,7 @@ def test_while_a_stage_takes_its_time_all_else_goes_on(
 
 
 class Restless:
-    """A nap whose first end fails."""
+    """Suspension whose first end fails."""
 
     def __init__(self, nap: Suspension) -> None:
         self.inner, self.asked = nap, 0
@@ -445,7 +445,7 @@ class Restless:
 
 
 class Failing(Recording):
-    """A stage that cannot do this."""
+    """Stage that fails at one operation."""
 
     def __init__(self, what: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Timelines as data: who exists, what happens when, and that chance is the scenario's seed's."""
+"""Timelines as data: peers, acts, and random draws that depend on the seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2ptrain.sim.testbed_fields import BOOTSTRAP, parse
 
 
 def script(tiny: dict[str, Any], group: dict[str, Any] | None = None, **sections: Any) -> Script:
-    """Of the tiny scenario, with these fields in its second group."""
+    """Return the script of the tiny scenario with these fields in its second group."""
     tiny["peers"][1] |= group or {}
     return script_of(parse({**tiny, **sections}))
 
