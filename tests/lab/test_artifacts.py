@@ -16,7 +16,7 @@ from p2ptrain.sim.testbed_fields import RealGroup
 from peer import messages
 
 
-def test_a_home_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_home_is_read_up_to_a_torn_line(tmp_path: Path) -> None:
     part = ScriptedPeer("anna", "anna", GROUP, "anna")
     assert read_artifacts(part, "id", tmp_path / "nowhere") == Artifacts(part, "id", [], None)
     (tmp_path / "events.jsonl").write_text('{"kind": "found"}\n{"kind": "exch')
@@ -26,13 +26,13 @@ def test_a_home_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert found.summary is None
 
 
-def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
+def test_times_of_a_wrong_clock_are_corrected(tmp_path: Path) -> None:
     part = ScriptedPeer("anna", "anna", RealGroup(count=1, step_s=1.0, clock_off_s=3600), "anna")
     (tmp_path / "events.jsonl").write_text('{"kind": "exchanged", "time": 3605.0, "seconds": 1.0}\n{"kind": "found"}\n')
     assert read_artifacts(part, "id", tmp_path).exchanges() == [ExchangeArtifact(4.0, 5.0, "", 0.0, False, 0)]
 
 
-def test_what_owners_were_told_is_read_of_notes_and_of_output(tmp_path: Path) -> None:
+def test_messages_to_owners_are_read_from_notes_and_output(tmp_path: Path) -> None:
     """Peers print a line for each of these notes, and the patterns match the printed messages."""
     notes: dict[str, dict[str, Any]] = {
         "told_daemon": {"kind": "p2pd died", "why": "signal 9"},

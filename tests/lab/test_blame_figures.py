@@ -42,7 +42,7 @@ def act(do: ActKind, who: str = "bert") -> dict[str, Any]:
         ({"kind": "exchanged", "time": 11.0, "seconds": 2.0, "peer": "id of bert"}, 0),
     ],
 )
-def test_only_what_was_under_way_with_whom_it_happened_to(note: dict[str, Any], count: int) -> None:
+def test_only_exchanges_in_progress_with_the_victim_count(note: dict[str, Any], count: int) -> None:
     anna = artifacts("anna", note)
     everybody = [anna, artifacts("bert"), artifacts("cleo")]
     for do in (ActKind.KILL, ActKind.FREEZE):
@@ -50,7 +50,7 @@ def test_only_what_was_under_way_with_whom_it_happened_to(note: dict[str, Any], 
     assert broken_exchanges(anna, everybody, [act(ActKind.START)]) == 0
 
 
-def test_calls_to_the_dead_fail_and_break_nothing() -> None:
+def test_dials_to_a_dead_peer_fail_and_break_nothing() -> None:
     anna = artifacts("anna", failed(9.0, DIES), unanswered(12.0), unanswered(14.0), summary=SUMMARY)
     found = figures(record({"anna": [WELL], "bert": [KILLED]}, [act(ActKind.KILL)]), anna, artifacts("bert"))
     assert found["exchanges_failed"] == found["peers"]["anna"]["exchanges_failed"] == 3
@@ -76,11 +76,11 @@ def noticed(kind: str, why: str) -> int:
         ("refused", DeclineReason.IMPLAUSIBLE_PROGRESS.value),
     ],
 )
-def test_blame_is_noticed(kind: str, why: str) -> None:
+def test_blame_is_counted(kind: str, why: str) -> None:
     assert noticed(kind, why) == 1
 
 
-def test_a_claim_that_is_refused_is_noticed() -> None:
+def test_a_rejected_progress_claim_is_counted() -> None:
     rules = SwarmRules(RunId("ab" * 32), (8,), 8, tokens_per_peer=1000.0, tokens_per_outer_step=1.0)
     assert noticed("failed", implausible_progress(1000.0, 0.0, settled=True, rules=rules)) == 1
 
@@ -98,11 +98,11 @@ def test_a_claim_that_is_refused_is_noticed() -> None:
         ("failed", "dialing liar took more than 10 s"),
     ],
 )
-def test_what_befalls_honest_peers_is_not(kind: str, why: str) -> None:
+def test_ordinary_failures_are_not_blame(kind: str, why: str) -> None:
     assert noticed(kind, why) == 0
 
 
-def test_honest_peers_blame_and_liars_count_their_own_lies() -> None:
+def test_honest_peers_blame_and_adversaries_count_their_own_lies() -> None:
     note = {"kind": "broke protocol", "peer": "id of liar", "why": "garbage"}
     lied = {"kind": "lied", "peer": "id of anna", "times": 3}
     liar = artifacts("liar", lied, lied, {**note, "peer": "id of anna"}, lie="flood")

@@ -80,7 +80,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
-def test_who_is_exhausted_opens_nothing_until_it_is_over() -> None:
+def test_an_exhausted_process_opens_nothing_until_the_end() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OPENING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -100,7 +100,7 @@ def test_who_is_exhausted_opens_nothing_until_it_is_over() -> None:
         process.stdin.close()
 
 
-def test_who_is_gone_is_not_exhausted() -> None:
+def test_an_ended_process_is_not_exhausted() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         ExhaustedDescriptors([process.pid]).end()
@@ -137,7 +137,7 @@ def test_a_disk_is_full_when_it_takes_no_more(tmp_path: Path, monkeypatch: pytes
         Disk(tmp_path).fill()
 
 
-def test_words_of_who_has_a_breaking_disk_lie_beside_it_and_come_home(tmp_path: Path) -> None:
+def test_output_of_a_peer_with_a_failing_disk_is_kept_outside_and_moved_home(tmp_path: Path) -> None:
     for name in ("anna", "bert"):
         (tmp_path / name).mkdir()
     breakages = Breakages({"anna": Disk(tmp_path / "anna")})
@@ -170,7 +170,7 @@ def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
     assert abs(changed - tmp_path.stat().st_mtime) < 1
 
 
-def test_without_the_library_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
     with pytest.raises(DeviceError) as caught:
         faketime_library()

@@ -9,7 +9,7 @@ import pytest
 from lab.conductor import TaskQueue
 
 
-def test_the_same_waits_and_others_do_not() -> None:
+def test_work_of_one_key_waits_and_of_others_does_not() -> None:
     heard: list[str] = []
 
     async def scene() -> None:
@@ -34,7 +34,7 @@ def test_the_same_waits_and_others_do_not() -> None:
     assert heard == ["b", "a first", "a second", "a third"]
 
 
-def test_what_fails_is_raised_and_nothing_is_done_behind_it() -> None:
+def test_a_failure_is_raised_and_ends_its_key() -> None:
     heard: list[str] = []
 
     async def fails() -> None:
@@ -54,7 +54,7 @@ def test_what_fails_is_raised_and_nothing_is_done_behind_it() -> None:
     assert heard == []
 
 
-def test_what_is_under_way_can_be_ended() -> None:
+def test_work_in_progress_can_be_cancelled() -> None:
     heard: list[str] = []
 
     async def hangs() -> None:

@@ -94,7 +94,7 @@ def test_a_folder_is_mounted_where_it_is_whatever_its_name(asked: Path, tiny: di
     assert "--volume" not in command
 
 
-def test_the_swarm_can_be_watched_from_this_computer_alone(
+def test_the_page_is_published_to_this_computer_only(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page is published at one port of the loopback, and its token is on no command line."""
@@ -111,7 +111,7 @@ def test_the_swarm_can_be_watched_from_this_computer_alone(
     assert "--publish" not in unseen.inside("bootstrap", "bootstrap")("python", "-m", "bootstrap")
 
 
-def test_a_page_of_containers_is_looked_for_before_anything_is_built(asked: Path, tmp_path: Path) -> None:
+def test_a_port_for_the_page_is_found_before_anything_is_built(asked: Path, tmp_path: Path) -> None:
     """A free port must be found on this computer: a container's port means nothing outside."""
     testnet_toml = containers.SOURCE / "docker" / "testnet.toml"
     with socket.create_server(("127.0.0.1", 0)) as busy:
@@ -149,7 +149,9 @@ def test_homes_are_written_as_our_user_by_every_kind_of_engine(security: str, op
     assert containers.owner(security) == options.format(me=f"{os.getuid()}:{os.getgid()}").split()
 
 
-def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_links_suspensions_and_deaths_are_those_of_containers(
+    asked: Path, tiny: dict[str, Any], tmp_path: Path
+) -> None:
     containers_of = stage(tiny, tmp_path)
     names = {who: name_of(containers_of.inside(who, who)("python")) for who in ("home-1", "office-1")}
     office, home = names["office-1"], names["home-1"]
@@ -169,7 +171,7 @@ def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, A
     assert calls(asked)[-1] == ["kill", home]
 
 
-def test_lines_are_late_and_lossy_as_the_scenario_says(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_links_have_delay_and_loss_of_the_scenario(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["peers"][0] |= {"latency_s": 0.02, "packet_loss": 0.005}
     containers_of = stage(tiny, tmp_path)
     assert "NET_ADMIN" in containers_of.inside("home-1", "home-1")("python")
@@ -178,14 +180,14 @@ def test_lines_are_late_and_lossy_as_the_scenario_says(asked: Path, tiny: dict[s
     assert calls(asked)[-1][-6:] == ["/usr/local/bin/p2ptrain-line", "", "", "40", "0.5", "both"]
 
 
-def test_a_latency_that_nobody_asked_for_is_the_machines_own(tiny: dict[str, Any]) -> None:
+def test_a_default_latency_is_not_set(tiny: dict[str, Any]) -> None:
     group = parse(tiny).peers[0]
     assert group.latency_s > 0  # as simulated
     assert containers.line_of(group) == []
 
 
 @pytest.mark.parametrize(("said", "found"), [("yes\n", True), ("no\n", False), ("", False)])
-def test_what_the_kernel_under_containers_can_is_tried_once(said: str, found: bool) -> None:
+def test_kernel_support_for_netem_is_tried_once(said: str, found: bool) -> None:
     asked_for: list[tuple[str, ...]] = []
 
     def run(*arguments: str) -> str:
@@ -201,7 +203,7 @@ def test_what_the_kernel_under_containers_can_is_tried_once(said: str, found: bo
     assert f" {containers.LINE}\n" in (containers.SOURCE / "docker" / "Dockerfile").read_text()
 
 
-def test_an_engine_that_cannot_try_has_not_answered() -> None:
+def test_a_failing_engine_is_no_answer_about_netem() -> None:
     def run(*arguments: str) -> str:
         raise DeviceError("docker run failed: no such image", "Mend it.")
 
@@ -210,7 +212,7 @@ def test_an_engine_that_cannot_try_has_not_answered() -> None:
             containers.has_netem(run)
 
 
-def test_without_netem_late_lines_are_refused_before_anything_is_removed(
+def test_without_netem_delayed_links_are_rejected_before_anything_is_removed(
     asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     containers.has_netem.cache_clear()
@@ -222,7 +224,7 @@ def test_without_netem_late_lines_are_refused_before_anything_is_removed(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_an_engine_cannot_do_is_no_secret_and_may_be_tried_again(
+def test_an_engine_without_netem_is_reported_and_may_be_tried_again(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     containers_of = stage(tiny, tmp_path)
@@ -238,14 +240,14 @@ def test_what_an_engine_cannot_do_is_no_secret_and_may_be_tried_again(
     assert calls(asked)[-1] == ["exec", name, "sh", "-c", "kill -CONT -1"]
 
 
-def test_what_is_left_is_counted_and_removed(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_leftover_containers_are_counted_and_removed(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     containers_of = stage(tiny, tmp_path)
     assert containers_of.count_left() == 2
     containers_of.close()
     assert ["rm", "--force", "--volumes", "abc", "def"] in calls(asked)
 
 
-def test_what_a_killed_testnet_left_in_a_folder_is_removed_containers_first(asked: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_testnet_are_removed_containers_first(asked: Path, tmp_path: Path) -> None:
     containers.sweep_folder(tmp_path / "out")
     mine = f"label={containers.FOLDER_LABEL}={tmp_path / 'out'}"
     assert [call[0] for call in calls(asked)] == ["ps", "rm", "network", "network"]
@@ -254,7 +256,7 @@ def test_what_a_killed_testnet_left_in_a_folder_is_removed_containers_first(aske
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError(), DeviceError("It hangs.", "Mend it.")])
-def test_whatever_ends_a_testnet_nothing_stays(
+def test_nothing_remains_whatever_ends_a_testnet(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """Ctrl+C, SIGTERM and an engine that fails."""
@@ -277,7 +279,7 @@ def test_whatever_ends_a_testnet_nothing_stays(
     assert not (out / "course.json").exists()
 
 
-def test_an_engine_that_fails_in_the_end_takes_no_record_away(
+def test_an_engine_that_fails_at_the_end_loses_no_record(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario, out = parse(tiny), tmp_path / "out"
@@ -296,7 +298,7 @@ def test_an_engine_that_fails_in_the_end_takes_no_record_away(
     assert record["troubles"] == ["at the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
 
 
-def test_a_line_that_cannot_be_narrow_is_told(
+def test_a_link_that_cannot_be_set_up_is_an_error(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     containers_of = stage(tiny, tmp_path)
@@ -328,7 +330,7 @@ def test_an_engine_that_does_not_answer_is_explained(
     assert remedy in caught.value.remedy
 
 
-def test_without_docker_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_docker_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceError, match="not installed"):
         check_engine()
@@ -348,7 +350,7 @@ def test_images_are_built_of_the_clone(asked: Path, monkeypatch: pytest.MonkeyPa
         build()
 
 
-def test_who_was_killed_has_rejoined_when_it_exchanged_again(tmp_path: Path) -> None:
+def test_a_killed_peer_has_rejoined_once_it_exchanges_again(tmp_path: Path) -> None:
     killed, well = {"status": -9, "ended_by_us": "is killed"}, {"status": 0, "ended_by_us": ""}
     home = tmp_path / "anna"
     home.mkdir()
@@ -391,7 +393,7 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
     assert document["failures"] == beyond
 
 
-def test_what_was_wrong_beyond_the_limits_is_told(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_faults_beyond_the_limits_are_reported(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     """Peers without a summary and weights miss no limit of a scenario without limits."""
     scenario = parse(tiny)
     script = script_of(scenario)
@@ -409,7 +411,7 @@ def test_what_was_wrong_beyond_the_limits_is_told(asked: Path, tiny: dict[str, A
     assert ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).with_faults([]).passed
 
 
-def test_an_engine_that_hangs_is_told_in_one_line(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_is_one_line(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = asked.parent / "bin" / "docker"
     tool.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
     monkeypatch.setattr(containers, "COMMAND_DEADLINE_S", 0.2)

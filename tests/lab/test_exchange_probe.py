@@ -50,15 +50,15 @@ def test_it_waits_for_the_first_exchange(tmp_path: Path) -> None:
     assert waited(tmp_path, 0, 0, 2) == (True, 2 + PROBES)
 
 
-def test_an_exchange_that_just_began_or_ends_meanwhile_is_none_yet(tmp_path: Path) -> None:
+def test_an_exchange_counts_after_several_probes_in_a_row(tmp_path: Path) -> None:
     """The partner may not know of the exchange."""
     assert waited(tmp_path, *[1] * (PROBES - 1), 0, 1) == (True, 2 * PROBES)
 
 
-def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+def test_the_wait_has_a_timeout(tmp_path: Path) -> None:
     was_amid, _ = waited(tmp_path, 0, timeout_s=0.1)
     assert not was_amid
 
 
-def test_who_says_nothing_is_amid_none(tmp_path: Path) -> None:
+def test_a_peer_that_does_not_answer_has_no_exchange(tmp_path: Path) -> None:
     assert not asyncio.run(wait_for_exchange(tmp_path, 0.05))

@@ -15,7 +15,7 @@ from lab.script import ActKind, ScriptedPeer
 from p2ptrain.sim.testbed_fields import RealGroup
 
 
-def test_who_was_killed_did_not_stay_and_its_exchanges_count() -> None:
+def test_a_killed_peer_did_not_stay_but_its_exchanges_count() -> None:
     found = figures(
         record({"anna": [WELL], "bert": [KILLED], "cleo": [KILLED, WELL]}),
         artifacts("anna", exchange(1, "id of bert"), {"kind": "failed"}, summary=SUMMARY),
@@ -33,11 +33,11 @@ def test_who_was_killed_did_not_stay_and_its_exchanges_count() -> None:
     assert found["peers"]["bert"]["loss"] is None
 
 
-def test_a_crash_is_no_expected_exit() -> None:
+def test_a_crash_is_an_unexpected_exit() -> None:
     assert figures(record({"anna": [CRASHED]}), artifacts("anna"))["unexpected_exits"] == 1
 
 
-def test_a_loss_that_is_no_number_has_not_learned() -> None:
+def test_a_nan_loss_has_not_learned() -> None:
     found = figures(record({"anna": [WELL]}), artifacts("anna", summary={**SUMMARY, "val_loss_last": None}))
     assert found["learned"] == 0
     assert found["worst_loss"] is None
@@ -68,7 +68,7 @@ def test_exchanges_across_a_partition() -> None:
     assert found["exchanges_across_afterwards"] == 2
 
 
-def test_the_longest_stall_is_that_of_whoever_was_held_up_most() -> None:
+def test_the_longest_stall_is_the_largest_of_all_peers() -> None:
     anna = artifacts("anna", summary={**SUMMARY, "longest_stall_inner_steps": 2.5})
     bert = artifacts("bert", summary={**SUMMARY, "longest_stall_inner_steps": None})  # it made one inner step
     cleo = artifacts("cleo", summary={**SUMMARY, "longest_stall_inner_steps": 9.0})  # it did not stay
@@ -78,7 +78,7 @@ def test_the_longest_stall_is_that_of_whoever_was_held_up_most() -> None:
     assert found["peers"]["cleo"]["longest_stall"] == 9.0
 
 
-def test_liars_count_in_no_figure_of_honest_peers() -> None:
+def test_adversaries_count_in_no_figure_of_honest_peers() -> None:
     liar = Artifacts(
         ScriptedPeer("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
         "id of liar",
@@ -108,7 +108,7 @@ def test_liars_count_in_no_figure_of_honest_peers() -> None:
     assert found["peers"]["liar"]["loss"] == 99.0
 
 
-def test_newcomers_that_caught_up_are_those_who_came_in_mid_run() -> None:
+def test_newcomers_are_peers_started_after_second_0() -> None:
     done = [{"at_s": 1, "time": 10.0, "do": ActKind.START.value, "who": name} for name in ("bert", "cleo")]
     found = figures(
         record({"anna": [WELL], "bert": [WELL], "cleo": [KILLED, WELL]}, done),
@@ -136,7 +136,7 @@ def test_figures_are_compared_where_both_are_there() -> None:
     assert compared(disturbed, calm) == {"loss": 1.1, "groups": {"home": {"tokens": 0.9}}}
 
 
-def test_what_grows_after_it_has_settled() -> None:
+def test_growth_counts_after_settling() -> None:
     steady = [(100, 50, 20, 10)] * FEWEST
     settling = [(1, 1, 1, 1)] * (FEWEST // 2) + steady
     leaking = [(100 + number, 50, 20, 10) for number in range(2 * FEWEST)]
@@ -149,7 +149,7 @@ def test_what_grows_after_it_has_settled() -> None:
     assert growth(one_more)["descriptor_growth"] == 1  # a number: one of twelve says nothing
 
 
-def test_growth_is_the_largest_of_those_who_stayed() -> None:
+def test_growth_is_the_largest_of_the_peers_that_stayed() -> None:
     samples = {name: [(100, 50, 20, 10)] * FEWEST for name in ("anna", "bert")}
     samples["bert"] = [(100 + number, 50, 20, 10) for number in range(FEWEST)]
     lives = {"anna": [WELL], "bert": [KILLED]}
@@ -159,7 +159,7 @@ def test_growth_is_the_largest_of_those_who_stayed() -> None:
     assert found["memory_growth"] > 0.1
 
 
-def test_how_far_apart_they_are_at_the_end() -> None:
+def test_last_distance() -> None:
     notes = [{**exchange(n, "id of bert"), "distance": d} for n, d in enumerate([9.0, 9.0, *[0.2] * 6, *[0.4] * 4])]
     found = figures(
         record({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}),
@@ -172,7 +172,7 @@ def test_how_far_apart_they_are_at_the_end() -> None:
     assert figures(record({"anna": [WELL]}), artifacts("anna"))["last_distance"] is None
 
 
-def test_the_final_gossip_is_no_training() -> None:
+def test_the_final_gossip_does_not_count_as_training() -> None:
     notes = [exchange(1.0, "x"), exchange(2.0, "x"), {"kind": "trained", "time": 4.0}, exchange(5.0, "x")]
     found = figures(record({"anna": [WELL]}), artifacts("anna", *notes, summary=SUMMARY))
     assert found["fewest_exchanges"] == found["fewest_exchanges_afterwards"] == 2
@@ -183,7 +183,7 @@ def test_exchanges_through_a_relay() -> None:
     assert figures(record({"anna": [WELL]}), artifacts("anna", *notes))["relayed_exchanges"] == 1
 
 
-def test_exchanges_between_two_behind_routers_are_those_of_both() -> None:
+def test_exchanges_between_routers_are_counted_by_both_peers() -> None:
     def one(name: str, router: bool, *partners: str) -> Artifacts:
         found = artifacts(name, *(exchange(2.0, f"id of {partner}") for partner in partners))
         return replace(
@@ -214,7 +214,7 @@ def test_newcomers() -> None:
     assert nobody["newcomers_caught_up_share"] is nobody["newcomers_loss"] is None
 
 
-def test_what_happened_to_somebody_after_the_last_act() -> None:
+def test_figures_after_the_last_act() -> None:
     done = [{"at_s": 1, "time": 10.0, "do": ActKind.THAW.value, "who": "anna"}]
     notes = [{"kind": "caught up", "time": 5.0}, {"kind": "saved", "time": 6.0}, {"kind": "caught up", "time": 11.0}]
     end = [{"kind": "stopping", "time": 20.0}, {"kind": "saved", "time": 21.0}]
@@ -225,7 +225,7 @@ def test_what_happened_to_somebody_after_the_last_act() -> None:
     assert found["saved_afterwards"] == 1
 
 
-def test_bootstraps_are_watched_and_count_as_no_peer() -> None:
+def test_bootstraps_are_watched_but_are_no_peers() -> None:
     samples = {"anna": [(100, 50, 20, 10)] * FEWEST, "bootstrap": [(100, 50 + n, 20, 10) for n in range(FEWEST)]}
     happened = {**record({"anna": [WELL]}), "samples": samples, "peaks": {"anna": 7, "bootstrap": 9}}
     found = figures(happened, artifacts("anna", summary=SUMMARY))
@@ -242,7 +242,7 @@ def progress(time: float, step: int, tokens: int = 0) -> dict[str, Any]:
     return {"kind": "progress", "time": time, "step": step, "tokens": tokens}
 
 
-def test_exchanges_over_outer_steps_are_the_fewest_of_those_who_stayed() -> None:
+def test_exchanges_per_outer_step_is_the_smallest_of_all_peers() -> None:
     anna = artifacts("anna", progress(0.5, 2), exchange(1, "x"), exchange(2, "x"), exchange(3, "x"), progress(9, 4))
     bert = artifacts("bert", progress(0.5, 0), exchange(1, "x"), progress(9, 2))
     cleo = artifacts("cleo", progress(0.5, 0), progress(9, 9))
@@ -254,7 +254,7 @@ def test_exchanges_over_outer_steps_are_the_fewest_of_those_who_stayed() -> None
     assert found["groups"]["dora"]["exchanges_per_outer_step"] is None
 
 
-def test_tokens_meanwhile_are_the_fewest_between_the_first_act_and_the_last() -> None:
+def test_fewest_tokens_between_the_first_and_the_last_act() -> None:
     done = [{"at_s": 1, "time": time, "do": ActKind.FILL.value, "who": "anna"} for time in (10.0, 15.0, 30.0)]
     anna = artifacts(
         "anna", progress(9, 1, 100), progress(31, 5, 700), progress(40, 7, 900)

@@ -52,7 +52,7 @@ def are_stopped(processes: tuple[psutil.Process, ...]) -> bool:
     return all(each.status() == psutil.STATUS_STOPPED for each in processes)
 
 
-def test_a_nap_stops_the_whole_family(two: tuple[psutil.Process, psutil.Process]) -> None:
+def test_a_suspension_stops_the_whole_process_tree(two: tuple[psutil.Process, psutil.Process]) -> None:
     assert process_tree(two[0].pid) == [each.pid for each in two]
     nap = Suspend(process_tree(two[0].pid))
     wait_for(lambda: are_stopped(two))
@@ -61,7 +61,9 @@ def test_a_nap_stops_the_whole_family(two: tuple[psutil.Process, psutil.Process]
     wait_for(lambda: not any(are_stopped((each,)) for each in two))
 
 
-def test_who_is_asleep_wakes_when_the_freezer_is_killed(two: tuple[psutil.Process, psutil.Process]) -> None:
+def test_suspended_processes_resume_when_the_suspending_process_is_killed(
+    two: tuple[psutil.Process, psutil.Process],
+) -> None:
     command = [sys.executable, "-c", FREEZER, *(str(each.pid) for each in two)]
     freezer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert freezer.stdout is not None
@@ -72,7 +74,7 @@ def test_who_is_asleep_wakes_when_the_freezer_is_killed(two: tuple[psutil.Proces
     wait_for(lambda: not any(are_stopped((each,)) for each in two))
 
 
-def test_who_is_gone_can_neither_sleep_nor_wake() -> None:
+def test_an_ended_process_can_be_suspended_and_resumed_without_effect() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     Suspend([gone.pid]).end()

@@ -42,12 +42,12 @@ BEFORE = (5.0, 0.1), (6.0, 0.1)
         ([], None),
     ],
 )
-def test_steps_until_it_is_as_before(afterwards: list[tuple[float, float]], steps: int | None) -> None:
+def test_steps_to_heal(afterwards: list[tuple[float, float]], steps: int | None) -> None:
     both = [artifacts("anna", *BEFORE, *afterwards), artifacts("bert", *BEFORE, (30.0, 0.1))]
     assert steps_to_heal(both, DONE, "0", SIDES) == steps
 
 
-def test_without_a_before_or_a_healing_there_is_no_number() -> None:
+def test_steps_to_heal_need_a_distance_before_and_an_end() -> None:
     after = (30.0, 0.1)
     assert steps_to_heal([artifacts("anna", after), artifacts("bert", *BEFORE, after)], DONE, "0", SIDES) is None
     assert (
@@ -56,7 +56,7 @@ def test_without_a_before_or_a_healing_there_is_no_number() -> None:
     )
 
 
-def test_steps_until_somebody_crosses_again_are_those_of_the_slowest_since_the_network_is_whole() -> None:
+def test_steps_to_contact_are_those_of_the_slowest_peer() -> None:
     both = [artifacts("anna", *BEFORE, (26.5, 0.9)), artifacts("bert", *BEFORE, (24.5, 0.9))]
     assert steps_to_contact(both, DONE, "0", SIDES) == 4
     fast = Artifacts(
@@ -68,7 +68,7 @@ def test_steps_until_somebody_crosses_again_are_those_of_the_slowest_since_the_n
     assert steps_to_contact(both, DONE[:1], "0", SIDES) is None
 
 
-def test_what_goes_on_within_the_sides_meanwhile_is_that_of_the_quieter_side() -> None:
+def test_exchanges_within_are_those_of_the_side_with_the_fewest() -> None:
     def one(name: str, *exchanges: tuple[str, float]) -> Artifacts:
         group = RealGroup(count=1, step_s=1.0)
         notes = [

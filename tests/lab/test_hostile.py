@@ -142,7 +142,7 @@ CHUNK = FrameKind.CHUNK, bytes(64)
 PART = FrameKind.PART, bytes(44)
 
 
-def test_weights_that_are_lied_about() -> None:
+def test_false_weights() -> None:
     assert torch.equal(encoded("flipped"), -WEIGHTS)
     assert torch.equal(encoded("scaled"), 3 * WEIGHTS)
     assert float(encoded("enormous").abs().max()) > 1e6
@@ -150,7 +150,7 @@ def test_weights_that_are_lied_about() -> None:
 
 
 @pytest.mark.parametrize("lie", ["flipped", "scaled", "random", "enormous"])
-def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_weights_stay_true_while_false_ones_are_encoded(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     payloads, seen = honest_payloads(), list[torch.Tensor]()
     encode = Payloads.encode
 
@@ -164,7 +164,7 @@ def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, m
     assert all(each is WEIGHTS for each in seen)
 
 
-def test_old_weights_are_the_first_that_it_sent() -> None:
+def test_stale_weights_are_the_first_that_were_sent() -> None:
     payloads = honest_payloads()
     environment = disguised("stale", payloads=payloads)
 
@@ -180,7 +180,7 @@ def test_old_weights_are_the_first_that_it_sent() -> None:
     assert torch.equal(FP32.decode(first, CodecTerms(len(WEIGHTS))), WEIGHTS)
 
 
-def test_a_sketch_of_infinite_weights_is_what_partners_refuse_and_the_liar_does_not_stumble_over_it() -> None:
+def test_partners_reject_a_sketch_of_infinite_weights_and_the_adversary_does_not() -> None:
     def modular() -> Payloads:
         payloads = Payloads([len(WEIGHTS)], codecs.get("modular4"), None)
         payloads.publish(Snapshot(3, (WEIGHTS,), (WEIGHTS,)))
@@ -203,7 +203,7 @@ HONEST_IN_WEIGHTS = ("frames", "shapes", "endless", "drip", "lingering", "heavy"
 
 
 @pytest.mark.parametrize("lie", [*HONEST_IN_WEIGHTS, "silent", "stalling"])
-def test_other_liars_have_honest_weights(lie: str) -> None:
+def test_other_lies_leave_the_weights_true(lie: str) -> None:
     assert torch.equal(encoded(lie), WEIGHTS)
 
 
@@ -218,17 +218,17 @@ def test_shapes_are_wrong() -> None:
     assert sent("shapes", MESSAGE, CHUNK) == [MESSAGE, (FrameKind.CHUNK, bytes(32))]
 
 
-def test_an_endless_payload_ends_when_the_partner_has_had_enough() -> None:
+def test_an_endless_payload_ends_with_the_link() -> None:
     with pytest.raises(NetworkError):
         sent("endless", CHUNK, PART, patience=20)
 
 
-def test_it_claims_to_be_at_the_end() -> None:
+def test_progress_is_claimed_at_the_end() -> None:
     [(_, body)] = sent("progress", MESSAGE)
     assert decode_message(body) == replace(cast(Decline, decode_message(MESSAGE[1])), progress=1000.0)
 
 
-def test_it_claims_to_be_at_the_beginning() -> None:
+def test_progress_is_claimed_at_the_beginning() -> None:
     [(_, body)] = sent("behind", MESSAGE)
     assert decode_message(body) == replace(cast(Decline, decode_message(MESSAGE[1])), progress=0.0)
 
@@ -257,7 +257,7 @@ def test_a_drip_and_a_stall(naps: list[float]) -> None:
     assert naps == [hostile.FOREVER_S]
 
 
-def test_who_never_answers_counts_what_it_does_not_hear(naps: list[float]) -> None:
+def test_a_silent_adversary_counts_ignored_messages(naps: list[float]) -> None:
     log = MemoryLog()
     wire = Wire(coming=[(FrameKind.MESSAGE, encode_message(Offer(RUN, 1, (0,), TERMS))), MESSAGE])
 
@@ -281,7 +281,7 @@ def test_lies_about_terms(lie: str, lied: dict[str, float]) -> None:
     ]
 
 
-def test_it_lingers_just_above_the_rate_at_which_a_link_is_given_up(naps: list[float]) -> None:
+def test_lingering_is_just_above_the_rate_limit_of_dead_links(naps: list[float]) -> None:
     wire, body = Wire(), bytes(range(256)) * 40
     sent("lingering", (FrameKind.CHUNK, body), wire=wire)
     header, *pieces = wire.written
@@ -290,7 +290,7 @@ def test_it_lingers_just_above_the_rate_at_which_a_link_is_given_up(naps: list[f
     assert 1.0 < len(body) / sum(naps) / Limits().slowest_rate < 1.5
 
 
-def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_dials_all_peers_with_bounded_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "FLOOD_PAUSE_S", 0.0)
     monkeypatch.setattr(hostile, "FLOOD_CONNECTIONS", 3)
     called: list[str] = []
@@ -367,7 +367,7 @@ def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> N
     assert list(log.notes) == 2 * [("lied", {"peer": THEM, "times": 1})]
 
 
-def test_a_flood_counts_the_calls_that_came_through() -> None:
+def test_a_flood_counts_completed_connections() -> None:
     log = MemoryLog()
 
     class TurnedDown(Wire):

@@ -55,7 +55,7 @@ def serving(network: Network, name: str) -> subprocess.Popen[str]:
 
 @root
 @pytest.mark.net
-def test_who_reaches_whom() -> None:
+def test_reachability_of_hosts() -> None:
     with Network() as network:
         servers = []
         try:
@@ -117,7 +117,7 @@ sys.exit(subprocess.run(cell_command([sys.executable, "-c", sys.argv[1]], NAP="6
 
 @root
 @pytest.mark.net
-def test_nothing_survives_a_killed_starter_not_even_the_frozen() -> None:
+def test_nothing_survives_a_killed_starter_not_even_stopped_processes() -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, FROZEN], stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     assert starter.stdout.readline() == "ready\n"
@@ -142,7 +142,7 @@ def _read(link: Path) -> Path | None:
 
 @root
 @pytest.mark.net
-def test_a_cell_ends_with_its_inits_status_and_sees_itself_alone() -> None:
+def test_a_cell_ends_with_the_status_of_its_init_and_sees_only_itself() -> None:
     script = textwrap.dedent("""
         import os, pathlib, sys
         others = [each.name for each in pathlib.Path("/proc").iterdir() if each.name.isdigit()]
@@ -156,7 +156,7 @@ def test_a_cell_ends_with_its_inits_status_and_sees_itself_alone() -> None:
     assert done.stdout == "1 ['1'] []\n"
 
 
-def test_a_machine_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_support_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(name: str) -> None:
         raise RuntimeError("tc qdisc add: Error: Specified qdisc kind is unknown.\n")
 
@@ -166,7 +166,7 @@ def test_a_machine_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "--stage local" in caught.value.remedy
 
 
-def test_temporary_files_hide_nothing(tmp_path: Path) -> None:
+def test_temporary_files_need_an_empty_directory(tmp_path: Path) -> None:
     full, empty = tmp_path / "full", tmp_path / "empty"
     (full / "something").mkdir(parents=True)
     empty.mkdir()
@@ -175,7 +175,7 @@ def test_temporary_files_hide_nothing(tmp_path: Path) -> None:
         empty_directory([str(full)])
 
 
-def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(DeviceError, match="root") as caught:
         namespaces.check_support()

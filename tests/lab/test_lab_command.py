@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
         (DeviceError("It has no line.", "Give it one."), "It has no line.\n  Give it one."),
     ],
 )
-def test_what_fails_one_scenario_fails_no_other(
+def test_a_failing_scenario_does_not_fail_others(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
 ) -> None:
     def run_scenario(
@@ -53,7 +53,7 @@ def test_what_fails_one_scenario_fails_no_other(
     assert reports["three"]["faults"] == [fault]
 
 
-def test_whoever_stops_it_stops_all(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_all_scenarios(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_scenario(*arguments: Any) -> int:
         raise KeyboardInterrupt
 
@@ -62,9 +62,7 @@ def test_whoever_stops_it_stops_all(folder: Path, tmp_path: Path, monkeypatch: p
         command.run_scenarios(folder, (), "local", tmp_path / "out", 1)
 
 
-def test_a_machine_without_the_stage_is_told_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_stage_is_reported_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_means() -> None:
         raise DeviceError("No namespaces.", "Take --stage local.")
 
@@ -74,7 +72,7 @@ def test_a_machine_without_the_stage_is_told_once(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_its_comparison_a_scenario_is_not_acted_out(
+def test_a_scenario_is_not_run_if_its_undisturbed_run_fails(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = {**tiny, "undisturbed": {"peers": [{"name": "home", "count": 3, "step_s": 1.0}]}}
@@ -96,7 +94,7 @@ def test_without_its_comparison_a_scenario_is_not_acted_out(
     assert report["figures"]["undisturbed"]["tokens"] is None
 
 
-def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
+def test_equal_undisturbed_runs_of_a_folder_run_once(
     folder: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {"one": 3, "three": 4, "two": 3}
@@ -123,7 +121,7 @@ def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
         )
 
 
-def test_what_was_interrupted_stays_so_though_the_cell_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_kept_though_the_cell_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     stubborn = (
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "time.sleep(1); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"

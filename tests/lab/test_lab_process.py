@@ -48,7 +48,7 @@ def acted_out(out: Path, environment: dict[str, str], *changes: str) -> dict[str
 
 @root
 @pytest.mark.net
-def test_a_swarm_behind_routers_goes_on_when_its_one_public_peer_dies_and_comes_back(
+def test_a_swarm_behind_routers_survives_the_death_of_its_only_public_peer(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """A short scenario with limits, like those of make lab."""
@@ -70,7 +70,7 @@ def test_a_swarm_behind_routers_goes_on_when_its_one_public_peer_dies_and_comes_
 @root
 @pytest.mark.net
 @pytest.mark.lab
-def test_two_behind_routers_exchange_by_circuits_alone(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_two_peers_behind_routers_exchange_through_circuits(tmp_path: Path, environment: dict[str, str]) -> None:
     acted_out(tmp_path / "out", environment)
     other = json.loads((tmp_path / "out" / "home-2" / "summary.json").read_text())["id"]
     between = exchanges(tmp_path / "out" / "home-1", other)
@@ -114,7 +114,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 @root
 @pytest.mark.net
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.lab), signal.SIGKILL])
-def test_nothing_is_left_of_a_testnet_that_is_stopped(running: Running, number: signal.Signals) -> None:
+def test_a_stopped_testnet_leaves_nothing(running: Running, number: signal.Signals) -> None:
     process, inside = running
     assert [_name(each) for each in inside].count("p2pd") >= 2
     namespaces = {link for each in inside if (link := _target(Path(f"/proc/{each.pid}/ns/net")))}
@@ -155,7 +155,7 @@ def test_options_that_do_not_go_together(arguments: list[str], words: str) -> No
     assert words in " ".join(done.output.split())
 
 
-def test_a_folder_without_scenarios_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_scenarios_is_an_error(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["--scenario", str(tmp_path)])
     assert isinstance(done.exception, ScenarioError)
     assert "contains no scenario" in done.exception.problem

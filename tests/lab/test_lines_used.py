@@ -42,7 +42,7 @@ def test_the_share_of_the_uplink_counts_from_the_first_exchange_to_the_end_of_tr
     assert figures(still, ended)["uplink_share"] == pytest.approx(0.3)  # the smallest
 
 
-def test_who_has_no_rate_or_made_no_exchange_has_no_share() -> None:
+def test_without_a_rate_or_an_exchange_there_is_no_share() -> None:
     free = artifacts("anna", RealGroup(count=1, step_s=1.0), exchange(10.0, 12.0, 250_000), at(20.0, "progress"))
     idle = artifacts("bert", NARROW, at(20.0, "progress"))
     assert (free.uplink_share(), idle.uplink_share()) == (None, None)

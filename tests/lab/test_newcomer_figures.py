@@ -15,13 +15,13 @@ def trains(time: float, rate: float) -> dict[str, Any]:
     return {"kind": "progress", "time": time, "step": 1, "learning_rate": rate}
 
 
-def test_a_pull_tells_who_was_lost_and_what_that_cost() -> None:
+def test_a_weight_download_counts_lost_donors_and_repeated_pieces() -> None:
     note = {"kind": "took weights", "donors": 3, "pieces": 12, "broke_off": 1, "asked_again": 1}
     assert pull_figures(artifacts("anna", note)) == {"donors": 3, "pieces": 12, "donors_lost": 1, "pieces_again": 1}
     assert set(pull_figures(artifacts("anna")).values()) == {None}
 
 
-def test_a_newcomer_whose_schedule_began_anew_is_told_though_it_reaches_the_end_as_well() -> None:
+def test_a_newcomer_with_a_restarted_schedule_is_noticed() -> None:
     swarm = [artifacts(name, trains(10, 1.0), trains(20, 0.5), trains(30, 0.1)) for name in ("anna", "bert")]
     in_step = artifacts("late", trains(19, 0.5), trains(29, 0.1), trains(31, 0.1))
     assert learning_rate_ratio([*swarm, in_step], {"late"}) == 1.0
@@ -29,7 +29,7 @@ def test_a_newcomer_whose_schedule_began_anew_is_told_though_it_reaches_the_end_
     assert learning_rate_ratio([*swarm, anew], {"late"}) == 9.0
 
 
-def test_who_left_no_learning_rate_tells_nothing_of_a_schedule() -> None:
+def test_without_learning_rates_there_is_no_ratio() -> None:
     told = artifacts("anna", trains(10, 1.0))
     assert learning_rate_ratio([], {"late"}) is None
     assert learning_rate_ratio([told], {"late"}) is None

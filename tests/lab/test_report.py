@@ -49,7 +49,7 @@ def test_figures_by_dotted_name() -> None:
     assert figure(seats, "peers.seat-1.3.caught_up") is None
 
 
-def test_a_loss_that_is_no_number_is_the_worst_and_json_all_the_same(tiny: dict[str, Any]) -> None:
+def test_a_nan_loss_is_the_worst_and_null_in_json(tiny: dict[str, Any]) -> None:
     happened = record({"anna": [WELL], "bert": [WELL]})
     nan = {**SUMMARY, "val_loss_last": float("nan")}
     found = figures(happened, artifacts("anna", summary=SUMMARY), artifacts("bert", summary=nan))
@@ -59,7 +59,7 @@ def test_a_loss_that_is_no_number_is_the_worst_and_json_all_the_same(tiny: dict[
     assert '"worst_loss": null' in json.dumps(json_safe(verdict.document()), allow_nan=False)
 
 
-def test_what_could_not_be_compared_with_is_all_that_is_told() -> None:
+def test_a_failed_undisturbed_run_is_the_only_fault() -> None:
     verdict = comparison_failed("it", "local", {"stayed": 1}, {**record({}), "troubles": ["the bootstrap ended"]})
     assert not verdict.passed
     assert verdict.faults == ["undisturbed: the bootstrap ended"]

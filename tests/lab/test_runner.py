@@ -108,7 +108,7 @@ def happened(record: RunRecord) -> list[tuple[str, str]]:
     return [(done.who, done.do) for done in record.done]
 
 
-def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) -> None:
+def test_all_peers_leave_when_the_seconds_are_over(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     record, stage = conducted(place, tiny)
     assert record.troubles == record.missed == []
@@ -119,7 +119,7 @@ def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) 
     assert start.startswith("p2ptrain://the-link --local --nickname home-1 --home ")
 
 
-def test_who_is_watched_shows_itself_and_the_address_is_told(place: Path, tiny: dict[str, Any]) -> None:
+def test_honest_peers_share_figures_and_the_page_address_is_printed(place: Path, tiny: dict[str, Any]) -> None:
     """The bootstrap has the page, and honest peers share their figures with it."""
     tiny["run"]["seconds"] = 1
     tiny["peers"][1]["lie"] = "flipped"
@@ -132,7 +132,7 @@ def test_who_is_watched_shows_itself_and_the_address_is_told(place: Path, tiny: 
     assert (place / "out" / "home-1" / "starts").read_text().endswith(" --share\n")
 
 
-def test_the_story_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[str, Any]) -> None:
+def test_second_0_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[str, Any]) -> None:
     """A peer may begin with what the others have learned."""
     tiny["run"]["seconds"] = 1
     tiny["begins"] = "learned"
@@ -144,7 +144,7 @@ def test_the_story_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[
     assert losses[-1] == 2.0
 
 
-def test_a_swarm_that_never_learns_is_told_so(
+def test_a_swarm_that_never_learns_is_a_trouble(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "dull").touch()
@@ -154,7 +154,7 @@ def test_a_swarm_that_never_learns_is_told_so(
     assert record.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
 
 
-def test_it_ends_by_itself_when_all_peers_did(place: Path, tiny: dict[str, Any]) -> None:
+def test_the_run_ends_when_all_peers_have_ended(place: Path, tiny: dict[str, Any]) -> None:
     (place / "short").touch()
     tiny["peers"][1] |= {"arrives_at_s": 500}
     del tiny["run"]["seconds"]
@@ -164,7 +164,7 @@ def test_it_ends_by_itself_when_all_peers_did(place: Path, tiny: dict[str, Any])
     assert record.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2")}
 
 
-def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_killed_peer_returns(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0.2, "returns": "resumed"}
     record, _ = conducted(place, tiny)
@@ -174,7 +174,7 @@ def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("awaited", "is_killed_first"), [("training", False), ("weights", True)])
-def test_something_may_happen_while_a_newcomer_takes_weights(
+def test_acts_may_happen_during_a_weight_download(
     place: Path, tiny: dict[str, Any], awaited: str, is_killed_first: bool
 ) -> None:
     pulling = """if home.name == "home-1":
@@ -192,7 +192,7 @@ for number"""
     assert (record.done[-1].time < trains_at) is is_killed_first
 
 
-def test_who_was_killed_may_come_back_at_once(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_killed_peer_may_return_at_once(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0, "returns": "resumed"}
     record, _ = conducted(place, tiny)
@@ -200,7 +200,7 @@ def test_who_was_killed_may_come_back_at_once(place: Path, tiny: dict[str, Any])
     assert record.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
 
 
-def test_who_leaves_is_replaced_by_another(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_leaving_peer_is_replaced_by_another(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "returns_after_s": 0.2}
     record, stage = conducted(place, tiny)
@@ -209,7 +209,7 @@ def test_who_leaves_is_replaced_by_another(place: Path, tiny: dict[str, Any]) ->
     assert stage.heard.count(("inside", "office-1")) == 2  # on the same computer
 
 
-def test_nobody_replaces_who_was_gone_before_it_could_be_killed(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_peer_that_ended_before_its_death_is_not_replaced(place: Path, tiny: dict[str, Any]) -> None:
     brief = PEER.replace("for number", "if home.name == 'office-1': time.sleep(0.3)\nfor number")
     (place / "peer.py").write_text(brief.replace("10_000", "(1 if home.name == 'office-1' else 10_000)"))
     tiny["run"]["seconds"] = 3
@@ -222,7 +222,7 @@ def test_nobody_replaces_who_was_gone_before_it_could_be_killed(place: Path, tin
     assert "office-1.2" not in record.lives
 
 
-def test_who_was_started_ends_with_us_also_when_its_stage_fails(
+def test_a_started_peer_ends_with_the_run_if_its_stage_fails(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Child] = []
@@ -243,7 +243,7 @@ def test_who_was_started_ends_with_us_also_when_its_stage_fails(
     assert all(child.process.returncode is not None for child in begun)
 
 
-def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -> None:
+def test_suspended_peers_resume_leave_and_are_killed(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 2
     tiny["peers"] = [
         {"name": "home", "count": 1, "step_s": 1.0},
@@ -262,7 +262,7 @@ def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -
         assert stage.heard.count(("sleeps", f"{name}-1")) == stage.heard.count(("wakes", f"{name}-1")) == 1
 
 
-def test_the_network_falls_apart_and_heals(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_partition_begins_and_heals(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     data = {**tiny, "partitions": [{"at_s": 0.1, "for_s": 0.2, "sides": [["home"], ["office"]]}]}
     record, stage = conducted(place, data)
@@ -270,7 +270,7 @@ def test_the_network_falls_apart_and_heals(place: Path, tiny: dict[str, Any]) ->
     assert happened(record) == [("0", "the network falls apart"), ("0", "the network is whole again")]
 
 
-def test_the_bootstrap_may_die_when_the_script_says_so(place: Path, tiny: dict[str, Any]) -> None:
+def test_the_bootstrap_may_die_by_the_script(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     record, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
     assert record.troubles == []
@@ -278,7 +278,7 @@ def test_the_bootstrap_may_die_when_the_script_says_so(place: Path, tiny: dict[s
     assert (place / "out" / "bootstrap" / "starts").read_text() == "xx"
 
 
-def test_who_comes_after_the_bootstrap_returned_joins_by_its_new_link(place: Path, tiny: dict[str, Any]) -> None:
+def test_later_peers_join_by_the_new_link_of_a_returned_bootstrap(place: Path, tiny: dict[str, Any]) -> None:
     again = """beside = beside + ("/again" if (home / "starts").exists() else "")
 if beside.endswith("/again"): time.sleep(0.5)
 (home / "link.new").write_text("""
@@ -303,13 +303,13 @@ def test_several_bootstraps_start_beside_each_other(place: Path, tiny: dict[str,
     assert (place / "out" / "home-1" / "starts").read_text().startswith("p2ptrain://the-link/beside/beside --local")
 
 
-def test_the_bootstrap_may_not_die_otherwise(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_bootstrap_that_dies_by_itself_is_a_trouble(place: Path, tiny: dict[str, Any]) -> None:
     (place / "bootstrap-crashes").touch()
     record, _ = conducted(place, tiny)
     assert any(trouble.startswith("the bootstrap ended with status 7") for trouble in record.troubles)
 
 
-def test_a_crash_ends_it_for_all(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_crash_ends_the_run(place: Path, tiny: dict[str, Any]) -> None:
     (place / "crash-office-1").touch()
     record, _ = conducted(place, tiny)
     [trouble] = record.troubles
@@ -319,7 +319,7 @@ def test_a_crash_ends_it_for_all(place: Path, tiny: dict[str, Any]) -> None:
     assert set(record.lives) == {"home-1", "home-2", "office-1"}
 
 
-def test_what_comes_too_late_is_told(place: Path, tiny: dict[str, Any]) -> None:
+def test_acts_after_the_end_are_missed(place: Path, tiny: dict[str, Any]) -> None:
     (place / "short").touch()
     tiny["peers"][1] |= {"freezes": [{"at_s": 60, "for_s": 1}]}
     del tiny["run"]["seconds"]
@@ -330,7 +330,7 @@ def test_what_comes_too_late_is_told(place: Path, tiny: dict[str, Any]) -> None:
     ]
 
 
-def test_the_clock_stands_still_while_somebody_starts(place: Path, tiny: dict[str, Any]) -> None:
+def test_the_clock_stands_still_while_a_peer_starts(place: Path, tiny: dict[str, Any]) -> None:
     slow = PEER.replace("for number", "if home.name == 'office-1': time.sleep(1)\nfor number")
     (place / "peer.py").write_text(slow)
     tiny["run"]["seconds"] = 3
@@ -342,7 +342,9 @@ def test_the_clock_stands_still_while_somebody_starts(place: Path, tiny: dict[st
     assert times["office-1", "starts"] < began < times["home-1", "falls asleep"]
 
 
-def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_stands_still_for_a_bounded_time(
+    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(conductor, "START_TIMEOUT_S", 0.5)
     (place / "peer.py").write_text(
         PEER.replace("for number", "if home.name == 'office-1': time.sleep(100)\nfor number")
@@ -355,7 +357,7 @@ def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], mon
 
 
 @pytest.mark.parametrize("is_amid", [True, False])
-def test_who_is_to_die_amid_an_exchange_waits_for_one(
+def test_a_death_amid_an_exchange_waits_for_one(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_amid: bool
 ) -> None:
     asked = []
@@ -374,7 +376,7 @@ def test_who_is_to_die_amid_an_exchange_waits_for_one(
     assert record.missed == ([] if is_amid else ["office-1 is killed: it was in no exchange"])
 
 
-def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict[str, Any]) -> None:
+def test_churn_ends_when_a_peer_has_completed_the_run(place: Path, tiny: dict[str, Any]) -> None:
     through = PEER.replace('"loss": loss', '"loss": loss, "fraction": number / 20 if home.name == "home-1" else 0.0')
     (place / "peer.py").write_text(through)
     tiny["run"]["seconds"] = 5
@@ -407,7 +409,7 @@ class Hanging(Recording):
         self.killed.set()
 
 
-def test_while_a_stage_takes_its_time_all_else_goes_on(
+def test_other_acts_continue_while_a_stage_blocks(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Acts on other hosts and the resource monitor continue; acts on the same host wait."""
@@ -484,7 +486,7 @@ class Failing(Recording):
         ("started", ["late-1 starts: The engine did not answer"]),
     ],
 )
-def test_what_a_stage_cannot_do_is_missed_and_told_and_the_rest_goes_on(
+def test_acts_that_a_stage_cannot_perform_are_missed_and_the_run_continues(
     place: Path, tiny: dict[str, Any], what: str, missed: list[str]
 ) -> None:
     tiny["run"]["seconds"] = 3
@@ -504,9 +506,7 @@ def test_what_a_stage_cannot_do_is_missed_and_told_and_the_rest_goes_on(
     assert [each.ended_by_us for each in late] == ["is asked to leave" if what == "started" else ""]
 
 
-def test_a_fault_of_ours_in_an_act_ends_everybody(
-    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_in_an_act_ends_the_run(place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(self: Recording, who: str, pid: int) -> None:
         raise RuntimeError("a bug")
 

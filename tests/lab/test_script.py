@@ -17,7 +17,7 @@ def script(tiny: dict[str, Any], group: dict[str, Any] | None = None, **sections
     return script_of(parse({**tiny, **sections}))
 
 
-def test_who_is_there_from_the_beginning_has_no_act(tiny: dict[str, Any]) -> None:
+def test_initial_peers_have_no_act(tiny: dict[str, Any]) -> None:
     plain = script(tiny)
     assert plain.first == ("home-1", "home-2", "office-1")
     assert plain.acts == ()
@@ -25,19 +25,19 @@ def test_who_is_there_from_the_beginning_has_no_act(tiny: dict[str, Any]) -> Non
     assert list(plain.hosts) == ["home-1", "home-2", "office-1"]
 
 
-def test_who_is_killed_is_replaced_on_the_same_computer(tiny: dict[str, Any]) -> None:
+def test_a_killed_peer_is_replaced_on_the_same_host(tiny: dict[str, Any]) -> None:
     killed = script(tiny, {"leaves_at_s": 5, "leaves": "killed", "returns_after_s": 3})
     assert killed.acts == (Act(5.0, ActKind.KILL, "office-1"), Act(8.0, ActKind.START, "office-1.2"))
     assert [part.host for part in killed.peers if part.group == "office"] == ["office-1", "office-1"]
 
 
-def test_who_resumes_is_the_same_peer(tiny: dict[str, Any]) -> None:
+def test_a_resumed_peer_is_the_same_peer(tiny: dict[str, Any]) -> None:
     left = script(tiny, {"leaves_at_s": 5, "returns_after_s": 3, "returns": "resumed"})
     assert left.acts == (Act(5.0, ActKind.STOP, "office-1"), Act(8.0, ActKind.START, "office-1"))
     assert len(left.peers) == 3
 
 
-def test_who_comes_late_is_not_there_from_the_beginning(tiny: dict[str, Any]) -> None:
+def test_a_late_peer_is_no_initial_peer(tiny: dict[str, Any]) -> None:
     late = script(tiny, {"arrives_at_s": 4, "arrives_over_s": 2})
     assert late.first == ("home-1", "home-2")
     [act] = late.acts
@@ -45,7 +45,7 @@ def test_who_comes_late_is_not_there_from_the_beginning(tiny: dict[str, Any]) ->
     assert 4 < act.at_s < 6
 
 
-def test_everything_is_in_order_and_nobody_is_woken_after_leaving(tiny: dict[str, Any]) -> None:
+def test_acts_are_in_order_and_a_peer_that_left_is_not_resumed(tiny: dict[str, Any]) -> None:
     acts = script(
         tiny,
         {"leaves_at_s": 12, "freezes": [{"at_s": 2, "for_s": 3}, {"at_s": 10, "for_s": 5}, {"at_s": 20, "for_s": 1}]},
@@ -64,7 +64,7 @@ def test_everything_is_in_order_and_nobody_is_woken_after_leaving(tiny: dict[str
     ]
 
 
-def test_chance_is_the_seeds(tiny: dict[str, Any]) -> None:
+def test_random_draws_depend_on_the_seed(tiny: dict[str, Any]) -> None:
     churn = {"stays_s": 5.0, "leaves": "killed", "returns_after_s": 1}
     first = script(tiny, churn)
     assert first == script(tiny, churn)
@@ -83,11 +83,11 @@ def test_churn_without_an_end_is_bounded(tiny: dict[str, Any]) -> None:
     ("side", "hosts"),
     [(["home"], ["home-1", "home-2"]), (["office", BOOTSTRAP], ["office-1", BOOTSTRAP])],
 )
-def test_who_is_on_a_side(tiny: dict[str, Any], side: list[str], hosts: list[str]) -> None:
+def test_hosts_on_a_side(tiny: dict[str, Any], side: list[str], hosts: list[str]) -> None:
     assert hosts_on_side(side, script(tiny).hosts_of) == hosts
 
 
-def test_troubles_begin_and_end_while_somebody_is_there(tiny: dict[str, Any]) -> None:
+def test_troubles_begin_and_end_while_the_peer_runs(tiny: dict[str, Any]) -> None:
     troubles = [
         {"what": "disk_full", "at_s": 1, "for_s": 2},
         {"what": "read_only", "at_s": 2, "for_s": 20},
@@ -107,13 +107,13 @@ def test_troubles_begin_and_end_while_somebody_is_there(tiny: dict[str, Any]) ->
     assert {act.who for act in acts} == {"office-1"}
 
 
-def test_who_is_banned_while_there_is_banned_once(tiny: dict[str, Any]) -> None:
+def test_a_present_peer_is_banned_once(tiny: dict[str, Any]) -> None:
     acts = script(tiny, {"banned_at_s": 3, "leaves_at_s": 12}, admission="invite").acts
     assert acts == (Act(3.0, ActKind.BAN, "office-1"), Act(12.0, ActKind.STOP, "office-1"))
     assert script(tiny, {"banned_at_s": 13}, admission="invite").acts == (Act(12.0, ActKind.STOP, "office-1"),)
 
 
-def test_of_a_churning_group_one_goes_after_the_other_to_the_end(tiny: dict[str, Any]) -> None:
+def test_peers_of_a_churning_group_leave_in_turn(tiny: dict[str, Any]) -> None:
     churn = {"count": 2, "leaves_at_s": 5, "leaves_every_s": 10, "leaves": "killed", "returns_after_s": 0}
     churning = script(tiny, churn)
     assert churning.acts == (
