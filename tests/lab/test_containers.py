@@ -224,7 +224,7 @@ def test_without_netem_delayed_links_are_rejected_before_anything_is_removed(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_engine_without_netem_is_reported_and_may_be_tried_again(
+def test_a_failing_engine_is_an_error_and_may_be_asked_again(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     containers_of = stage(tiny, tmp_path)
