@@ -114,18 +114,18 @@ class Artifacts:
         """Return the outer steps from the first progress note to the last, including those skipped by a weight
         download.
         """
-        told = self.progress()
-        return told[-1].step - told[0].step if told else 0
+        notes = self.progress()
+        return notes[-1].step - notes[0].step if notes else 0
 
     def tokens_between(self, first: float, last: float) -> int:
         """Return the tokens trained on between two times (seconds since 1970), to within a few seconds.
 
         The last note before and the first note after the interval count: notes in between are lost if the disk is full.
         """
-        told = self.progress()
-        begins = max((place for place, each in enumerate(told) if each.time <= first), default=0)
-        ends = next((place for place, each in enumerate(told) if each.time >= last), len(told) - 1)
-        steps = pairwise(each.tokens for each in told[begins : ends + 1])
+        notes = self.progress()
+        begins = max((place for place, each in enumerate(notes) if each.time <= first), default=0)
+        ends = next((place for place, each in enumerate(notes) if each.time >= last), len(notes) - 1)
+        steps = pairwise(each.tokens for each in notes[begins : ends + 1])
         return sum(max(after - before, 0) for before, after in steps)  # a new process may count from less
 
     def uplink_share(self) -> float | None:

@@ -202,10 +202,10 @@ def with_clock_error(seconds: float, inside: Wrap) -> Wrap:
         "NO_FAKE_STAT": "1",
     }
 
-    def told(*command: str) -> Sequence[str]:
+    def wrapped(*command: str) -> Sequence[str]:
         return inside("/usr/bin/env", *(f"{name}={value}" for name, value in wrong.items()), *command)
 
-    return told
+    return wrapped
 
 
 def faketime_library() -> Path:

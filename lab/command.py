@@ -138,37 +138,37 @@ def run_scenario(
     page = _check_stage(stage, page)
     if any(group.clock_off_s for group in scenario.peers):
         faketime_library()
-    calm = scenario.calm()
-    if calm is not None:
-        check(calm, script_of(calm), stage)
+    undisturbed = scenario.calm()
+    if undisturbed is not None:
+        check(undisturbed, script_of(undisturbed), stage)
     manifest_of(scenario)  # a faulty manifest must be reported before anything is removed
     if stage == "docker":
         out = out.absolute()  # a container starts in another folder
         check_folder(out)
         build()
-        _check_lines([scenario] if calm is None else [scenario, calm])
+        _check_lines([scenario] if undisturbed is None else [scenario, undisturbed])
     with claimed(out, lambda: _sweep(out, stage)):
         figures = dict[str, Any]()
         if (
-            calm is not None
+            undisturbed is not None
             and undisturbed_runs is not None
-            and (same := undisturbed_runs.get(calm.model_dump_json())) is not None
+            and (same := undisturbed_runs.get(undisturbed.model_dump_json())) is not None
         ):
             report_console().print(f"{path.stem}: using the undisturbed run of {same[0]}")
             figures["undisturbed"] = same[1]
-        elif calm is not None:
+        elif undisturbed is not None:
             report_console().print(f"{path.stem}: undisturbed run, for comparison")
-            record, figures["undisturbed"] = _run_and_read(calm, stage, out / UNDISTURBED, threads, page)
+            record, figures["undisturbed"] = _run_and_read(undisturbed, stage, out / UNDISTURBED, threads, page)
             if record["troubles"]:
                 verdict = reports.comparison_failed(path.stem, stage, figures["undisturbed"], record)
                 files.replace(out / "report.json", _json(_dated(verdict)))
                 print_verdict(verdict, out, report_console())
                 return EXIT_FAILED
             if undisturbed_runs is not None:
-                undisturbed_runs[calm.model_dump_json()] = path.stem, figures["undisturbed"]
+                undisturbed_runs[undisturbed.model_dump_json()] = path.stem, figures["undisturbed"]
             report_console().print(f"{path.stem}: run as written")
         record, own = _run_and_read(scenario, stage, out, threads, page)
-        if calm is not None:
+        if undisturbed is not None:
             figures["compared"] = compared(own, figures["undisturbed"])
         verdict = reports.verdict_of(path.stem, stage, scenario, {**own, **figures}, record)
         files.replace(out / "report.json", _json(_dated(verdict)))

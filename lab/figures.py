@@ -173,9 +173,9 @@ def learning_rate_ratio(staying: Sequence[Artifacts], came: Set[str]) -> float |
 
     A newcomer that restarts the schedule would also reach the run's end, only later. None without notes of both.
     """
-    rates = {each.peer.name: told for each in staying if (told := each.learning_rates())}
-    until = min((told[-1][0] for told in rates.values()), default=0.0)
-    then = {name: [rate for time, rate in told if time <= until][-1:] for name, told in rates.items()}
+    rates = {each.peer.name: noted for each in staying if (noted := each.learning_rates())}
+    until = min((noted[-1][0] for noted in rates.values()), default=0.0)
+    then = {name: [rate for time, rate in noted if time <= until][-1:] for name, noted in rates.items()}
     theirs = [rate for name, last in then.items() if name in came for rate in last]
     others = [rate for name, last in then.items() if name not in came for rate in last]
     return mean(theirs) / mean(others) if theirs and others and mean(others) else None
@@ -197,12 +197,12 @@ def early_loss_ratio(one: Artifacts, came: float, others: Sequence[Artifacts]) -
     if taken is None:
         return None
     since = [each for each in one.progress() if each.time >= taken]
-    told = [
+    noted = [
         (each.time, each.loss) for each in since if each.step >= since[0].step + EARLY_STEPS and each.loss is not None
     ]
-    if not told:
+    if not noted:
         return None
-    time, ours = told[0]
+    time, ours = noted[0]
     theirs = [losses[-1] for each in others if (losses := _losses(each, time))]
     return ours * len(theirs) / sum(theirs) if theirs else None
 
