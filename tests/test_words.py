@@ -33,7 +33,7 @@ CONVERTED = (
     "peer/owner",
     "peer/testnet",
     "bench",
-    "bootstrap",
+    "lab",
 )
 """Folders with everything in them, or the modules of one folder. Add one when its docstrings are in plain terms."""
 

@@ -10,7 +10,8 @@ from pydantic import Field, ValidationError
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.base.files import cause, printable
+from p2ptrain.base.files import cause
+from p2ptrain.base.text import printable
 from p2ptrain.manifest.faults import told
 from p2ptrain.manifest.section import Section
 

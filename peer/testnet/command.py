@@ -99,9 +99,9 @@ def testnet(
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
-        act_out = _laboratory().act_out
+        run_scenario = _laboratory().run_scenario
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
-        return act_out(scenario, changes, stage, place, threads, page or "")
+        return run_scenario(scenario, changes, stage, place, threads, page or "")
     chosen = chosen_manifest(preset, manifest)
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -117,7 +117,7 @@ def testnet(
                 if page is not None and sys.stdout.isatty():
                     report = _watched(plan, means, seconds, watch)
                 else:
-                    report = _told(plan, means, _conducted(plan, means, seconds, watch), watch)
+                    report = _told(plan, means, _run(plan, means, seconds, watch), watch)
             except KeyboardInterrupt:
                 watch.say("interrupted; all processes have stopped")
                 raise
@@ -163,7 +163,7 @@ def _opening(plan: Plan) -> str:
     )
 
 
-def _conducted(
+def _run(
     plan: Plan,
     means: Means,
     seconds: float | None,
@@ -194,7 +194,7 @@ def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> T
         await asyncio.get_running_loop().create_future()
 
     try:
-        ending = _conducted(plan, means, seconds, watch, stay)
+        ending = _run(plan, means, seconds, watch, stay)
     except KeyboardInterrupt:
         if not told:
             raise

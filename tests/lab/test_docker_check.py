@@ -1,4 +1,4 @@
-"""docker/check.py without an engine: a stand-in for docker that plays a swarm, and what the check makes of it."""
+"""docker/check.py without an engine: a fake docker plays a swarm."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def loaded() -> ModuleType:
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The program, in front of an engine where all goes well, with a page that shows everybody."""
+    """Return the program with an engine where all goes well and a page that shows all peers."""
     tool = tmp_path / "bin" / "docker"
     tool.parent.mkdir()
     tool.write_text(ENGINE.replace("{python}", sys.executable))
@@ -114,7 +114,7 @@ def shown(port: int, token: str, host: str = "127.0.0.1", path: str = "/status")
 
 @pytest.fixture
 def engine(check: Any, tmp_path: Path) -> Callable[..., None]:
-    """Change what the engine does."""
+    """Change the engine's behaviour."""
 
     def change(**fields: Any) -> None:
         state = json.loads((tmp_path / "engine").read_text())
@@ -271,7 +271,7 @@ def test_without_docker_one_line_says_so(
 
 
 def test_what_the_build_of_the_testnet_is_told_compose_is_told_too(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing that compose.yaml does not know."""
+    """Compose gets the same options, and none that compose.yaml does not know."""
     monkeypatch.setenv(check.BUILD_VARIABLE, "--network host --no-cache --build-arg TORCH_INDEX=none")
     monkeypatch.setenv("BACKBONE", "10.99.1")
     told = check.environment_for(8080, "secret")
