@@ -1,9 +1,9 @@
-"""Deadlines for partners, learnt from completed exchanges and never asked of a user.
+"""Deadlines for partners, learnt from completed exchanges, and the duration of this peer's own outer steps.
 
 A deadline is ``median + 8 MAD`` of the durations of completed attempts, per byte for payloads (median absolute
 deviation; outliers do not move it). Before anything completed a start value counts. Of both sides' payload deadlines
 the longer one counts, within bounds. A missed deadline doubles all later ones until an exchange completes; otherwise a
-network that became slow would fail every exchange forever.
+network that became slow would fail every exchange forever. A user sets none of these.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 REMEMBERED = 64  # one hour at one exchange a minute. Guess: compare windows on recorded durations
 SPREADS = 8.0  # MADs above the median. Guess: count false timeouts under heavy-tailed exchange durations
@@ -83,6 +84,40 @@ class Deadlines:
     def typical_payload_s(self, size_bytes: int) -> float | None:
         """Return the median duration of a payload of this size, or None before any was measured."""
         return self._per_byte.median() * size_bytes if self._per_byte else None
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Time from one outer step to the next. Before training begins it measures nothing."""
+
+    _since: float | None = None
+    _trained_s: float | None = None
+    """Training time in this outer step, if the trainer then waits for partners."""
+
+    def begin(self, now: float) -> None:
+        """Begin measuring: training starts."""
+        self._since = now
+
+    def skip(self, seconds: float) -> None:
+        """Exclude a time in which nothing was trained."""
+        if self._since is not None:
+            self._since += seconds
+
+    def wait(self, now: float) -> None:
+        """Mark the end of training in this outer step: from now on the trainer waits."""
+        if self._since is not None:
+            self._trained_s = max(now - self._since, 0.0)
+
+    def lap(self, now: float) -> tuple[float, float] | None:
+        """Return the seconds of the outer step that ended, and its seconds of training.
+
+        None if there is no such time.
+        """
+        since, trained_s = self._since, self._trained_s
+        self._since, self._trained_s = now, None
+        if since is None or now <= since:
+            return None
+        return now - since, now - since if trained_s is None else trained_s
 
 
 class _Samples:

@@ -11,9 +11,10 @@ from typing import assert_never
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.catchup import CatchUp
+from p2ptrain.swarm.claims import dropped_out
 from p2ptrain.swarm.core_state import CoreState, Counters
+from p2ptrain.swarm.deadlines import Stopwatch
 from p2ptrain.swarm.discovery import Discovery
-from p2ptrain.swarm.dropping_out import dropped_out
 from p2ptrain.swarm.events import (
     Adopted,
     Applied,
@@ -52,7 +53,6 @@ from p2ptrain.swarm.rules import (
     SEARCH_PATIENCE_S,
     SwarmRules,
 )
-from p2ptrain.swarm.stopwatch import Stopwatch
 from p2ptrain.swarm.transitions import Transition, TransitionTable
 
 NEVER = float("inf")
