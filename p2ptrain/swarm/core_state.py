@@ -9,6 +9,7 @@ from random import Random
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.deadlines import Deadlines
 from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
+from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.peer_info import Fault
@@ -99,8 +100,10 @@ class CoreState:
         if len(self.strangers) < MAX_KNOWN:
             self.strangers.add(peer)
 
-    def boasted(self, peer: PeerId, progress: float) -> None:
-        """Record an implausible progress claim."""
+    def record_claim(self, peer: PeerId, progress: float) -> None:
+        """Remember a partner's progress claim if it is implausible."""
+        if not implausible_progress(progress, self.progress, self.settled, self.rules):
+            return
         furthest = max(self.boasts.pop(peer, 0.0), progress if progress >= 0 else inf)  # NaN is no progress
         self.boasts[peer] = furthest
         if len(self.boasts) > MAX_KNOWN:

@@ -8,12 +8,12 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
-from p2ptrain.swarm.matching import answer, refusal
+from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.partners import choose, implausible, own_offer, own_terms, pause_after
+from p2ptrain.swarm.partners import choose, own_offer, own_terms, pause_after
 from p2ptrain.swarm.peer_info import Fault, PeerInfo
 from p2ptrain.swarm.progress import left, progress_displacement
-from p2ptrain.swarm.rounds import HURRIED_S, Meeting, Round, Rounds
+from p2ptrain.swarm.rounds import HURRIED_S, Meeting, MeetingEvent, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
@@ -105,57 +105,52 @@ class ExchangeManager:
 
     # --- messages and completions ---------------------------------------------------------------------------------
 
-    def offered(self, link: LinkId, offer: Offer, now: float) -> None:
-        """Answer an offer: accept it, or decline with a reason."""
+    def offered(self, link: LinkId, offer: Offer, now: float) -> Answer:
+        """Accept or decline an offer, and return the decision. A violation is left to the caller."""
         standing = self._standing
         offers = self.book.offers(offer.round)
         crossing = next((each for each in offers if each.link.peer == link.peer), None)
         prompt = standing.deadlines.prompt_reply_s()
-        reply: Round | tuple[int, ...] | DeclineReason
-        refused = refusal(
-            offer,
+        view = OfferView(
+            me=standing.me,
+            rules=standing.rules,
             state=standing.state,
             settled=standing.settled,
-            progress=standing.worth,
-            distrusted=standing.members.is_distrusted(link.peer, now),
-            implausible=implausible(standing, link.peer, offer.terms),
-            rules=standing.rules,
+            progress=standing.progress,
+            effective_progress=standing.worth,
+            distrusts_sender=standing.members.is_distrusted(link.peer, now),
+            is_crossing=crossing is not None,
+            is_offering=any(now - offer.started_at < prompt for offer in offers),
+            is_engaged=self.book.is_engaged_with(link.peer) or self._overtime.waits(link.peer, now),
+            free_fragments=self.book.free_fragments(),
+            exchanges=len(self.book) - len(offers),
+            planned=self.rounds.view(offer, link.peer, now) if offer.round else None,
         )
-        if refused is not None:
-            reply = refused
-        elif offer.round:
-            reply = self.rounds.answer(offer, link.peer, crossing is not None, now)
-        else:
-            reply = answer(
-                offer,
-                link.peer,
-                me=standing.me,
-                crossing=crossing is not None,
-                offering=any(now - offer.started_at < prompt for offer in offers),
-                engaged=self.book.is_engaged_with(link.peer) or self._overtime.waits(link.peer, now),
-                free=self.book.free_fragments(),
-                under_way=len(self.book) - len(offers),
-                rules=standing.rules,
-            )
+        reply = answer(offer, link.peer, view)
+        if isinstance(reply, Violation):
+            return reply
+        standing.record_claim(link.peer, offer.terms.progress)
+        planned = self.rounds.of(offer.round, offer.fragments) if offer.round else None
         if isinstance(reply, DeclineReason):
+            if planned is not None and reply is DeclineReason.CROSSING:
+                planned.move(link.peer, MeetingEvent.CROSSING)
             standing.counters.offers_refused += 1
             if not (offer.round and reply in ROUTINE):
                 standing.note("refused", link.peer, reply.value)
             standing.emit(Send(link, Decline(reply, standing.state, standing.step, standing.progress, known=())))
             standing.emit(Close(link))
-            return
+            return reply
         for withdrawn in offers:  # it crossed theirs, which wins, or stays unanswered
             if withdrawn is crossing or not offer.round:
                 self.book.remove(withdrawn.link)
                 standing.emit(Close(withdrawn.link))
-        if isinstance(reply, Round):
-            reply.turn(link.peer, Meeting.MEETING)
-            fragments, mine = reply.fragments, own_terms(standing, link.peer, len(reply.meetings))
-        else:
-            fragments, mine = reply, own_terms(standing, link.peer)
-        exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, now, round=offer.round)
-        standing.emit(Send(link, Accept(fragments, mine, known=standing.known_to_pass_on(now, link.peer))))
-        self._swap(exchange, fragments, offer.terms, now)
+        if planned is not None:
+            planned.move(link.peer, MeetingEvent.OFFER)
+        mine = own_terms(standing, link.peer, len(planned.meetings) if planned is not None else 1)
+        exchange = Exchange(link, ExchangeState.OFFERED, reply, mine, now, now, round=offer.round)
+        standing.emit(Send(link, Accept(reply, mine, known=standing.known_to_pass_on(now, link.peer))))
+        self._swap(exchange, reply, offer.terms, now)
+        return reply
 
     def accepted(self, link: LinkId, accept: Accept, now: float) -> None:
         """Begin the swap after an Accept. Its fragments are still free, because accepting an offer withdraws our
@@ -171,7 +166,8 @@ class ExchangeManager:
             self.failed(LinkFailed(link, "it accepted what was not offered", their_fault=True), now)
             return
         standing.deadlines.replied(now - exchange.started_at)
-        if why := implausible(standing, link.peer, accept.terms):
+        standing.record_claim(link.peer, accept.terms.progress)
+        if why := implausible_progress(accept.terms.progress, standing.progress, standing.settled, standing.rules):
             self.failed(LinkFailed(link, why), now)
             return
         if exchange.round:

@@ -15,10 +15,12 @@ from p2ptrain.swarm.events import Close, LinkFailed
 from p2ptrain.swarm.exchange import ExchangeState
 from p2ptrain.swarm.exchange_manager import ExchangeManager
 from p2ptrain.swarm.final_gossip import FinalGossip
+from p2ptrain.swarm.matching import Violation, unfair_weight
 from p2ptrain.swarm.messages import (
     Accept,
     Acknowledge,
     Decline,
+    DeclineReason,
     Message,
     Offer,
     Terms,
@@ -54,15 +56,16 @@ class MessageRouter:
                 self._violation(link, "weights in reply to an offer", now)
             case Decline() if (exchange := self._exchanging.book.get(link)) and exchange.state is not OFFERED:
                 self._violation(link, "it declined what it had accepted", now)
-            case Offer(terms=terms) | Accept(terms=terms) if not self._standing.rules.is_fair(terms.weight):
-                self.failed(LinkFailed(link, f"it claims a mixing weight of {terms.weight:g}", their_fault=True), now)
-                self._standing.emit(Close(link))
             case Offer():
-                self._exchanging.offered(link, message, now)
-                if message.run == self._standing.rules.run and message.protocol == self._standing.rules.protocol:
+                reply = self._exchanging.offered(link, message, now)
+                if isinstance(reply, Violation):
+                    self._close_failed(link, reply.why, now)
+                elif reply not in (DeclineReason.OTHER_RUN, DeclineReason.OTHER_PROTOCOL):
                     self._hear(link.peer, message.terms, now)
             case WeightsRequest():
                 self._catch_up.requested(link, message, now)
+            case Accept(terms=terms) if why := unfair_weight(terms, self._standing.rules):
+                self._close_failed(link, why, now)
             case Accept():
                 self._exchanging.accepted(link, message, now)
                 self._hear(link.peer, message.terms, now)
@@ -96,6 +99,10 @@ class MessageRouter:
         settled = said.settled if isinstance(said, Terms) else None
         if 0 <= said.progress <= ceiling:  # False for NaN
             self._standing.members.hear(peer, said.state, said.step, said.progress, now, settled)
+
+    def _close_failed(self, link: LinkId, why: str, now: float) -> None:
+        self.failed(LinkFailed(link, why, their_fault=True), now)
+        self._standing.emit(Close(link))
 
     def _violation(self, link: LinkId, why: str, now: float) -> None:
         event = LinkFailed(link, why, their_fault=True)

@@ -72,15 +72,6 @@ def own_offer(standing: CoreState, exchange: Exchange, now: float) -> Offer:
     )
 
 
-def implausible(standing: CoreState, peer: PeerId, theirs: Terms) -> str:
-    """Say why a partner's terms are implausible or must not meet ours; empty if they may. Record implausible
-    progress."""
-    why = implausible_progress(theirs.progress, standing.progress, standing.settled, standing.rules)
-    if why:
-        standing.boasted(peer, theirs.progress)
-    return why
-
-
 def pause_after(standing: CoreState, reason: DeclineReason, declined: Exchange) -> float:
     """Return the seconds to pause before a partner that declined is asked again.
 

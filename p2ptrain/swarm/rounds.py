@@ -18,6 +18,7 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.deadlines import UNNOTICED_S
 from p2ptrain.swarm.events import Proceed
 from p2ptrain.swarm.exchange import Exchange
+from p2ptrain.swarm.matching import PlannedView
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS, ROUND_RECALL_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
@@ -307,27 +308,17 @@ class Rounds:
         drags = peer in found.resting if found is not None else self._in_time.are_void(peer)
         return drags or self._overtime.waits(peer, now)
 
-    def answer(self, offer: Offer, sender: PeerId, crossing: bool, now: float) -> Round | DeclineReason:
-        """Answer an offer for a planned exchange, after the checks that all offers share.
-
-        "Not yet" is a commitment that the sender's trainer waits for. So a sender that we do not know or plan is told
-        "not planned" instead, and one that we shall not call "busy".
-        """
+    def view(self, offer: Offer, sender: PeerId, now: float) -> PlannedView:
+        """Return what the answer to an offer for a planned exchange depends on."""
         found = self.of(offer.round, offer.fragments)
-        if found is None and not self._shall_offer(offer, sender, now):
-            return DeclineReason.NOT_PLANNED
-        if set(offer.fragments) <= set(self._standing.rules.between) and self._rests(sender, found, now):
-            return DeclineReason.BUSY
-        if found is None:
-            return DeclineReason.NOT_YET
-        is_late = found.awaited and found.until <= now
-        can_meet = found.meetings.get(sender) not in (None, Meeting.MEETING, Meeting.MET, Meeting.FAILED)
-        if found.fragments != offer.fragments or is_late or not can_meet:
-            return DeclineReason.NOT_PLANNED
-        if crossing and self._standing.me < sender:
-            found.move(sender, MeetingEvent.CROSSING)
-            return DeclineReason.CROSSING
-        return found
+        is_late = found is not None and found.awaited and found.until <= now
+        meeting = None if found is None else found.meetings.get(sender)
+        return PlannedView(
+            fragments=None if found is None else found.fragments,
+            will_offer=found is not None or self._shall_offer(offer, sender, now),
+            is_skipped=set(offer.fragments) <= set(self._standing.rules.between) and self._rests(sender, found, now),
+            can_meet=not is_late and meeting not in (None, Meeting.MEETING, Meeting.MET, Meeting.FAILED),
+        )
 
     def _shall_offer(self, offer: Offer, sender: PeerId, now: float) -> bool:
         """Report whether this peer will reach the outer step and plan the sender. A round can be over before its outer

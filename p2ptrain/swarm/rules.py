@@ -100,10 +100,6 @@ class SwarmRules:
         """Progress of ``BEGINNER_STEPS`` outer steps."""
         return BEGINNER_STEPS * self.tokens_per_outer_step
 
-    def is_fair(self, weight: float) -> bool:
-        """Report whether a peer may claim this mixing weight; if all count equally, only 1 is allowed."""
-        return self.work_weights or weight == 1.0
-
     @cached_property
     def implausible_distance(self) -> float:
         """Progress ahead of ours above which a claim is implausible: a quarter of the run, at least 32 outer steps.

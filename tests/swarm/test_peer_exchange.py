@@ -304,20 +304,22 @@ def test_who_seemed_to_boast_is_believed_where_we_have_come_as_far():
     """We had been left behind, and it was right."""
     table = in_step("amber", "birch", rules=replace(RULES, tokens_per_peer=1000.0))
     standing = table["amber"].core._standing
+    standing.settled = True
     for claim in (900.0, 800.0):
-        standing.boasted(PeerId("cedar"), claim)
+        standing.record_claim(PeerId("cedar"), claim)
     standing.progress = 899.0
     assert not standing.believes(PeerId("cedar"))
     standing.progress = 901.0
     assert standing.believes(PeerId("cedar"))
-    standing.boasted(PeerId("cedar"), float("nan"))
+    standing.record_claim(PeerId("cedar"), float("nan"))
     assert not standing.believes(PeerId("cedar"))
 
 
 def test_boasts_of_many_are_forgotten_oldest_first():
     standing = in_step("amber", "birch")["amber"].core._standing
+    standing.settled = True
     for number in range(MAX_KNOWN + 1):
-        standing.boasted(PeerId(f"liar {number}"), 900.0)
+        standing.record_claim(PeerId(f"liar {number}"), 900.0)
     assert len(standing.boasts) == MAX_KNOWN
     assert standing.believes(PeerId("liar 0"))
     assert not standing.believes(PeerId("liar 1"))
