@@ -29,7 +29,7 @@ class ExchangeManager:
 
     def __init__(self, standing: CoreState) -> None:
         self._standing = standing
-        self.book = ExchangeBook(standing.rules.free_fragments)
+        self.book = ExchangeBook(standing.rules.free)
         self.rounds = Rounds(standing)
         self._judge = Judge(standing)
         self._overtime = SlowPartnerPenalty(standing)
@@ -49,7 +49,7 @@ class ExchangeManager:
             self._standing.counters.solo_steps += 1
         self._committed_since_step = False
         if not self._standing.rules.due_in_phase:
-            self._due = self._standing.rules.exchanges_per_step if self._standing.rules.free_fragments else 0
+            self._due = self._standing.rules.exchanges_per_step if self._standing.rules.free else 0
         self._open_round(self._standing.step, self._standing.rules.beside, False, now)
         self.seek(now)
 

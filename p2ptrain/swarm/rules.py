@@ -25,33 +25,33 @@ class SwarmRules:
     """Progress at which the run ends."""
     tokens_per_outer_step: float
     """Tokens of one peer's H inner steps."""
-    exchanges_per_step: int = 1
+    exchanges_per_step: int
     """Exchanges that a peer initiates per outer step. It serves about as many."""
-    due_in_phase: bool = False
+    due_in_phase: bool
     """Whether exchanges are due when the trainer says so within an inner phase, instead of all after an outer step."""
-    fragments_per_exchange: int = 1
-    streams: int = 1
+    fragments_per_exchange: int
+    streams: int
     """Tensors that a fragment stands for: with two, the upper half of the numbers are the second stream's fragments."""
-    free: tuple[int, ...] | None = None
-    """Fragments exchanged beside training with any free partner; None for all."""
-    beside: tuple[int, ...] = ()
+    free: tuple[int, ...]
+    """Fragments exchanged beside training with any free partner."""
+    beside: tuple[int, ...]
     """Fragments exchanged beside training with the partners that the topology plans for an outer step."""
-    between: tuple[int, ...] = ()
+    between: tuple[int, ...]
     """Fragments exchanged with planned partners while the trainer waits."""
-    topology: Topology = "random"
+    topology: Topology
     """Pairs that may exchange, and planned pairs."""
-    partners: int = 1
+    partners: int
     """Planned partners at a time, for topology ``random``."""
-    work_weights: bool = False
+    work_weights: bool
     """Whether a peer's mixing weight is its tokens per second, instead of equal for all."""
-    catch_up_outer_steps: float = 8.0
+    catch_up_outer_steps: float
     """Outer steps behind beyond which a peer that was never settled pulls weights instead of exchanging."""
-    begins_at_zero: bool = False
+    begins_at_zero: bool
     """Whether weights grow from zero, as in the simulator's quadratics. Distances then mainly show how much longer one
     peer has trained, and cannot expose adversarial peers."""
-    final_disagreement: float = 0.005
+    final_disagreement: float
     """Maximum distance of recent exchanges at which the final gossip ends."""
-    final_gossip_s: float = 60.0
+    final_gossip_s: float
     """Maximum duration of the final gossip after our own end, even if others still train."""
     protocol: int = PROTOCOL_VERSION
 
@@ -81,14 +81,9 @@ class SwarmRules:
         return self.topology != "random" or bool(self.beside or self.between)
 
     @cached_property
-    def free_fragments(self) -> tuple[int, ...]:
-        """Fragments that any two peers may exchange at any time."""
-        return tuple(range(len(self.fragment_bytes))) if self.free is None else self.free
-
-    @cached_property
     def most_per_exchange(self) -> int:
         """Maximum number of fragments in one unplanned exchange: ``fragments_per_exchange`` of every stream."""
-        return self.fragments_per_exchange * max(1, len(self.free_fragments) // self.fragments)
+        return self.fragments_per_exchange * max(1, len(self.free) // self.fragments)
 
     @cached_property
     def catch_up_tokens(self) -> float:

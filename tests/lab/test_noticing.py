@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from run_rules import run_rules
 
 from lab.artifacts import Artifacts
 from lab.noticing import noticing
 from lab.script import Part
-from p2ptrain.base.ids import RunId
 from p2ptrain.sim.testbed_fields import RealGroup
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
-from p2ptrain.swarm.rules import SwarmRules
 from p2ptrain.train.payloads import ELSEWHERE
 
 
@@ -44,7 +43,7 @@ def test_blame_is_noticed(kind: str, why: str) -> None:
 
 
 def test_a_claim_that_is_refused_is_noticed() -> None:
-    rules = SwarmRules(RunId("ab" * 32), (8,), 8, tokens_per_peer=1000.0, tokens_per_outer_step=1.0)
+    rules = run_rules(tokens_per_outer_step=1.0)
     assert noticed("failed", implausible_progress(1000.0, 0.0, settled=True, rules=rules)) == 1
 
 

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from p2ptrain.base.ids import LinkId, PeerId, RunId
+from run_rules import RUN, run_rules
+
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm import Peer, PeerState, Presence, SwarmRules
 from p2ptrain.swarm.events import (
     Adopt,
@@ -45,15 +47,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Message
 
-RUN = RunId("ab" * 32)
-RULES = SwarmRules(
-    run=RUN,
-    fragment_bytes=(1000,),
-    weights_bytes=4000,
-    tokens_per_peer=1000.0,
-    tokens_per_outer_step=10.0,
-    final_gossip_s=20.0,
-)
+RULES = run_rules()
 
 
 def presence(

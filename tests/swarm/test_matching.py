@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import inf, nan
 
 import pytest
-from table import RULES
+from run_rules import run_rules
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.matching import OfferView, PlannedView, Violation, answer
@@ -14,7 +14,7 @@ from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.rules import MAX_EXCHANGES
 
 ME, SMALLER, LARGER = PeerId("birch"), PeerId("amber"), PeerId("cedar")
-RULES = replace(RULES, fragment_bytes=(1000,) * 4, fragments_per_exchange=2)
+RULES = run_rules(fragment_bytes=(1000,) * 4, fragments_per_exchange=2)
 TERMS = Terms(5, 50.0, 1.0, inf, settled=True, state=PeerState.TRAINING)
 OFFER = Offer(RULES.run, RULES.protocol, (0, 1, 2), TERMS)
 VIEW = OfferView(

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from run_rules import run_rules
 from table import RULES, Table, presence
 
 from p2ptrain.base.ids import LinkId, PeerId
@@ -284,7 +285,7 @@ def raised(table: Table, peer: str, progress: float) -> float:
 
 
 def test_whose_boast_was_refused_is_not_believed_once_it_could_be_true():
-    table = in_step("amber", "birch", rules=replace(RULES, tokens_per_peer=1000.0))
+    table = in_step("amber", "birch", rules=run_rules(tokens_per_peer=1000.0))
     for _ in range(4):
         table.step("amber", "birch")
         table.run(1.0)
@@ -302,7 +303,7 @@ def test_whose_boast_was_refused_is_not_believed_once_it_could_be_true():
 
 def test_who_seemed_to_boast_is_believed_where_we_have_come_as_far():
     """We had been left behind, and it was right."""
-    table = in_step("amber", "birch", rules=replace(RULES, tokens_per_peer=1000.0))
+    table = in_step("amber", "birch", rules=run_rules(tokens_per_peer=1000.0))
     standing = table["amber"].core._standing
     standing.settled = True
     for claim in (900.0, 800.0):
@@ -327,7 +328,7 @@ def test_boasts_of_many_are_forgotten_oldest_first():
 
 def test_a_swarm_with_one_that_stays_at_the_beginning_goes_on():
     """Its weights are honest, and so is all else that it says: the run would never have ended."""
-    table = in_step("amber", "birch", "cedar", rules=replace(RULES, tokens_per_peer=1000.0))
+    table = in_step("amber", "birch", "cedar", rules=run_rules(tokens_per_peer=1000.0))
     for _ in range(60):
         table["cedar"].progress = table["cedar"].core._standing.progress = 0.0
         table.step()
@@ -352,7 +353,7 @@ def test_a_partner_that_never_delivers_engages_our_fragments_once_a_pause():
 
 
 def test_one_partner_engages_one_exchange_of_ours_however_often_it_calls():
-    rules = replace(RULES, fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
+    rules = run_rules(fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
     table = in_step("amber", "birch", rules=rules)
     terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
     offer, engaged = Offer(RULES.run, RULES.protocol, (0, 1, 2, 3), terms), {}
@@ -376,7 +377,7 @@ def test_garbage_in_place_of_an_opening_message_costs_trust_once_a_quarantine():
 
 
 def test_an_offer_of_everything_engages_no_more_than_one_exchange_holds():
-    rules = replace(RULES, fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
+    rules = run_rules(fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
     table = in_step("amber", "birch", rules=rules)
     terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
     link = LinkId(PeerId("birch"), 90, outbound=False)
@@ -577,7 +578,7 @@ def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, p
     exchange is under way (payloads are lost before anybody commits, nobody begins, and nobody is far enough behind to
     pull)."""
     names = [f"peer{n}" for n in range(peers)]
-    table = in_step(*names, seed=seed, rules=replace(RULES, catch_up_outer_steps=1000.0))
+    table = in_step(*names, seed=seed, rules=run_rules(catch_up_outer_steps=1000.0))
     for seat in table.seats.values():
         seat.progress = seat.core._standing.progress = RULES.beginner_tokens + 10.0
     random = Random(seed)
@@ -603,7 +604,7 @@ def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, p
 
 def test_more_is_offered_than_is_exchanged_so_that_the_partner_can_choose():
     """The partner has other fragments engaged than we: it takes those that are free on both sides."""
-    rules = replace(RULES, fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
+    rules = run_rules(fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
     table = in_step("amber", "birch", rules=rules)
     seen = []
     table.holds_back = lambda sender, receiver, what: seen.append(what) or False
@@ -617,7 +618,7 @@ def test_more_is_offered_than_is_exchanged_so_that_the_partner_can_choose():
 
 
 def test_who_accepts_more_than_an_exchange_may_hold_broke_the_protocol():
-    rules = replace(RULES, fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
+    rules = run_rules(fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
     core = Peer(PeerId("amber"), rules, Random(1))
     core.handle(Started(), 0.0)
     core.handle(PeersSeen(((presence("birch"), 100.0),)), 0.1)
@@ -633,7 +634,7 @@ def test_who_accepts_more_than_an_exchange_may_hold_broke_the_protocol():
 def test_what_is_opened_and_closed_in_one_breath_is_not_opened():
     """Its displacement applied, a finished peer would call the next partner and leave: it only leaves."""
     for seed in range(12):
-        table = in_step("amber", "birch", "cedar", seed=seed, rules=replace(RULES, exchanges_per_step=3))
+        table = in_step("amber", "birch", "cedar", seed=seed, rules=run_rules(exchanges_per_step=3))
         for seat in table.seats.values():
             seat.core.handle = _watched(seat.core.handle)
         table.step()
@@ -643,7 +644,7 @@ def test_what_is_opened_and_closed_in_one_breath_is_not_opened():
 
 
 def test_exchanges_that_fall_due_within_a_phase_begin_when_the_trainer_says_so():
-    table = in_step("amber", "birch", rules=replace(RULES, exchanges_per_step=2, due_in_phase=True))
+    table = in_step("amber", "birch", rules=run_rules(exchanges_per_step=2, due_in_phase=True))
     done = table["amber"].core.counters
     table.step("amber")
     table.run(1.0)
@@ -655,7 +656,7 @@ def test_exchanges_that_fall_due_within_a_phase_begin_when_the_trainer_says_so()
 
 
 def test_what_falls_due_and_finds_nobody_is_not_piled_up():
-    table = in_step("amber", "birch", rules=replace(RULES, due_in_phase=True))
+    table = in_step("amber", "birch", rules=run_rules(due_in_phase=True))
     table.holds_back = lambda sender, receiver, what: True
     for _ in range(5):
         table.handle(PeerId("amber"), ExchangeDue())

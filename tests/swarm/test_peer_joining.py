@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any, cast
 
 import pytest
+from run_rules import run_rules
 from table import RULES, RUN, Seat, Table, presence
 
 from p2ptrain.base.ids import LinkId, PeerId
@@ -430,7 +431,7 @@ def test_who_boasts_and_is_always_busy_keeps_nobody_from_exchanging(liars: int):
 
 def test_a_donor_that_does_not_deliver_leaves_time_to_exchange():
     """It may be asked again, but not at once: as long as it held us, we exchange."""
-    table = Table("amber", "birch", "donor", rules=replace(RULES, weights_bytes=8_000_000, fragment_bytes=(200_000,)))
+    table = Table("amber", "birch", "donor", rules=run_rules(weights_bytes=8_000_000, fragment_bytes=(200_000,)))
     table.swap_s = 4.0
     table["donor"].progress = table["donor"].core._standing.progress = 900.0
     table["donor"].core._standing.settled = True
@@ -696,7 +697,7 @@ def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
         mate = PeerId(mates[standing.me])
         return next((known for known in standing.members.partners(now, excluding=engaged) if known.peer == mate), None)
 
-    table = Table(*mates, rules=replace(RULES, final_gossip_s=90.0))
+    table = Table(*mates, rules=run_rules(final_gossip_s=90.0))
     table.start(*mates)
     table.run(3.0)
     table.step(*mates)
@@ -884,7 +885,7 @@ def test_a_newcomer_does_not_run_after_a_liar_that_claims_the_end():
 
 @pytest.mark.parametrize("most", [GIVEN_TO_ONE, 2 * GIVEN_TO_ONE])
 def test_who_takes_weights_again_and_again_is_declined_for_an_hour(most):
-    table = under_way(rules=replace(RULES, weights_bytes=GIVEN_BYTES // most))
+    table = under_way(rules=run_rules(weights_bytes=GIVEN_BYTES // most))
     core, given = table["amber"].core, []
     for attempt in range(2 * most):
         link = LinkId(PeerId("greedy"), 500 + attempt, outbound=False)
@@ -901,7 +902,7 @@ def test_who_takes_weights_again_and_again_is_declined_for_an_hour(most):
 @pytest.mark.parametrize(("weights_bytes", "times"), [(GIVEN_BYTES, 6), (GIVEN_BYTES // 45, 45), (1, 60)])
 def test_small_weights_are_given_more_often(weights_bytes, times):
     """Who tries settings out restarts often, and a tiny run is far ahead each time."""
-    assert replace(RULES, weights_bytes=weights_bytes).given_to_one == times
+    assert run_rules(weights_bytes=weights_bytes).given_to_one == times
 
 
 def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
@@ -927,7 +928,7 @@ def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
 
 def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type = NoneType) -> tuple[Table, Seat]:
     """Cedar was in step and finds everybody strange, until it has pulled. Such messages do not reach it."""
-    table = with_cedar_in_step(replace(RULES, tokens_per_peer=tokens_per_peer))
+    table = with_cedar_in_step(run_rules(tokens_per_peer=tokens_per_peer))
     table.holds_back = lambda sender, receiver, what: receiver == "cedar" and isinstance(what, holds_back)
     cedar = table["cedar"]
     pulled = cedar.core.counters.pulls
@@ -1019,7 +1020,7 @@ def test_who_is_lost_gives_nobody_its_weights():
 @pytest.mark.parametrize("size", [2, 3])
 def test_of_two_equal_halves_nobody_takes_the_others_weights(size: int, seed: int):
     west, east = ([f"{side} {number}" for number in range(size)] for side in ("west", "east"))
-    table = Table(*west, *east, rules=replace(RULES, tokens_per_peer=100_000.0), seed=seed)
+    table = Table(*west, *east, rules=run_rules(tokens_per_peer=100_000.0), seed=seed)
     table.start()
     table.run(3.0)
     for _ in range(10):
@@ -1160,7 +1161,7 @@ def test_a_donor_that_makes_most_of_the_swarms_steps_gives_its_weights():
 
 
 def test_where_outer_steps_are_planned_a_donor_is_about_where_the_others_are():
-    rules = replace(RULES, topology="ring", tokens_per_peer=100_000.0)
+    rules = run_rules(topology="ring", tokens_per_peer=100_000.0)
     assert implausible_step(30 + 2500, 30, rules) == ""
     assert implausible_step(30 + 2501, 30, rules)
     assert implausible_step(700 - 8, 700, rules) == ""
@@ -1170,7 +1171,7 @@ def test_where_outer_steps_are_planned_a_donor_is_about_where_the_others_are():
 
 def test_no_donor_puts_a_newcomer_out_of_the_others_outer_step_for_good():
     """With right weights, right progress and step 0 it would be planned with nobody, and never pull again."""
-    rules = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring", tokens_per_peer=100_000.0)
+    rules = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring", tokens_per_peer=100_000.0)
     table = Table("cedar", rules=rules)
     names = ("amber", "birch", "liar")
     table.records = {PeerId(name): presence(name, progress=7000.0, step=700) for name in names}

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from run_rules import run_rules
 from table import RULES
 
 from p2ptrain.base.ids import PeerId
@@ -67,7 +68,7 @@ class Numbers:
         self.meets = meets or (lambda me: [each for each in range(len(self.names)) if each != me])
         self.fragments, self.random = int(4 * share), Random(seed)
         self.under_way = [self.random.uniform(0, STEP) for _ in self.honest]
-        self.rules = replace(RULES, fragment_bytes=(1,) * 4)
+        self.rules = run_rules(fragment_bytes=(1,) * 4)
 
     def run(self, steps: int, ticks: int = 20) -> None:
         """So many outer steps of who has pace 1."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from run_rules import run_rules
 from table import RULES, Table, presence
 
 from p2ptrain.base.ids import LinkId, PeerId
@@ -32,7 +33,7 @@ from p2ptrain.swarm.partners import own_terms
 from p2ptrain.swarm.rounds import FORGIVEN, MOST_OURS, RoundCommitments
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
-WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
+WAITING = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring")
 
 
 def in_step(*names: str) -> Table:

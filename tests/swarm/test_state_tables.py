@@ -13,6 +13,7 @@ import pytest
 import test_golden_traces as golden
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from run_rules import run_rules
 from table import RULES, Table, presence
 
 from p2ptrain.base.ids import LinkId, PeerId
@@ -48,8 +49,8 @@ from p2ptrain.swarm.transitions import Transition, TransitionTable
 
 PROTOCOL = Path(__file__).parents[2] / "docs" / "PROTOCOL.md"
 TABLES = {"peer states": PEER, "exchange states": EXCHANGE, "planned partner states": MEETING}
-WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
-BESIDE = replace(RULES, exchanges_per_step=0, free=(), beside=(0,), topology="ring")
+WAITING = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring")
+BESIDE = run_rules(exchanges_per_step=0, free=(), beside=(0,), topology="ring")
 BIRCH = PeerId("birch")
 
 Taken = set[tuple[str, Enum | None, Enum]]
@@ -193,7 +194,7 @@ def a_planned_exchange_fails() -> None:
 
 def a_peer_pulls_again_and_ends_meanwhile() -> None:
     for event in (TrainingEnded(1, 40.0), LeaveRequested(), None):
-        table = Table("amber", "birch", rules=replace(RULES, tokens_per_peer=100_000.0))
+        table = Table("amber", "birch", rules=run_rules(tokens_per_peer=100_000.0))
         table.start()
         table.run(3.0)
         core = table["birch"].core

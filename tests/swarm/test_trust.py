@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from run_rules import run_rules
 from table import RULES, Table
 
 from p2ptrain.base.ids import PeerId
@@ -258,7 +259,7 @@ def test_who_says_that_it_begins_is_not_blamed_and_moves_nobody(monkeypatch: pyt
 
 
 def test_what_pseudo_gradients_measure_is_not_judged() -> None:
-    rules = SwarmRules(RULES.run, (1000, 1000), 4000, 1000.0, 10.0, streams=2, final_gossip_s=20.0)
+    rules = run_rules((1000, 1000), streams=2)
     table = swarm(2.0, rules)
     seen = terms_of(table, "amber")
     train(table, 12)
