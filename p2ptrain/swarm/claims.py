@@ -44,102 +44,104 @@ def supported(
     return borne_out if borne_out or others else ahead
 
 
-def ahead_of(standing: CoreState, now: float) -> list[PeerInfo]:
+def ahead_of(core: CoreState, now: float) -> list[PeerInfo]:
     """Return live peers that claim to be so far ahead that this peer must pull instead of exchanging."""
-    if standing.settled or not standing.rules.exchanges:  # alone by choice: takes nobody's weights
+    if core.settled or not core.rules.exchanges:  # alone by choice: takes nobody's weights
         return []
-    mine = standing.worth
-    if standing.members.none_beyond(mine + catch_up_bound(mine, standing.rules), now):
+    mine = core.effective_progress
+    if core.members.none_beyond(mine + catch_up_bound(mine, core.rules), now):
         return []
     ahead = [
         known
-        for known in standing.members.live(now)
+        for known in core.members.live(now)
         if known.state is not PeerState.JOINING
-        and must_catch_up(standing.settled, mine, known.progress, standing.rules)
-        and not implausible_progress(known.progress, standing.progress, settled=False, rules=standing.rules)
+        and must_catch_up(core.settled, mine, known.progress, core.rules)
+        and not implausible_progress(known.progress, core.progress, settled=False, rules=core.rules)
     ]
-    if not standing.is_lost:
+    if not core.is_outlier:
         return ahead
     in_step = [known for known in ahead if known.settled]
-    return [known for known in in_step if not is_far(known.progress, standing)] or in_step or ahead
+    return [known for known in in_step if not is_far(known.progress, core)] or in_step or ahead
 
 
-def is_far(progress: float, standing: CoreState) -> bool:
+def is_far(progress: float, core: CoreState) -> bool:
     """Report whether this progress is implausibly far ahead of ours.
 
     If this peer's weights are outliers, an honest peer is that far ahead only if the swarm went on without this peer.
     """
-    return bool(implausible_progress(progress, standing.progress, settled=True, rules=standing.rules))
+    return bool(implausible_progress(progress, core.progress, settled=True, rules=core.rules))
 
 
-def believed(standing: CoreState, now: float) -> Sequence[PeerInfo]:
+def believed(core: CoreState, now: float) -> Sequence[PeerInfo]:
     """Return the peers ahead whose claims are corroborated.
 
     Peers about as far as this peer contradict such a claim: any of them if this peer was settled here, otherwise only
     settled ones, because the others may be newcomers too.
     """
-    ahead = ahead_of(standing, now)
+    ahead = ahead_of(core, now)
     if not ahead:
         return []
-    if standing.is_lost:  # Own progress says nothing about where the swarm is.
-        return supported(ahead, standing.rules.catch_up_tokens)
-    near, mine = catch_up_bound(standing.progress, standing.rules), standing.progress
+    if core.is_outlier:  # Own progress says nothing about where the swarm is.
+        return supported(ahead, core.rules.catch_up_tokens)
+    near, mine = catch_up_bound(core.progress, core.rules), core.progress
     here = [
         known
-        for known in standing.members.live(now)
+        for known in core.members.live(now)
         if known.state is not PeerState.JOINING
         and abs(known.progress - mine) <= near
-        and (standing.was_in_step or known.settled)
+        and (core.was_in_step or known.settled)
     ]
-    return supported(ahead, near, here, standing.was_in_step)
+    return supported(ahead, near, here, core.was_in_step)
 
 
-def is_left_behind(standing: CoreState, now: float) -> bool:
+def is_left_behind(core: CoreState, now: float) -> bool:
     """Report whether a swarm is ahead, so that an exchange with another newcomer makes neither side settled.
 
     A swarm has at least two peers. A single peer that claims to be ahead but gives no weights must not keep a young
     swarm from becoming settled, because settled peers contradict its claim.
     """
-    return len(believed(standing, now)) > 1
+    return len(believed(core, now)) > 1
 
 
-def dropped_out(standing: CoreState, in_step_at: float, now: float) -> str:
+def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
     """Drop out of step if necessary, and return why; return an empty string otherwise.
 
     Args:
         in_step_at: when this peer was last in step for certain.
     """
-    if standing.strangers and not standing.is_lost and standing.is_odd(now):
-        _be_lost(standing)
-        return "our weights differ from those of most peers"
-    if standing.settled and now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(standing, in_step_at, now):
-        standing.drop_out()
+    if core.unrelated_peers and not core.is_outlier:
+        core.forget_absent(now)
+        if core.is_far_from_most(now):
+            _become_outlier(core)
+            return "our weights differ from those of most peers"
+    if core.settled and now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(core, in_step_at, now):
+        core.drop_out()
         return f"nothing was exchanged for {now - in_step_at:.0f} s"
     return ""
 
 
-def _be_lost(standing: CoreState) -> None:
+def _become_outlier(core: CoreState) -> None:
     """Record that our weights are outliers, and trust again the peers blamed for theirs: they may be donors.
 
     A newcomer that trained too long before any donor had a place for it is lost too, and was never settled.
     """
-    standing.is_lost = True
-    for peer in standing.strangers:
-        standing.members.praise(peer)
-    if standing.settled:
-        standing.drop_out()
+    core.is_outlier = True
+    for peer in core.unrelated_peers:
+        core.members.praise(peer)
+    if core.settled:
+        core.drop_out()
 
 
-def _is_cut_off(standing: CoreState, in_step_at: float, now: float) -> bool:
+def _is_cut_off(core: CoreState, in_step_at: float, now: float) -> bool:
     """Report whether this peer exchanged nothing for so long that it would judge all others implausible."""
-    mine, rules = standing.progress, standing.rules
+    mine, rules = core.progress, core.rules
     return (
         rules.exchanges
-        and now - in_step_at >= OUT_OF_STEP_STEPS * standing.seconds_per_outer_step
-        and not standing.members.none_beyond(mine + rules.implausible_distance, now)
+        and now - in_step_at >= OUT_OF_STEP_STEPS * core.seconds_per_outer_step
+        and not core.members.none_beyond(mine + rules.implausible_distance, now)
         and any(
             implausible_progress(known.progress, mine, settled=True, rules=rules)
             and not implausible_progress(known.progress, mine, settled=False, rules=rules)
-            for known in standing.members.live(now)
+            for known in core.members.live(now)
         )
     )

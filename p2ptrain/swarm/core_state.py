@@ -14,7 +14,7 @@ from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.peer_info import Fault
 from p2ptrain.swarm.progress import ProgressBudget
-from p2ptrain.swarm.rules import LEAST_STRANGERS, MAX_KNOWN, PASS_ON, SwarmRules
+from p2ptrain.swarm.rules import LEAST_UNRELATED, MAX_KNOWN, PASS_ON, SwarmRules
 from p2ptrain.swarm.trust import DistanceStats
 
 
@@ -65,11 +65,11 @@ class CoreState:
     """Whether this peer has been in step with the swarm and has not dropped out since (``Peer``)."""
     was_in_step: bool = False
     """Whether this peer dropped out, so that its progress says about where the swarm was. A newcomer's says nothing."""
-    strangers: set[PeerId] = field(default_factory=set)
+    unrelated_peers: set[PeerId] = field(default_factory=set)
     """Settled partners with unrelated weights since the last committed exchange."""
-    boasts: dict[PeerId, float] = field(default_factory=dict)
+    implausible_claims: dict[PeerId, float] = field(default_factory=dict)
     """Largest implausible progress (tokens) by claiming peer; the latest comes last."""
-    is_lost: bool = False
+    is_outlier: bool = False
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
     """Whether newcomers get this peer's weights."""
@@ -91,56 +91,59 @@ class CoreState:
         self.emit(Note(kind=kind, peer=peer, why=why, seconds=seconds))
 
     @property
-    def worth(self) -> float:
+    def effective_progress(self) -> float:
         """Progress (tokens) of the weights that count: 0 if they are the outliers."""
-        return 0.0 if self.is_lost else self.progress
+        return 0.0 if self.is_outlier else self.progress
 
-    def meet_stranger(self, peer: PeerId) -> None:
+    def record_unrelated(self, peer: PeerId) -> None:
         """Record that a settled partner has unrelated weights."""
-        if len(self.strangers) < MAX_KNOWN:
-            self.strangers.add(peer)
+        if len(self.unrelated_peers) < MAX_KNOWN:
+            self.unrelated_peers.add(peer)
 
     def record_claim(self, peer: PeerId, progress: float) -> None:
         """Remember a partner's progress claim if it is implausible."""
         if not implausible_progress(progress, self.progress, self.settled, self.rules):
             return
-        furthest = max(self.boasts.pop(peer, 0.0), progress if progress >= 0 else inf)  # NaN is no progress
-        self.boasts[peer] = furthest
-        if len(self.boasts) > MAX_KNOWN:
-            del self.boasts[next(iter(self.boasts))]
+        furthest = max(self.implausible_claims.pop(peer, 0.0), progress if progress >= 0 else inf)  # NaN is no progress
+        self.implausible_claims[peer] = furthest
+        if len(self.implausible_claims) > MAX_KNOWN:
+            del self.implausible_claims[next(iter(self.implausible_claims))]
 
-    def believes(self, peer: PeerId) -> bool:
+    def trusts_progress(self, peer: PeerId) -> bool:
         """Report whether a partner's progress may raise ours.
 
         After an implausible claim it may not until this peer has come that far, because this peer may have been left
         behind.
         """
-        return self.boasts.get(peer, 0.0) <= self.progress
+        return self.implausible_claims.get(peer, 0.0) <= self.progress
 
-    def is_odd(self, now: float) -> bool:
+    def forget_absent(self, now: float) -> None:
+        """Forget partners with unrelated weights that are no longer live."""
+        self.unrelated_peers &= {known.peer for known in self.members.live(now)}
+
+    def is_far_from_most(self, now: float) -> bool:
         """Report whether this peer's weights are unrelated to those of most live peers, itself included.
 
         Of two equal halves neither is an outlier.
         """
-        here = {known.peer for known in self.members.live(now)}
-        self.strangers &= here
-        return len(self.strangers) >= max(LEAST_STRANGERS, (len(here) + 1) // 2 + 1)
+        live = len(self.members.live(now))
+        return len(self.unrelated_peers) >= max(LEAST_UNRELATED, (live + 1) // 2 + 1)
 
-    def find_company(self) -> None:
+    def record_related(self) -> None:
         """Record that some peer's weights are near ours, by an exchange or an adoption."""
-        self.strangers.clear()
-        self.is_lost = False
+        self.unrelated_peers.clear()
+        self.is_outlier = False
 
     def drop_out(self) -> None:
         """Make this peer a newcomer again that knows where the swarm was."""
         self.settled, self.was_in_step = False, True
 
-    def forget_stillborn(self) -> None:
+    def drop_unused_links(self) -> None:
         """Drop links that were opened and closed within the same event."""
         opened = {effect.link for effect in self.effects if isinstance(effect, Open)}
-        stillborn = opened & {effect.link for effect in self.effects if isinstance(effect, Close)}
+        unused = opened & {effect.link for effect in self.effects if isinstance(effect, Close)}
         self.effects = [
-            effect for effect in self.effects if not (isinstance(effect, Open | Close) and effect.link in stillborn)
+            effect for effect in self.effects if not (isinstance(effect, Open | Close) and effect.link in unused)
         ]
 
     def blame(self, event: LinkFailed, fault: Fault, now: float, seconds: float = 0.0) -> None:

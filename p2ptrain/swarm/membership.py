@@ -111,14 +111,15 @@ class Membership:
             known.distrusted_until = max(known.distrusted_until, until)
         self.pause(peer, until)
 
-    def estranged(self, peer: PeerId) -> int:
-        """Count one exchange in which its weights were unrelated to ours; return the count, which each commit
-        halves."""
+    def times_unrelated(self, peer: PeerId) -> int:
+        """Return the number of exchanges in which its weights were unrelated to ours; each commit halves it."""
         known = self._known.get(peer)
-        if known is None:
-            return 1
-        known.strange += 1
-        return known.strange
+        return known.unrelated if known is not None else 0
+
+    def count_unrelated(self, peer: PeerId) -> None:
+        """Record an exchange in which its weights were unrelated to ours."""
+        if known := self._known.get(peer):
+            known.unrelated += 1
 
     def praise(self, peer: PeerId) -> None:
         """Record that an exchange with this peer committed."""

@@ -101,7 +101,7 @@ class Terms:
 
     So a peer with a fast connection waits for one with a slow connection.
     """
-    fall: float = inf
+    max_decrease: float = inf
     """Maximum (tokens) by which the exchange may lower this side's progress; both sides' changes are cut in proportion.
     May be inf."""
 

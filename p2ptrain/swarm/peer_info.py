@@ -60,7 +60,7 @@ class PeerInfo:
     """Offers in a row that it withdrew."""
     misfits: int = 0
     """Exchanges whose payloads did not fit, halved by each commit."""
-    strange: int = 0
+    unrelated: int = 0
     """Exchanges in which its weights were unrelated to ours, halved by each commit."""
     calls: float = 0.0
     """Our recent calls, as of ``called_at``, drained at ``CALLS_PER_S``."""
@@ -114,7 +114,7 @@ class PeerInfo:
         """Record that an exchange with it committed."""
         self.unanswered = self.broken = self.withdrawn = 0
         self.misfits //= 2
-        self.strange //= 2
+        self.unrelated //= 2
         self.not_before, self.distrusted_until = self.paced_until, 0.0
 
     @property

@@ -143,17 +143,17 @@ class Search:
         assert self.next is not None
         level = self.next.level
         self._asked.add(level)
-        is_lost = level > 0 and records < LOST
+        is_outlier = level > 0 and records < LOST
         size = records * 2**level
-        if not is_lost and size > self._size:  # each answer is a lower bound, so the largest is the best
+        if not is_outlier and size > self._size:  # each answer is a lower bound, so the largest is the best
             self._size = self._buckets.size = size
             self._buckets.level = fitting_level(level, records)
-        self.next = self._following(level, is_lost)
+        self.next = self._following(level, is_outlier)
 
-    def _following(self, asked: int, is_lost: bool) -> PresenceBucket | None:
+    def _following(self, asked: int, is_outlier: bool) -> PresenceBucket | None:
         """Return the bucket to ask after one of level ``asked``; never the same level twice."""
-        level = 0 if is_lost else self._buckets.level
-        is_enough = not is_lost and level < asked + 2
+        level = 0 if is_outlier else self._buckets.level
+        is_enough = not is_outlier and level < asked + 2
         if is_enough or level in self._asked or len(self._asked) == MAX_GETS:
             return None
         return self._buckets.pick(level)

@@ -37,8 +37,8 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     """Return the change of our progress by an exchange (tokens per peer).
 
     It is averaged like the weights, for the exchanged fragments, and cut in proportion on both sides to the maximum
-    fall of the side ahead (``Terms.fall``) and to the catching-up bound. A peer at the run's end does not move, and
-    lowers nobody.
+    decrease of the side ahead (``Terms.max_decrease``) and to the catching-up bound. A peer at the run's end does not
+    move, and lowers nobody.
     """
     if mine.state is PeerState.FINISHING:
         return 0.0
@@ -46,7 +46,7 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     share = 2.0 / (1 + max(mine.partners, theirs.partners)) * min(fragments / rules.fragments, 1.0)
     apart = share * (theirs.progress - mine.progress) / (mine.weight + weight)
     ours, others = apart * weight, -apart * mine.weight
-    falling, most = (ours, mine.fall) if ours < 0 else (others, theirs.fall)
+    falling, most = (ours, mine.max_decrease) if ours < 0 else (others, theirs.max_decrease)
     if falling == 0 or (ours < 0 and theirs.state is PeerState.FINISHING):  # the same number on both sides
         return 0.0
     return ours * min(1.0, rules.catch_up_tokens / max(abs(ours), abs(others)), most / abs(falling))
@@ -107,7 +107,7 @@ class ProgressBudget:
         self.grown += tokens
         self.left = min(self.left + RATE_SLACK * tokens, self.capacity)
 
-    def fall(self, peer: PeerId) -> float:
+    def max_decrease(self, peer: PeerId) -> float:
         """Return the maximum (tokens) by which this partner may lower us now."""
         return max(self._held(peer), 0.0)
 

@@ -123,27 +123,12 @@ TRANSITIONS: TransitionTable[Meeting, MeetingEvent] = TransitionTable(
     ),
 )
 
-_REPORTED_BEFORE = {
-    Meeting.CALLED: MeetingEvent.CALL,
-    Meeting.MISSED: MeetingEvent.ABSENT,
-    Meeting.MEETING: MeetingEvent.OFFER,
-}
-"""Event for each state that ``Round.turn`` reports before an exchange is under way."""
-
-_REPORTED_AFTER = {
-    Meeting.MEETING: MeetingEvent.ACCEPT,
-    Meeting.MET: MeetingEvent.COMMIT,
-    Meeting.MISSED: MeetingEvent.REFUSAL,
-    Meeting.FAILED: MeetingEvent.FAILURE,
-}
-"""Event for each state that ``Rounds.turn`` reports of an offered exchange."""
-
 HURRIED_S = 1.0
 """Time to answer for a partner that lately did not, or broke a commitment: an intercontinental round trip and a busy
 machine (as ``deadlines.PROMPT_BOUNDS_S``). If it were shorter, an honest partner's answer would be late, and both would
 blame each other. Guess: measure answer times on busy machines."""
 
-MOST_UNHEARD = 64
+MOST_IGNORED = 64
 """Maximum number of rounds in which a commitment is ignored: a trainer then waits in vain in one round of 65. Guess:
 measure the delays that unreliable partners cause."""
 
@@ -166,16 +151,16 @@ class Round:
 
     step: int
     fragments: tuple[int, ...]
-    awaited: bool
+    is_blocking: bool
     """Whether the trainer waits for it."""
-    until: float
+    deadline: float
     recall_at: float
     """When the awaited partners are asked again, all at once. The field below is the pause before that."""
     recall_pause_s: float = ROUND_RECALL_S
     meetings: dict[PeerId, Meeting] = field(default_factory=dict)
-    called_again: set[PeerId] = field(default_factory=set)
+    offered_again: set[PeerId] = field(default_factory=set)
     """Partners whose offer overtook its answer and that got a second offer."""
-    unheard: set[PeerId] = field(default_factory=set)
+    ignored: set[PeerId] = field(default_factory=set)
     """Partners whose commitments are ignored in this round."""
     tried: set[PeerId] = field(default_factory=set)
     """Partners that we called, or that came."""
@@ -183,12 +168,8 @@ class Round:
     """Tried partners that the trainer waited for in vain."""
     dragged: set[PeerId] = field(default_factory=set)
     """Partners whose exchange took suspiciously long."""
-    resting: set[PeerId] = field(default_factory=set)
+    skipped: set[PeerId] = field(default_factory=set)
     """Partners that the trainer skips in this round, because they dragged lately."""
-
-    def turn(self, peer: PeerId, to: Meeting) -> None:
-        """Record that we called a partner, found it absent, or accepted its offer."""
-        self.move(peer, _REPORTED_BEFORE[to])
 
     def move(self, peer: PeerId, event: MeetingEvent) -> None:
         """Change a planned partner's state, by ``TRANSITIONS``."""
@@ -212,7 +193,7 @@ class RoundCommitments:
     def __init__(self) -> None:
         self._broken: dict[PeerId, int] = {}
         """Unforgiven broken commitments by peer; the latest to break one comes last."""
-        self._unheard: dict[PeerId, int] = {}
+        self._ignored: dict[PeerId, int] = {}
         """Coming rounds in which the peer's commitments are ignored."""
         self._kept: dict[PeerId, int] = {}
         """Commitments kept since the last broken one was forgiven."""
@@ -226,19 +207,19 @@ class RoundCommitments:
         """
         before = self._broken.pop(peer, 0)
         self._broken[peer] = times = max(before, min(before + 1, MOST_OURS)) if perhaps_ours else before + 1
-        self._unheard[peer] = min(2 ** min(times, 16) - 1, MOST_UNHEARD)
+        self._ignored[peer] = min(2 ** min(times, 16) - 1, MOST_IGNORED)
         if len(self._broken) > MAX_KNOWN:
             self._forget(next(iter(self._broken)))
 
-    def count(self, peer: PeerId) -> bool:
-        """Handle a commitment: return whether our trainer waits for the peer. Each False uses up one round."""
-        if left := self._unheard.get(peer, 0):
-            self._unheard[peer] = left - 1
+    def take(self, peer: PeerId) -> bool:
+        """Take a commitment: return whether our trainer waits for the peer. Each False uses up one round."""
+        if left := self._ignored.get(peer, 0):
+            self._ignored[peer] = left - 1
         return not left
 
     def are_void(self, peer: PeerId) -> bool:
-        """Report whether ``count`` will return False."""
-        return self._unheard.get(peer, 0) > 0
+        """Report whether ``take`` will return False."""
+        return self._ignored.get(peer, 0) > 0
 
     def kept(self, peer: PeerId) -> None:
         """Record a kept commitment: the peer came, and we exchanged."""
@@ -252,118 +233,120 @@ class RoundCommitments:
                 self._forget(peer)
 
     def _forget(self, peer: PeerId) -> None:
-        for each in (self._broken, self._unheard, self._kept):
+        for each in (self._broken, self._ignored, self._kept):
             each.pop(peer, None)
 
 
 class Rounds:
     """At most two open rounds: one beside training, one that the trainer waits for."""
 
-    def __init__(self, standing: CoreState) -> None:
-        self._standing = standing
-        self._overtime = SlowPartnerPenalty(standing, of_trainers=True)
+    def __init__(self, core: CoreState) -> None:
+        self._core = core
+        self._slow_partners = SlowPartnerPenalty(core, of_trainers=True)
         self._open: list[Round] = []
-        self._promises = RoundCommitments()
+        self._arrival_commitments = RoundCommitments()
         """Commitments to come."""
-        self._in_time = RoundCommitments()
+        self._swap_commitments = RoundCommitments()
         """Commitments not to drag once both sides have agreed."""
         self._last_opened = {True: 0, False: 0}
         """Outer step of the last round that the trainer waited for (True) and of the last one beside training
         (False)."""
 
-    def open(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
+    def open(self, step: int, fragments: tuple[int, ...], blocking: bool, now: float) -> None:
         """Open the round of the outer step that this peer has reached. The round of an earlier one lapses."""
-        standing = self._standing
-        self.close(awaited)
-        fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s(), now + ROUND_RECALL_S)
-        if fresh.fragments and standing.state is PeerState.TRAINING:
+        core = self._core
+        self.close(blocking)
+        fresh = Round(
+            step, self._fragments_due(step, fragments), blocking, now + self._patience_s(), now + ROUND_RECALL_S
+        )
+        if fresh.fragments and core.state is PeerState.TRAINING:
             fresh.meetings = dict.fromkeys(self._planned(step, now), Meeting.DUE)
-        if awaited:
-            fresh.resting = {peer for peer in fresh.meetings if not self._in_time.count(peer)}
+        if blocking:
+            fresh.skipped = {peer for peer in fresh.meetings if not self._swap_commitments.take(peer)}
         self._open.append(fresh)
-        self._last_opened[awaited] = step
+        self._last_opened[blocking] = step
         self.proceed_if_over()
 
-    def close(self, awaited: bool) -> None:
+    def close(self, blocking: bool) -> None:
         """Forget a round; a waiting trainer goes on."""
-        for lapsed in [each for each in self._open if each.awaited is awaited]:
+        for lapsed in [each for each in self._open if each.is_blocking is blocking]:
             self._end(lapsed)
-            if awaited:
-                self._standing.emit(Proceed(lapsed.step))
+            if blocking:
+                self._core.emit(Proceed(lapsed.step))
 
-    def due(self, now: float) -> list[tuple[Round, PeerId]]:
-        """Return the partners to call now. Partners that delayed the trainer for too long lately are skipped."""
+    def take_due(self, now: float) -> list[tuple[Round, PeerId]]:
+        """Return the partners to call now, and skip those that lately delayed the trainer for too long."""
         due = [(each, peer) for each in self._open for peer, at in each.meetings.items() if at is Meeting.DUE]
         for each, peer in due:
-            if each.awaited and self._rests(peer, each, now):
+            if each.is_blocking and self._is_skipped(peer, each, now):
                 self._miss(each, peer, MeetingEvent.SLOW, "it recently kept us waiting for too long")
         return [(each, peer) for each, peer in due if each.meetings[peer] is Meeting.DUE]
 
-    def _rests(self, peer: PeerId, found: Round | None, now: float) -> bool:
+    def _is_skipped(self, peer: PeerId, found: Round | None, now: float) -> bool:
         """Report whether a planned partner is left out for having been slow.
 
         A partner much slower than others returns after four times the excess (``SlowPartnerPenalty``). One that takes
         nearly all of the agreed time, or breaks off then, returns ever more rarely.
         """
-        drags = peer in found.resting if found is not None else self._in_time.are_void(peer)
-        return drags or self._overtime.waits(peer, now)
+        drags = peer in found.skipped if found is not None else self._swap_commitments.are_void(peer)
+        return drags or self._slow_partners.waits(peer, now)
 
     def view(self, offer: Offer, sender: PeerId, now: float) -> PlannedView:
         """Return what the answer to an offer for a planned exchange depends on."""
-        found = self.of(offer.round, offer.fragments)
-        is_late = found is not None and found.awaited and found.until <= now
+        found = self.find(offer.round, offer.fragments)
+        is_late = found is not None and found.is_blocking and found.deadline <= now
         meeting = None if found is None else found.meetings.get(sender)
         return PlannedView(
             fragments=None if found is None else found.fragments,
             will_offer=found is not None or self._shall_offer(offer, sender, now),
-            is_skipped=set(offer.fragments) <= set(self._standing.rules.between) and self._rests(sender, found, now),
+            is_skipped=set(offer.fragments) <= set(self._core.rules.between) and self._is_skipped(sender, found, now),
             can_meet=not is_late and meeting not in (None, Meeting.MEETING, Meeting.MET, Meeting.FAILED),
         )
 
     def _shall_offer(self, offer: Offer, sender: PeerId, now: float) -> bool:
         """Report whether this peer will reach the outer step and plan the sender. A round can be over before its outer
         step is."""
-        standing = self._standing
-        kinds = ((True, standing.rules.between), (False, standing.rules.beside))
-        awaited = next((kind for kind, streams in kinds if set(offer.fragments) <= set(streams)), None)
-        if awaited is None or standing.state is not PeerState.TRAINING:
+        core = self._core
+        kinds = ((True, core.rules.between), (False, core.rules.beside))
+        blocking = next((kind for kind, streams in kinds if set(offer.fragments) <= set(streams)), None)
+        if blocking is None or core.state is not PeerState.TRAINING:
             return False
-        passed = max(self._last_opened[awaited], standing.step)
+        passed = max(self._last_opened[blocking], core.step)
         return offer.round > passed and sender in self._planned(offer.round, now)
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         """Forget past rounds: the adopted weights may belong to an earlier outer step."""
         self._last_opened = {True: 0, False: 0}
 
-    def of(self, step: int, fragments: tuple[int, ...]) -> Round | None:
+    def find(self, step: int, fragments: tuple[int, ...]) -> Round | None:
         """Return the open round of this outer step that these fragments belong to."""
         return next((r for r in self._open if r.step == step and set(fragments) <= set(r.fragments)), None)
 
-    def turn(self, step: int, fragments: tuple[int, ...], peer: PeerId, to: Meeting) -> None:
-        """Record the state of a planned exchange that was offered."""
-        found = self.of(step, fragments)
-        if found is not None and peer in found.meetings:
-            found.move(peer, _REPORTED_AFTER[to])
+    def move(self, exchange: Exchange, event: MeetingEvent) -> None:
+        """Change the state of the planned partner that an exchange is with."""
+        found = self.find(exchange.round, exchange.fragments)
+        if found is not None and exchange.link.peer in found.meetings:
+            found.move(exchange.link.peer, event)
 
-    def put_off(self, exchange: Exchange, reason: DeclineReason, now: float) -> None:
+    def postpone(self, exchange: Exchange, reason: DeclineReason, now: float) -> None:
         """Handle a partner's decline for now: wait for its own offer, or offer once more.
 
         Streams are not ordered among each other. If its offer overtook its "not yet", the partner has come meanwhile,
         was declined by us, and waits for ours. We offer again only once per round, so that a partner cannot cause
         endless offers.
         """
-        found, peer = self.of(exchange.round, exchange.fragments), exchange.link.peer
+        found, peer = self.find(exchange.round, exchange.fragments), exchange.link.peer
         if found is None or peer not in found.meetings:
             return
         overtaken = found.meetings[peer] is Meeting.CROSSED and reason is DeclineReason.NOT_YET
-        if found.awaited and found.until <= now:
+        if found.is_blocking and found.deadline <= now:
             self._give_up(found, peer)
-        elif overtaken and peer not in found.called_again:
-            found.called_again.add(peer)
+        elif overtaken and peer not in found.offered_again:
+            found.offered_again.add(peer)
             found.move(peer, MeetingEvent.OVERTAKEN)
-        elif found.awaited and not self._may_cross(reason, peer):
+        elif found.is_blocking and not self._may_cross(reason, peer):
             self._miss(found, peer, MeetingEvent.DOUBTED, reason.value)
-        elif found.awaited and not self.is_waited_for(found, peer):
+        elif found.is_blocking and not self.decide_waiting(found, peer):
             why = "it announced that it will come, but did not come the last time"
             self._miss(found, peer, MeetingEvent.DOUBTED, why)
         else:
@@ -372,16 +355,16 @@ class Rounds:
 
     def _may_cross(self, reason: DeclineReason, peer: PeerId) -> bool:
         """Report whether "crossed" can be true: the smaller id's offer goes first, so its sender never says it."""
-        return reason is not DeclineReason.CROSSING or peer < self._standing.me
+        return reason is not DeclineReason.CROSSING or peer < self._core.me
 
-    def is_waited_for(self, planned: Round, peer: PeerId) -> bool:
-        """Report whether the trainer waits for the answer of a partner that we call.
+    def decide_waiting(self, planned: Round, peer: PeerId) -> bool:
+        """Decide once per round whether the trainer waits for the answer of a partner that we call, and return it.
 
         A partner that gave none lately has ``HURRIED_S`` to answer, as it has if it waits for us.
         """
-        if planned.awaited and peer not in planned.unheard and not self._promises.count(peer):
-            planned.unheard.add(peer)
-        return peer not in planned.unheard
+        if planned.is_blocking and peer not in planned.ignored and not self._arrival_commitments.take(peer):
+            planned.ignored.add(peer)
+        return peer not in planned.ignored
 
     def unanswered(self, exchange: Exchange, now: float) -> None:
         """Record that our offer was not answered or could not be delivered.
@@ -389,47 +372,50 @@ class Rounds:
         It breaks no commitment if the partner had only a moment to answer, if the failure came at once (then it held
         nobody up, and is likely our own connection), or if this peer slept.
         """
-        found, peer = self.of(exchange.round, exchange.fragments), exchange.link.peer
+        found, peer = self.find(exchange.round, exchange.fragments), exchange.link.peer
         is_late = exchange.deadline <= now or now - exchange.started_at > UNNOTICED_S
-        if found is not None and is_late and exchange.is_timed and peer not in found.unheard:
+        if found is not None and is_late and exchange.is_timed and peer not in found.ignored:
             found.silent.add(peer)
 
     def _end(self, over: Round) -> None:
         """Close a round. Partners that were silent or dragged broke a commitment; if several were tried and all did,
         the cause may be on our side."""
         self._open.remove(over)
-        for promises, broken in ((self._promises, over.silent), (self._in_time, over.dragged)):
+        for promises, broken in ((self._arrival_commitments, over.silent), (self._swap_commitments, over.dragged)):
             for peer in sorted(broken):
                 promises.broke(peer, perhaps_ours=len(over.tried) > 1 and broken >= over.tried)
 
-    def ended(self, exchange: Exchange, to: Meeting, now: float) -> None:
-        """Record the end of an exchange. If it was planned, it may be the last that the trainer waits for."""
+    def ended(self, exchange: Exchange, event: MeetingEvent, now: float) -> None:
+        """Record the end of an exchange: COMMIT, REFUSAL or FAILURE.
+
+        If it was planned, it may be the last that the trainer waits for.
+        """
         if not exchange.round:
             return
-        peer, found = exchange.link.peer, self.of(exchange.round, exchange.fragments)
-        self.turn(exchange.round, exchange.fragments, peer, to)
-        held = found if found is not None and found.awaited and to is not Meeting.MISSED else None
+        peer, found = exchange.link.peer, self.find(exchange.round, exchange.fragments)
+        self.move(exchange, event)
+        held = found if found is not None and found.is_blocking and event is not MeetingEvent.REFUSAL else None
         if held is not None and exchange.is_timed:
-            self._overtime.exchanged(exchange, now)
+            self._slow_partners.exchanged(exchange, now)
         if held is not None and exchange.dragged(now):
             held.dragged.add(peer)
-        elif to is Meeting.MET:
-            self._in_time.kept(peer)
-        if to is Meeting.MET:
-            self._promises.kept(peer)
+        elif event is MeetingEvent.COMMIT:
+            self._swap_commitments.kept(peer)
+        if event is MeetingEvent.COMMIT:
+            self._arrival_commitments.kept(peer)
         self.proceed_if_over()
 
-    def hold_on(self, seconds: float) -> None:
+    def extend_deadlines(self, seconds: float) -> None:
         """Extend deadlines after this peer was held up, because no partner caused the delay."""
         for each in self._open:
-            each.until += seconds
+            each.deadline += seconds
             each.recall_at += seconds
 
     def expire(self, now: float) -> None:
         """Ask awaited partners again, or stop waiting for them. Called partners have their own deadline."""
-        for each in [each for each in self._open if each.awaited]:
+        for each in [each for each in self._open if each.is_blocking]:
             late = [peer for peer, at in each.meetings.items() if at is Meeting.AWAITED]
-            if each.until <= now:
+            if each.deadline <= now:
                 for peer in late:
                     self._give_up(each, peer)
             elif late and each.recall_at <= now:
@@ -439,39 +425,39 @@ class Rounds:
                 each.recall_at = now + each.recall_pause_s
 
     def _give_up(self, lapsing: Round, peer: PeerId) -> None:
-        self._promises.broke(peer)
+        self._arrival_commitments.broke(peer)
         self._miss(lapsing, peer, MeetingEvent.PATIENCE, "it did not reach this outer step in time")
 
     def _miss(self, found: Round, peer: PeerId, event: MeetingEvent, why: str) -> None:
         found.move(peer, event)
-        self._standing.note("skipped", peer, why)
+        self._core.note("skipped", peer, why)
 
     def proceed_if_over(self) -> None:
         """Let the trainer go on if nothing is left to wait for."""
-        for each in [each for each in self._open if each.awaited and each.is_over]:
+        for each in [each for each in self._open if each.is_blocking and each.is_over]:
             self._end(each)
-            self._standing.emit(Proceed(each.step))
+            self._core.emit(Proceed(each.step))
 
     def next_deadline(self) -> float:
         """Return when ``expire`` next has something to do."""
         if not self._open:
             return float("inf")
-        waiting = [each for each in self._open if each.awaited and Meeting.AWAITED in each.meetings.values()]
-        return min((min(each.until, each.recall_at) for each in waiting), default=float("inf"))
+        waiting = [each for each in self._open if each.is_blocking and Meeting.AWAITED in each.meetings.values()]
+        return min((min(each.deadline, each.recall_at) for each in waiting), default=float("inf"))
 
     def _planned(self, step: int, now: float) -> tuple[PeerId, ...]:
         """Return our partners at this outer step among all known peers.
 
         Joining peers are included, because they may have begun to train since their last report.
         """
-        standing, rules = self._standing, self._standing.rules
-        here = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
-        roster = [standing.me, *(known.peer for known in here)]
-        return planned_partners(rules.topology, rules.partners, standing.me, roster, rules.run, step)
+        core, rules = self._core, self._core.rules
+        here = [known for known in core.members.live(now) if known.state is not PeerState.FINISHING]
+        roster = [core.me, *(known.peer for known in here)]
+        return planned_partners(rules.topology, rules.partners, core.me, roster, rules.run, step)
 
-    def _due_at(self, step: int, fragments: tuple[int, ...]) -> tuple[int, ...]:
+    def _fragments_due(self, step: int, fragments: tuple[int, ...]) -> tuple[int, ...]:
         """Return the fragments whose turn it is: ``fragments_per_exchange`` of every stream, in turn."""
-        rules = self._standing.rules
+        rules = self._core.rules
         window = rules.fragments_per_exchange
         if window >= rules.fragments:
             return fragments
@@ -479,4 +465,4 @@ class Rounds:
         return tuple(fragment for fragment in fragments if fragment % rules.fragments in turn)
 
     def _patience_s(self) -> float:
-        return max(ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS * self._standing.seconds_per_outer_step)
+        return max(ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS * self._core.seconds_per_outer_step)

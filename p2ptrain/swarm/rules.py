@@ -188,7 +188,7 @@ newcomers."""
 SUPPORTERS = 2
 """Other peers that must claim about as much progress as a donor, if so many are known. Two of eight may collude."""
 
-LEAST_STRANGERS = 2
+LEAST_UNRELATED = 2
 """Minimum number of unrelated partners in a row, besides a majority of live peers, before our weights count as
 outliers. Fewer adversarial peers cannot make a peer adopt weights. Guess: simulate adversarial minorities in small
 swarms."""

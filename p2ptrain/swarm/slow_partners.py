@@ -27,31 +27,31 @@ class SlowPartnerPenalty:
         of_trainers: whether the trainer is what is held.
     """
 
-    def __init__(self, standing: CoreState, of_trainers: bool = False) -> None:
-        self._standing = standing
+    def __init__(self, core: CoreState, of_trainers: bool = False) -> None:
+        self._core = core
         self._of_trainers = of_trainers
         self._until: dict[PeerId, float] = {}
 
     def exchanged(self, exchange: Exchange, now: float) -> None:
         """Record that an exchange's fragments are free again, whether or not its payloads were transferred."""
-        size = sum(self._standing.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
+        size = sum(self._core.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
         self._held(exchange.link.peer, size, now - exchange.swap_started_at, now)
 
     def gave(self, peer: PeerId, seconds: float, now: float) -> None:
         """Record that a newcomer took our weights or broke off."""
-        self._held(peer, self._standing.rules.weights_bytes, seconds, now)
+        self._held(peer, self._core.rules.weights_bytes, seconds, now)
 
     def waits(self, peer: PeerId, now: float) -> bool:
         """Report whether other peers come first."""
         return self._until.get(peer, now) > now
 
     def _held(self, peer: PeerId, size: int, seconds: float, now: float) -> None:
-        too_long_s = self._standing.deadlines.too_long_s(size, seconds)
+        too_long_s = self._core.deadlines.too_long_s(size, seconds)
         if self._of_trainers:
-            too_long_s -= self._standing.seconds_per_outer_step
+            too_long_s -= self._core.seconds_per_outer_step
         if too_long_s <= 0:
             return
         until = self._until[peer] = max(self._until.pop(peer, now), now + REST * too_long_s)
-        self._standing.members.pause(peer, until)
+        self._core.members.pause(peer, until)
         if len(self._until) > MAX_KNOWN:
             del self._until[next(iter(self._until))]

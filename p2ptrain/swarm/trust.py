@@ -4,8 +4,8 @@ An adversarial peer's weights are finite and have the right shape; they are reco
 all others, or do not change. Honest peers reach none of three bounds:
 
 ========================  ====================================================================================
-``are_strange``           The difference is longer than our weights: they are unrelated. Not mixed; an offence
-                          the ``TIMES_STRANGE``th time (a committed exchange halves the count).
+``are_unrelated``           The difference is longer than our weights: they are unrelated. Not mixed; an offence
+                          the ``TIMES_UNRELATED``th time (a committed exchange halves the count).
 ``Replays``               The same bytes were mixed twice already, and they are still far off. Not mixed; an
                           offence.
 ``DistanceStats.radius``  ``FACTOR`` times the usual distance of our partners: the difference is clipped to it.
@@ -33,11 +33,11 @@ LEAST_RADIUS = 0.3
 """Minimum radius, as a share of our weights' norm. A peer that sleeps, is slow or came late is further off than usual
 and must not be held back. Measured: docs/SECURITY.md."""
 
-STRANGE = 1.2
+UNRELATED = 1.2
 """Difference, as a multiple of our weights' length, that is refused. Negated weights reach 2, random ones of equal norm
 1.4, and those of another run at least 1.4; peers of one run began alike."""
 
-TIMES_STRANGE = 3
+TIMES_UNRELATED = 3
 """Unrelated payloads that count as an offence; before that, the pauses are those after a broken-off exchange (2 s, 4
 s). A peer that trained alone for a few outer steps of a young run may look unrelated too: at the full rate, right after
 an exchange, in about one of twenty runs of a tiny model. It mixes with others meanwhile, or learns that its own weights
@@ -67,9 +67,9 @@ MOST_PARTNERS = 32
 """Partners remembered, the most recent ones; as many as a peer keeps (``rules.ENOUGH_PEERS``)."""
 
 
-def are_strange(distance: float) -> bool:
+def are_unrelated(distance: float) -> bool:
     """Report whether weights at this distance, relative to ours, are unrelated to ours."""
-    return not distance <= STRANGE  # True for NaN
+    return not distance <= UNRELATED  # True for NaN
 
 
 def per_fragment(norm: float, fragments: int) -> float:
