@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count, packed, unpacked
@@ -185,7 +186,7 @@ class Book:
     def __init__(self, run: RunId, me: PeerId) -> None:
         self._run = run
         self._me = me
-        self._accounts: dict[PeerId, _PartnerReceipts] = {}
+        self._accounts: BoundedDict[PeerId, _PartnerReceipts] = BoundedDict(MAX_PARTNERS)
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
         """Count a committed exchange."""
@@ -278,10 +279,8 @@ class Book:
         return None
 
     def _account(self, partner: PeerId, now: float) -> _PartnerReceipts:
-        account = self._accounts.pop(partner, None) or _PartnerReceipts(since=int(now))
+        account = self._accounts.get(partner) or _PartnerReceipts(since=int(now))
         self._accounts[partner] = account  # most recently used last
-        while len(self._accounts) > MAX_PARTNERS:
-            del self._accounts[next(iter(self._accounts))]
         return account
 
 

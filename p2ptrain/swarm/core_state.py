@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.deadlines import Deadlines
 from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
@@ -66,8 +67,8 @@ class CoreState:
     """Whether this peer dropped out, so that its progress says about where the swarm was. A newcomer's says nothing."""
     strangers: set[PeerId] = field(default_factory=set)
     """Settled partners with unrelated weights since the last committed exchange."""
-    boasts: dict[PeerId, float] = field(default_factory=dict)
-    """Largest implausible progress (tokens) by claiming peer; the latest comes last."""
+    boasts: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
+    """Largest implausible progress (tokens) by claiming peer."""
     is_lost: bool = False
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
@@ -101,10 +102,8 @@ class CoreState:
 
     def boasted(self, peer: PeerId, progress: float) -> None:
         """Record an implausible progress claim."""
-        furthest = max(self.boasts.pop(peer, 0.0), progress if progress >= 0 else inf)  # NaN is no progress
-        self.boasts[peer] = furthest
-        if len(self.boasts) > MAX_KNOWN:
-            del self.boasts[next(iter(self.boasts))]
+        claimed = progress if progress >= 0 else inf  # NaN is no progress
+        self.boasts[peer] = max(self.boasts.get(peer, 0.0), claimed)
 
     def believes(self, peer: PeerId) -> bool:
         """Report whether a partner's progress may raise ours.

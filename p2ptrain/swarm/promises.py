@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.rules import MAX_KNOWN
 
@@ -19,6 +22,18 @@ FORGIVEN = 16
 every other round would be waited for in all the others. Guess: measure how often honest partners are late."""
 
 
+@dataclass(slots=True)
+class _Broken:
+    """Broken commitments of one peer."""
+
+    times: int = 0
+    """Broken commitments not yet forgiven."""
+    unheard: int = 0
+    """Coming rounds in which the peer's commitments are ignored."""
+    kept: int = 0
+    """Commitments kept since the last broken one was forgiven."""
+
+
 class RoundCommitments:
     """Commitments that the trainer still waits for; a peer that announces itself makes one, too.
 
@@ -28,12 +43,7 @@ class RoundCommitments:
     """
 
     def __init__(self) -> None:
-        self._broken: dict[PeerId, int] = {}
-        """Unforgiven broken commitments by peer; the latest to break one comes last."""
-        self._unheard: dict[PeerId, int] = {}
-        """Coming rounds in which the peer's commitments are ignored."""
-        self._kept: dict[PeerId, int] = {}
-        """Commitments kept since the last broken one was forgiven."""
+        self._broken: BoundedDict[PeerId, _Broken] = BoundedDict(MAX_KNOWN)
 
     def broke(self, peer: PeerId, perhaps_ours: bool = False) -> None:
         """Record a broken commitment: the peer did not come, or did not answer.
@@ -42,33 +52,30 @@ class RoundCommitments:
             perhaps_ours: no other of several partners did either. Our own connection may be the cause, so this counts
                 only up to ``MOST_OURS``.
         """
-        before = self._broken.pop(peer, 0)
-        self._broken[peer] = times = max(before, min(before + 1, MOST_OURS)) if perhaps_ours else before + 1
-        self._unheard[peer] = min(2 ** min(times, 16) - 1, MOST_UNHEARD)
-        if len(self._broken) > MAX_KNOWN:
-            self._forget(next(iter(self._broken)))
+        broken = self._broken.get(peer) or _Broken()
+        broken.times = max(broken.times, min(broken.times + 1, MOST_OURS)) if perhaps_ours else broken.times + 1
+        broken.unheard = min(2 ** min(broken.times, 16) - 1, MOST_UNHEARD)
+        self._broken[peer] = broken
 
     def count(self, peer: PeerId) -> bool:
         """Handle a commitment: return whether our trainer waits for the peer. Each False uses up one round."""
-        if left := self._unheard.get(peer, 0):
-            self._unheard[peer] = left - 1
-        return not left
+        if not self.are_void(peer):
+            return True
+        self._broken[peer].unheard -= 1
+        return False
 
     def are_void(self, peer: PeerId) -> bool:
         """Report whether ``count`` will return False."""
-        return self._unheard.get(peer, 0) > 0
+        return peer in self._broken and self._broken[peer].unheard > 0
 
     def kept(self, peer: PeerId) -> None:
         """Record a kept commitment: the peer came, and we exchanged."""
-        if peer not in self._broken:
+        broken = self._broken.get(peer)
+        if broken is None:
             return
-        self._kept[peer] = self._kept.get(peer, 0) + 1
-        if self._kept[peer] == FORGIVEN:
-            self._kept[peer] = 0
-            self._broken[peer] -= 1
-            if not self._broken[peer]:
-                self._forget(peer)
-
-    def _forget(self, peer: PeerId) -> None:
-        for each in (self._broken, self._unheard, self._kept):
-            each.pop(peer, None)
+        broken.kept += 1
+        if broken.kept == FORGIVEN:
+            broken.kept = 0
+            broken.times -= 1
+            if not broken.times:
+                del self._broken[peer]
