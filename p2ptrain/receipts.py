@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count, packed, unpacked
@@ -28,9 +29,6 @@ MAX_RECEIPT_BYTES = 320
 """Maximum size; two peer ids, eight numbers and a signature have at most 256 bytes."""
 MAX_PARTNERS = 512
 """Partners whose exchanges are counted, as many as the protocol core remembers; the least recent is dropped first."""
-CLOCK_SKEW_S = 300
-"""Tolerated difference between a claim's times and the local clock, as for presence records. Guess: clock offsets of
-real peers would settle it."""
 
 MAX_TRIES = 5
 """Unanswered claims to one partner before they are dropped. Guess: how long partners of real runs stay away would

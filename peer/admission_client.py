@@ -18,14 +18,13 @@ from pathlib import Path
 
 from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
 from p2ptrain.admission.author import RULINGS_FILE, author_of, load_access_list
-from p2ptrain.base.clock import steady
+from p2ptrain.base.clock import CLOCK_SKEW_S, steady
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.access_list_store import AccessListStore
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, AdmissionHandler, ask_rulings, come_in
-from p2ptrain.net.directory import CLOCK_SKEW_S
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import verify
 from p2ptrain.ports import Link, Notebook, Transport

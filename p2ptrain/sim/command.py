@@ -17,9 +17,9 @@ import click
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import OutputError, ScenarioError
-from p2ptrain.base.files import printable
 from p2ptrain.base.interrupts import default_sigint
 from p2ptrain.base.telemetry import LossyStream
+from p2ptrain.base.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from p2ptrain.base.errors import HomeError
-from p2ptrain.base.logging_setup import printable
+from p2ptrain.base.text import printable
 from peer.home import Home, check_no_other
 from peer.owner import status as reports
 from peer.owner.control_socket import NotRunningError, ask
