@@ -30,11 +30,10 @@ from p2ptrain.net.identity import verify
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
 from peer.home import Home
+from peer.manifest_fetch import PAUSE_S
 from peer.network import Connection
 
 BADGE_FILE = "badge"
-PAUSE_S = (2.0, 30.0)
-"""First and longest pause between two rounds of requests for a certificate; equals ``manifest_fetch.PAUSE_S``."""
 MOST_ASKED = 4
 """Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
 

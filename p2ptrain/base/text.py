@@ -7,6 +7,9 @@ from pathlib import Path
 MOST_CHARS = 300
 """Characters of one line; enough for a path and an error. Guess: the lengths of real warnings would settle it."""
 
+PLAIN_WIDTH = 120
+"""Columns of output that goes to a file, which has no width of its own."""
+
 
 def printable(text: str | Path) -> str:
     """Replace unprintable characters by U+FFFD, so that text from strangers cannot control the terminal."""

@@ -20,9 +20,9 @@ partners cannot move it past what the honest ones measure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
+from statistics import median_low
 
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
@@ -121,7 +121,7 @@ class DistanceStats:
     def _learn(self) -> float:
         if len(self._differences) < LEAST_PARTNERS or sum(map(len, self._differences.values())) < LEAST_EXCHANGES:
             return inf  # unrelated weights are refused regardless
-        usual = _median([_median(each) for each in self._differences.values()])
+        usual = median_low(median_low(each) for each in self._differences.values())  # few partners are no majority
         return max(FACTOR * usual, LEAST_RADIUS * self._weights)
 
 
@@ -144,8 +144,3 @@ class Replays:
         """Report whether these bytes were mixed too often."""
         times = self._times.get(peer)
         return times is not None and times.get(fingerprint, 0) >= MOST_REPLAYS
-
-
-def _median(values: Sequence[float]) -> float:
-    """Return the median, the lower of two middle values: few partners are no majority."""
-    return sorted(values)[(len(values) - 1) // 2]
