@@ -49,9 +49,10 @@ from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd.daemon import CALM_S
 from p2ptrain.net.relay.dial_back import serve_reach
 from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
-from p2ptrain.net.throttle import Throttles
+from p2ptrain.net.throttle import MBIT, Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
 from p2ptrain.page.server import PageServer
@@ -63,12 +64,6 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Before p2pd is started again: doubling between the two. Guesses."""
 OWN_WORD_S = 10.0
 """For p2pd to tell where it listens. A guess: it takes milliseconds."""
-CALM_S = 300.0
-"""A p2pd that ran so long starts with the first pause again. A guess."""
-
-MBIT = 125_000.0
-"""Bytes in a megabit."""
-
 MOST_NAMED = 8
 """Addresses in the link that we print, others' included: half of what a link may have."""
 

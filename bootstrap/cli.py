@@ -8,12 +8,12 @@ import click
 
 from p2ptrain.base.interrupts import default_sigint
 from p2ptrain.manifest import JoinLink
-from p2ptrain.net.throttle import LOWEST_RATE
+from p2ptrain.net.throttle import LOWEST_RATE, MBIT
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """One fixed port, so that it can be forwarded once; 31337 is unassigned and easily remembered."""
-LOWEST_MBIT, HIGHEST_MBIT = LOWEST_RATE / 125_000, 1e6
+LOWEST_MBIT, HIGHEST_MBIT = LOWEST_RATE / MBIT, 1e6
 """As of a peer's settings."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -76,7 +75,7 @@ def join_lines(link: JoinLink, local: bool, contained: bool = False) -> list[str
     if local:
         why = "This swarm lives on this machine alone (--local)."
         return [f"{command} --local", why]
-    if any(is_public(each) for each in link.addresses):
+    if any(address.is_public(each) for each in link.addresses):
         return [command]
     port = address.split_peer(link.addresses[0])[0].split("/")[4]
     if contained:
@@ -91,12 +90,6 @@ def join_lines(link: JoinLink, local: bool, contained: bool = False) -> list[str
         f"{port} of your router to this machine and start again with --announce /ip4/PUBLIC_IP/tcp/{port}"
     )
     return [command, why]
-
-
-def is_public(multiaddress: str) -> bool:
-    """Whether the whole internet can dial it; a host name counts as public."""
-    parts = multiaddress.split("/")
-    return parts[1] not in ("ip4", "ip6") or ipaddress.ip_address(parts[2]).is_global
 
 
 def living(records: Sequence[Presence]) -> View:

@@ -19,6 +19,7 @@ from typing import Any
 
 from bootstrap.aggregates import summed
 from bootstrap.sample_rotation import SampleRotation
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
@@ -101,7 +102,7 @@ class SwarmView:
         self._texts = SampleRotation()
         self._curve_at = float("-inf")
         """When the last curve was begun."""
-        self._serials: dict[PeerId, int] = {}
+        self._serials: BoundedDict[PeerId, int] = BoundedDict(MOST_SERIALS)
         """Of the last news of each, the one heard of last at the end."""
         self._not_before: dict[PeerId, float] = {}
         self._tells: list[Tell] = []
@@ -271,10 +272,7 @@ class SwarmView:
         view = self._view
         match told:
             case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest] if _are_good(serial, at):
-                self._serials.pop(peer, None)
                 self._serials[peer] = serial  # also a lower one: that of a process that was started again
-                while len(self._serials) > MOST_SERIALS:
-                    del self._serials[next(iter(self._serials))]
             case _:
                 return []
         if kind == "exchange" and (made := self._exchange(peer, min(at, now), rest)) is not None:

@@ -28,13 +28,12 @@ from lab.script import Script, written
 from lab.stages import Loopback, Namespaces, Stage, StageName
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.base.text import PLAIN_WIDTH
 from p2ptrain.net.p2pd.socket_folder import sweep
 from p2ptrain.sim.testbed_fields import RealScenario
 from peer.testnet.plan import laid_out
 from peer.testnet.watch import Watch
 
-PLAIN_WIDTH = 120
-"""Columns of what goes to a file, which has no width of its own."""
 MARK = "P2PTRAIN_TESTNET"
 """A variable that every process of a testnet inherits, so that what is left can be told from others' processes."""
 LEFT_GRACE_S = 10.0

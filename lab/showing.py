@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lab import report as reports
-from lab.inner_main import PLAIN_WIDTH
 from lab.report import ScenarioVerdict
+from p2ptrain.base.text import PLAIN_WIDTH
 
 
 def terminal() -> Console:

@@ -32,6 +32,7 @@ from p2ptrain.base.ids import PROTOCOL_VERSION
 MAX_MESSAGE_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 256 << 10
 MAX_MANIFEST_BYTES = 64 << 10
+"""Largest manifest; a generated one has about 8 kB of TOML and 2 kB of JSON."""
 MAX_BADGE_BYTES = 640
 """Maximum size of a membership certificate; with four invite issuers it has 545 bytes. Each conversation and each
 presence record carries one."""

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
+from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count, packed, unpacked
@@ -27,9 +29,6 @@ MAX_RECEIPT_BYTES = 320
 """Maximum size; two peer ids, eight numbers and a signature have at most 256 bytes."""
 MAX_PARTNERS = 512
 """Partners whose exchanges are counted, as many as the protocol core remembers; the least recent is dropped first."""
-CLOCK_SKEW_S = 300
-"""Tolerated difference between a claim's times and the local clock, as for presence records. Guess: clock offsets of
-real peers would settle it."""
 
 MAX_TRIES = 5
 """Unanswered claims to one partner before they are dropped. Guess: how long partners of real runs stay away would
@@ -185,7 +184,7 @@ class Book:
     def __init__(self, run: RunId, me: PeerId) -> None:
         self._run = run
         self._me = me
-        self._accounts: dict[PeerId, _PartnerReceipts] = {}
+        self._accounts: BoundedDict[PeerId, _PartnerReceipts] = BoundedDict(MAX_PARTNERS)
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
         """Count a committed exchange."""
@@ -278,10 +277,8 @@ class Book:
         return None
 
     def _account(self, partner: PeerId, now: float) -> _PartnerReceipts:
-        account = self._accounts.pop(partner, None) or _PartnerReceipts(since=int(now))
+        account = self._accounts.get(partner) or _PartnerReceipts(since=int(now))
         self._accounts[partner] = account  # most recently used last
-        while len(self._accounts) > MAX_PARTNERS:
-            del self._accounts[next(iter(self._accounts))]
         return account
 
 

@@ -40,8 +40,8 @@ def holds(key: bytes, signed: bytes, purpose: bytes, fields: list[Any]) -> bool:
     return True
 
 
-def packed(fields: list[Any]) -> bytes:
-    """Return the bytes of a statement."""
+def packed(fields: object) -> bytes:
+    """Return the bytes of a statement, or of any part of one."""
     body: bytes = msgpack.packb(fields, use_bin_type=True)
     return body
 

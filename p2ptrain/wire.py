@@ -21,6 +21,7 @@ import msgpack
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.framing import MAX_IDENTIFIER_CHARS, MAX_MESSAGE_BYTES
+from p2ptrain.statements import SIGNATURE_BYTES, packed
 from p2ptrain.swarm.messages import (
     Accept,
     Acknowledge,
@@ -50,7 +51,6 @@ MAX_COUNT = 2**53
 """Largest integer up to which a float is exact."""
 MAX_WEIGHT = 1e6
 MAX_LIFETIME_S = 3600.0
-SIGNATURE_BYTES = 64
 
 # --- Shapes: how one field is packed, and the only way it may come back -----------------------------------------
 
@@ -60,69 +60,28 @@ class _Shape(NamedTuple):
     parse: Callable[[object], Any]
 
 
-def _same(value: object) -> object:
-    return value
+def _plain(kind: Callable[[Any], object], accepts: Callable[[Any], object], what: str) -> _Shape:
+    """Return the shape of a value of one built-in type that ``accepts`` holds for."""
 
-
-def _integer(largest: int) -> _Shape:
-    def parse(raw: object) -> int:
-        if type(raw) is not int or not 0 <= raw <= largest:
-            raise RemoteError(f"expected an integer in 0..{largest}, got {raw!r:.40}")
-        return raw
-
-    return _Shape(_same, parse)
-
-
-def _number(accepts: Callable[[float], bool], what: str) -> _Shape:
-    def parse(raw: object) -> float:
-        if type(raw) is not float or not accepts(raw):
-            raise RemoteError(f"expected {what}, got {raw!r:.40}")
-        return raw
-
-    return _Shape(float, parse)
-
-
-def _text(pattern: str, what: str) -> _Shape:
-    matches = re.compile(pattern).fullmatch
-
-    def parse(raw: object) -> str:
-        if type(raw) is not str or not matches(raw):
+    def parse(raw: object) -> object:
+        if type(raw) is not kind or not accepts(raw):
             raise RemoteError(f"expected {what}, got {raw!r:.80}")
         return raw
 
-    return _Shape(str, parse)
+    return _Shape(kind, parse)
+
+
+def _integer(largest: int) -> _Shape:
+    return _plain(int, lambda x: 0 <= x <= largest, f"an integer in 0..{largest}")
+
+
+def _blob(largest: int) -> _Shape:
+    return _plain(bytes, lambda x: len(x) <= largest, f"at most {largest} bytes")
 
 
 def is_nickname(text: str) -> bool:
     """Return whether the text is a valid nickname."""
     return len(text) <= MAX_NICKNAME_CHARS and text.isprintable()
-
-
-def _nickname() -> _Shape:
-    def parse(raw: object) -> str:
-        if type(raw) is not str or not is_nickname(raw):
-            raise RemoteError(f"expected a nickname, got {raw!r:.80}")
-        return raw
-
-    return _Shape(str, parse)
-
-
-def _blob(largest: int) -> _Shape:
-    def parse(raw: object) -> bytes:
-        if type(raw) is not bytes or len(raw) > largest:
-            raise RemoteError(f"expected at most {largest} bytes, got {raw!r:.40}")
-        return raw
-
-    return _Shape(bytes, parse)
-
-
-def _flag() -> _Shape:
-    def parse(raw: object) -> bool:
-        if type(raw) is not bool:
-            raise RemoteError(f"expected true or false, got {raw!r:.40}")
-        return raw
-
-    return _Shape(bool, parse)
 
 
 def _word(choices: type[StrEnum]) -> _Shape:
@@ -179,10 +138,11 @@ def _record(kind: type[Any], **shapes: _Shape) -> _Shape:
 # --- The records and messages -----------------------------------------------------------------------------------
 
 _COUNT = _integer(MAX_COUNT)
-_AMOUNT = _number(lambda x: math.isfinite(x) and x >= 0, "a finite number >= 0")
-_IDENTIFIER = _text(rf"[0-9A-Za-z_.-]{{1,{MAX_IDENTIFIER_CHARS}}}", "an identifier")
+_FLAG = _plain(bool, lambda _: True, "true or false")
+_AMOUNT = _plain(float, lambda x: math.isfinite(x) and x >= 0, "a finite number >= 0")
+_IDENTIFIER = _plain(str, re.compile(rf"[0-9A-Za-z_.-]{{1,{MAX_IDENTIFIER_CHARS}}}").fullmatch, "an identifier")
 # Printable ASCII without comma: p2pd takes its addresses as a list with commas.
-_ADDRESS = _text(rf"[!-+\--~]{{1,{MAX_ADDRESS_CHARS}}}", "an address")
+_ADDRESS = _plain(str, re.compile(rf"[!-+\--~]{{1,{MAX_ADDRESS_CHARS}}}").fullmatch, "an address")
 _STATE = _word(PeerState)
 
 _PRESENCE = _record(
@@ -193,10 +153,10 @@ _PRESENCE = _record(
     state=_STATE,
     step=_COUNT,
     progress=_AMOUNT,
-    settled=_flag(),
-    nickname=_nickname(),
+    settled=_FLAG,
+    nickname=_plain(str, is_nickname, "a nickname"),
     issued_at=_AMOUNT,
-    lifetime_s=_number(lambda x: 0 < x <= MAX_LIFETIME_S, f"a lifetime in (0, {MAX_LIFETIME_S}] s"),
+    lifetime_s=_plain(float, lambda x: 0 < x <= MAX_LIFETIME_S, f"a lifetime in (0, {MAX_LIFETIME_S}] s"),
     signature=_blob(SIGNATURE_BYTES),
 )
 _KNOWN = _several(_PRESENCE, MAX_KNOWN)
@@ -204,13 +164,13 @@ _TERMS = _record(
     Terms,
     step=_COUNT,
     progress=_AMOUNT,
-    weight=_number(lambda x: 0 < x <= MAX_WEIGHT, f"a weight in (0, {MAX_WEIGHT}]"),
-    clip_radius=_number(lambda x: x >= 0, "a clip radius >= 0"),
-    settled=_flag(),
+    weight=_plain(float, lambda x: 0 < x <= MAX_WEIGHT, f"a weight in (0, {MAX_WEIGHT}]"),
+    clip_radius=_plain(float, lambda x: x >= 0, "a clip radius >= 0"),
+    settled=_FLAG,
     state=_STATE,
     partners=_integer(MAX_PARTNERS),
     seconds_per_byte=_AMOUNT,
-    max_decrease=_number(lambda x: x >= 0, "a max_decrease >= 0"),
+    max_decrease=_plain(float, lambda x: x >= 0, "a max_decrease >= 0"),
 )
 _FRAGMENTS = _ascending(_several(_integer(MAX_FRAGMENT_INDEX), MAX_FRAGMENTS))
 _PROTOCOL = _integer(2**16 - 1)
@@ -262,7 +222,7 @@ def decode_message(body: bytes) -> Message:
 def presence_bytes(presence: Presence) -> bytes:
     """Return the bytes that a presence's signature covers: all other fields, behind a unique prefix."""
     unsigned = dataclasses.replace(presence, signature=b"")
-    return b"p2ptrain presence 1\0" + _pack(_PRESENCE.pack(unsigned))
+    return b"p2ptrain presence 1\0" + packed(_PRESENCE.pack(unsigned))
 
 
 def encode_presence(presence: Presence) -> bytes:
@@ -281,7 +241,7 @@ def trimmed(presence: Presence) -> Presence:
     nickname = "".join(filter(str.isprintable, presence.nickname))[:MAX_NICKNAME_CHARS]
     presence = dataclasses.replace(presence, nickname=nickname, addresses=presence.addresses[:MAX_ADDRESSES])
     room = MAX_PRESENCE_BYTES - SIGNATURE_BYTES
-    while presence.addresses and len(_pack(_PRESENCE.pack(presence))) > room:
+    while presence.addresses and len(packed(_PRESENCE.pack(presence))) > room:
         presence = dataclasses.replace(presence, addresses=presence.addresses[:-1])
     return presence
 
@@ -289,13 +249,8 @@ def trimmed(presence: Presence) -> Presence:
 # --- msgpack ----------------------------------------------------------------------------------------------------
 
 
-def _pack(fields: object) -> bytes:
-    packed: bytes = msgpack.packb(fields, use_bin_type=True)
-    return packed
-
-
 def _packed(fields: object, most: int) -> bytes:
-    body = _pack(fields)
+    body = packed(fields)
     if len(body) > most:
         raise ValueError(f"{len(body)} bytes where {most} are allowed")
     return body

@@ -18,24 +18,22 @@ from pathlib import Path
 
 from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
 from p2ptrain.admission.author import RULINGS_FILE, author_of, load_access_list
-from p2ptrain.base.clock import steady
+from p2ptrain.base.clock import CLOCK_SKEW_S, steady
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.access_list_store import AccessListStore
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, AdmissionHandler, ask_rulings, come_in
-from p2ptrain.net.directory import CLOCK_SKEW_S
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import verify
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
 from peer.home import Home
+from peer.manifest_fetch import PAUSE_S
 from peer.network import Connection
 
 BADGE_FILE = "badge"
-PAUSE_S = (2.0, 30.0)
-"""First and longest pause between two rounds of requests for a certificate; equals ``manifest_fetch.PAUSE_S``."""
 MOST_ASKED = 4
 """Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
 

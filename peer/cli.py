@@ -16,13 +16,12 @@ from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.interrupts import default_sigint
 from p2ptrain.manifest import JoinLink
 from p2ptrain.page.listen_address import ListenAddress
-from peer.options import FiniteRange
+from peer.options import HOME, FiniteRange
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
     from p2ptrain.manifest import SignedManifest
 
-HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 FILE = click.Path(dir_okay=False, path_type=Path)
 TOKENIZER = click.option(
     "--tokenizer", type=FILE, help="The tokenizer.json, if the run names it by digest.", metavar="FILE"

@@ -21,6 +21,7 @@ from p2ptrain.net.receipt_service import ReceiptService, ask_to_sign
 from p2ptrain.ports import Clock, Notebook, Transport
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.statements import Sign
+from p2ptrain.swarm.rules import GOODBYE_S
 from peer.ledger import Ledger
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,6 @@ PERIOD_S = 30.0
 
 Guess: the share of contributions that stays unsigned under the churn of a real swarm.
 """
-GOODBYE_S = 2.0
-"""Time limit for the last claims when the peer leaves, as for the core's goodbye."""
 GOODBYES = 8
 """Maximum number of last claims; the partners asked longest ago come first."""
 

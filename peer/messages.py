@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2ptrain.base.ids import short
-from p2ptrain.base.logging_setup import printable
+from p2ptrain.base.text import printable
 
 _PLACES = re.compile(
     r"(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001

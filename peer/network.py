@@ -24,6 +24,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd.daemon import CALM_S
 from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.relay.dial_back import serve_reach
 from p2ptrain.net.relay.reachability import ReachabilityManager
@@ -35,12 +36,6 @@ from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
 from peer.manifest_fetch import ask_for_manifest
 from peer.paths import Paths
-
-CALM_S = 300.0
-"""Uptime of p2pd in seconds that resets the restart backoff.
-
-Guess: the distribution of p2pd's uptimes before crashes.
-"""
 
 REVIVE_PAUSE_S = 1.0
 """First backoff in seconds before p2pd is restarted; doubles up to a minute while it keeps dying.

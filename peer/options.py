@@ -1,11 +1,14 @@
-"""Number types for the command line."""
+"""Arguments and number types that several commands share."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import click
+
+HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 
 
 class FiniteRange(click.FloatRange):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net.links import StreamLink
 from p2ptrain.ports import Notebook
@@ -18,13 +19,10 @@ class Paths:
     """The path of the latest link with each partner: direct, or through which relay."""
 
     def __init__(self) -> None:
-        self._relays: dict[PeerId, PeerId | None] = {}
+        self._relays: BoundedDict[PeerId, PeerId | None] = BoundedDict(MOST_PATHS)
 
     def note(self, link: StreamLink) -> None:
-        self._relays.pop(link.peer, None)  # the latest are last
         self._relays[link.peer] = link.far_end.relay
-        while len(self._relays) > MOST_PATHS:
-            del self._relays[next(iter(self._relays))]
 
     def relay(self, peer: PeerId) -> PeerId | None:
         """Return the relay of the latest link with a peer; None if it was direct or there was none."""

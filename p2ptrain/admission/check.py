@@ -5,10 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 from p2ptrain.admission.records import AccessList, Certificate
+from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.ids import PeerId
-
-CLOCK_SKEW_S = 300
-"""Tolerated lead of an issuer's clock, as for presence records. Guess: measure the clock errors of real nodes."""
 
 
 class Refusal(StrEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from p2ptrain.admission.check import Refusal, refusal
 from p2ptrain.admission.records import AccessList, Certificate
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId
 
@@ -30,7 +31,7 @@ class Gate:
         self.author = author
         self.badge = badge
         self.rulings = rulings or AccessList()
-        self._badges: dict[PeerId, Certificate] = {}
+        self._badges: BoundedDict[PeerId, Certificate] = BoundedDict(MAX_REMEMBERED)
 
     def refusal(self, peer: PeerId, shown: bytes, now: float) -> Refusal | None:
         """Return why a peer that shows this certificate (empty: none) is refused, or None.
@@ -46,10 +47,7 @@ class Gate:
                 return refusal(self.policy, self.rulings, peer, None, now) and Refusal.NOT_GENUINE
         why = refusal(self.policy, self.rulings, peer, badge, now)
         if why is None and badge is not None:
-            self._badges.pop(peer, None)  # keeps the order of last use
             self._badges[peer] = badge
-            while len(self._badges) > MAX_REMEMBERED:
-                del self._badges[next(iter(self._badges))]
         return why
 
     def counts(self, peer: PeerId, now: float) -> bool:

@@ -1,8 +1,14 @@
-"""Names of the codecs, as types for the manifest and as tuples for the codec registry. Imports no torch."""
+"""Names of the codecs, as types for the manifest and as tuples for the codec registry, and the alignment of fragments.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
+
+FRAGMENT_ALIGNMENT = 1024
+"""Elements. Fragments begin at multiples of it, so that no codec block spans two fragments."""
 
 Dense = Literal["fp32", "bf16", "fp16"]
 Blockwise = Literal["int8", "int4"]
@@ -19,5 +25,3 @@ WEIGHT_CODECS: tuple[str, ...] = get_args(WeightCodec)
 GRADIENT_CODECS: tuple[str, ...] = get_args(GradientCodec)
 CODECS = tuple(dict.fromkeys(WEIGHT_CODECS + GRADIENT_CODECS))
 """All codecs, each once."""
-
-__all__ = ["CODECS", "GRADIENT_CODECS", "MODULAR_CODECS", "WEIGHT_CODECS", "GradientCodec", "WeightCodec"]

@@ -60,8 +60,3 @@ def cause(error: OSError | ValueError) -> str:
     if isinstance(error, UnicodeError):
         return "it is not UTF-8 text"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-def printable(path: Path) -> str:
-    """Return the path, escaped if it holds characters that control a terminal."""
-    return str(path) if str(path).isprintable() else ascii(str(path))

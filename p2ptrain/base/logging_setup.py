@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MOST_CHARS = 300
-"""Characters of one line; enough for a path and an error. Guess: the lengths of real warnings would settle it."""
+from p2ptrain.base.text import one_line
+
 MOST_LINES = 60
 """Lines of one message; a traceback has about two per call, and its end says most. Guess: the lengths of real
 tracebacks would settle it."""
@@ -25,16 +25,6 @@ PERIOD_S = 60.0
 MOST_A_PERIOD = 20
 """Messages printed per period; the rest are only counted. A healthy process prints none in a day. Guess: message counts
 of real faults would settle it."""
-
-
-def printable(text: str) -> str:
-    """Replace unprintable characters by U+FFFD, so that text from strangers cannot control the terminal."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
-def one_line(text: str, most: int = MOST_CHARS) -> str:
-    """Return printable text of at most ``most`` characters."""
-    return printable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 class OneLineFormatter(logging.Formatter):

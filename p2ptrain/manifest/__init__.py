@@ -22,6 +22,8 @@ link             ``JoinLink``: one token to copy
 ===============  ========================================================================
 """
 
+from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT
+from p2ptrain.framing import MAX_MANIFEST_BYTES
 from p2ptrain.manifest.directory import (
     KEY_FILE,
     MANIFEST_FILE,
@@ -34,7 +36,6 @@ from p2ptrain.manifest.directory import (
     sign_run,
 )
 from p2ptrain.manifest.document import (
-    MAX_MANIFEST_BYTES,
     canonical_bytes,
     differences,
     parse_toml,
@@ -46,7 +47,6 @@ from p2ptrain.manifest.link import JoinLink, check_address, is_peer_id
 from p2ptrain.manifest.model import MAX_PARAMETERS, Decoder, DecoderConfig, parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
 from p2ptrain.manifest.schema import (
-    FRAGMENT_ALIGNMENT,
     AdmissionSection,
     CodecSection,
     Manifest,

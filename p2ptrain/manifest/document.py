@@ -17,12 +17,10 @@ from pydantic.fields import FieldInfo
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.framing import MAX_MANIFEST_BYTES
 from p2ptrain.manifest.faults import shown, validated
 from p2ptrain.manifest.schema import Manifest
 from p2ptrain.manifest.section import Section
-
-MAX_MANIFEST_BYTES = 64 * 1024
-"""Largest manifest; a generated one has about 8 kB of TOML and 2 kB of JSON. Guess: measure real manifests."""
 
 INSTALL_THEIRS = "Install the p2ptrain version of the run's author; peers of different versions cannot exchange."
 """Remedy for a manifest of another p2ptrain version."""

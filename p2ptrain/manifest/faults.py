@@ -69,7 +69,7 @@ def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str
     location = list(entry["loc"]) or [root.__name__.lower()]  # empty if the input is not a table
     tag = str(location.pop(1)) if location[0] in tagged and len(location) > 1 else None
     path = _path(location)
-    name = ".".join(printable(part) for part in location if isinstance(part, str))
+    name = ".".join(_field_name(part) for part in location if isinstance(part, str))
     match entry["type"]:
         case "extra_forbidden":
             return [f"{path}: unknown {_unit(location, root)}{_suggestion(name, root, tag)}"]
@@ -130,7 +130,7 @@ def _nearest_literal(entry: Mapping[str, Any]) -> str:
 
 def _path(location: Sequence[str | int]) -> str:
     """Write a location like ``peers[0].count``."""
-    parts = [f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in location]
+    parts = [f"[{part}]" if isinstance(part, int) else f".{_field_name(part)}" for part in location]
     return "".join(parts).removeprefix(".")
 
 
@@ -183,7 +183,7 @@ def _answers_to(variant: type[Section], tag: str | None) -> bool:
     return any(tag in get_args(field.annotation) for field in variant.model_fields.values())
 
 
-def printable(name: str) -> str:
+def _field_name(name: str) -> str:
     """Return a field name unchanged if it is an identifier, otherwise quoted, escaped and shortened."""
     return name if name.isascii() and name.isidentifier() and len(name) <= _MAX_SHOWN else shown(name)
 

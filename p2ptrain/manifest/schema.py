@@ -11,14 +11,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from p2ptrain.base.codec_names import GradientCodec, WeightCodec
+from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT, GradientCodec, WeightCodec
 from p2ptrain.manifest.model import MAX_LOGITS, MAX_PARAMETERS, Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
 from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, Tokenizer
 from p2ptrain.recipes import RECIPES
-
-FRAGMENT_ALIGNMENT = 1024
-"""Elements. Fragments begin at multiples of it, so that no codec block spans two fragments."""
 
 NEEDS_EVERYBODY = frozenset(name for name, recipe in RECIPES.items() if recipe.is_collective)
 """Recipes that average over all peers at once."""

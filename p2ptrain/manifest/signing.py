@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import RunId
+from p2ptrain.framing import MAX_MANIFEST_BYTES
 from p2ptrain.manifest.document import (
     INSTALL_THEIRS,
-    MAX_MANIFEST_BYTES,
     canonical_bytes,
     canonical_json,
     parse_data,

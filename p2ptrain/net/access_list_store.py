@@ -22,6 +22,7 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
 from p2ptrain.admission import MAX_RULINGS_BYTES, AccessList, Gate
+from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import RunId
 from p2ptrain.net.dht import network_errors
@@ -36,8 +37,6 @@ PERIOD_S = 30.0
 Guess: the DHT's load in a large swarm would settle it."""
 DEADLINE_S = 15.0
 """Timeout of one lookup or store, as for presence records."""
-CLOCK_SKEW_S = 300.0
-"""Accepted clock skew, as for presence records."""
 STORED_ANYWAY = 1 / 64
 """Share of lookups after which the list is stored whatever was found, because an answer's expiration time may be false.
 A node does so about every half hour, and one of many nodes every minute."""

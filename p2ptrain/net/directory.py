@@ -30,6 +30,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from p2ptrain import framing, statements, wire
 from p2ptrain.admission import Gate
 from p2ptrain.base import files
+from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net import access_list_store
@@ -50,8 +51,6 @@ their lifetime. Guess: the variety of partners in a large swarm would settle it.
 MAX_STORED_PEERS = MAX_ENTRIES
 """Most peers whose live records a node accepts; beyond it the response for a crowded key would near the 4 MiB limit of
 unary calls. In a settled swarm a node sees some hundreds."""
-CLOCK_SKEW_S = 300.0
-"""How far ahead of ours an issuer's clock may be. Guess: the clock offsets of real peers would settle it."""
 MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_BADGE_BYTES + 8
 """Longest presence record with its certificate and msgpack's overhead."""
 MAX_CACHED = 64

@@ -26,6 +26,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.links import Limits, StreamLink
@@ -82,7 +83,7 @@ class ParallelStreams:
     def __init__(self, node: Node, rates: Throttles | None = None) -> None:
         self._transport = P2PTransport(node, LANE_PROTOCOL, LIMITS, rates)
         self._waiting: dict[tuple[PeerId, bytes], dict[int, _ParallelStream]] = {}
-        self._speeds: dict[PeerId, float] = {}
+        self._speeds: BoundedDict[PeerId, float] = BoundedDict(MOST_REMEMBERED)
         """Bytes per second of each partner's last large payload."""
 
     async def listen(self) -> None:
@@ -105,10 +106,7 @@ class ParallelStreams:
 
     def came(self, peer: PeerId, rate: float) -> None:
         """Record the rate in bytes per second of a large payload from this peer."""
-        self._speeds.pop(peer, None)
         self._speeds[peer] = rate
-        if len(self._speeds) > MOST_REMEMBERED:
-            del self._speeds[next(iter(self._speeds))]
 
     async def open(self, peer: PeerId, token: bytes) -> list[StreamLink]:
         """Open all streams but the first and return them; empty if any of them fails."""

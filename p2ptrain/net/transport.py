@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, short
 from p2ptrain.base.logging_setup import reporting
@@ -86,7 +87,7 @@ class P2PTransport:
         self._inbound: dict[asyncio.Task[None], _InboundSlot | None] = {}
         """Slot of each stream, the oldest first; None: initiator not known yet, or stream about to end."""
         self._partings: dict[StreamLink, asyncio.Task[None]] = {}
-        self._hanging: dict[PeerId, list[float]] = {}
+        self._hanging: BoundedDict[PeerId, list[float]] = BoundedDict(MOST_REMEMBERED)
         """Times, on the loop's clock, at which unread streams ended since the connection to the peer was last
         closed."""
         self._floods: RateLimiter[PeerId] = RateLimiter()
@@ -196,8 +197,6 @@ class P2PTransport:
         hanging = [at for at in self._hanging.pop(link.peer, []) if at > now - HANGING_S]
         if len(hanging) + 1 < MOST_HANGING:
             self._hanging[link.peer] = [*hanging, now]
-            if len(self._hanging) > MOST_REMEMBERED:
-                del self._hanging[next(iter(self._hanging))]
             return
         logger.info("the connection to %s is closed: it reads nothing", short(link.peer))
         with contextlib.suppress(NetworkError, TimeoutError):

@@ -25,7 +25,7 @@ weighted mean.
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.outer.forms import accelerated, consensus_step, merged, own_fresh
-from p2ptrain.outer.fragments import FRAGMENT_ALIGNMENT, slices
+from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.mixing import (
     displaced,
     displacement,
@@ -47,7 +47,6 @@ from p2ptrain.outer.step import (
 )
 
 __all__ = [
-    "FRAGMENT_ALIGNMENT",
     "NORM_HISTORY",
     "FlatLayout",
     "OuterRule",

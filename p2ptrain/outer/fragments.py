@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import itertools
 
+from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT
 from p2ptrain.base.errors import ManifestError
-
-FRAGMENT_ALIGNMENT = 1024
-"""Elements: the blockwise codecs' default block, so that no boundary cuts a block."""
 
 
 def slices(parameter_count: int, fragments: int, align: int = FRAGMENT_ALIGNMENT) -> tuple[slice, ...]:

@@ -17,17 +17,14 @@ import click
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import OutputError, ScenarioError
-from p2ptrain.base.files import printable
 from p2ptrain.base.interrupts import default_sigint
 from p2ptrain.base.telemetry import LossyStream
+from p2ptrain.base.text import PLAIN_WIDTH, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from p2ptrain.sim.report import SimulationReport
-
-PLAIN_WIDTH = 120
-"""Columns of a table that is written to a file."""
 
 MOST_PROBLEM = 500
 """Most characters shown of an error in a report, which may come from a stranger."""

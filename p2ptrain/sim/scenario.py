@@ -12,8 +12,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT
 from p2ptrain.manifest.schema import (
-    FRAGMENT_ALIGNMENT,
     NEEDS_EVERYBODY,
     UNREAD,
     CodecSection,

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.base.files import cause, printable
+from p2ptrain.base.files import cause
+from p2ptrain.base.text import printable
 from p2ptrain.manifest.faults import shown, told
 from p2ptrain.sim.scenario import Scenario
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import ahead_of, believed, is_far
 from p2ptrain.swarm.core_state import CoreState
@@ -73,8 +74,8 @@ class CatchUp:
         self._donations: dict[LinkId, float] = {}  # deadline by link
         self._begun: dict[LinkId, float] = {}  # start of the donation by link
         self._slow_partners = SlowPartnerPenalty(core)
-        self._declined: dict[PeerId, int] = {}  # declines in a row; the latest to decline comes last
-        self._given: dict[PeerId, deque[float]] = {}  # when donations to this peer began; the latest comes last
+        self._declined: BoundedDict[PeerId, int] = BoundedDict(MAX_KNOWN)  # declines in a row
+        self._given: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_KNOWN)  # when donations to this peer began
 
     @property
     def is_receiving(self) -> bool:
@@ -189,9 +190,7 @@ class CatchUp:
         core.emit(Close(link))
         if self.pull is not None and self.pull.link == link:
             self.pull = None
-            times = self._declined[link.peer] = self._declined.pop(link.peer, 0) + 1
-            if len(self._declined) > MAX_KNOWN:
-                del self._declined[next(iter(self._declined))]
+            times = self._declined[link.peer] = self._declined.get(link.peer, 0) + 1
             pause_s = min(SHORT_PAUSE_S * 2.0 ** min(times - 1, 10), LONG_PAUSE_S)
             core.members.pause(link.peer, now + pause_s * core.random.uniform(0.5, 1.5))
             core.note("skipped", link.peer, decline.reason.value)
@@ -348,8 +347,6 @@ class CatchUp:
         return given is not None and len(given) == most and given[0] > now - GIVING_WINDOW_S
 
     def _remember(self, peer: PeerId, now: float) -> None:
-        given = self._given.pop(peer, None) or deque(maxlen=self._core.rules.given_to_one)
+        given = self._given.get(peer) or deque(maxlen=self._core.rules.given_to_one)
         given.append(now)
         self._given[peer] = given
-        if len(self._given) > MAX_KNOWN:
-            del self._given[next(iter(self._given))]

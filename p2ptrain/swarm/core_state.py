@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.deadlines import Deadlines
 from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
@@ -67,8 +68,8 @@ class CoreState:
     """Whether this peer dropped out, so that its progress says about where the swarm was. A newcomer's says nothing."""
     unrelated_peers: set[PeerId] = field(default_factory=set)
     """Settled partners with unrelated weights since the last committed exchange."""
-    implausible_claims: dict[PeerId, float] = field(default_factory=dict)
-    """Largest implausible progress (tokens) by claiming peer; the latest comes last."""
+    implausible_claims: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
+    """Largest implausible progress (tokens) by claiming peer."""
     is_outlier: bool = False
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
@@ -102,12 +103,9 @@ class CoreState:
 
     def record_claim(self, peer: PeerId, progress: float) -> None:
         """Remember a partner's progress claim if it is implausible."""
-        if not implausible_progress(progress, self.progress, self.settled, self.rules):
-            return
-        furthest = max(self.implausible_claims.pop(peer, 0.0), progress if progress >= 0 else inf)  # NaN is no progress
-        self.implausible_claims[peer] = furthest
-        if len(self.implausible_claims) > MAX_KNOWN:
-            del self.implausible_claims[next(iter(self.implausible_claims))]
+        if implausible_progress(progress, self.progress, self.settled, self.rules):
+            claimed = progress if progress >= 0 else inf  # NaN is no progress
+            self.implausible_claims[peer] = max(self.implausible_claims.get(peer, 0.0), claimed)
 
     def trusts_progress(self, peer: PeerId) -> bool:
         """Report whether a partner's progress may raise ours.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 REMEMBERED = 64  # one hour at one exchange a minute. Guess: compare windows on recorded durations
 SPREADS = 8.0  # MADs above the median. Guess: count false timeouts under heavy-tailed exchange durations
@@ -141,19 +141,14 @@ class _Samples:
         self._bound = None
 
     def median(self) -> float:
-        return _median(self._ordered)
+        return median(self._ordered)
 
     def bound(self) -> float:
         """Return the median plus ``SPREADS`` times the median distance from it."""
         if self._bound is None:
             middle = self.median()
-            self._bound = middle + SPREADS * _median(sorted([abs(value - middle) for value in self._ordered]))
+            self._bound = middle + SPREADS * median(abs(value - middle) for value in self._ordered)
         return self._bound
-
-
-def _median(ordered: Sequence[float]) -> float:
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _clamp(value: float, low: float, high: float) -> float:

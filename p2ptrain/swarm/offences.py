@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp2
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 
 HALF_LIFE_S = 4 * 3600.0
@@ -37,7 +38,7 @@ class Offences:
     """Offence counts by peer."""
 
     def __init__(self) -> None:
-        self._tallies: dict[PeerId, OffenceCount] = {}  # the latest offender comes last
+        self._tallies: BoundedDict[PeerId, OffenceCount] = BoundedDict(MOST_REMEMBERED)
 
     def count(self, peer: PeerId, now: float) -> float:
         """Return a peer's decayed offence count."""
@@ -54,9 +55,6 @@ class Offences:
         count = self.count(peer, now) + 1.0
         first, longest = pause_s
         until = now + min(first * exp2(min(count - 1.0, MOST_DOUBLINGS)), longest)
-        self._tallies.pop(peer, None)
-        if len(self._tallies) >= MOST_REMEMBERED:
-            del self._tallies[next(iter(self._tallies))]
         self._tallies[peer] = OffenceCount(count, now, max(before, until))
         return until
 

@@ -46,6 +46,7 @@ from p2ptrain.swarm.final_gossip import FinalGossip
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.message_router import MessageRouter
 from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.peer_info import NEVER
 from p2ptrain.swarm.rules import (
     ASLEEP_S,
     GOODBYE_S,
@@ -54,8 +55,6 @@ from p2ptrain.swarm.rules import (
     SwarmRules,
 )
 from p2ptrain.swarm.transitions import Transition, TransitionTable
-
-NEVER = float("inf")
 
 
 class PeerEvent(Enum):

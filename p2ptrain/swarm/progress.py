@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Terms
 from p2ptrain.swarm.rules import MAX_KNOWN, SwarmRules
@@ -96,7 +97,7 @@ class ProgressBudget:
     fast partner brings must fall by it; equal partners raise and lower each other alike.)"""
     last: float = 0.0
     """``grown`` when we last exchanged with anybody."""
-    accounts: dict[PeerId, ProgressAccount] = field(default_factory=dict)
+    accounts: BoundedDict[PeerId, ProgressAccount] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
     """Accounts by partner; the last one exchanged with comes last."""
 
     def __post_init__(self) -> None:
@@ -115,7 +116,7 @@ class ProgressBudget:
         """Account for an exchange's displacement; return what the bucket allows of it."""
         taken = max(min(displacement, self.left), 0.0) if displacement > 0 else displacement
         self.left -= max(taken, 0.0)
-        held, account = self._held(peer) + taken, self.accounts.pop(peer, None) or ProgressAccount(0.0, 0.0)
+        held, account = self._held(peer) + taken, self.accounts.get(peer) or ProgressAccount(0.0, 0.0)
         account.net += taken
         if account.net > account.highest:
             self.grown += account.net - account.highest
@@ -123,8 +124,6 @@ class ProgressBudget:
         account.held, account.since = held, self.grown
         self.last = self.grown
         self.accounts[peer] = account
-        if len(self.accounts) > MAX_KNOWN:
-            del self.accounts[next(iter(self.accounts))]
         return taken
 
     def _held(self, peer: PeerId) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.deadlines import UNNOTICED_S
@@ -182,6 +183,18 @@ class Round:
         return all(meeting in OVER for meeting in self.meetings.values())
 
 
+@dataclass(slots=True)
+class _Broken:
+    """Broken commitments of one peer."""
+
+    times: int = 0
+    """Broken commitments not yet forgiven."""
+    ignored: int = 0
+    """Coming rounds in which the peer's commitments are ignored."""
+    kept: int = 0
+    """Commitments kept since the last broken one was forgiven."""
+
+
 class RoundCommitments:
     """Commitments that the trainer still waits for; a peer that announces itself makes one, too.
 
@@ -191,12 +204,7 @@ class RoundCommitments:
     """
 
     def __init__(self) -> None:
-        self._broken: dict[PeerId, int] = {}
-        """Unforgiven broken commitments by peer; the latest to break one comes last."""
-        self._ignored: dict[PeerId, int] = {}
-        """Coming rounds in which the peer's commitments are ignored."""
-        self._kept: dict[PeerId, int] = {}
-        """Commitments kept since the last broken one was forgiven."""
+        self._broken: BoundedDict[PeerId, _Broken] = BoundedDict(MAX_KNOWN)
 
     def broke(self, peer: PeerId, perhaps_ours: bool = False) -> None:
         """Record a broken commitment: the peer did not come, or did not answer.
@@ -205,36 +213,33 @@ class RoundCommitments:
             perhaps_ours: no other of several partners did either. Our own connection may be the cause, so this counts
                 only up to ``MOST_OURS``.
         """
-        before = self._broken.pop(peer, 0)
-        self._broken[peer] = times = max(before, min(before + 1, MOST_OURS)) if perhaps_ours else before + 1
-        self._ignored[peer] = min(2 ** min(times, 16) - 1, MOST_IGNORED)
-        if len(self._broken) > MAX_KNOWN:
-            self._forget(next(iter(self._broken)))
+        broken = self._broken.get(peer) or _Broken()
+        broken.times = max(broken.times, min(broken.times + 1, MOST_OURS)) if perhaps_ours else broken.times + 1
+        broken.ignored = min(2 ** min(broken.times, 16) - 1, MOST_IGNORED)
+        self._broken[peer] = broken
 
     def take(self, peer: PeerId) -> bool:
         """Take a commitment: return whether our trainer waits for the peer. Each False uses up one round."""
-        if left := self._ignored.get(peer, 0):
-            self._ignored[peer] = left - 1
-        return not left
+        if not self.are_void(peer):
+            return True
+        self._broken[peer].ignored -= 1
+        return False
 
     def are_void(self, peer: PeerId) -> bool:
         """Report whether ``take`` will return False."""
-        return self._ignored.get(peer, 0) > 0
+        return peer in self._broken and self._broken[peer].ignored > 0
 
     def kept(self, peer: PeerId) -> None:
         """Record a kept commitment: the peer came, and we exchanged."""
-        if peer not in self._broken:
+        broken = self._broken.get(peer)
+        if broken is None:
             return
-        self._kept[peer] = self._kept.get(peer, 0) + 1
-        if self._kept[peer] == FORGIVEN:
-            self._kept[peer] = 0
-            self._broken[peer] -= 1
-            if not self._broken[peer]:
-                self._forget(peer)
-
-    def _forget(self, peer: PeerId) -> None:
-        for each in (self._broken, self._ignored, self._kept):
-            each.pop(peer, None)
+        broken.kept += 1
+        if broken.kept == FORGIVEN:
+            broken.kept = 0
+            broken.times -= 1
+            if not broken.times:
+                del self._broken[peer]
 
 
 class Rounds:

@@ -13,6 +13,7 @@ trainer's time and a fifth of the rest.
 
 from __future__ import annotations
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.exchange import Exchange
@@ -30,7 +31,7 @@ class SlowPartnerPenalty:
     def __init__(self, core: CoreState, of_trainers: bool = False) -> None:
         self._core = core
         self._of_trainers = of_trainers
-        self._until: dict[PeerId, float] = {}
+        self._until: BoundedDict[PeerId, float] = BoundedDict(MAX_KNOWN)
 
     def exchanged(self, exchange: Exchange, now: float) -> None:
         """Record that an exchange's fragments are free again, whether or not its payloads were transferred."""
@@ -51,7 +52,5 @@ class SlowPartnerPenalty:
             too_long_s -= self._core.seconds_per_outer_step
         if too_long_s <= 0:
             return
-        until = self._until[peer] = max(self._until.pop(peer, now), now + REST * too_long_s)
+        until = self._until[peer] = max(self._until.get(peer, now), now + REST * too_long_s)
         self._core.members.pause(peer, until)
-        if len(self._until) > MAX_KNOWN:
-            del self._until[next(iter(self._until))]

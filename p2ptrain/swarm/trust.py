@@ -20,10 +20,11 @@ partners cannot move it past what the honest ones measure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
+from statistics import median_low
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 
 FACTOR = 12.0
@@ -81,8 +82,8 @@ def per_fragment(norm: float, fragments: int) -> float:
 class DistanceStats:
     """Distances to our partners in recent exchanges, as L2 norms of fragments. Bounded."""
 
-    _differences: dict[PeerId, deque[float]] = field(default_factory=dict)
-    """Recent differences by partner; the latest one met comes last."""
+    _differences: BoundedDict[PeerId, deque[float]] = field(default_factory=lambda: BoundedDict(MOST_PARTNERS))
+    """Recent differences by partner."""
     _weights: float = 0.0
     """Norm of one of our own fragments, as last measured."""
     _radius: float | None = None
@@ -101,11 +102,9 @@ class DistanceStats:
         if not (0 < weights < inf and 0 < difference < inf):
             return
         self._weights = weights
-        known = self._differences.pop(peer, None) or deque(maxlen=PER_PARTNER)
+        known = self._differences.get(peer) or deque(maxlen=PER_PARTNER)
         known.append(difference)
         self._differences[peer] = known
-        if len(self._differences) > MOST_PARTNERS:
-            del self._differences[next(iter(self._differences))]
         self._radius = None
 
     def radius(self) -> float:
@@ -122,7 +121,7 @@ class DistanceStats:
     def _learn(self) -> float:
         if len(self._differences) < LEAST_PARTNERS or sum(map(len, self._differences.values())) < LEAST_EXCHANGES:
             return inf  # unrelated weights are refused regardless
-        usual = _median([_median(each) for each in self._differences.values()])
+        usual = median_low(median_low(each) for each in self._differences.values())  # few partners are no majority
         return max(FACTOR * usual, LEAST_RADIUS * self._weights)
 
 
@@ -130,26 +129,18 @@ class DistanceStats:
 class Replays:
     """Number of times that each partner's last payloads were mixed. Bounded."""
 
-    _times: dict[PeerId, dict[bytes, int]] = field(default_factory=dict)
-    """Mix counts by partner and fingerprint; the latest of both come last."""
+    _times: BoundedDict[PeerId, BoundedDict[bytes, int]] = field(default_factory=lambda: BoundedDict(MOST_PARTNERS))
+    """Mix counts by partner and fingerprint."""
 
     def mixed(self, peer: PeerId, fingerprint: bytes) -> None:
         """Record a committed exchange of these bytes; an empty fingerprint is ignored."""
         if not fingerprint:
             return
-        times = self._times.pop(peer, {})
-        times[fingerprint] = times.pop(fingerprint, 0) + 1
-        if len(times) > PER_REPLAYER:
-            del times[next(iter(times))]
+        times = self._times.get(peer) or BoundedDict(PER_REPLAYER)
+        times[fingerprint] = times.get(fingerprint, 0) + 1
         self._times[peer] = times
-        if len(self._times) > MOST_PARTNERS:
-            del self._times[next(iter(self._times))]
 
     def is_one(self, peer: PeerId, fingerprint: bytes) -> bool:
         """Report whether these bytes were mixed too often."""
-        return self._times.get(peer, {}).get(fingerprint, 0) >= MOST_REPLAYS
-
-
-def _median(values: Sequence[float]) -> float:
-    """Return the median, the lower of two middle values: few partners are no majority."""
-    return sorted(values)[(len(values) - 1) // 2]
+        times = self._times.get(peer)
+        return times is not None and times.get(fingerprint, 0) >= MOST_REPLAYS

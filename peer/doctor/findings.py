@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2ptrain.base.logging_setup import printable
+from p2ptrain.base.text import printable
 
 
 class FindingState(StrEnum):

@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from p2ptrain.base.errors import HomeError
-from p2ptrain.base.logging_setup import printable
+from p2ptrain.base.text import printable
 from peer.home import Home, check_no_other
+from peer.options import HOME
 from peer.owner import status as reports
 from peer.owner.control_socket import NotRunningError, ask
-
-HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 
 
 @click.command(short_help="Show what the peer in a home is doing.")

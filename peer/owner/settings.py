@@ -21,13 +21,11 @@ from p2ptrain.manifest import SETTINGS_FILE
 from p2ptrain.manifest.document import field_lines, read_toml
 from p2ptrain.manifest.faults import told
 from p2ptrain.manifest.section import Section
-from p2ptrain.net.throttle import LOWEST_RATE
+from p2ptrain.net.throttle import LOWEST_RATE, MBIT
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
 MAX_BYTES = 64 << 10
 """Maximum size of the file."""
-MBIT = 125_000.0
-"""Bytes per megabit."""
 GB = 1e9
 """Bytes per GB."""
 LOWEST_MBIT = LOWEST_RATE / MBIT

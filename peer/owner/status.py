@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.base.logging_setup import printable
+from p2ptrain.base.text import printable
+from p2ptrain.net.throttle import MBIT
 from peer.home import Home
 from peer.messages import size
-from peer.owner.settings import MBIT, Settings
+from peer.owner.settings import Settings
 from peer.owner.traffic import Month
 
 if TYPE_CHECKING:

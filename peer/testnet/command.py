@@ -21,6 +21,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from p2ptrain.base.errors import UserError
+from p2ptrain.base.text import PLAIN_WIDTH
 from p2ptrain.manifest import PRESETS, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import FiniteRange
@@ -32,8 +33,6 @@ from peer.testnet.runner import Ending, Means, conduct, page_url
 from peer.testnet.watch import Watch
 
 EXIT_FAILED = 1
-PLAIN_WIDTH = 120
-"""Columns of a table that goes to a file, which has no width of its own."""
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 

@@ -18,10 +18,9 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.train import Sampling, generate_text, validation_loss
 from peer.home import Home, cache_directory
 from peer.model import mean, model_of
+from peer.session_recorder import HELD_OUT_TOKENS
 from peer.testnet.report import Measured
 
-HELD_OUT_TOKENS = 65_536
-"""Read for the averaged model's loss: as many as the peers read for their own (``peer.session_recorder``)."""
 SAMPLE_TOKENS = 400
 """A few lines of bytes. A guess at what people like to look at."""
 PROMPT = "\n"

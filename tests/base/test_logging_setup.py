@@ -13,7 +13,6 @@ import pytest
 from p2ptrain.base import logging_setup
 from p2ptrain.base.logging_setup import (
     MOST_A_PERIOD,
-    MOST_CHARS,
     MOST_LINES,
     PERIOD_S,
     RateLimitedHandler,
@@ -21,6 +20,7 @@ from p2ptrain.base.logging_setup import (
     one_line,
     reporting,
 )
+from p2ptrain.base.text import MOST_CHARS
 
 EVIL = "\x1b]0;yours\x07\x1b[2J\r\n[peer] all is well\n"
 

@@ -214,8 +214,6 @@ def test_the_fragment_limit_matches_the_parameters(manifest: Manifest) -> None:
 
 def test_literals_agree_with_the_numeric_core() -> None:
     from p2ptrain import codec
-    from p2ptrain.outer import fragments
 
-    assert fragments.FRAGMENT_ALIGNMENT == FRAGMENT_ALIGNMENT
     names = CodecSection.model_fields["name"].annotation.__args__
     assert [codec.get(name, 1024).name for name in names] == list(names)

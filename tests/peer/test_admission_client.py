@@ -17,7 +17,7 @@ from member import Member
 from people import GUEST, STRANGER, WITNESS, Somebody
 
 from p2ptrain.admission import AccessList, Gate, InviteRegister, Refusal, author
-from p2ptrain.base.clock import steady
+from p2ptrain.base.clock import CLOCK_SKEW_S, steady
 from p2ptrain.base.errors import AdmissionError, JoinLinkError, NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
@@ -25,7 +25,6 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import AdmissionHandler
-from p2ptrain.net.directory import CLOCK_SKEW_S
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from p2ptrain.base.logging_setup import printable
+from p2ptrain.base.text import printable
 from peer.messages import line, size
 from peer.screen import Screen
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import steady
 from p2ptrain.base.ids import PeerId
 from p2ptrain.ports import Clock
@@ -27,7 +28,7 @@ class BackoffReasons:
 
     def __init__(self, clock: Clock = steady) -> None:
         self._clock = clock
-        self._heard: dict[tuple[PeerId, str], tuple[str, float]] = {}
+        self._heard: BoundedDict[tuple[PeerId, str], tuple[str, float]] = BoundedDict(MOST_REMEMBERED)
 
     def completed(self, peer: PeerId, words: str) -> str:
         """Return p2pd's error (``… * [address] reason * [address] reason``) with the cause of each backoff added.
@@ -47,8 +48,5 @@ class BackoffReasons:
             before, at = self._heard.get(key, ("", -LONGEST_S))
             is_why = before and self._clock() - at <= LONGEST_S
             return f"* [{place}] {BACKOFF}" + (f" after: {before}" if is_why else "")
-        self._heard.pop(key, None)
         self._heard[key] = reason[:MOST_LETTERS], self._clock()
-        if len(self._heard) > MOST_REMEMBERED:
-            del self._heard[next(iter(self._heard))]
         return f"* [{place}] {reason}"

@@ -27,7 +27,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.asyncio import cancel_task_if_running
 
 from p2ptrain.base.errors import RemoteError
-from p2ptrain.base.logging_setup import one_line
+from p2ptrain.base.text import one_line
 
 MOST_AT_ONCE = 256
 """Concurrent inbound calls; further ones are ignored.

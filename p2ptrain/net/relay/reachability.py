@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from statistics import median_high, median_low
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
@@ -170,9 +171,9 @@ class ReachabilityManager:
         self._on_change = on_change
         self._random = random or Random()
         self._seen: tuple[str, ...] = ()
-        self._held: dict[PeerId, Candidate] = {}
+        self._held: BoundedDict[PeerId, Candidate] = BoundedDict(WANTED)  # one more expires at its relay
         """Relays at which we hold a reservation."""
-        self._refused: dict[PeerId, tuple[float, float]] = {}
+        self._refused: BoundedDict[PeerId, tuple[float, float]] = BoundedDict(MAX_REFUSED)
         """Nodes that refused a reservation: end and length of their backoff."""
         self._judged_at = -math.inf
         self._is_near = False
@@ -286,8 +287,6 @@ class ReachabilityManager:
                 continue
             asked += 1
             if not await self._reserve(candidate):
-                if len(self._held) >= WANTED:  # the reservation expires there
-                    del self._held[next(iter(self._held))]
                 self._held[candidate.peer] = candidate
                 self._has_told_of_none = False
                 self._notebook.note("relayed", peer=candidate.peer)
@@ -301,10 +300,8 @@ class ReachabilityManager:
             await reserve(self._node.daemon, relay.peer, relay.addresses, redial=not relay.is_sheltered)
         except NetworkError as error:
             first, longest = OF_LINK_S if relay.peer in self._of_link else REFUSED_S
-            _, pause = self._refused.pop(relay.peer, (0.0, first / 2))
+            _, pause = self._refused.get(relay.peer, (0.0, first / 2))
             self._refused[relay.peer] = (time.monotonic() + min(2 * pause, longest), min(2 * pause, longest))
-            while len(self._refused) > MAX_REFUSED:
-                del self._refused[next(iter(self._refused))]
             return str(error)
         self._refused.pop(relay.peer, None)
         return ""

@@ -20,7 +20,7 @@ import pytest
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.net.throttle import Throttles
+from p2ptrain.net.throttle import MBIT, Throttles
 from p2ptrain.train.loop import Signals
 from peer.home import Home
 from peer.messages import line
@@ -29,7 +29,7 @@ from peer.owner import control as hands
 from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.control_socket import ask
 from peer.owner.policy import GIVEN_SHARE
-from peer.owner.settings import MBIT, Settings, SettingsFile
+from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Month, TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
 from peer.session_recorder import SessionRecorder
