@@ -22,13 +22,7 @@ from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, 
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, implausible_step, must_catch_up
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.peer_info import Fault, PeerInfo
-from p2ptrain.swarm.rules import (
-    ASLEEP_S,
-    GIVING_WINDOW_S,
-    MAX_DONATIONS,
-    MAX_KNOWN,
-    UNREAD_S,
-)
+from p2ptrain.swarm.rules import ASLEEP_S, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
@@ -85,10 +79,6 @@ class CatchUp:
         but gives no weights cannot keep others from exchanging.
         """
         return self.pull is not None and self.pull.replied_at is not None
-
-    def donor_exists(self, now: float) -> bool:
-        """Report whether a live peer is so far ahead that this peer must pull instead of exchanging."""
-        return bool(ahead_of(self._core, now))
 
     def why_none(self, now: float) -> str:
         """Say why no donor gave weights."""

@@ -7,12 +7,12 @@ displacement is applied. An offer engages nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
 from p2ptrain.base.ids import LinkId, PeerId
-from p2ptrain.swarm.events import Note, SwapDone
+from p2ptrain.swarm.events import SwapDone
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.rules import ASLEEP_S
 from p2ptrain.swarm.transitions import Transition, TransitionTable
@@ -106,11 +106,11 @@ class Exchange:
     """One exchange under way. Only its own methods change its state, by ``TRANSITIONS``."""
 
     link: LinkId
-    state: ExchangeState
     fragments: tuple[int, ...]
     mine: Terms
     started_at: float
     deadline: float
+    state: ExchangeState = field(default_factory=lambda: TRANSITIONS.to(None, ExchangeEvent.OFFER))
     round: int = 0
     """The outer step that planned it; 0 for an unplanned exchange."""
     hurried: bool = False
@@ -127,10 +127,6 @@ class Exchange:
     distance: float = 0.0
     norm: float = 0.0
     fingerprint: bytes = b""
-
-    def __post_init__(self) -> None:
-        if self.state is not TRANSITIONS.after(None, ExchangeEvent.OFFER):
-            raise RuntimeError(f"an exchange cannot begin in state {self.state.name}")
 
     def _advance(self, event: ExchangeEvent) -> None:
         self.state = TRANSITIONS.to(self.state, event)
@@ -173,25 +169,10 @@ class Exchange:
         self.sent_bytes, self.received_bytes = done.sent_bytes, done.received_bytes
         self.distance, self.norm, self.fingerprint = done.distance, done.norm, done.fingerprint
 
-    def told(self, seconds: float) -> Note:
-        """Return the note about a committed exchange. ``seconds``: since both sides agreed."""
-        return Note(
-            kind="exchanged",
-            peer=self.link.peer,
-            seconds=seconds,
-            sent_bytes=self.sent_bytes,
-            received_bytes=self.received_bytes,
-            distance=self.distance,
-        )
-
     def commit(self) -> None:
         """Record that both sides have everything."""
         self._advance(ExchangeEvent.ACKNOWLEDGE)
         self.deadline = inf
-
-    def end(self) -> None:
-        """Check that the exchange may end in its state. The book then forgets it."""
-        TRANSITIONS.after(self.state, ExchangeEvent.END)
 
 
 class ExchangeBook:
@@ -227,15 +208,12 @@ class ExchangeBook:
         """Forget an exchange that ended; return it, if there was one."""
         exchange = self._exchanges.pop(link, None)
         if exchange is not None:
-            exchange.end()
+            TRANSITIONS.after(exchange.state, ExchangeEvent.END)  # raises if it may not end now
         return exchange
 
     def under_way(self) -> int:
         """Return the number of exchanges that both sides agreed on and that have neither committed nor failed."""
         return sum(exchange.state in _UNDER_WAY for exchange in self._exchanges.values())
-
-    def in_state(self, state: ExchangeState) -> list[Exchange]:
-        return [exchange for exchange in self._exchanges.values() if exchange.state is state]
 
     def engaged(self) -> set[int]:
         """Return the fragments between snapshot and application; they must not be snapshot again."""

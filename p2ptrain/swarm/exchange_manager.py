@@ -5,14 +5,14 @@ from __future__ import annotations
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import is_left_behind
 from p2ptrain.swarm.core_state import CoreState
-from p2ptrain.swarm.events import Close, Commit, LinkFailed, Open, Send, Swap, SwapDone
+from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.partners import choose, own_offer, own_terms, pause_after
+from p2ptrain.swarm.partners import choose, own_terms, pause_after
 from p2ptrain.swarm.peer_info import Fault, PeerInfo
-from p2ptrain.swarm.progress import left, progress_displacement
+from p2ptrain.swarm.progress import progress_displacement
 from p2ptrain.swarm.rounds import HURRIED_S, MeetingEvent, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
@@ -148,7 +148,7 @@ class ExchangeManager:
         if planned is not None:
             planned.move(link.peer, MeetingEvent.OFFER)
         mine = own_terms(core, link.peer, len(planned.meetings) if planned is not None else 1)
-        exchange = Exchange(link, ExchangeState.OFFERED, reply, mine, now, now, round=offer.round)
+        exchange = Exchange(link, reply, mine, now, now, round=offer.round)
         core.emit(Send(link, Accept(reply, mine, known=core.known_to_pass_on(now, link.peer))))
         self._swap(exchange, reply, offer.terms, now)
         return reply
@@ -235,13 +235,16 @@ class ExchangeManager:
         self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
         self.book.commit(exchange)
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), core.rules)
-        moved = min(moved, left(core.progress, core.rules) if core.trusts_progress(link.peer) else 0.0)
+        # We may have trained since the terms were agreed on, and all would refuse a peer far beyond the run's end.
+        most = max(core.rules.tokens_per_peer - core.progress, 0.0) if core.trusts_progress(link.peer) else 0.0
+        moved = min(moved, most)
         # Agreed on before this peer's end: nothing would raise its progress again.
         if core.state is PeerState.FINISHING:
             moved = max(moved, 0.0)
         core.emit(Commit(link, core.budget.take(moved, link.peer)))
         core.emit(Close(link))
-        core.emit(exchange.told(seconds))
+        sent, received = exchange.sent_bytes, exchange.received_bytes
+        core.emit(Note("exchanged", link.peer, "", seconds, sent, received, exchange.distance))
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, MeetingEvent.COMMIT, now)
         return True
@@ -313,7 +316,9 @@ class ExchangeManager:
         A difference to the old weights must not be added to the new ones.
         """
         self.drop_unsettled()
-        for exchange in self.book.in_state(ExchangeState.CONFIRMING):
+        for exchange in self.book:
+            if exchange.state is not ExchangeState.CONFIRMING:
+                continue
             self.book.remove(exchange.link)
             self._core.counters.exchanges_failed += 1
             self._core.counters.half_commits += 1
@@ -337,13 +342,14 @@ class ExchangeManager:
     def _offer(
         self, partner: PeerInfo, fragments: tuple[int, ...], mine: Terms, round_: int, now: float, hurried: bool = False
     ) -> None:
-        link, deadlines = self._core.new_link(partner.peer), self._core.deadlines
+        core, link = self._core, self._core.new_link(partner.peer)
         if not round_:  # offers of a round are not rate-limited
-            self._core.members.called(partner.peer, now)
-        deadline = now + (HURRIED_S if hurried else deadlines.reply_s())
-        exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, deadline, round=round_, hurried=hurried)
-        self.book.put(exchange)
-        self._core.emit(Open(link, partner.addresses, own_offer(self._core, exchange, now)))
+            core.members.called(partner.peer, now)
+        deadline = now + (HURRIED_S if hurried else core.deadlines.reply_s())
+        self.book.put(Exchange(link, fragments, mine, now, deadline, round=round_, hurried=hurried))
+        known = core.known_to_pass_on(now, partner.peer)
+        offer = Offer(core.rules.run, core.rules.protocol, fragments, mine, round_, known)
+        core.emit(Open(link, partner.addresses, offer))
 
     def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
         core = self._core

@@ -8,7 +8,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up, work_weight
-from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.messages import DeclineReason, PeerState, Terms
 from p2ptrain.swarm.peer_info import PeerInfo
 from p2ptrain.swarm.topology import neighbours
 
@@ -57,18 +57,6 @@ def own_terms(core: CoreState, peer: PeerId, partners: int = 1) -> Terms:
         seconds_per_byte=core.deadlines.seconds_per_byte(),
         # Progress does not decrease any more.
         max_decrease=inf if core.state is PeerState.FINISHING else core.budget.max_decrease(peer),
-    )
-
-
-def own_offer(core: CoreState, exchange: Exchange, now: float) -> Offer:
-    """Return the message that offers this exchange."""
-    return Offer(
-        run=core.rules.run,
-        protocol=core.rules.protocol,
-        fragments=exchange.fragments,
-        terms=exchange.mine,
-        round=exchange.round,
-        known=core.known_to_pass_on(now, exchange.link.peer),
     )
 
 

@@ -10,50 +10,19 @@ from random import Random
 from typing import assert_never
 
 from p2ptrain.base.ids import PeerId
+from p2ptrain.swarm import events
 from p2ptrain.swarm.catchup import CatchUp
-from p2ptrain.swarm.claims import drop_out_if_due
+from p2ptrain.swarm.claims import ahead_of, drop_out_if_due
 from p2ptrain.swarm.core_state import CoreState, Counters
 from p2ptrain.swarm.deadlines import Stopwatch
 from p2ptrain.swarm.discovery import Discovery
-from p2ptrain.swarm.events import (
-    Adopted,
-    Applied,
-    BeginTraining,
-    Close,
-    Donated,
-    Effect,
-    Event,
-    ExchangeDue,
-    Finished,
-    Giving,
-    LeaveRequested,
-    LinkFailed,
-    LookupFailed,
-    OuterStepDone,
-    PeersSeen,
-    PhaseDone,
-    Pulled,
-    Received,
-    Started,
-    SwapDone,
-    TrainingEnded,
-    Unfit,
-    WakeAt,
-    Woke,
-)
 from p2ptrain.swarm.exchange_manager import ExchangeManager
 from p2ptrain.swarm.final_gossip import FinalGossip
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.message_router import MessageRouter
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.peer_info import NEVER
-from p2ptrain.swarm.rules import (
-    ASLEEP_S,
-    GOODBYE_S,
-    HELD_UP_S,
-    SEARCH_PATIENCE_S,
-    SwarmRules,
-)
+from p2ptrain.swarm.rules import ASLEEP_S, GOODBYE_S, HELD_UP_S, SEARCH_PATIENCE_S, SwarmRules
 from p2ptrain.swarm.transitions import Transition, TransitionTable
 
 
@@ -157,7 +126,7 @@ class Peer:
 
     # --- the door ---------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Handle one event and return what the shell must do, in order.
 
         Args:
@@ -165,7 +134,7 @@ class Peer:
             now: seconds on a monotonic clock.
         """
         if self._stopped:
-            return [Close(event.link)] if isinstance(event, Received) else []
+            return [events.Close(event.link)] if isinstance(event, events.Received) else []
         if (late_s := now - self._wake_at) >= HELD_UP_S:
             self._exchanges.extend_deadlines(now, late_s)
             self._catch_up.extend_deadlines(now, late_s)
@@ -174,54 +143,56 @@ class Peer:
         if late_s >= HELD_UP_S:
             self._wake_at = now  # count a delay once
         self._dispatch(event, now)
-        if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
+        if (
+            not isinstance(event, events.PeersSeen) or event.from_lookup
+        ):  # else the message that passed them on comes next
             self._run_timers(now)
             self._sleep(now)
         effects, self._core.effects = self._core.effects, []
         return effects
 
-    def _dispatch(self, event: Event, now: float) -> None:
+    def _dispatch(self, event: events.Event, now: float) -> None:
         match event:
-            case Started():
+            case events.Started():
                 self._started(now)
-            case PeersSeen():
+            case events.PeersSeen():
                 self._peers_seen(event, now)
-            case LookupFailed():
+            case events.LookupFailed():
                 self._awaits_lookup = False
                 self._core.note("lonely", why="no node of the directory answered")
-            case OuterStepDone():
+            case events.OuterStepDone():
                 self._outer_step_done(event, now)
-            case ExchangeDue():
+            case events.ExchangeDue():
                 self._exchanges.one_due(now)
-            case PhaseDone():
+            case events.PhaseDone():
                 self._core.progress = event.progress
                 self._stopwatch.wait(now)
                 self._exchanges.phase_done(event.step, now)
-            case TrainingEnded():
+            case events.TrainingEnded():
                 self._training_ended(event, now)
-            case Received():
+            case events.Received():
                 self._router.received(event.link, event.message, now)
-            case SwapDone():
+            case events.SwapDone():
                 self._exchanges.swapped(event, now)
-            case Applied():
+            case events.Applied():
                 self._core.progress = event.progress
                 self._exchanges.applied(event.link, now)
-            case Pulled():
+            case events.Pulled():
                 self._exchanges.abandon()
                 self._catch_up.pulled(event.link, event.received_bytes)
-            case Adopted():
+            case events.Adopted():
                 self._adopted(event, now)
-            case Unfit():
+            case events.Unfit():
                 self._catch_up.unfit(event, now)
-            case Donated():
+            case events.Donated():
                 self._catch_up.donated(event.link, event.sent_bytes, now)
-            case LinkFailed():
+            case events.LinkFailed():
                 self._router.failed(event, now)
-            case Woke():
+            case events.Woke():
                 self._wake_at = NEVER
-            case Giving():
+            case events.Giving():
                 self._core.gives = event.gives
-            case LeaveRequested():
+            case events.LeaveRequested():
                 self._leave(now, "stopped by its owner")
             case _:
                 assert_never(event)
@@ -233,10 +204,10 @@ class Peer:
         self._discovery.announce(now)
         self._discovery.look_up(now)
 
-    def _peers_seen(self, event: PeersSeen, now: float) -> None:
+    def _peers_seen(self, event: events.PeersSeen, now: float) -> None:
         self._discovery.seen(event)
         self._awaits_lookup &= not event.from_lookup
-        alone = not self._training and self._catch_up.pull is None and not self._catch_up.donor_exists(now)
+        alone = not self._training and self._catch_up.pull is None and not ahead_of(self._core, now)
         if alone and event.from_lookup:
             self._begin(now)
 
@@ -275,7 +246,7 @@ class Peer:
         """When this peer was last in step for certain."""
         return max(self._exchanges.last_commit_at, self._caught_up_at)
 
-    def _adopted(self, event: Adopted, now: float) -> None:
+    def _adopted(self, event: events.Adopted, now: float) -> None:
         self._core.step = event.step
         self._core.progress = event.progress
         self._catch_up.adopted(event.link)
@@ -290,12 +261,12 @@ class Peer:
         if not self._training:
             self._training = True
             self._stopwatch.begin(now)
-            self._core.emit(BeginTraining())
+            self._core.emit(events.BeginTraining())
         self._enter(PeerEvent.TRAIN, now)
 
     # --- training and its end ---------------------------------------------------------------------------------------
 
-    def _outer_step_done(self, event: OuterStepDone, now: float) -> None:
+    def _outer_step_done(self, event: events.OuterStepDone, now: float) -> None:
         core = self._core
         core.step, core.progress = event.step, event.progress
         core.counters.outer_steps += 1
@@ -305,7 +276,7 @@ class Peer:
         core.budget.trained(event.tokens)
         self._exchanges.step_done(now)
 
-    def _training_ended(self, event: TrainingEnded, now: float) -> None:
+    def _training_ended(self, event: events.TrainingEnded, now: float) -> None:
         if self._final_gossip.has_begun or self._core.state is PeerState.LEAVING:
             return
         self._core.step, self._core.progress = event.step, event.progress
@@ -331,7 +302,7 @@ class Peer:
         resolved = not len(self._exchanges.book) and self._catch_up.pull is None
         if (resolved or now >= self._leave_by) and not self._stopped:
             self._stopped = True
-            self._core.emit(Finished(self._leaving_why))
+            self._core.emit(events.Finished(self._leaving_why))
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
@@ -372,7 +343,7 @@ class Peer:
         self._next_timer = wake_at
         if wake_at != self._wake_at and wake_at < NEVER:
             self._wake_at = wake_at
-            self._core.emit(WakeAt(wake_at))
+            self._core.emit(events.WakeAt(wake_at))
 
     def _enter(self, event: PeerEvent, now: float) -> None:
         self._core.state = TRANSITIONS.to(self._core.state, event)

@@ -53,15 +53,6 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     return ours * min(1.0, rules.catch_up_tokens / max(abs(ours), abs(others)), most / abs(falling))
 
 
-def left(progress: float, rules: SwarmRules) -> float:
-    """Return what may still be added to our progress (tokens per peer).
-
-    We may have trained since the terms were agreed on, and a peer lifted far beyond the run's end would be refused by
-    all.
-    """
-    return max(rules.tokens_per_peer - progress, 0.0)
-
-
 @dataclass(slots=True)
 class ProgressAccount:
     """Tokens by which a partner may change our progress, as of our last exchange with it."""

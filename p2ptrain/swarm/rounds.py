@@ -261,9 +261,9 @@ class Rounds:
         """Open the round of the outer step that this peer has reached. The round of an earlier one lapses."""
         core = self._core
         self.close(blocking)
-        fresh = Round(
-            step, self._fragments_due(step, fragments), blocking, now + self._patience_s(), now + ROUND_RECALL_S
-        )
+        patience_s = max(ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS * core.seconds_per_outer_step)
+        due = self._fragments_due(step, fragments)
+        fresh = Round(step, due, blocking, now + patience_s, now + ROUND_RECALL_S)
         if fresh.fragments and core.state is PeerState.TRAINING:
             fresh.meetings = dict.fromkeys(self._planned(step, now), Meeting.DUE)
         if blocking:
@@ -349,7 +349,7 @@ class Rounds:
         elif overtaken and peer not in found.offered_again:
             found.offered_again.add(peer)
             found.move(peer, MeetingEvent.OVERTAKEN)
-        elif found.is_blocking and not self._may_cross(reason, peer):
+        elif found.is_blocking and reason is DeclineReason.CROSSING and self._core.me < peer:  # ours goes first
             self._miss(found, peer, MeetingEvent.DOUBTED, reason.value)
         elif found.is_blocking and not self.decide_waiting(found, peer):
             why = "it announced that it will come, but did not come the last time"
@@ -357,10 +357,6 @@ class Rounds:
         else:
             found.move(peer, MeetingEvent.LATER)
             found.recall_at = max(found.recall_at, now + found.recall_pause_s)
-
-    def _may_cross(self, reason: DeclineReason, peer: PeerId) -> bool:
-        """Report whether "crossed" can be true: the smaller id's offer goes first, so its sender never says it."""
-        return reason is not DeclineReason.CROSSING or peer < self._core.me
 
     def decide_waiting(self, planned: Round, peer: PeerId) -> bool:
         """Decide once per round whether the trainer waits for the answer of a partner that we call, and return it.
@@ -468,6 +464,3 @@ class Rounds:
             return fragments
         turn = {(step * window + place) % rules.fragments for place in range(window)}
         return tuple(fragment for fragment in fragments if fragment % rules.fragments in turn)
-
-    def _patience_s(self) -> float:
-        return max(ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS * self._core.seconds_per_outer_step)

@@ -23,12 +23,7 @@ Topology = Literal["random", "ring", "exponential", "complete"]
 
 
 def planned_partners(
-    topology: Topology,
-    partners: int,
-    me: PeerId,
-    roster: Sequence[PeerId],
-    seed: str,
-    step: int,
+    topology: Topology, partners: int, me: PeerId, roster: Sequence[PeerId], seed: str, step: int
 ) -> tuple[PeerId, ...]:
     """Return my partners at this outer step, ascending; empty if I am alone or left over.
 
