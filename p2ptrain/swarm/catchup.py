@@ -47,14 +47,10 @@ class PullUnderWay:
 
 
 def steps_near(donor: PeerInfo, believed: Sequence[PeerInfo], near: float) -> int:
-    """Return the median of the outer steps announced by corroborated peers about as far as the donor.
+    """Return the median of the outer steps announced by corroborated peers within ``near`` tokens of the donor.
 
-    The donor's own claim is included, and of two values in the middle the larger one counts. So a minority that
-    announces few steps cannot make an honest donor's count implausible. Peers elsewhere say nothing about the steps
-    needed to get here.
-
-    Args:
-        near: tokens within which a peer counts as equally far.
+    The donor is included and the larger of two middle values counts, so that a minority that announces few steps cannot
+    make an honest donor's count implausible.
     """
     return median_high([each.step for each in believed if abs(each.progress - donor.progress) <= near])
 
@@ -75,13 +71,11 @@ class CatchUp:
     def is_receiving(self) -> bool:
         """Whether a donor has agreed, so that its weights are arriving or here.
 
-        Until then this peer goes on as before: an unanswered request is harmless, and a peer that claims to be ahead
-        but gives no weights cannot keep others from exchanging.
+        Until then this peer exchanges as before, so that a peer that gives no weights cannot stop it.
         """
         return self.pull is not None and self.pull.replied_at is not None
 
     def why_none(self, now: float) -> str:
-        """Say why no donor gave weights."""
         if not ahead_of(self._core, now):
             return "no peer answered"
         if not believed(self._core, now):
@@ -91,9 +85,8 @@ class CatchUp:
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """Return the peers whose copies of the weights count, in random order, with their addresses.
 
-        These are all corroborated peers ahead that are not distrusted, busy ones included: a busy peer still compares
-        copies. Settled peers about as far as they are count too, even if they are not far enough ahead to pull from,
-        because a young swarm may have only one donor.
+        These are all corroborated peers ahead that are not distrusted, busy ones included, and settled peers about as
+        far: a young swarm may have only one donor that is far enough ahead.
         """
         core = self._core
         ahead = believed(core, now)
@@ -110,7 +103,6 @@ class CatchUp:
         return {known.peer: known.addresses for known in core.random.sample(ready, len(ready))}
 
     def begin(self, now: float) -> None:
-        """Ask a donor for its weights if this peer must catch up and one is free."""
         core = self._core
         ahead = believed(core, now)
         ready = [known for known in ahead if known.may_be_asked(now)]
@@ -129,7 +121,6 @@ class CatchUp:
         core.note("catching up", donor.peer, f"it is {donor.progress - core.effective_progress:.0f} tokens ahead")
 
     def replied(self, link: LinkId, reply: WeightsReply, now: float) -> None:
-        """Handle a donor's agreement: begin to receive."""
         core = self._core
         if self.pull is None or self.pull.link != link:
             core.emit(Close(link))
@@ -165,17 +156,13 @@ class CatchUp:
         self._declined.pop(link.peer, None)
 
     def _unended(self, progress: float) -> float:
-        """Limit the progress of a donor's weights, so that the donor alone cannot claim that the run is over.
-
-        If nobody announced that it is near the end, one outer step is left.
-        """
+        """Leave at least one outer step, unless somebody announced the run's end: the donor alone cannot claim it."""
         assert self.pull is not None
         rules = self._core.rules
         is_announced = self.pull.furthest + rules.catch_up_tokens >= rules.tokens_per_peer
         return progress if is_announced else min(progress, rules.tokens_per_peer - rules.tokens_per_outer_step)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
-        """Handle a donor's decline: pause before asking it again."""
         core = self._core
         core.emit(Close(link))
         if self.pull is not None and self.pull.link == link:
@@ -196,7 +183,6 @@ class CatchUp:
         core.emit(Close(link))
 
     def adopted(self, link: LinkId) -> None:
-        """Record that this peer now has the donor's weights and is settled."""
         self.pull = None
         self._core.settled = True
         self._core.record_related()
@@ -205,10 +191,7 @@ class CatchUp:
         self._core.note("caught up", link.peer)
 
     def unfit(self, event: Unfit, now: float) -> None:
-        """Handle useless weights: try another donor.
-
-        Either the donor or this peer may be at fault. Nobody is if the weights arrived after this peer's own end.
-        """
+        """Try another donor after useless weights. Nobody is at fault if they arrived after this peer's own end."""
         if self.pull is None or self.pull.link != event.link:
             return
         self.pull = None
@@ -218,7 +201,6 @@ class CatchUp:
             self._core.blame(LinkFailed(event.link, event.why), Fault.BROKEN, now)
 
     def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:
-        """Answer a request for this peer's weights."""
         core = self._core
         refusal = self._refusal(link.peer, request, now)
         if refusal is not None:
@@ -235,7 +217,6 @@ class CatchUp:
         core.emit(Donate(link))
 
     def donated(self, link: LinkId, sent_bytes: int, now: float) -> None:
-        """Record that the newcomer has received all weights."""
         if self._end_donation(link, now):
             self._core.counters.donations += 1
             self._core.counters.sent_bytes += sent_bytes
@@ -265,7 +246,6 @@ class CatchUp:
         self._core.members.pause(donor, now + min(held_s, longest_s))
 
     def extend_deadlines(self, now: float, seconds: float) -> None:
-        """Extend deadlines after this peer was held up: messages sent in time may still be unread."""
         self._begun = {link: since + seconds for link, since in self._begun.items()} if seconds < ASLEEP_S else {}
         self._donations = {link: until if until > now else now + UNREAD_S for link, until in self._donations.items()}
         if self.pull is not None and self.pull.replied_at is not None:
@@ -274,7 +254,6 @@ class CatchUp:
             self.pull = replace(self.pull, deadline=now + UNREAD_S)
 
     def expire(self, now: float) -> None:
-        """Give up on donors and newcomers whose deadline has passed."""
         if self.pull is None and not self._donations:
             return
         waiting = dict(self._donations)
@@ -332,7 +311,6 @@ class CatchUp:
         return True
 
     def _has_enough(self, peer: PeerId, now: float) -> bool:
-        """Report whether this newcomer has begun to take weights too often lately (``given_to_one``)."""
         given, most = self._given.get(peer), self._core.rules.given_to_one
         return given is not None and len(given) == most and given[0] > now - GIVING_WINDOW_S
 

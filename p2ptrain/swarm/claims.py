@@ -21,18 +21,15 @@ def supported(
 ) -> Sequence[PeerInfo]:
     """Return the peers ahead whose claims are corroborated by similar claims.
 
-    A claim counts if at least as many peers make it as contradict it; otherwise two young peers could keep others out
-    of an old swarm of two. A claim that ``SUPPORTERS`` others corroborate also counts; otherwise a crowd of waiting
-    newcomers, or of adversarial peers, could keep others out of any swarm.
+    A claim counts if at least as many peers make it as contradict it, so that two young peers cannot keep others out of
+    an old swarm of two; or if ``SUPPORTERS`` others make it, so that a crowd of newcomers cannot. If no claim is
+    corroborated and none contradicted, all count: a swarm of two has no majority.
 
     Args:
         ahead: live peers that are far enough ahead to give this peer their weights.
         near: tokens within which claims corroborate each other.
         others: live peers about as far as this peer, if their position says where the swarm is.
         was_in_step: whether this peer's own progress is one more contradiction.
-
-    Returns:
-        All of them if no claim is corroborated and none contradicted: a swarm of two has no majority.
     """
     needed = min(SUPPORTERS, (len(ahead) + len(others) + was_in_step - 1) // 2)
     claims = sorted(known.progress for known in (*ahead, *others))
@@ -67,7 +64,7 @@ def ahead_of(core: CoreState, now: float) -> list[PeerInfo]:
 def is_far(progress: float, core: CoreState) -> bool:
     """Report whether this progress is implausibly far ahead of ours.
 
-    If this peer's weights are outliers, an honest peer is that far ahead only if the swarm went on without this peer.
+    If our weights are outliers, an honest peer is that far ahead only if the swarm went on without us.
     """
     return bool(implausible_progress(progress, core.progress, settled=True, rules=core.rules))
 
@@ -75,8 +72,7 @@ def is_far(progress: float, core: CoreState) -> bool:
 def believed(core: CoreState, now: float) -> Sequence[PeerInfo]:
     """Return the peers ahead whose claims are corroborated.
 
-    Peers about as far as this peer contradict such a claim: any of them if this peer was settled here, otherwise only
-    settled ones, because the others may be newcomers too.
+    Peers about as far as this peer contradict them: all if this peer was settled here, else only settled ones.
     """
     ahead = ahead_of(core, now)
     if not ahead:
@@ -97,18 +93,13 @@ def believed(core: CoreState, now: float) -> Sequence[PeerInfo]:
 def is_left_behind(core: CoreState, now: float) -> bool:
     """Report whether a swarm is ahead, so that an exchange with another newcomer makes neither side settled.
 
-    A swarm has at least two peers. A single peer that claims to be ahead but gives no weights must not keep a young
-    swarm from becoming settled, because settled peers contradict its claim.
+    A single peer that claims to be ahead but gives no weights must not keep a young swarm from becoming settled.
     """
     return len(believed(core, now)) > 1
 
 
 def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
-    """Drop out of step if necessary, and return why; return an empty string otherwise.
-
-    Args:
-        in_step_at: when this peer was last in step for certain.
-    """
+    """Drop out of step if necessary, and return why, else an empty string. ``in_step_at``: when last in step."""
     if core.unrelated_peers and not core.is_outlier:
         core.forget_absent(now)
         if core.is_far_from_most(now):
@@ -121,10 +112,7 @@ def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
 
 
 def _become_outlier(core: CoreState) -> None:
-    """Record that our weights are outliers, and trust again the peers blamed for theirs: they may be donors.
-
-    A newcomer that trained too long before any donor had a place for it is lost too, and was never settled.
-    """
+    """Record that our weights are outliers. The peers blamed for theirs may be donors, so trust them again."""
     core.is_outlier = True
     for peer in core.unrelated_peers:
         core.members.praise(peer)
@@ -133,7 +121,6 @@ def _become_outlier(core: CoreState) -> None:
 
 
 def _is_cut_off(core: CoreState, in_step_at: float, now: float) -> bool:
-    """Report whether this peer exchanged nothing for so long that it would judge all others implausible."""
     mine, rules = core.progress, core.rules
     return (
         rules.exchanges

@@ -43,15 +43,12 @@ class Counters:
     pulls: int = 0
     donations: int = 0
     offences: int = 0
-    """Protocol violations by partners."""
     clipped: int = 0
     """Exchanges with a distance above this peer's own radius."""
 
 
 @dataclass(slots=True)
 class CoreState:
-    """Mutable state of one peer that several parts of the core read."""
-
     me: PeerId
     rules: SwarmRules
     random: Random
@@ -73,7 +70,6 @@ class CoreState:
     is_outlier: bool = False
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
-    """Whether newcomers get this peer's weights."""
     state: PeerState = PeerState.JOINING
     deadlines: Deadlines = field(default_factory=Deadlines)
     usual: DistanceStats = field(default_factory=DistanceStats)
@@ -97,7 +93,6 @@ class CoreState:
         return 0.0 if self.is_outlier else self.progress
 
     def record_unrelated(self, peer: PeerId) -> None:
-        """Record that a settled partner has unrelated weights."""
         if len(self.unrelated_peers) < MAX_KNOWN:
             self.unrelated_peers.add(peer)
 
@@ -110,20 +105,15 @@ class CoreState:
     def trusts_progress(self, peer: PeerId) -> bool:
         """Report whether a partner's progress may raise ours.
 
-        After an implausible claim it may not until this peer has come that far, because this peer may have been left
-        behind.
+        After an implausible claim only once this peer has come that far: it may have been left behind.
         """
         return self.implausible_claims.get(peer, 0.0) <= self.progress
 
     def forget_absent(self, now: float) -> None:
-        """Forget partners with unrelated weights that are no longer live."""
         self.unrelated_peers &= {known.peer for known in self.members.live(now)}
 
     def is_far_from_most(self, now: float) -> bool:
-        """Report whether this peer's weights are unrelated to those of most live peers, itself included.
-
-        Of two equal halves neither is an outlier.
-        """
+        """Report whether our weights are unrelated to those of most live peers, us included; half is not most."""
         live = len(self.members.live(now))
         return len(self.unrelated_peers) >= max(LEAST_UNRELATED, (live + 1) // 2 + 1)
 
@@ -137,7 +127,6 @@ class CoreState:
         self.settled, self.was_in_step = False, True
 
     def drop_unused_links(self) -> None:
-        """Drop links that were opened and closed within the same event."""
         opened = {effect.link for effect in self.effects if isinstance(effect, Open)}
         unused = opened & {effect.link for effect in self.effects if isinstance(effect, Close)}
         self.effects = [
@@ -145,11 +134,7 @@ class CoreState:
         ]
 
     def blame(self, event: LinkFailed, fault: Fault, now: float, seconds: float = 0.0) -> None:
-        """Record a failed conversation against its peer, and note it.
-
-        Args:
-            seconds: duration of the exchange since both sides agreed.
-        """
+        """Record a failed conversation against its peer, and note it."""
         self.counters.offences += int(event.their_fault)
         self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault, seconds)
         if fault is Fault.WITHDRAWN:

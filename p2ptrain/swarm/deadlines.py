@@ -35,20 +35,16 @@ class Deadlines:
         self._patience = 1.0
 
     def replied(self, seconds: float) -> None:
-        """Record how long a partner took to answer an offer."""
         self._replies.add(seconds)
 
     def transferred(self, size_bytes: int, seconds: float) -> None:
-        """Record a completed payload exchange."""
         self._per_byte.add(seconds / max(size_bytes, 1))
         self._patience = 1.0
 
     def missed(self) -> None:
-        """Record that a deadline passed."""
         self._patience = min(2 * self._patience, MAX_PATIENCE)
 
     def reply_s(self) -> float:
-        """Return how long to wait for an answer to an offer."""
         estimate = self._replies.bound() if self._replies else FIRST_REPLY_S
         return _clamp(self._patience * estimate, *REPLY_BOUNDS_S)
 
@@ -66,10 +62,9 @@ class Deadlines:
     def payload_s(self, size_bytes: int, theirs: float = 0.0) -> float:
         """Return how long to wait for a payload of this size both ways, acknowledgements included.
 
-        Args:
-            theirs: the partner's ``seconds_per_byte``. Without it a peer that knows only fast connections would give up
-                on a slow one every time. It counts up to the larger of ``TOLERANCE`` times our own and what a shared
-                connection of ``FIRST_RATE`` takes, so that the partner cannot choose how long it holds us.
+        ``theirs``, the partner's ``seconds_per_byte``, counts up to the larger of ``TOLERANCE`` times our own and what
+        a shared connection of ``FIRST_RATE`` takes. So we wait for slow partners, and they cannot choose how long they
+        hold us.
         """
         shortest, longest = PAYLOAD_BOUNDS_S
         ours = self.seconds_per_byte()
@@ -95,11 +90,9 @@ class Stopwatch:
     """Training time in this outer step, if the trainer then waits for partners."""
 
     def begin(self, now: float) -> None:
-        """Begin measuring: training starts."""
         self._since = now
 
     def skip(self, seconds: float) -> None:
-        """Exclude a time in which nothing was trained."""
         if self._since is not None:
             self._since += seconds
 
@@ -109,10 +102,7 @@ class Stopwatch:
             self._trained_s = max(now - self._since, 0.0)
 
     def lap(self, now: float) -> tuple[float, float] | None:
-        """Return the seconds of the outer step that ended, and its seconds of training.
-
-        None if there is no such time.
-        """
+        """Return the seconds of the outer step that ended and its seconds of training; None if there are none."""
         since, trained_s = self._since, self._trained_s
         self._since, self._trained_s = now, None
         if since is None or now <= since:
@@ -144,7 +134,6 @@ class _Samples:
         return median(self._ordered)
 
     def bound(self) -> float:
-        """Return the median plus ``SPREADS`` times the median distance from it."""
         if self._bound is None:
             middle = self.median()
             self._bound = middle + SPREADS * median(abs(value - middle) for value in self._ordered)

@@ -33,14 +33,12 @@ class Discovery:
         self._crowded = False  # more peers than are kept: arrivals and departures are no news
 
     def announce(self, now: float) -> None:
-        """Publish this peer's state, and schedule the next announcement."""
         self._announce_at = now + ANNOUNCE_PERIOD_S
         core = self._core
         self._announced_settled = core.settled
         core.emit(Announce(core.state, core.step, core.progress, core.settled))
 
     def look_up(self, now: float) -> None:
-        """Look up other peers, and schedule the next lookup: sooner if none is known."""
         if not self._core.members.records(now):  # peers known only by their calls cannot be dialed or cached
             period = LONELY_LOOKUP_PERIOD_S
         else:
@@ -49,7 +47,6 @@ class Discovery:
         self._core.emit(Lookup())
 
     def seen(self, event: PeersSeen) -> None:
-        """Keep the wanted records of a lookup or a message."""
         members = self._core.members
         for presence, live_until in self._choose(event):
             if presence.run == self._core.rules.run and members.see(presence, live_until) and not self._crowded:
@@ -63,22 +60,19 @@ class Discovery:
                 self._core.note("lost", peer, "no sign of life")
 
     def keep_up(self, now: float) -> None:
-        """Announce and look up when due, and announce at once that this peer is settled, because newcomers look for
-        donors."""
+        """Announce and look up when due. Newcomers look for donors, so announce at once that this peer is settled."""
         if now >= self._announce_at or (self._core.settled and not self._announced_settled):
             self.announce(now)
         if now >= self._lookup_at:
             self.look_up(now)
 
     def next_due(self) -> float:
-        """Return when ``keep_up`` next has something to do."""
         return min(self._announce_at, self._lookup_at)
 
     def _choose(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
         """Choose the records of known peers, and enough random others.
 
-        In a large swarm lookups bring enough records; records passed on by messages are older and only used if few are
-        left.
+        In a large swarm records passed on by messages, older than those of lookups, are used only if few are left.
         """
         known, records = self._core.members.peers, event.records
         if event.from_lookup:

@@ -53,7 +53,6 @@ class PhaseDone:
     """The trainer ended an inner phase and waits: what its recipe mixes now has a snapshot."""
 
     step: int
-    """The outer step that the phase leads to."""
     progress: float
 
 
@@ -222,7 +221,6 @@ class Commit:
 
     link: LinkId
     progress_displacement: float
-    """Change of progress that comes with it, in tokens per peer."""
 
 
 @dataclass(frozen=True, slots=True)

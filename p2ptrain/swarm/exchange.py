@@ -20,8 +20,6 @@ from p2ptrain.swarm.trust import per_fragment
 
 
 class ExchangeState(Enum):
-    """State of one exchange."""
-
     OFFERED = "offered"
     SWAPPING = "swapping"
     CONFIRMING = "confirming"
@@ -112,12 +110,10 @@ class Exchange:
     deadline: float
     state: ExchangeState = field(default_factory=lambda: TRANSITIONS.to(None, ExchangeEvent.OFFER))
     round: int = 0
-    """The outer step that planned it; 0 for an unplanned exchange."""
     hurried: bool = False
     """Whether our offer has a shorter deadline than others, so that a missing answer says nothing about connections."""
     theirs: Terms | None = None
     swap_started_at: float = 0.0
-    """When both sides agreed."""
     patience_s: float = 0.0
     """Maximum duration by both sides' terms: until the deadline, if nothing holds this peer up."""
     is_timed: bool = True
@@ -137,7 +133,6 @@ class Exchange:
         return per_fragment(self.distance * self.norm, len(self.fragments))
 
     def swap(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> None:
-        """Record that both sides agreed on these fragments."""
         self._advance(ExchangeEvent.ACCEPT)
         self.fragments = fragments
         self.theirs = theirs
@@ -146,10 +141,7 @@ class Exchange:
         self.patience_s = deadline - now
 
     def skip(self, seconds: float) -> None:
-        """Exclude a time in which this peer did not run.
-
-        The start of a sleep is unknown, so an exchange that spans one is not timed.
-        """
+        """Exclude a time in which this peer did not run. A sleep's start is unknown, so its exchanges are not timed."""
         self.started_at += seconds
         if self.swap_started_at:
             self.swap_started_at += seconds
@@ -164,13 +156,11 @@ class Exchange:
         return self.is_timed and self.swapped_s(now) > DRAGGED * self.patience_s
 
     def confirm(self, done: SwapDone) -> None:
-        """Record that both payloads have been transferred on this side."""
         self._advance(ExchangeEvent.PAYLOADS)
         self.sent_bytes, self.received_bytes = done.sent_bytes, done.received_bytes
         self.distance, self.norm, self.fingerprint = done.distance, done.norm, done.fingerprint
 
     def commit(self) -> None:
-        """Record that both sides have everything."""
         self._advance(ExchangeEvent.ACKNOWLEDGE)
         self.deadline = inf
 
@@ -197,7 +187,6 @@ class ExchangeBook:
         self._exchanges[exchange.link] = exchange
 
     def commit(self, exchange: Exchange) -> None:
-        """Commit an exchange. Its fragments now have waited least."""
         exchange.commit()
         self._commits += 1
         for fragment in sorted(exchange.fragments):
@@ -240,14 +229,12 @@ class ExchangeBook:
         return [each for each in self._exchanges.values() if each.state is offered and each.round == round_]
 
     def is_engaged_with(self, peer: PeerId) -> bool:
-        """Report whether an unplanned exchange with this peer is under way and not yet committed."""
         return any(
             exchange.link.peer == peer and not exchange.round and exchange.state in _UNDER_WAY
             for exchange in self._exchanges.values()
         )
 
     def next_deadline(self) -> float:
-        """Return the earliest deadline; infinite if there is none."""
         return min([exchange.deadline for exchange in self._exchanges.values()], default=inf)
 
     def partners(self) -> set[PeerId]:

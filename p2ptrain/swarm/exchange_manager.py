@@ -25,8 +25,6 @@ of exactly enough were declined twice per exchange (simulated: 16 fragments, 4 a
 
 
 class ExchangeManager:
-    """All exchanges of one peer, inbound and outbound."""
-
     def __init__(self, core: CoreState) -> None:
         self._core = core
         self.book = ExchangeBook(core.rules.free)
@@ -41,10 +39,7 @@ class ExchangeManager:
     # --- what the peer calls ------------------------------------------------------------------------------------
 
     def step_done(self, now: float) -> None:
-        """Begin the exchanges of this outer step, and drop those still due from the last one.
-
-        The snapshots are new. If exchanges are due within the phase, ``one_due`` begins them instead.
-        """
+        """Begin the exchanges of this outer step, and drop those still due from the last one."""
         if not self._committed_since_step:
             self._core.counters.solo_steps += 1
         self._committed_since_step = False
@@ -54,19 +49,14 @@ class ExchangeManager:
         self.seek(now)
 
     def one_due(self, now: float) -> None:
-        """Begin an exchange that is due within the inner phase."""
         self._due = min(self._due + 1, self._core.rules.exchanges_per_step)
         self.seek(now)
 
     def phase_done(self, step: int, now: float) -> None:
-        """Begin the exchanges that this outer step planned; the trainer waits for them."""
         self._open_round(step, self._core.rules.between, True, now)
 
     def training_ended(self, now: float) -> None:
-        """Prepare the final gossip, which averages the slow weights with any partner, whatever the recipe mixed.
-
-        Distances measured before say nothing about it.
-        """
+        """Prepare the final gossip, which averages the slow weights with any partner, whatever the recipe mixed."""
         self.book.limit(range(self._core.rules.fragments))
         self.last_commit_at = now
         self.distances = []
@@ -154,8 +144,7 @@ class ExchangeManager:
         return reply
 
     def accepted(self, link: LinkId, accept: Accept, now: float) -> None:
-        """Begin the swap after an Accept. Its fragments are still free, because accepting an offer withdraws our
-        own."""
+        """Begin the swap. Its fragments are still free, because accepting an offer withdraws our own."""
         core = self._core
         exchange = self.book.get(link)
         if exchange is None:  # dropped meanwhile
@@ -178,7 +167,6 @@ class ExchangeManager:
         self._swap(exchange, accept.fragments, accept.terms, now)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
-        """Handle a decline: pause before asking that peer again, and try another."""
         core = self._core
         exchange = self.book.remove(link)
         core.emit(Close(link))
@@ -250,7 +238,6 @@ class ExchangeManager:
         return True
 
     def applied(self, link: LinkId, now: float) -> None:
-        """Free the fragments whose displacement is applied."""
         if self.book.remove(link) is not None:
             self.seek(now)
 
@@ -291,7 +278,6 @@ class ExchangeManager:
                 exchange.deadline = now + UNREAD_S
 
     def expire(self, now: float) -> None:
-        """Give up on partners whose deadline has passed."""
         for exchange in self.book:
             if exchange.deadline <= now:
                 if not exchange.hurried:
@@ -311,10 +297,7 @@ class ExchangeManager:
             self.rounds.close(blocking)
 
     def abandon(self) -> None:
-        """Close all uncommitted exchanges, because this peer's weights are about to be replaced.
-
-        A difference to the old weights must not be added to the new ones.
-        """
+        """Close all uncommitted exchanges: a difference to replaced weights must not be added to the new ones."""
         self.drop_unsettled()
         for exchange in self.book:
             if exchange.state is not ExchangeState.CONFIRMING:
@@ -325,7 +308,6 @@ class ExchangeManager:
             self._core.emit(Close(exchange.link))
 
     def next_deadline(self) -> float:
-        """Return when ``expire`` next has something to do."""
         return min(self.book.next_deadline(), self.rounds.next_deadline())
 
     @property

@@ -33,13 +33,11 @@ class FinalGossip:
         self._at = float("inf")
 
     def begin(self, now: float) -> None:
-        """Begin: the trainer reached the run's end."""
         self.has_begun = True
         self._until = now + self._core.rules.final_gossip_s
         self._at = now
 
     def exchanged(self, now: float) -> None:
-        """Schedule the next exchange after a pause."""
         self._at = now + self._pause_s() if self.has_begun else float("inf")
 
     def why_over(self, now: float) -> str:
@@ -60,13 +58,11 @@ class FinalGossip:
         return ""
 
     def keep_up(self, now: float) -> None:
-        """Make an exchange due if the pause is over and none is under way."""
         if now >= self._at and not len(self._exchanges.book):
             self._at = now + self._pause_s()
             self._exchanges.make_due(now)
 
     def next_due(self) -> float:
-        """Return the deadline, or when ``keep_up`` next has something to do if that is earlier."""
         if not self.has_begun or len(self._exchanges.book):  # the next one waits for the exchange's end
             return self._until
         return min(self._until, self._at)

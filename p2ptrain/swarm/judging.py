@@ -15,8 +15,6 @@ from p2ptrain.swarm.trust import TIMES_UNRELATED, Replays, are_unrelated, per_fr
 
 
 class Judge:
-    """Judgements of one peer about its partners' weights."""
-
     def __init__(self, core: CoreState) -> None:
         self._core = core
         self._replays = Replays()
@@ -36,7 +34,6 @@ class Judge:
         return None
 
     def rejected(self, exchange: Exchange, done: SwapDone) -> None:
-        """Record that weights were not mixed."""
         if not _are_unrelated(done):
             return
         if exchange.theirs is not None and exchange.theirs.settled:
@@ -47,9 +44,8 @@ class Judge:
     def _can_tell_who_is_unrelated(self, exchange: Exchange) -> bool:
         """Report whether this peer can tell which of the two sides has unrelated weights.
 
-        Only a settled peer can. Two beginners cannot: without a warm-up the first steps are longer than the weights, so
-        a peer that began a second earlier looks unrelated. Nor can peers so far apart in progress that a newcomer would
-        pull instead of mixing: if outer steps take milliseconds, two settled peers may be that far apart.
+        Beginners cannot: without a warm-up the first steps are longer than the weights. Nor can peers so far apart in
+        progress that a newcomer would pull instead of mixing, as settled peers may be if outer steps take milliseconds.
         """
         core, theirs = self._core, exchange.theirs
         if theirs is None or not core.settled:

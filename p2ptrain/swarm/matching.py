@@ -19,12 +19,9 @@ def choose_partner(candidates: list[PeerInfo], random: Random) -> PeerInfo | Non
 
 
 def implausible_progress(theirs: float, mine: float, settled: bool, rules: SwarmRules) -> str:
-    """Say why a reported progress is implausible or must not be mixed with ours; return an empty string if it may.
+    """Say why a reported progress must not be mixed with ours; return an empty string if it may.
 
-    Args:
-        theirs, mine: tokens per peer.
-        settled: whether this peer is in step with the swarm. No honest peer is then far ahead of it, whatever it
-            claims; a peer that is not settled may be far behind the peers it asks.
+    No honest peer is far ahead of a settled one. A peer that is not settled may be far behind the peers it asks.
     """
     if not isfinite(theirs) or theirs < 0:
         return f"progress {theirs}"
@@ -38,11 +35,8 @@ def implausible_progress(theirs: float, mine: float, settled: bool, rules: Swarm
 def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
     """Say why a donor's count of outer steps must not be adopted; return an empty string if it may.
 
-    If outer steps are planned, a peer that is behind or ahead meets nobody: a newcomer that adopted a false count would
-    train alone and consider itself settled, permanently.
-
-    Args:
-        others: count of the peers that are as far as the donor.
+    If outer steps are planned, a newcomer that adopted a false count would meet nobody and train alone permanently.
+    ``others``: count of the peers that are as far as the donor.
     """
     if rules.plans:  # All make the same steps together; what was announced is older than the reply.
         least = others - rules.catch_up_outer_steps
@@ -84,7 +78,6 @@ class OfferView:
     settled: bool
     progress: float
     effective_progress: float
-    """As in ``CoreState``."""
     distrusts_sender: bool
     is_crossing: bool
     """Whether we have an unanswered offer to the sender; the smaller peer id's offer wins."""
@@ -96,11 +89,9 @@ class OfferView:
     """Whether an exchange with the sender is under way, or others come first after a slow one. A second exchange would
     only let it hold more of our fragments."""
     free_fragments: Sequence[int]
-    """Our free fragments, longest waiting first."""
     exchanges: int
     """Exchanges that this peer is engaged in."""
     planned: PlannedView | None
-    """None for an unplanned offer."""
 
 
 Answer = tuple[int, ...] | DeclineReason | Violation
@@ -108,10 +99,7 @@ Answer = tuple[int, ...] | DeclineReason | Violation
 
 
 def answer(offer: Offer, sender: PeerId, view: OfferView) -> Answer:
-    """Decide about an offer.
-
-    The first check that applies decides.
-    """
+    """Decide about an offer. The first check that applies decides."""
     rules, terms = view.rules, offer.terms
     if why := unfair_weight(terms, rules):
         return Violation(why)
@@ -148,8 +136,7 @@ def answer(offer: Offer, sender: PeerId, view: OfferView) -> Answer:
 def _answer_planned(offer: Offer, planned: PlannedView, our_offer_wins: bool) -> tuple[int, ...] | DeclineReason:
     """Decide about an offer for a planned exchange, after the checks that all offers share.
 
-    "Not yet" is a commitment that the sender's trainer waits for. So a sender that we do not know or plan is told
-    "not planned" instead, and one that we shall not call "busy".
+    The sender's trainer waits after "not yet", so a sender that this peer will not call gets another reason.
     """
     if not planned.will_offer:
         return DeclineReason.NOT_PLANNED
@@ -163,25 +150,20 @@ def _answer_planned(offer: Offer, planned: PlannedView, our_offer_wins: bool) ->
 
 
 def unfair_weight(terms: Terms, rules: SwarmRules) -> str:
-    """Say why a peer may not claim its mixing weight; return an empty string if it may.
-
-    If all peers count equally, only 1 is allowed.
-    """
+    """Say why a peer may not claim its mixing weight; return an empty string if it may."""
     is_fair = rules.work_weights or terms.weight == 1.0
     return "" if is_fair else f"it claims a mixing weight of {terms.weight:g}"
 
 
 def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRules) -> bool:
-    """Report whether a peer must pull: it was never settled and is further behind than the bound. A merely slow peer is
-    not."""
+    """Report whether a peer must pull: never settled, and further behind than the bound."""
     return not settled and others - progress > catch_up_bound(progress, rules)
 
 
 def catch_up_bound(progress: float, rules: SwarmRules) -> float:
     """Return how far behind (tokens) a peer that was never settled may be and still exchange.
 
-    A beginner pulls from any peer past its first outer steps: after a few of them at the full rate, weights may be
-    unrelated to the initial ones, so both sides would refuse each other.
+    A beginner's weights may be unrelated to those after a few outer steps at the full rate, so it pulls earlier.
     """
     begins = progress <= rules.beginner_tokens
     return min(rules.catch_up_tokens, rules.beginner_tokens) if begins else rules.catch_up_tokens

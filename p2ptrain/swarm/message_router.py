@@ -44,7 +44,6 @@ class MessageRouter:
         self._final_gossip = final_gossip
 
     def received(self, link: LinkId, message: Message, now: float) -> None:
-        """Pass a message to the part of the core that waits for it. The first matching case decides."""
         match message:
             case Offer() | WeightsRequest() if self._exchanges.book.get(link) or self._catch_up.holds(link):
                 self._violation(link, "a second opening message on one link", now)
@@ -84,7 +83,6 @@ class MessageRouter:
                 assert_never(message)
 
     def failed(self, event: LinkFailed, now: float) -> None:
-        """Handle a link that ended early."""
         core = self._core
         if self._catch_up.failed(event, now):
             return

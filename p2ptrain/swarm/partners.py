@@ -22,11 +22,7 @@ itself. Guess: measure how long these reasons last."""
 
 
 def choose(core: CoreState, engaged: set[PeerId], now: float) -> PeerInfo | None:
-    """Return a random partner that this peer may meet; the randomness is what makes gossip mix.
-
-    Args:
-        engaged: peers that this peer is already in conversation with.
-    """
+    """Return a random partner that this peer may meet, other than those it is ``engaged`` with."""
     anybody = core.rules.topology == "random" or core.state is PeerState.FINISHING
     if anybody and core.members.none_beyond(_farthest_in_reach(core), now):
         return core.members.draw(core.random, now, excluding=engaged)
@@ -40,12 +36,7 @@ def choose(core: CoreState, engaged: set[PeerId], now: float) -> PeerInfo | None
 
 
 def own_terms(core: CoreState, peer: PeerId, partners: int = 1) -> Terms:
-    """Return this peer's numbers for an exchange.
-
-    Args:
-        peer: the partner.
-        partners: partners that mix the same snapshot concurrently.
-    """
+    """Return this peer's numbers for an exchange with one of ``partners`` that mix the same snapshot concurrently."""
     return Terms(
         step=core.step,
         progress=core.progress,
@@ -63,7 +54,7 @@ def own_terms(core: CoreState, peer: PeerId, partners: int = 1) -> Terms:
 def pause_after(core: CoreState, reason: DeclineReason, declined: Exchange) -> float:
     """Return the seconds to pause before a partner that declined is asked again.
 
-    There is no pause if this peer must pull from it: its announced progress is only current until it trains on.
+    There is no pause if this peer must pull from it.
     """
     known = core.members.get(declined.link.peer)
     must_pull = known is not None and must_catch_up(core.settled, core.effective_progress, known.progress, core.rules)
@@ -79,7 +70,6 @@ def pause_after(core: CoreState, reason: DeclineReason, declined: Exchange) -> f
 
 
 def _is_out_of_reach(core: CoreState, known: PeerInfo) -> bool:
-    """Report whether a peer is so far ahead that this peer must pull instead of exchanging, or must not believe it."""
     mine, theirs = core.progress, known.progress
     return must_catch_up(core.settled, mine, theirs, core.rules) or bool(
         implausible_progress(theirs, mine, core.settled, core.rules)
@@ -87,7 +77,6 @@ def _is_out_of_reach(core: CoreState, known: PeerInfo) -> bool:
 
 
 def _farthest_in_reach(core: CoreState) -> float:
-    """Return a progress up to which no peer is out of reach."""
     rules = core.rules
     ahead = rules.implausible_distance if core.settled else catch_up_bound(core.progress, rules)
     return min(core.progress + ahead, rules.progress_ceiling)

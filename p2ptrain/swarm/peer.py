@@ -113,7 +113,6 @@ class Peer:
         return self._exchanges.book.under_way()
 
     def live_peers(self, now: float) -> list[PeerId]:
-        """Return the ids of the other live peers."""
         return [known.peer for known in self._core.members.live(now)]
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
@@ -121,18 +120,12 @@ class Peer:
         return self._catch_up.donors(now)
 
     def live_records(self, now: float) -> list[Presence]:
-        """Return the live peers' presence records, for the cache on disk."""
         return self._core.members.records(now)
 
     # --- the door ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
-        """Handle one event and return what the shell must do, in order.
-
-        Args:
-            event: what happened.
-            now: seconds on a monotonic clock.
-        """
+        """Handle one event and return what the shell must do, in order. ``now``: seconds on a monotonic clock."""
         if self._stopped:
             return [events.Close(event.link)] if isinstance(event, events.Received) else []
         if (late_s := now - self._wake_at) >= HELD_UP_S:
@@ -243,7 +236,6 @@ class Peer:
 
     @property
     def _in_step_at(self) -> float:
-        """When this peer was last in step for certain."""
         return max(self._exchanges.last_commit_at, self._caught_up_at)
 
     def _adopted(self, event: events.Adopted, now: float) -> None:
@@ -329,7 +321,6 @@ class Peer:
         self._exchanges.seek(now)
 
     def _sleep(self, now: float) -> None:
-        """Request a wake-up when the next timer is due."""
         if self._stopped:
             return
         exchanges, state = self._exchanges, self._core.state

@@ -60,7 +60,6 @@ class PresenceBucket(NamedTuple):
 
     level: int
     number: int
-    """0 to 2^level - 1."""
 
 
 def home(run: RunId, peer: PeerId, level: int) -> PresenceBucket:
@@ -70,7 +69,6 @@ def home(run: RunId, peer: PeerId, level: int) -> PresenceBucket:
 
 @lru_cache(maxsize=65_536)
 def _bits(run: RunId, peer: PeerId) -> int:
-    """Return 32 bits that stand for a peer."""
     return int.from_bytes(sha256(f"p2ptrain bucket {run} {peer}".encode()).digest()[:4])
 
 
@@ -104,7 +102,6 @@ class PresenceBuckets:
         return [home(run, peer, level) for level in range(deepest + 1) if self._random.random() < self._chance(level)]
 
     def search(self) -> Search:
-        """Begin a lookup."""
         return Search(self)
 
     def pick(self, level: int) -> PresenceBucket:
@@ -139,7 +136,6 @@ class Search:
         return 0 in self._asked and self._buckets.level == 0
 
     def answered(self, records: int) -> None:
-        """Record the number of live records in the bucket asked last."""
         assert self.next is not None
         level = self.next.level
         self._asked.add(level)

@@ -64,7 +64,6 @@ class ProgressAccount:
     net: float = 0.0
     """Tokens by which it has raised our progress, less those by which it lowered it."""
     highest: float = 0.0
-    """Largest ``net`` so far."""
 
 
 @dataclass(slots=True)
@@ -79,9 +78,7 @@ class ProgressBudget:
     """
 
     capacity: float
-    """Tokens in the full bucket."""
     step: float
-    """Tokens of an outer step."""
     left: float = field(init=False)
     grown: float = 0.0
     """Tokens by which our training and, on balance, partners have raised our progress. (A peer that passes on what a
@@ -95,7 +92,6 @@ class ProgressBudget:
         self.left = self.capacity
 
     def trained(self, tokens: float) -> None:
-        """Record that we trained on this many more tokens."""
         self.grown += tokens
         self.left = min(self.left + RATE_SLACK * tokens, self.capacity)
 

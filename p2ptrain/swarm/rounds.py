@@ -28,8 +28,6 @@ from p2ptrain.swarm.transitions import Transition, TransitionTable
 
 
 class Meeting(Enum):
-    """State of one planned partner."""
-
     DUE = auto()
     CALLED = auto()
     CROSSED = auto()
@@ -153,7 +151,6 @@ class Round:
     step: int
     fragments: tuple[int, ...]
     is_blocking: bool
-    """Whether the trainer waits for it."""
     deadline: float
     recall_at: float
     """When the awaited partners are asked again, all at once. The field below is the pause before that."""
@@ -164,16 +161,13 @@ class Round:
     ignored: set[PeerId] = field(default_factory=set)
     """Partners whose commitments are ignored in this round."""
     tried: set[PeerId] = field(default_factory=set)
-    """Partners that we called, or that came."""
     silent: set[PeerId] = field(default_factory=set)
     """Tried partners that the trainer waited for in vain."""
     dragged: set[PeerId] = field(default_factory=set)
-    """Partners whose exchange took suspiciously long."""
     skipped: set[PeerId] = field(default_factory=set)
     """Partners that the trainer skips in this round, because they dragged lately."""
 
     def move(self, peer: PeerId, event: MeetingEvent) -> None:
-        """Change a planned partner's state, by ``TRANSITIONS``."""
         to = self.meetings[peer] = TRANSITIONS.to(self.meetings[peer], event)
         if to in (Meeting.CALLED, Meeting.MEETING):
             self.tried.add(peer)
@@ -188,7 +182,6 @@ class _Broken:
     """Broken commitments of one peer."""
 
     times: int = 0
-    """Broken commitments not yet forgiven."""
     ignored: int = 0
     """Coming rounds in which the peer's commitments are ignored."""
     kept: int = 0
@@ -198,9 +191,8 @@ class _Broken:
 class RoundCommitments:
     """Commitments that the trainer still waits for; a peer that announces itself makes one, too.
 
-    After a broken commitment, the peer is not waited for in the next round, then in three, seven, and so on. If it
-    comes anyway, it is met. Bounded by number and not by presence; otherwise a peer could restore its credit by leaving
-    for a minute.
+    After a broken one, the peer is not waited for in the next round, then in three, seven, and so on. If it comes
+    anyway, it is met. A peer that leaves for a minute does not restore its credit.
     """
 
     def __init__(self) -> None:
@@ -209,9 +201,7 @@ class RoundCommitments:
     def broke(self, peer: PeerId, perhaps_ours: bool = False) -> None:
         """Record a broken commitment: the peer did not come, or did not answer.
 
-        Args:
-            perhaps_ours: no other of several partners did either. Our own connection may be the cause, so this counts
-                only up to ``MOST_OURS``.
+        ``perhaps_ours``: no other of several partners did either, so our connection may be the cause (``MOST_OURS``).
         """
         broken = self._broken.get(peer) or _Broken()
         broken.times = max(broken.times, min(broken.times + 1, MOST_OURS)) if perhaps_ours else broken.times + 1
@@ -230,7 +220,6 @@ class RoundCommitments:
         return peer in self._broken and self._broken[peer].ignored > 0
 
     def kept(self, peer: PeerId) -> None:
-        """Record a kept commitment: the peer came, and we exchanged."""
         broken = self._broken.get(peer)
         if broken is None:
             return
@@ -290,8 +279,7 @@ class Rounds:
     def _is_skipped(self, peer: PeerId, found: Round | None, now: float) -> bool:
         """Report whether a planned partner is left out for having been slow.
 
-        A partner much slower than others returns after four times the excess (``SlowPartnerPenalty``). One that takes
-        nearly all of the agreed time, or breaks off then, returns ever more rarely.
+        One that takes nearly all of the agreed time, or breaks off then, returns ever more rarely.
         """
         drags = peer in found.skipped if found is not None else self._swap_commitments.are_void(peer)
         return drags or self._slow_partners.waits(peer, now)
@@ -309,8 +297,7 @@ class Rounds:
         )
 
     def _shall_offer(self, offer: Offer, sender: PeerId, now: float) -> bool:
-        """Report whether this peer will reach the outer step and plan the sender. A round can be over before its outer
-        step is."""
+        """Report whether this peer will reach the outer step and plan the sender."""
         core = self._core
         kinds = ((True, core.rules.between), (False, core.rules.beside))
         blocking = next((kind for kind, streams in kinds if set(offer.fragments) <= set(streams)), None)
@@ -324,11 +311,9 @@ class Rounds:
         self._last_opened = {True: 0, False: 0}
 
     def find(self, step: int, fragments: tuple[int, ...]) -> Round | None:
-        """Return the open round of this outer step that these fragments belong to."""
         return next((r for r in self._open if r.step == step and set(fragments) <= set(r.fragments)), None)
 
     def move(self, exchange: Exchange, event: MeetingEvent) -> None:
-        """Change the state of the planned partner that an exchange is with."""
         found = self.find(exchange.round, exchange.fragments)
         if found is not None and exchange.link.peer in found.meetings:
             found.move(exchange.link.peer, event)
@@ -336,9 +321,8 @@ class Rounds:
     def postpone(self, exchange: Exchange, reason: DeclineReason, now: float) -> None:
         """Handle a partner's decline for now: wait for its own offer, or offer once more.
 
-        Streams are not ordered among each other. If its offer overtook its "not yet", the partner has come meanwhile,
-        was declined by us, and waits for ours. We offer again only once per round, so that a partner cannot cause
-        endless offers.
+        If its offer overtook its "not yet", we declined it and it waits for ours. We offer again only once per round,
+        so that a partner cannot cause endless offers.
         """
         found, peer = self.find(exchange.round, exchange.fragments), exchange.link.peer
         if found is None or peer not in found.meetings:
@@ -359,10 +343,7 @@ class Rounds:
             found.recall_at = max(found.recall_at, now + found.recall_pause_s)
 
     def decide_waiting(self, planned: Round, peer: PeerId) -> bool:
-        """Decide once per round whether the trainer waits for the answer of a partner that we call, and return it.
-
-        A partner that gave none lately has ``HURRIED_S`` to answer, as it has if it waits for us.
-        """
+        """Decide once per round whether the trainer waits for this partner; if not, it has ``HURRIED_S``."""
         if planned.is_blocking and peer not in planned.ignored and not self._arrival_commitments.take(peer):
             planned.ignored.add(peer)
         return peer not in planned.ignored
@@ -370,8 +351,7 @@ class Rounds:
     def unanswered(self, exchange: Exchange, now: float) -> None:
         """Record that our offer was not answered or could not be delivered.
 
-        It breaks no commitment if the partner had only a moment to answer, if the failure came at once (then it held
-        nobody up, and is likely our own connection), or if this peer slept.
+        That breaks no commitment if the partner had only a moment, if the call failed at once, or if this peer slept.
         """
         found, peer = self.find(exchange.round, exchange.fragments), exchange.link.peer
         is_late = exchange.deadline <= now or now - exchange.started_at > UNNOTICED_S
@@ -379,18 +359,14 @@ class Rounds:
             found.silent.add(peer)
 
     def _end(self, over: Round) -> None:
-        """Close a round. Partners that were silent or dragged broke a commitment; if several were tried and all did,
-        the cause may be on our side."""
+        """Close a round. If all of several partners broke their commitments, the cause may be on our side."""
         self._open.remove(over)
         for promises, broken in ((self._arrival_commitments, over.silent), (self._swap_commitments, over.dragged)):
             for peer in sorted(broken):
                 promises.broke(peer, perhaps_ours=len(over.tried) > 1 and broken >= over.tried)
 
     def ended(self, exchange: Exchange, event: MeetingEvent, now: float) -> None:
-        """Record the end of an exchange: COMMIT, REFUSAL or FAILURE.
-
-        If it was planned, it may be the last that the trainer waits for.
-        """
+        """Record the end of an exchange: COMMIT, REFUSAL or FAILURE. The trainer may then go on."""
         if not exchange.round:
             return
         peer, found = exchange.link.peer, self.find(exchange.round, exchange.fragments)
@@ -407,7 +383,6 @@ class Rounds:
         self.proceed_if_over()
 
     def extend_deadlines(self, seconds: float) -> None:
-        """Extend deadlines after this peer was held up, because no partner caused the delay."""
         for each in self._open:
             each.deadline += seconds
             each.recall_at += seconds
@@ -434,23 +409,18 @@ class Rounds:
         self._core.note("skipped", peer, why)
 
     def proceed_if_over(self) -> None:
-        """Let the trainer go on if nothing is left to wait for."""
         for each in [each for each in self._open if each.is_blocking and each.is_over]:
             self._end(each)
             self._core.emit(Proceed(each.step))
 
     def next_deadline(self) -> float:
-        """Return when ``expire`` next has something to do."""
         if not self._open:
             return float("inf")
         waiting = [each for each in self._open if each.is_blocking and Meeting.AWAITED in each.meetings.values()]
         return min((min(each.deadline, each.recall_at) for each in waiting), default=float("inf"))
 
     def _planned(self, step: int, now: float) -> tuple[PeerId, ...]:
-        """Return our partners at this outer step among all known peers.
-
-        Joining peers are included, because they may have begun to train since their last report.
-        """
+        """Return our partners at this outer step. Joining peers count: they may have begun to train meanwhile."""
         core, rules = self._core, self._core.rules
         here = [known for known in core.members.live(now) if known.state is not PeerState.FINISHING]
         roster = [core.me, *(known.peer for known in here)]

@@ -11,10 +11,7 @@ from p2ptrain.swarm.topology import Topology
 
 @dataclass(frozen=True)
 class SwarmRules:
-    """Protocol parameters of a run, its codec and its model size. Every peer of a run has the same.
-
-    Derived values are needed at every event and computed once.
-    """
+    """Protocol parameters of a run, its codec and its model size. Every peer of a run has the same."""
 
     run: RunId
     fragment_bytes: tuple[int, ...]
@@ -22,7 +19,6 @@ class SwarmRules:
     weights_bytes: int
     """Size of all fragments in fp32, which a donor sends to a newcomer."""
     tokens_per_peer: float
-    """Progress at which the run ends."""
     tokens_per_outer_step: float
     """Tokens of one peer's H inner steps."""
     exchanges_per_step: int
@@ -41,7 +37,6 @@ class SwarmRules:
     topology: Topology
     """Pairs that may exchange, and planned pairs."""
     partners: int
-    """Planned partners at a time, for topology ``random``."""
     work_weights: bool
     """Whether a peer's mixing weight is its tokens per second, instead of equal for all."""
     catch_up_outer_steps: float
@@ -52,17 +47,14 @@ class SwarmRules:
     final_disagreement: float
     """Maximum distance of recent exchanges at which the final gossip ends."""
     final_gossip_s: float
-    """Maximum duration of the final gossip after our own end, even if others still train."""
     protocol: int = PROTOCOL_VERSION
 
     @cached_property
     def fragments(self) -> int:
-        """F: number of slices of the parameters."""
         return len(self.fragment_bytes) // self.streams
 
     @cached_property
     def exchanges(self) -> bool:
-        """Whether peers of this run exchange anything."""
         return self.exchanges_per_step > 0 or bool(self.beside or self.between)
 
     @cached_property
@@ -87,12 +79,10 @@ class SwarmRules:
 
     @cached_property
     def catch_up_tokens(self) -> float:
-        """The bound of ``catch_up_outer_steps`` in progress."""
         return self.catch_up_outer_steps * self.tokens_per_outer_step
 
     @cached_property
     def beginner_tokens(self) -> float:
-        """Progress of ``BEGINNER_STEPS`` outer steps."""
         return BEGINNER_STEPS * self.tokens_per_outer_step
 
     @cached_property

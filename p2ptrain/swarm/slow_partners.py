@@ -22,11 +22,7 @@ from p2ptrain.swarm.rules import MAX_KNOWN
 
 
 class SlowPartnerPenalty:
-    """Pauses by peer, including unknown peers; bounded, the oldest entry is forgotten first.
-
-    Args:
-        of_trainers: whether the trainer is what is held.
-    """
+    """Pauses by peer, unknown ones included. ``of_trainers``: whether the trainer is what a partner holds."""
 
     def __init__(self, core: CoreState, of_trainers: bool = False) -> None:
         self._core = core
@@ -39,11 +35,9 @@ class SlowPartnerPenalty:
         self._held(exchange.link.peer, size, now - exchange.swap_started_at, now)
 
     def gave(self, peer: PeerId, seconds: float, now: float) -> None:
-        """Record that a newcomer took our weights or broke off."""
         self._held(peer, self._core.rules.weights_bytes, seconds, now)
 
     def waits(self, peer: PeerId, now: float) -> bool:
-        """Report whether other peers come first."""
         return self._until.get(peer, now) > now
 
     def _held(self, peer: PeerId, size: int, seconds: float, now: float) -> None:

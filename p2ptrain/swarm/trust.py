@@ -83,21 +83,13 @@ class DistanceStats:
     """Distances to our partners in recent exchanges, as L2 norms of fragments. Bounded."""
 
     _differences: BoundedDict[PeerId, deque[float]] = field(default_factory=lambda: BoundedDict(MOST_PARTNERS))
-    """Recent differences by partner."""
     _weights: float = 0.0
-    """Norm of one of our own fragments, as last measured."""
     _radius: float | None = None
-    """Cached until the next measurement."""
 
     def measured(self, peer: PeerId, difference: float, weights: float) -> None:
-        """Record the distance of a committed exchange.
+        """Record the distance of a committed exchange, as norms per fragment: ||theirs - mine|| and ||mine||.
 
-        Numbers that are not finite are ignored, and so is a difference of zero: two peers at the same place have not
-        trained since they were, and the radius is for peers that have.
-
-        Args:
-            difference: ||theirs - mine|| per fragment.
-            weights: ||mine|| per fragment.
+        Two equal peers have not trained since they were, so a difference of zero is ignored, as are NaN and infinity.
         """
         if not (0 < weights < inf and 0 < difference < inf):
             return
@@ -114,7 +106,6 @@ class DistanceStats:
         return self._radius
 
     def forget(self) -> None:
-        """Forget all distances: our weights were replaced."""
         self._differences.clear()
         self._weights, self._radius = 0.0, None
 
@@ -130,7 +121,6 @@ class Replays:
     """Number of times that each partner's last payloads were mixed. Bounded."""
 
     _times: BoundedDict[PeerId, BoundedDict[bytes, int]] = field(default_factory=lambda: BoundedDict(MOST_PARTNERS))
-    """Mix counts by partner and fingerprint."""
 
     def mixed(self, peer: PeerId, fingerprint: bytes) -> None:
         """Record a committed exchange of these bytes; an empty fingerprint is ignored."""
@@ -141,6 +131,5 @@ class Replays:
         self._times[peer] = times
 
     def is_one(self, peer: PeerId, fingerprint: bytes) -> bool:
-        """Report whether these bytes were mixed too often."""
         times = self._times.get(peer)
         return times is not None and times.get(fingerprint, 0) >= MOST_REPLAYS
