@@ -72,7 +72,7 @@ class CoreState:
     gives: bool = True
     state: PeerState = PeerState.JOINING
     deadlines: Deadlines = field(default_factory=Deadlines)
-    usual: DistanceStats = field(default_factory=DistanceStats)
+    distance_stats: DistanceStats = field(default_factory=DistanceStats)
     counters: Counters = field(default_factory=Counters)
     effects: list[Effect] = field(default_factory=list)
     serial: int = 0

@@ -23,8 +23,6 @@ from p2ptrain.swarm.rules import (
 
 
 class Discovery:
-    """Timing of announcements and lookups, and the choice of records to keep."""
-
     def __init__(self, core: CoreState) -> None:
         self._core = core
         self._announce_at = float("inf")  # until the first announcement

@@ -14,13 +14,10 @@
     HERE       most copies are far                       MISSING       (a strike for the donor of the piece)
     HERE       there never was another donor             CONFIRMED
 
-A digest proves transport only. Another peer's copy shows whether a piece is useful: peers of one swarm never hold equal
-weights, but near ones. Copies are compared by sketches of some hundred bytes (``train.sketch``), made after the piece
-has arrived. Any donor may be asked for a sketch, including those that give no piece, so a few that collude are outvoted
-wherever one honest copy is compared with theirs. A donor with ``MOST_STRIKES`` strikes is dropped, and its unconfirmed
-pieces are asked of others. Losing a donor costs only the pieces that it had not finished.
-
-The shell fetches and compares, and reports the outcome; ``DownloadPlan`` holds none of the bytes.
+A digest proves transport only; another peer's copy shows whether a piece is useful, because copies of one swarm are
+near each other. They are compared by sketches of some hundred bytes (``train.sketch``), made after the piece arrived.
+Any donor may be asked for a sketch, so a few that collude are outvoted. A donor with ``MOST_STRIKES`` strikes is
+dropped, and its unconfirmed pieces are asked of others. The shell fetches, compares and holds the bytes.
 """
 
 from __future__ import annotations
@@ -263,8 +260,6 @@ class DownloadPlan:
             if donor not in piece.refused and (at := self._slow_at(piece, donor)) > now
         ]
         return min([*slow, *(fetch.deadline for fetch in fetches)], default=float("inf"))
-
-    # --- helpers --------------------------------------------------------------------------------------------------
 
     def _fetch(self, donor: PeerId, state: _Donor, number: int, now: float) -> Fetch:
         shortest, longest = PIECE_BOUNDS_S

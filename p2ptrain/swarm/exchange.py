@@ -109,11 +109,11 @@ class Exchange:
     started_at: float
     deadline: float
     state: ExchangeState = field(default_factory=lambda: TRANSITIONS.to(None, ExchangeEvent.OFFER))
-    round: int = 0
+    round: int = 0  # the outer step that planned it; 0 if unplanned
     hurried: bool = False
     """Whether our offer has a shorter deadline than others, so that a missing answer says nothing about connections."""
     theirs: Terms | None = None
-    swap_started_at: float = 0.0
+    swap_started_at: float = 0.0  # when both sides agreed
     patience_s: float = 0.0
     """Maximum duration by both sides' terms: until the deadline, if nothing holds this peer up."""
     is_timed: bool = True

@@ -36,8 +36,6 @@ class ExchangeManager:
         self.last_commit_at = 0.0
         self.distances: list[tuple[PeerId, float]] = []  # of the last commits, newest last
 
-    # --- what the peer calls ------------------------------------------------------------------------------------
-
     def step_done(self, now: float) -> None:
         """Begin the exchanges of this outer step, and drop those still due from the last one."""
         if not self._committed_since_step:
@@ -93,8 +91,6 @@ class ExchangeManager:
             hurried = not self.rounds.decide_waiting(planned, peer)
             self._offer(known, planned.fragments, terms, planned.step, now, hurried)
         self.rounds.proceed_if_over()
-
-    # --- messages and completions ---------------------------------------------------------------------------------
 
     def offered(self, link: LinkId, offer: Offer, now: float) -> Answer:
         """Accept or decline an offer, and return the decision. A violation is left to the caller."""
@@ -313,8 +309,6 @@ class ExchangeManager:
     @property
     def is_due(self) -> bool:
         return self._due > 0
-
-    # --- how an exchange begins -------------------------------------------------------------------------------------
 
     def _open_round(self, step: int, fragments: tuple[int, ...], blocking: bool, now: float) -> None:
         if fragments:

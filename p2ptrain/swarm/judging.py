@@ -59,7 +59,7 @@ class Judge:
         if not core.rules.judges_distances:
             return
         self._replays.mixed(peer, exchange.fingerprint)
-        core.usual.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))
+        core.distance_stats.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))
         if exchange.difference > exchange.mine.clip_radius:
             core.counters.clipped += 1
             core.members.blame(peer, now, Fault.FAR)

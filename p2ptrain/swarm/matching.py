@@ -77,7 +77,7 @@ class OfferView:
     state: PeerState
     settled: bool
     progress: float
-    effective_progress: float
+    effective_progress: float  # as in ``CoreState``
     distrusts_sender: bool
     is_crossing: bool
     """Whether we have an unanswered offer to the sender; the smaller peer id's offer wins."""
@@ -88,10 +88,9 @@ class OfferView:
     is_engaged: bool
     """Whether an exchange with the sender is under way, or others come first after a slow one. A second exchange would
     only let it hold more of our fragments."""
-    free_fragments: Sequence[int]
-    exchanges: int
-    """Exchanges that this peer is engaged in."""
-    planned: PlannedView | None
+    free_fragments: Sequence[int]  # longest waiting first
+    exchanges: int  # that this peer is engaged in
+    planned: PlannedView | None  # None for an unplanned offer
 
 
 Answer = tuple[int, ...] | DeclineReason | Violation

@@ -191,8 +191,6 @@ class Membership:
     def records(self, now: float) -> list[Presence]:
         return [known.presence for known in self.live(now) if known.presence]
 
-    # --- the order of the live ones -----------------------------------------------------------------------------------
-
     def _begin(self, peer: PeerId) -> PeerInfo:
         if len(self._known) >= MAX_KNOWN:
             self._forget_stalest()

@@ -33,8 +33,6 @@ OFFERED = ExchangeState.OFFERED
 
 
 class MessageRouter:
-    """All links of one peer, by conversation."""
-
     def __init__(
         self, core: CoreState, exchanges: ExchangeManager, catch_up: CatchUp, final_gossip: FinalGossip
     ) -> None:
@@ -92,7 +90,6 @@ class MessageRouter:
             core.blame(event, Fault.OFFENCE, now)  # garbage in place of an opening message
 
     def _hear(self, peer: PeerId, said: Terms | Decline, now: float) -> None:
-        """Record what a peer says about itself, if its progress is possible."""
         ceiling = self._core.rules.progress_ceiling
         settled = said.settled if isinstance(said, Terms) else None
         if 0 <= said.progress <= ceiling:  # False for NaN

@@ -55,13 +55,13 @@ class Presence:
     addresses: tuple[str, ...]
     """Multiaddresses without the ``/p2p/`` part, best first."""
     state: PeerState
-    step: int
-    progress: float
+    step: int  # outer steps done
+    progress: float  # tokens per peer
     settled: bool
-    """As in ``Terms``. A peer that was never settled says nothing about where the swarm is."""
+    """Whether it has been in step with the swarm; otherwise it says nothing about where the swarm is."""
     nickname: str
     """Display name chosen by the owner; never trusted. At most 32 characters; may be empty."""
-    issued_at: float
+    issued_at: float  # seconds since the epoch, by the issuer's clock
     lifetime_s: float
     """Seconds after ``issued_at`` for which the record is valid."""
     signature: bytes = b""
@@ -77,7 +77,7 @@ difference. Equal to ``progress.RATE_SLACK``. Guess: measure the throughput rati
 class Terms:
     """One side's numbers for an exchange. Both sides compute the mixing coefficients from the same two Terms."""
 
-    step: int
+    step: int  # outer steps done
     progress: float
     """Tokens per peer, averaged in exchanges like the weights."""
     weight: float

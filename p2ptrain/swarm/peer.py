@@ -122,7 +122,7 @@ class Peer:
     def live_records(self, now: float) -> list[Presence]:
         return self._core.members.records(now)
 
-    # --- the door ---------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------------
 
     def handle(self, event: events.Event, now: float) -> list[events.Effect]:
         """Handle one event and return what the shell must do, in order. ``now``: seconds on a monotonic clock."""
@@ -136,9 +136,8 @@ class Peer:
         if late_s >= HELD_UP_S:
             self._wake_at = now  # count a delay once
         self._dispatch(event, now)
-        if (
-            not isinstance(event, events.PeersSeen) or event.from_lookup
-        ):  # else the message that passed them on comes next
+        passed_on = isinstance(event, events.PeersSeen) and not event.from_lookup
+        if not passed_on:  # the message that passed the records on comes next
             self._run_timers(now)
             self._sleep(now)
         effects, self._core.effects = self._core.effects, []
@@ -242,7 +241,7 @@ class Peer:
         self._core.step = event.step
         self._core.progress = event.progress
         self._catch_up.adopted(event.link)
-        self._core.usual.forget()
+        self._core.distance_stats.forget()
         self._exchanges.rounds.reset()
         self._core.implausible_claims.clear()
         self._caught_up_at = now

@@ -54,8 +54,8 @@ class PeerInfo:
     """Our calls in a row that failed or stayed unanswered."""
     broken: int = 0
     """Exchanges and pulls in a row that it broke off. Offences are kept apart (``offences``)."""
-    withdrawn: int = 0
-    misfits: int = 0
+    withdrawn: int = 0  # offers in a row
+    misfits: int = 0  # halved by each commit
     unrelated: int = 0
     """Exchanges in which its weights were unrelated to ours, halved by each commit."""
     calls: float = 0.0
@@ -67,8 +67,8 @@ class PeerInfo:
     """End of the time in which we do not call it."""
     distrusted_until: float = 0.0
     """End of the time in which it may not engage anything of ours."""
-    listed: bool = False
-    alarm: float = NEVER
+    listed: bool = False  # live and not leaving
+    alarm: float = NEVER  # next check of its liveness
 
     def may_be_asked(self, now: float) -> bool:
         """Report whether it may be asked for its weights: pacing holds back offers only."""

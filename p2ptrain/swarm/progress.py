@@ -77,8 +77,8 @@ class ProgressBudget:
     Our terms state the account's balance, and both sides respect it.
     """
 
-    capacity: float
-    step: float
+    capacity: float  # tokens in the full bucket
+    step: float  # tokens of an outer step
     left: float = field(init=False)
     grown: float = 0.0
     """Tokens by which our training and, on balance, partners have raised our progress. (A peer that passes on what a

@@ -18,7 +18,7 @@ class SwarmRules:
     """Encoded size of each fragment; its length is the number of fragments."""
     weights_bytes: int
     """Size of all fragments in fp32, which a donor sends to a newcomer."""
-    tokens_per_peer: float
+    tokens_per_peer: float  # progress at which the run ends
     tokens_per_outer_step: float
     """Tokens of one peer's H inner steps."""
     exchanges_per_step: int
@@ -36,7 +36,7 @@ class SwarmRules:
     """Fragments exchanged with planned partners while the trainer waits."""
     topology: Topology
     """Pairs that may exchange, and planned pairs."""
-    partners: int
+    partners: int  # planned at a time, for topology ``random``
     work_weights: bool
     """Whether a peer's mixing weight is its tokens per second, instead of equal for all."""
     catch_up_outer_steps: float
@@ -46,7 +46,7 @@ class SwarmRules:
     peer has trained, and cannot expose adversarial peers."""
     final_disagreement: float
     """Maximum distance of recent exchanges at which the final gossip ends."""
-    final_gossip_s: float
+    final_gossip_s: float  # at most, even if others still train
     protocol: int = PROTOCOL_VERSION
 
     @cached_property

@@ -1,14 +1,12 @@
 """Penalty for partners that hold fragments or the only place for a newcomer longer than necessary.
 
-A slow partner may be honest, so this is no offence. But nobody else gets what it holds. A partner that held us for too
-long waits ``REST`` times as long, whichever side calls; so it takes at most a fifth of our time beyond its due, and
-others come between. The slowest peer of a swarm, ten times slower than the others, still spends most of its time in
-exchanges, because each of its partners pauses independently.
+A slow partner may be honest, so this is no offence. A partner that held us for too long waits ``REST`` times as long,
+whichever side calls, so it takes at most a fifth of our time beyond its due. A peer ten times slower than the others
+still spends most of its time in exchanges, because each of its partners pauses independently.
 
-A recipe whose trainer waits for partners waits for the slowest of them. There a partner may hold the trainer beyond its
-due for as long as it trains in an outer step, and only the excess counts. So a partner with a connection ten times
-slower than others is met in every round of a recipe with long inner phases, and none takes more than half of a
-trainer's time and a fifth of the rest.
+If the trainer waits for partners, only what exceeds the training time of an outer step counts. So slow connections are
+met in every round with long inner phases, and no partner takes more than half of a trainer's time and a fifth of the
+rest.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ class Transition(Generic[StateT, EventT]):
     event: EventT
     after: StateT | None
     remark: str
-    """Condition, reason or consequence, for readers."""
 
 
 class TransitionTable(Generic[StateT, EventT]):

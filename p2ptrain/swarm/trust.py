@@ -8,7 +8,7 @@ all others, or do not change. Honest peers reach none of three bounds:
                           the ``TIMES_UNRELATED``th time (a committed exchange halves the count).
 ``Replays``               The same bytes were mixed twice already, and they are still far off. Not mixed; an
                           offence.
-``DistanceStats.radius``  ``FACTOR`` times the usual distance of our partners: the difference is clipped to it.
+``DistanceStats.radius``  ``FACTOR`` times the median distance of our partners: the difference is clipped to it.
 ========================  ====================================================================================
 
 The terms contain the radius and both sides clip to the smaller one, so that clipping also leaves the pair's mean
@@ -28,7 +28,7 @@ from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 
 FACTOR = 12.0
-"""Radius as a multiple of the usual difference. Measured: docs/SECURITY.md."""
+"""Radius as a multiple of the median difference. Measured: docs/SECURITY.md."""
 
 LEAST_RADIUS = 0.3
 """Minimum radius, as a share of our weights' norm. A peer that sleeps, is slow or came late is further off than usual
@@ -112,8 +112,8 @@ class DistanceStats:
     def _learn(self) -> float:
         if len(self._differences) < LEAST_PARTNERS or sum(map(len, self._differences.values())) < LEAST_EXCHANGES:
             return inf  # unrelated weights are refused regardless
-        usual = median_low(median_low(each) for each in self._differences.values())  # few partners are no majority
-        return max(FACTOR * usual, LEAST_RADIUS * self._weights)
+        typical = median_low(median_low(each) for each in self._differences.values())  # few partners are no majority
+        return max(FACTOR * typical, LEAST_RADIUS * self._weights)
 
 
 @dataclass(slots=True)
