@@ -42,6 +42,7 @@ class MessageRouter:
         self._final_gossip = final_gossip
 
     def received(self, link: LinkId, message: Message, now: float) -> None:
+        """Pass a message to the part of the core that waits for it. The first matching case decides."""
         match message:
             case Offer() | WeightsRequest() if self._exchanges.book.get(link) or self._catch_up.holds(link):
                 self._violation(link, "a second opening message on one link", now)

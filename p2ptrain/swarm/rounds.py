@@ -160,10 +160,10 @@ class Round:
     """Partners whose offer overtook its answer and that got a second offer."""
     ignored: set[PeerId] = field(default_factory=set)
     """Partners whose commitments are ignored in this round."""
-    tried: set[PeerId] = field(default_factory=set)
+    tried: set[PeerId] = field(default_factory=set)  # called, or came
     silent: set[PeerId] = field(default_factory=set)
     """Tried partners that the trainer waited for in vain."""
-    dragged: set[PeerId] = field(default_factory=set)
+    dragged: set[PeerId] = field(default_factory=set)  # took suspiciously long
     skipped: set[PeerId] = field(default_factory=set)
     """Partners that the trainer skips in this round, because they dragged lately."""
 
@@ -303,6 +303,7 @@ class Rounds:
         blocking = next((kind for kind, streams in kinds if set(offer.fragments) <= set(streams)), None)
         if blocking is None or core.state is not PeerState.TRAINING:
             return False
+        # A round can be over before its outer step is.
         passed = max(self._last_opened[blocking], core.step)
         return offer.round > passed and sender in self._planned(offer.round, now)
 
