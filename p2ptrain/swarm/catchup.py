@@ -22,13 +22,7 @@ from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, 
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, implausible_step, must_catch_up
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.peer_info import Fault, PeerInfo
-from p2ptrain.swarm.rules import (
-    ASLEEP_S,
-    GIVING_WINDOW_S,
-    MAX_DONATIONS,
-    MAX_KNOWN,
-    UNREAD_S,
-)
+from p2ptrain.swarm.rules import ASLEEP_S, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
@@ -53,14 +47,10 @@ class PullUnderWay:
 
 
 def steps_near(donor: PeerInfo, believed: Sequence[PeerInfo], near: float) -> int:
-    """Return the median of the outer steps announced by corroborated peers about as far as the donor.
+    """Return the median of the outer steps announced by corroborated peers within ``near`` tokens of the donor.
 
-    The donor's own claim is included, and of two values in the middle the larger one counts. So a minority that
-    announces few steps cannot make an honest donor's count implausible. Peers elsewhere say nothing about the steps
-    needed to get here.
-
-    Args:
-        near: tokens within which a peer counts as equally far.
+    The donor is included and the larger of two middle values counts, so that a minority that announces few steps cannot
+    make an honest donor's count implausible.
     """
     return median_high([each.step for each in believed if abs(each.progress - donor.progress) <= near])
 
@@ -68,12 +58,12 @@ def steps_near(donor: PeerInfo, believed: Sequence[PeerInfo], near: float) -> in
 class CatchUp:
     """Pulls and donations of one peer."""
 
-    def __init__(self, standing: CoreState) -> None:
-        self._standing = standing
+    def __init__(self, core: CoreState) -> None:
+        self._core = core
         self.pull: PullUnderWay | None = None
         self._donations: dict[LinkId, float] = {}  # deadline by link
         self._begun: dict[LinkId, float] = {}  # start of the donation by link
-        self._overtime = SlowPartnerPenalty(standing)
+        self._slow_partners = SlowPartnerPenalty(core)
         self._declined: BoundedDict[PeerId, int] = BoundedDict(MAX_KNOWN)  # declines in a row
         self._given: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_KNOWN)  # when donations to this peer began
 
@@ -81,180 +71,161 @@ class CatchUp:
     def is_receiving(self) -> bool:
         """Whether a donor has agreed, so that its weights are arriving or here.
 
-        Until then this peer goes on as before: an unanswered request is harmless, and a peer that claims to be ahead
-        but gives no weights cannot keep others from exchanging.
+        Until then this peer exchanges as before, so that a peer that gives no weights cannot stop it.
         """
         return self.pull is not None and self.pull.replied_at is not None
 
-    def donor_exists(self, now: float) -> bool:
-        """Report whether a live peer is so far ahead that this peer must pull instead of exchanging."""
-        return bool(ahead_of(self._standing, now))
-
     def why_none(self, now: float) -> str:
-        """Say why no donor gave weights."""
-        if not ahead_of(self._standing, now):
+        if not ahead_of(self._core, now):
             return "no peer answered"
-        if not believed(self._standing, now):
+        if not believed(self._core, now):
             return "others contradict the peers that claim to be far ahead"
         return "no peer can give weights at the moment"
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """Return the peers whose copies of the weights count, in random order, with their addresses.
 
-        These are all corroborated peers ahead that are not distrusted, busy ones included: a busy peer still compares
-        copies. Settled peers about as far as they are count too, even if they are not far enough ahead to pull from,
-        because a young swarm may have only one donor.
+        These are all corroborated peers ahead that are not distrusted, busy ones included, and settled peers about as
+        far: a young swarm may have only one donor that is far enough ahead.
         """
-        standing = self._standing
-        ahead = believed(standing, now)
+        core = self._core
+        ahead = believed(core, now)
         if not ahead:
             return {}
-        near = standing.rules.catch_up_tokens / 2
+        near = core.rules.catch_up_tokens / 2
         least, most = min(known.progress for known in ahead) - near, max(known.progress for known in ahead) + near
         beside = [
             known
-            for known in standing.members.live(now)
+            for known in core.members.live(now)
             if known.settled and known.state is not PeerState.JOINING and least <= known.progress <= most
         ]
         ready = [known for known in dict.fromkeys((*ahead, *beside)) if known.distrusted_until <= now]
-        return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
+        return {known.peer: known.addresses for known in core.random.sample(ready, len(ready))}
 
     def begin(self, now: float) -> None:
-        """Ask a donor for its weights if this peer must catch up and one is free."""
-        standing = self._standing
-        ahead = believed(standing, now)
+        core = self._core
+        ahead = believed(core, now)
         ready = [known for known in ahead if known.may_be_asked(now)]
         furthest = max((known.progress for known in ready), default=0.0)
-        newest = [known for known in ready if known.progress >= furthest - standing.rules.catch_up_tokens]
-        donor = choose_partner(newest, standing.random)
+        newest = [known for known in ready if known.progress >= furthest - core.rules.catch_up_tokens]
+        donor = choose_partner(newest, core.random)
         if donor is None:
             return
-        link = standing.new_link(donor.peer)
-        most, steps = max(known.progress for known in ahead), steps_near(donor, ahead, standing.rules.catch_up_tokens)
-        self.pull = PullUnderWay(link, now + standing.deadlines.reply_s(), most, steps)
+        link = core.new_link(donor.peer)
+        most, steps = max(known.progress for known in ahead), steps_near(donor, ahead, core.rules.catch_up_tokens)
+        self.pull = PullUnderWay(link, now + core.deadlines.reply_s(), most, steps)
         request = WeightsRequest(
-            standing.rules.run, standing.rules.protocol, standing.worth, standing.deadlines.seconds_per_byte()
+            core.rules.run, core.rules.protocol, core.effective_progress, core.deadlines.seconds_per_byte()
         )
-        standing.emit(Open(link, donor.addresses, request))
-        standing.note("catching up", donor.peer, f"it is {donor.progress - standing.worth:.0f} tokens ahead")
+        core.emit(Open(link, donor.addresses, request))
+        core.note("catching up", donor.peer, f"it is {donor.progress - core.effective_progress:.0f} tokens ahead")
 
     def replied(self, link: LinkId, reply: WeightsReply, now: float) -> None:
-        """Handle a donor's agreement: begin to receive."""
-        standing = self._standing
+        core = self._core
         if self.pull is None or self.pull.link != link:
-            standing.emit(Close(link))
+            core.emit(Close(link))
             return
-        if standing.settled:  # by an exchange that committed meanwhile
+        if core.settled:  # by an exchange that committed meanwhile
             self.pull = None
-            standing.emit(Close(link))
+            core.emit(Close(link))
             return
-        why = implausible_progress(reply.progress, standing.progress, settled=False, rules=standing.rules)
+        why = implausible_progress(reply.progress, core.progress, settled=False, rules=core.rules)
         if self.is_receiving or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
-        if why := implausible_step(reply.step, self.pull.steps, standing.rules):
+        if why := implausible_step(reply.step, self.pull.steps, core.rules):
             self.failed(LinkFailed(link, why), now)  # no offence: the other claims may be the false ones
             return
-        known = standing.members.get(link.peer)
-        is_near = known is not None and not is_far(known.progress, standing)
-        if standing.is_lost and is_near and is_far(reply.progress, standing):
+        known = core.members.get(link.peer)
+        is_near = known is not None and not is_far(known.progress, core)
+        if core.is_outlier and is_near and is_far(reply.progress, core):
             self.failed(LinkFailed(link, "its weights are further ahead than it announced"), now)
             return
-        if known is not None and reply.progress < known.progress - standing.rules.catch_up_tokens:
+        if known is not None and reply.progress < known.progress - core.rules.catch_up_tokens:
             self.failed(LinkFailed(link, "its weights are older than it announced"), now)
             return
-        if reply.progress < standing.worth:
+        if reply.progress < core.effective_progress:
             self.failed(LinkFailed(link, "its weights are older than ours"), now)  # this peer trains meanwhile
             return
-        if implausible_progress(reply.progress, self.pull.furthest, settled=True, rules=standing.rules):
+        if implausible_progress(reply.progress, self.pull.furthest, settled=True, rules=core.rules):
             self.failed(LinkFailed(link, "its weights are further ahead than any peer announced"), now)
             return
-        deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes, reply.seconds_per_byte)
-        standing.emit(Pull(link, replace(reply, progress=self._unended(reply.progress))))
+        deadline = now + core.deadlines.payload_s(core.rules.weights_bytes, reply.seconds_per_byte)
+        core.emit(Pull(link, replace(reply, progress=self._unended(reply.progress))))
         self.pull = replace(self.pull, deadline=deadline, replied_at=now)
         self._declined.pop(link.peer, None)
 
     def _unended(self, progress: float) -> float:
-        """Limit the progress of a donor's weights, so that the donor alone cannot claim that the run is over.
-
-        If nobody announced that it is near the end, one outer step is left.
-        """
+        """Leave at least one outer step, unless somebody announced the run's end: the donor alone cannot claim it."""
         assert self.pull is not None
-        rules = self._standing.rules
+        rules = self._core.rules
         is_announced = self.pull.furthest + rules.catch_up_tokens >= rules.tokens_per_peer
         return progress if is_announced else min(progress, rules.tokens_per_peer - rules.tokens_per_outer_step)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
-        """Handle a donor's decline: pause before asking it again."""
-        standing = self._standing
-        standing.emit(Close(link))
+        core = self._core
+        core.emit(Close(link))
         if self.pull is not None and self.pull.link == link:
             self.pull = None
             times = self._declined[link.peer] = self._declined.get(link.peer, 0) + 1
             pause_s = min(SHORT_PAUSE_S * 2.0 ** min(times - 1, 10), LONG_PAUSE_S)
-            standing.members.pause(link.peer, now + pause_s * standing.random.uniform(0.5, 1.5))
-            standing.note("skipped", link.peer, decline.reason.value)
+            core.members.pause(link.peer, now + pause_s * core.random.uniform(0.5, 1.5))
+            core.note("skipped", link.peer, decline.reason.value)
 
     def pulled(self, link: LinkId, received_bytes: int) -> None:
         """Hand the received weights to the trainer. The rest is local and has no deadline."""
-        standing = self._standing
+        core = self._core
         if self.pull is None or self.pull.link != link:
             return
-        standing.counters.received_bytes += received_bytes
+        core.counters.received_bytes += received_bytes
         self.pull = replace(self.pull, deadline=float("inf"), adopting=True)
-        standing.emit(Adopt(link))
-        standing.emit(Close(link))
+        core.emit(Adopt(link))
+        core.emit(Close(link))
 
     def adopted(self, link: LinkId) -> None:
-        """Record that this peer now has the donor's weights and is settled."""
         self.pull = None
-        self._standing.settled = True
-        self._standing.find_company()
-        self._standing.counters.pulls += 1
-        self._standing.members.praise(link.peer)
-        self._standing.note("caught up", link.peer)
+        self._core.settled = True
+        self._core.record_related()
+        self._core.counters.pulls += 1
+        self._core.members.praise(link.peer)
+        self._core.note("caught up", link.peer)
 
     def unfit(self, event: Unfit, now: float) -> None:
-        """Handle useless weights: try another donor.
-
-        Either the donor or this peer may be at fault. Nobody is if the weights arrived after this peer's own end.
-        """
+        """Try another donor after useless weights. Nobody is at fault if they arrived after this peer's own end."""
         if self.pull is None or self.pull.link != event.link:
             return
         self.pull = None
-        if self._standing.state is PeerState.FINISHING:
-            self._standing.note("skipped", event.link.peer, event.why)
+        if self._core.state is PeerState.FINISHING:
+            self._core.note("skipped", event.link.peer, event.why)
         else:
-            self._standing.blame(LinkFailed(event.link, event.why), Fault.BROKEN, now)
+            self._core.blame(LinkFailed(event.link, event.why), Fault.BROKEN, now)
 
     def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:
-        """Answer a request for this peer's weights."""
-        standing = self._standing
+        core = self._core
         refusal = self._refusal(link.peer, request, now)
         if refusal is not None:
-            standing.emit(Send(link, Decline(refusal, standing.state, standing.step, standing.progress)))
-            standing.emit(Close(link))
+            core.emit(Send(link, Decline(refusal, core.state, core.step, core.progress)))
+            core.emit(Close(link))
             return
-        patience_s = standing.deadlines.payload_s(standing.rules.weights_bytes, request.seconds_per_byte)
+        patience_s = core.deadlines.payload_s(core.rules.weights_bytes, request.seconds_per_byte)
         self._donations[link] = now + patience_s
         self._begun[link] = now
         self._remember(link.peer, now)
-        known = standing.known_to_pass_on(now, link.peer)
-        reply = WeightsReply(standing.step, standing.progress, standing.deadlines.seconds_per_byte(), known)
-        standing.emit(Send(link, reply))
-        standing.emit(Donate(link))
+        known = core.known_to_pass_on(now, link.peer)
+        reply = WeightsReply(core.step, core.progress, core.deadlines.seconds_per_byte(), known)
+        core.emit(Send(link, reply))
+        core.emit(Donate(link))
 
     def donated(self, link: LinkId, sent_bytes: int, now: float) -> None:
-        """Record that the newcomer has received all weights."""
         if self._end_donation(link, now):
-            self._standing.counters.donations += 1
-            self._standing.counters.sent_bytes += sent_bytes
-            self._standing.emit(Close(link))
-            self._standing.note("gave weights", link.peer)
+            self._core.counters.donations += 1
+            self._core.counters.sent_bytes += sent_bytes
+            self._core.emit(Close(link))
+            self._core.note("gave weights", link.peer)
 
     def failed(self, event: LinkFailed, now: float) -> bool:
         """Handle a link that ended early. Return True if it belonged to a pull or donation."""
-        standing = self._standing
+        core = self._core
         if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
             fault = Fault.BROKEN if self.is_receiving else Fault.UNANSWERED
             # Exchange for as long as the pull prevented exchanges before the next one.
@@ -265,17 +236,16 @@ class CatchUp:
             fault = Fault.BROKEN
         else:
             return False
-        standing.emit(Close(event.link))
-        standing.blame(event, fault, now)
+        core.emit(Close(event.link))
+        core.blame(event, fault, now)
         return True
 
     def _pause(self, donor: PeerId, held_s: float, now: float) -> None:
-        known = self._standing.members.get(donor)
+        known = self._core.members.get(donor)
         longest_s = LONGEST_PAUSE_S * 2.0 ** min(known.broken + known.unanswered if known else 0, 16)
-        self._standing.members.pause(donor, now + min(held_s, longest_s))
+        self._core.members.pause(donor, now + min(held_s, longest_s))
 
-    def hold_on(self, now: float, seconds: float) -> None:
-        """Extend deadlines after this peer was held up: messages sent in time may still be unread."""
+    def extend_deadlines(self, now: float, seconds: float) -> None:
         self._begun = {link: since + seconds for link, since in self._begun.items()} if seconds < ASLEEP_S else {}
         self._donations = {link: until if until > now else now + UNREAD_S for link, until in self._donations.items()}
         if self.pull is not None and self.pull.replied_at is not None:
@@ -284,7 +254,6 @@ class CatchUp:
             self.pull = replace(self.pull, deadline=now + UNREAD_S)
 
     def expire(self, now: float) -> None:
-        """Give up on donors and newcomers whose deadline has passed."""
         if self.pull is None and not self._donations:
             return
         waiting = dict(self._donations)
@@ -292,7 +261,7 @@ class CatchUp:
             waiting[self.pull.link] = self.pull.deadline
         for link, deadline in waiting.items():
             if deadline <= now:
-                self._standing.deadlines.missed()
+                self._core.deadlines.missed()
                 asked = self.pull is not None and self.pull.link == link and not self.is_receiving
                 why = "no answer" if asked else "the weights were not transferred within the deadline"
                 self.failed(LinkFailed(link, why), now)
@@ -313,24 +282,24 @@ class CatchUp:
         self._donations.clear()
         self._begun.clear()
         for link in links:
-            self._standing.emit(Close(link))
+            self._core.emit(Close(link))
 
     def _refusal(self, peer: PeerId, request: WeightsRequest, now: float) -> DeclineReason | None:
-        standing = self._standing
-        if request.run != standing.rules.run:
+        core = self._core
+        if request.run != core.rules.run:
             return DeclineReason.OTHER_RUN
-        if request.protocol != standing.rules.protocol:
+        if request.protocol != core.rules.protocol:
             return DeclineReason.OTHER_PROTOCOL
-        if standing.state is PeerState.LEAVING:
+        if core.state is PeerState.LEAVING:
             return DeclineReason.LEAVING
-        if standing.members.is_distrusted(peer, now):
+        if core.members.is_distrusted(peer, now):
             return DeclineReason.DISTRUSTED
-        if not must_catch_up(False, request.progress, standing.progress, standing.rules):
+        if not must_catch_up(False, request.progress, core.progress, core.rules):
             return DeclineReason.NOT_BEHIND
-        if standing.state is PeerState.JOINING or self.is_receiving or standing.is_lost:
+        if core.state is PeerState.JOINING or self.is_receiving or core.is_outlier:
             return DeclineReason.NO_WEIGHTS
-        is_full = len(self._donations) >= MAX_DONATIONS or not standing.gives
-        if is_full or self._has_enough(peer, now) or self._overtime.waits(peer, now):
+        is_full = len(self._donations) >= MAX_DONATIONS or not core.gives
+        if is_full or self._has_enough(peer, now) or self._slow_partners.waits(peer, now):
             return DeclineReason.BUSY
         return None
 
@@ -338,15 +307,14 @@ class CatchUp:
         """Free the donation's place. Return False if the link had none."""
         if self._donations.pop(link, None) is None:
             return False
-        self._overtime.gave(link.peer, now - self._begun.pop(link, now), now)  # not timed if it spanned a sleep
+        self._slow_partners.gave(link.peer, now - self._begun.pop(link, now), now)  # not timed if it spanned a sleep
         return True
 
     def _has_enough(self, peer: PeerId, now: float) -> bool:
-        """Report whether this newcomer has begun to take weights too often lately (``given_to_one``)."""
-        given, most = self._given.get(peer), self._standing.rules.given_to_one
+        given, most = self._given.get(peer), self._core.rules.given_to_one
         return given is not None and len(given) == most and given[0] > now - GIVING_WINDOW_S
 
     def _remember(self, peer: PeerId, now: float) -> None:
-        given = self._given.get(peer) or deque(maxlen=self._standing.rules.given_to_one)
+        given = self._given.get(peer) or deque(maxlen=self._core.rules.given_to_one)
         given.append(now)
         self._given[peer] = given

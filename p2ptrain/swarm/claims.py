@@ -1,4 +1,4 @@
-"""Claims of peers to be far ahead, and which of them are corroborated.
+"""Claims of peers to be far ahead, which of them are corroborated, and when this peer drops out of step.
 
 A newcomer takes the weights of a peer ahead, so a false claim could make it take any weights. A claim counts as far as
 other peers corroborate it and no peer in a position to know contradicts it.
@@ -13,7 +13,7 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.matching import catch_up_bound, implausible_progress, must_catch_up
 from p2ptrain.swarm.messages import PeerState
 from p2ptrain.swarm.peer_info import PeerInfo
-from p2ptrain.swarm.rules import SUPPORTERS
+from p2ptrain.swarm.rules import OUT_OF_STEP_S, OUT_OF_STEP_STEPS, SUPPORTERS
 
 
 def supported(
@@ -21,18 +21,15 @@ def supported(
 ) -> Sequence[PeerInfo]:
     """Return the peers ahead whose claims are corroborated by similar claims.
 
-    A claim counts if at least as many peers make it as contradict it; otherwise two young peers could keep others out
-    of an old swarm of two. A claim that ``SUPPORTERS`` others corroborate also counts; otherwise a crowd of waiting
-    newcomers, or of adversarial peers, could keep others out of any swarm.
+    A claim counts if at least as many peers make it as contradict it, so that two young peers cannot keep others out of
+    an old swarm of two; or if ``SUPPORTERS`` others make it, so that a crowd of newcomers cannot. If no claim is
+    corroborated and none contradicted, all count: a swarm of two has no majority.
 
     Args:
         ahead: live peers that are far enough ahead to give this peer their weights.
         near: tokens within which claims corroborate each other.
         others: live peers about as far as this peer, if their position says where the swarm is.
         was_in_step: whether this peer's own progress is one more contradiction.
-
-    Returns:
-        All of them if no claim is corroborated and none contradicted: a swarm of two has no majority.
     """
     needed = min(SUPPORTERS, (len(ahead) + len(others) + was_in_step - 1) // 2)
     claims = sorted(known.progress for known in (*ahead, *others))
@@ -44,60 +41,94 @@ def supported(
     return borne_out if borne_out or others else ahead
 
 
-def ahead_of(standing: CoreState, now: float) -> list[PeerInfo]:
+def ahead_of(core: CoreState, now: float) -> list[PeerInfo]:
     """Return live peers that claim to be so far ahead that this peer must pull instead of exchanging."""
-    if standing.settled or not standing.rules.exchanges:  # alone by choice: takes nobody's weights
+    if core.settled or not core.rules.exchanges:  # alone by choice: takes nobody's weights
         return []
-    mine = standing.worth
-    if standing.members.none_beyond(mine + catch_up_bound(mine, standing.rules), now):
+    mine = core.effective_progress
+    if core.members.none_beyond(mine + catch_up_bound(mine, core.rules), now):
         return []
     ahead = [
         known
-        for known in standing.members.live(now)
+        for known in core.members.live(now)
         if known.state is not PeerState.JOINING
-        and must_catch_up(standing.settled, mine, known.progress, standing.rules)
-        and not implausible_progress(known.progress, standing.progress, settled=False, rules=standing.rules)
+        and must_catch_up(core.settled, mine, known.progress, core.rules)
+        and not implausible_progress(known.progress, core.progress, settled=False, rules=core.rules)
     ]
-    if not standing.is_lost:
+    if not core.is_outlier:
         return ahead
     in_step = [known for known in ahead if known.settled]
-    return [known for known in in_step if not is_far(known.progress, standing)] or in_step or ahead
+    return [known for known in in_step if not is_far(known.progress, core)] or in_step or ahead
 
 
-def is_far(progress: float, standing: CoreState) -> bool:
+def is_far(progress: float, core: CoreState) -> bool:
     """Report whether this progress is implausibly far ahead of ours.
 
-    If this peer's weights are outliers, an honest peer is that far ahead only if the swarm went on without this peer.
+    If our weights are outliers, an honest peer is that far ahead only if the swarm went on without us.
     """
-    return bool(implausible_progress(progress, standing.progress, settled=True, rules=standing.rules))
+    return bool(implausible_progress(progress, core.progress, settled=True, rules=core.rules))
 
 
-def believed(standing: CoreState, now: float) -> Sequence[PeerInfo]:
+def believed(core: CoreState, now: float) -> Sequence[PeerInfo]:
     """Return the peers ahead whose claims are corroborated.
 
-    Peers about as far as this peer contradict such a claim: any of them if this peer was settled here, otherwise only
-    settled ones, because the others may be newcomers too.
+    Peers about as far as this peer contradict them: all if this peer was settled here, else only settled ones.
     """
-    ahead = ahead_of(standing, now)
+    ahead = ahead_of(core, now)
     if not ahead:
         return []
-    if standing.is_lost:  # Own progress says nothing about where the swarm is.
-        return supported(ahead, standing.rules.catch_up_tokens)
-    near, mine = catch_up_bound(standing.progress, standing.rules), standing.progress
+    if core.is_outlier:  # Own progress says nothing about where the swarm is.
+        return supported(ahead, core.rules.catch_up_tokens)
+    near, mine = catch_up_bound(core.progress, core.rules), core.progress
     here = [
         known
-        for known in standing.members.live(now)
+        for known in core.members.live(now)
         if known.state is not PeerState.JOINING
         and abs(known.progress - mine) <= near
-        and (standing.was_in_step or known.settled)
+        and (core.was_in_step or known.settled)
     ]
-    return supported(ahead, near, here, standing.was_in_step)
+    return supported(ahead, near, here, core.was_in_step)
 
 
-def is_left_behind(standing: CoreState, now: float) -> bool:
+def is_left_behind(core: CoreState, now: float) -> bool:
     """Report whether a swarm is ahead, so that an exchange with another newcomer makes neither side settled.
 
-    A swarm has at least two peers. A single peer that claims to be ahead but gives no weights must not keep a young
-    swarm from becoming settled, because settled peers contradict its claim.
+    A single peer that claims to be ahead but gives no weights must not keep a young swarm from becoming settled.
     """
-    return len(believed(standing, now)) > 1
+    return len(believed(core, now)) > 1
+
+
+def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
+    """Drop out of step if necessary, and return why, else an empty string. ``in_step_at``: when last in step."""
+    if core.unrelated_peers and not core.is_outlier:
+        core.forget_absent(now)
+        if core.is_far_from_most(now):
+            _become_outlier(core)
+            return "our weights differ from those of most peers"
+    if core.settled and now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(core, in_step_at, now):
+        core.drop_out()
+        return f"nothing was exchanged for {now - in_step_at:.0f} s"
+    return ""
+
+
+def _become_outlier(core: CoreState) -> None:
+    """Record that our weights are outliers. The peers blamed for theirs may be donors, so trust them again."""
+    core.is_outlier = True
+    for peer in core.unrelated_peers:
+        core.members.praise(peer)
+    if core.settled:
+        core.drop_out()
+
+
+def _is_cut_off(core: CoreState, in_step_at: float, now: float) -> bool:
+    mine, rules = core.progress, core.rules
+    return (
+        rules.exchanges
+        and now - in_step_at >= OUT_OF_STEP_STEPS * core.seconds_per_outer_step
+        and not core.members.none_beyond(mine + rules.implausible_distance, now)
+        and any(
+            implausible_progress(known.progress, mine, settled=True, rules=rules)
+            and not implausible_progress(known.progress, mine, settled=False, rules=rules)
+            for known in core.members.live(now)
+        )
+    )

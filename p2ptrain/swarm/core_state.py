@@ -10,11 +10,12 @@ from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.deadlines import Deadlines
 from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
+from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.peer_info import Fault
 from p2ptrain.swarm.progress import ProgressBudget
-from p2ptrain.swarm.rules import LEAST_STRANGERS, MAX_KNOWN, PASS_ON, SwarmRules
+from p2ptrain.swarm.rules import LEAST_UNRELATED, MAX_KNOWN, PASS_ON, SwarmRules
 from p2ptrain.swarm.trust import DistanceStats
 
 
@@ -42,15 +43,12 @@ class Counters:
     pulls: int = 0
     donations: int = 0
     offences: int = 0
-    """Protocol violations by partners."""
     clipped: int = 0
     """Exchanges with a distance above this peer's own radius."""
 
 
 @dataclass(slots=True)
 class CoreState:
-    """Mutable state of one peer that several parts of the core read."""
-
     me: PeerId
     rules: SwarmRules
     random: Random
@@ -65,17 +63,16 @@ class CoreState:
     """Whether this peer has been in step with the swarm and has not dropped out since (``Peer``)."""
     was_in_step: bool = False
     """Whether this peer dropped out, so that its progress says about where the swarm was. A newcomer's says nothing."""
-    strangers: set[PeerId] = field(default_factory=set)
+    unrelated_peers: set[PeerId] = field(default_factory=set)
     """Settled partners with unrelated weights since the last committed exchange."""
-    boasts: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
+    implausible_claims: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
     """Largest implausible progress (tokens) by claiming peer."""
-    is_lost: bool = False
+    is_outlier: bool = False
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
-    """Whether newcomers get this peer's weights."""
     state: PeerState = PeerState.JOINING
     deadlines: Deadlines = field(default_factory=Deadlines)
-    usual: DistanceStats = field(default_factory=DistanceStats)
+    distance_stats: DistanceStats = field(default_factory=DistanceStats)
     counters: Counters = field(default_factory=Counters)
     effects: list[Effect] = field(default_factory=list)
     serial: int = 0
@@ -91,60 +88,53 @@ class CoreState:
         self.emit(Note(kind=kind, peer=peer, why=why, seconds=seconds))
 
     @property
-    def worth(self) -> float:
+    def effective_progress(self) -> float:
         """Progress (tokens) of the weights that count: 0 if they are the outliers."""
-        return 0.0 if self.is_lost else self.progress
+        return 0.0 if self.is_outlier else self.progress
 
-    def meet_stranger(self, peer: PeerId) -> None:
-        """Record that a settled partner has unrelated weights."""
-        if len(self.strangers) < MAX_KNOWN:
-            self.strangers.add(peer)
+    def record_unrelated(self, peer: PeerId) -> None:
+        if len(self.unrelated_peers) < MAX_KNOWN:
+            self.unrelated_peers.add(peer)
 
-    def boasted(self, peer: PeerId, progress: float) -> None:
-        """Record an implausible progress claim."""
-        claimed = progress if progress >= 0 else inf  # NaN is no progress
-        self.boasts[peer] = max(self.boasts.get(peer, 0.0), claimed)
+    def record_claim(self, peer: PeerId, progress: float) -> None:
+        """Remember a partner's progress claim if it is implausible."""
+        if implausible_progress(progress, self.progress, self.settled, self.rules):
+            claimed = progress if progress >= 0 else inf  # NaN is no progress
+            self.implausible_claims[peer] = max(self.implausible_claims.get(peer, 0.0), claimed)
 
-    def believes(self, peer: PeerId) -> bool:
+    def trusts_progress(self, peer: PeerId) -> bool:
         """Report whether a partner's progress may raise ours.
 
-        After an implausible claim it may not until this peer has come that far, because this peer may have been left
-        behind.
+        After an implausible claim only once this peer has come that far: it may have been left behind.
         """
-        return self.boasts.get(peer, 0.0) <= self.progress
+        return self.implausible_claims.get(peer, 0.0) <= self.progress
 
-    def is_odd(self, now: float) -> bool:
-        """Report whether this peer's weights are unrelated to those of most live peers, itself included.
+    def forget_absent(self, now: float) -> None:
+        self.unrelated_peers &= {known.peer for known in self.members.live(now)}
 
-        Of two equal halves neither is an outlier.
-        """
-        here = {known.peer for known in self.members.live(now)}
-        self.strangers &= here
-        return len(self.strangers) >= max(LEAST_STRANGERS, (len(here) + 1) // 2 + 1)
+    def is_far_from_most(self, now: float) -> bool:
+        """Report whether our weights are unrelated to those of most live peers, us included; half is not most."""
+        live = len(self.members.live(now))
+        return len(self.unrelated_peers) >= max(LEAST_UNRELATED, (live + 1) // 2 + 1)
 
-    def find_company(self) -> None:
+    def record_related(self) -> None:
         """Record that some peer's weights are near ours, by an exchange or an adoption."""
-        self.strangers.clear()
-        self.is_lost = False
+        self.unrelated_peers.clear()
+        self.is_outlier = False
 
     def drop_out(self) -> None:
         """Make this peer a newcomer again that knows where the swarm was."""
         self.settled, self.was_in_step = False, True
 
-    def forget_stillborn(self) -> None:
-        """Drop links that were opened and closed within the same event."""
+    def drop_unused_links(self) -> None:
         opened = {effect.link for effect in self.effects if isinstance(effect, Open)}
-        stillborn = opened & {effect.link for effect in self.effects if isinstance(effect, Close)}
+        unused = opened & {effect.link for effect in self.effects if isinstance(effect, Close)}
         self.effects = [
-            effect for effect in self.effects if not (isinstance(effect, Open | Close) and effect.link in stillborn)
+            effect for effect in self.effects if not (isinstance(effect, Open | Close) and effect.link in unused)
         ]
 
     def blame(self, event: LinkFailed, fault: Fault, now: float, seconds: float = 0.0) -> None:
-        """Record a failed conversation against its peer, and note it.
-
-        Args:
-            seconds: duration of the exchange since both sides agreed.
-        """
+        """Record a failed conversation against its peer, and note it."""
         self.counters.offences += int(event.their_fault)
         self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault, seconds)
         if fault is Fault.WITHDRAWN:

@@ -1,15 +1,16 @@
-"""Deadlines for partners, learnt from completed exchanges and never asked of a user.
+"""Deadlines for partners, learnt from completed exchanges, and the duration of this peer's own outer steps.
 
 A deadline is ``median + 8 MAD`` of the durations of completed attempts, per byte for payloads (median absolute
 deviation; outliers do not move it). Before anything completed a start value counts. Of both sides' payload deadlines
 the longer one counts, within bounds. A missed deadline doubles all later ones until an exchange completes; otherwise a
-network that became slow would fail every exchange forever.
+network that became slow would fail every exchange forever. A user sets none of these.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from statistics import median
 
 REMEMBERED = 64  # one hour at one exchange a minute. Guess: compare windows on recorded durations
@@ -34,20 +35,16 @@ class Deadlines:
         self._patience = 1.0
 
     def replied(self, seconds: float) -> None:
-        """Record how long a partner took to answer an offer."""
         self._replies.add(seconds)
 
     def transferred(self, size_bytes: int, seconds: float) -> None:
-        """Record a completed payload exchange."""
         self._per_byte.add(seconds / max(size_bytes, 1))
         self._patience = 1.0
 
     def missed(self) -> None:
-        """Record that a deadline passed."""
         self._patience = min(2 * self._patience, MAX_PATIENCE)
 
     def reply_s(self) -> float:
-        """Return how long to wait for an answer to an offer."""
         estimate = self._replies.bound() if self._replies else FIRST_REPLY_S
         return _clamp(self._patience * estimate, *REPLY_BOUNDS_S)
 
@@ -65,10 +62,9 @@ class Deadlines:
     def payload_s(self, size_bytes: int, theirs: float = 0.0) -> float:
         """Return how long to wait for a payload of this size both ways, acknowledgements included.
 
-        Args:
-            theirs: the partner's ``seconds_per_byte``. Without it a peer that knows only fast connections would give up
-                on a slow one every time. It counts up to the larger of ``TOLERANCE`` times our own and what a shared
-                connection of ``FIRST_RATE`` takes, so that the partner cannot choose how long it holds us.
+        ``theirs``, the partner's ``seconds_per_byte``, counts up to the larger of ``TOLERANCE`` times our own and what
+        a shared connection of ``FIRST_RATE`` takes. So we wait for slow partners, and they cannot choose how long they
+        hold us.
         """
         shortest, longest = PAYLOAD_BOUNDS_S
         ours = self.seconds_per_byte()
@@ -83,6 +79,35 @@ class Deadlines:
     def typical_payload_s(self, size_bytes: int) -> float | None:
         """Return the median duration of a payload of this size, or None before any was measured."""
         return self._per_byte.median() * size_bytes if self._per_byte else None
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Time from one outer step to the next. Before training begins it measures nothing."""
+
+    _since: float | None = None
+    _trained_s: float | None = None
+    """Training time in this outer step, if the trainer then waits for partners."""
+
+    def begin(self, now: float) -> None:
+        self._since = now
+
+    def skip(self, seconds: float) -> None:
+        if self._since is not None:
+            self._since += seconds
+
+    def wait(self, now: float) -> None:
+        """Mark the end of training in this outer step: from now on the trainer waits."""
+        if self._since is not None:
+            self._trained_s = max(now - self._since, 0.0)
+
+    def lap(self, now: float) -> tuple[float, float] | None:
+        """Return the seconds of the outer step that ended and its seconds of training; None if there are none."""
+        since, trained_s = self._since, self._trained_s
+        self._since, self._trained_s = now, None
+        if since is None or now <= since:
+            return None
+        return now - since, now - since if trained_s is None else trained_s
 
 
 class _Samples:
@@ -109,7 +134,6 @@ class _Samples:
         return median(self._ordered)
 
     def bound(self) -> float:
-        """Return the median plus ``SPREADS`` times the median distance from it."""
         if self._bound is None:
             middle = self.median()
             self._bound = middle + SPREADS * median(abs(value - middle) for value in self._ordered)

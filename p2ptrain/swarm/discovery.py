@@ -23,75 +23,67 @@ from p2ptrain.swarm.rules import (
 
 
 class Discovery:
-    """Timing of announcements and lookups, and the choice of records to keep."""
-
-    def __init__(self, standing: CoreState) -> None:
-        self._standing = standing
+    def __init__(self, core: CoreState) -> None:
+        self._core = core
         self._announce_at = float("inf")  # until the first announcement
         self._lookup_at = float("inf")
         self._announced_settled = False
         self._crowded = False  # more peers than are kept: arrivals and departures are no news
 
     def announce(self, now: float) -> None:
-        """Publish this peer's state, and schedule the next announcement."""
         self._announce_at = now + ANNOUNCE_PERIOD_S
-        standing = self._standing
-        self._announced_settled = standing.settled
-        standing.emit(Announce(standing.state, standing.step, standing.progress, standing.settled))
+        core = self._core
+        self._announced_settled = core.settled
+        core.emit(Announce(core.state, core.step, core.progress, core.settled))
 
     def look_up(self, now: float) -> None:
-        """Look up other peers, and schedule the next lookup: sooner if none is known."""
-        if not self._standing.members.records(now):  # peers known only by their calls cannot be dialed or cached
+        if not self._core.members.records(now):  # peers known only by their calls cannot be dialed or cached
             period = LONELY_LOOKUP_PERIOD_S
         else:
             period = CROWDED_LOOKUP_PERIOD_S if self._crowded else LOOKUP_PERIOD_S
-        self._lookup_at = now + period * self._standing.random.uniform(0.75, 1.25)
-        self._standing.emit(Lookup())
+        self._lookup_at = now + period * self._core.random.uniform(0.75, 1.25)
+        self._core.emit(Lookup())
 
     def seen(self, event: PeersSeen) -> None:
-        """Keep the wanted records of a lookup or a message."""
-        members = self._standing.members
-        for presence, live_until in self._wanted(event):
-            if presence.run == self._standing.rules.run and members.see(presence, live_until) and not self._crowded:
-                self._standing.note("found", presence.peer)
+        members = self._core.members
+        for presence, live_until in self._choose(event):
+            if presence.run == self._core.rules.run and members.see(presence, live_until) and not self._crowded:
+                self._core.note("found", presence.peer)
 
     def expire(self, now: float) -> None:
         """Forget peers without a sign of life. A peer that said goodbye is not reported as lost."""
-        lost = self._standing.members.expire(now)
+        lost = self._core.members.expire(now)
         if lost and not self._crowded:
             for peer in lost:
-                self._standing.note("lost", peer, "no sign of life")
+                self._core.note("lost", peer, "no sign of life")
 
     def keep_up(self, now: float) -> None:
-        """Announce and look up when due, and announce at once that this peer is settled, because newcomers look for
-        donors."""
-        if now >= self._announce_at or (self._standing.settled and not self._announced_settled):
+        """Announce and look up when due. Newcomers look for donors, so announce at once that this peer is settled."""
+        if now >= self._announce_at or (self._core.settled and not self._announced_settled):
             self.announce(now)
         if now >= self._lookup_at:
             self.look_up(now)
 
     def next_due(self) -> float:
-        """Return when ``keep_up`` next has something to do."""
         return min(self._announce_at, self._lookup_at)
 
-    def _wanted(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
-        """Return the records of known peers, and enough random others.
+    def _choose(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
+        """Choose the records of known peers, and enough random others.
 
-        In a large swarm lookups bring enough records; records passed on by messages are older and only used if few are
-        left.
+        In a large swarm records passed on by messages, older than those of lookups, are used only if few are left.
         """
-        known, records = self._standing.members.peers, event.records
+        known, records = self._core.members.peers, event.records
         if event.from_lookup:
             room = max(ENOUGH_PEERS - len(known), FRESH_PEERS)
         else:
             room = max((ENOUGH_PEERS // 2 if self._crowded else ENOUGH_PEERS) - len(known), 0)
-        if self._standing.rules.plans or (len(records) <= room and not event.from_lookup):
+        if self._core.rules.plans or (len(records) <= room and not event.from_lookup):
             return records
         if room == 0:
             return [dated for dated in records if dated[0].peer in known]
-        strangers = [dated for dated in records if dated[0].peer not in known]
+        unknown = [dated for dated in records if dated[0].peer not in known]
         if event.from_lookup:
-            self._crowded = len(strangers) > room
-        if len(strangers) <= room:
+            self._crowded = len(unknown) > room
+        if len(unknown) <= room:
             return records
-        return [dated for dated in records if dated[0].peer in known] + draw(self._standing.random, strangers, room)
+        return [dated for dated in records if dated[0].peer in known] + draw(self._core.random, unknown, room)

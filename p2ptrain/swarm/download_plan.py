@@ -14,13 +14,10 @@
     HERE       most copies are far                       MISSING       (a strike for the donor of the piece)
     HERE       there never was another donor             CONFIRMED
 
-A digest proves transport only. Another peer's copy shows whether a piece is useful: peers of one swarm never hold equal
-weights, but near ones. Copies are compared by sketches of some hundred bytes (``train.sketch``), made after the piece
-has arrived. Any donor may be asked for a sketch, including those that give no piece, so a few that collude are outvoted
-wherever one honest copy is compared with theirs. A donor with ``MOST_STRIKES`` strikes is dropped, and its unconfirmed
-pieces are asked of others. Losing a donor costs only the pieces that it had not finished.
-
-The shell fetches and compares, and reports the outcome; ``DownloadPlan`` holds none of the bytes.
+A digest proves transport only; another peer's copy shows whether a piece is useful, because copies of one swarm are
+near each other. They are compared by sketches of some hundred bytes (``train.sketch``), made after the piece arrived.
+Any donor may be asked for a sketch, so a few that collude are outvoted. A donor with ``MOST_STRIKES`` strikes is
+dropped, and its unconfirmed pieces are asked of others. The shell fetches, compares and holds the bytes.
 """
 
 from __future__ import annotations
@@ -122,8 +119,6 @@ def cut(sizes: Sequence[int]) -> list[Span]:
 
 @dataclass(slots=True)
 class _PieceState:
-    """State of one piece."""
-
     size_bytes: int
     asked: dict[PeerId, Fetch] = field(default_factory=dict)
     giver: PeerId | None = None
@@ -137,14 +132,11 @@ class _PieceState:
     was_asked: bool = False
 
     def forget(self) -> None:
-        """Discard the piece."""
         self.giver, self.comparing, self.confirmed, self.near, self.far = None, None, False, set(), set()
 
 
 @dataclass(slots=True)
 class _Donor:
-    """State of one donor."""
-
     rate: float = FIRST_RATE
     has_given: bool = False
     fetching: int | None = None
@@ -154,10 +146,8 @@ class _Donor:
 class DownloadPlan:
     """Download state of all pieces of one model.
 
-    Args:
-        sizes: bytes of each piece.
-        donors: donors in order of preference; the first few are asked, and the others replace lost ones.
-        have: pieces kept from an earlier attempt, with their donors. They are compared like all others.
+    ``donors`` in order of preference: the first few are asked, the others replace lost ones. ``have``: pieces kept from
+    an earlier attempt, with their donors, to be compared like all others.
     """
 
     def __init__(
@@ -171,9 +161,7 @@ class DownloadPlan:
         self.dropped: set[PeerId] = set()
         """Donors whose copies were outliers too often."""
         self.was_compared = False
-        """Whether some copy was near another's."""
         self.is_disputed = False
-        """Whether some copies were far from each other."""
         self.broke_off: set[PeerId] = set()
         """Donors lost before a piece that they were asked for arrived."""
         self.asked_again = 0
@@ -184,7 +172,6 @@ class DownloadPlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether all pieces have arrived and are confirmed."""
         return all(piece.confirmed for piece in self._pieces)
 
     @property
@@ -194,7 +181,6 @@ class DownloadPlan:
 
     @property
     def lacks_pieces(self) -> bool:
-        """Whether some pieces have not arrived yet."""
         return any(piece.giver is None for piece in self._pieces)
 
     @property
@@ -275,8 +261,6 @@ class DownloadPlan:
         ]
         return min([*slow, *(fetch.deadline for fetch in fetches)], default=float("inf"))
 
-    # --- helpers --------------------------------------------------------------------------------------------------
-
     def _fetch(self, donor: PeerId, state: _Donor, number: int, now: float) -> Fetch:
         shortest, longest = PIECE_BOUNDS_S
         piece = self._pieces[number]
@@ -300,10 +284,7 @@ class DownloadPlan:
         return slow
 
     def _slow_at(self, piece: _PieceState, other: PeerId) -> float:
-        """Return when the piece's donor counts as slow compared with another donor.
-
-        If that one has not given before, this is half of the deadline.
-        """
+        """Return when the piece's donor counts as slow beside another: half its deadline if that one never gave."""
         (fetch,) = piece.asked.values()
         since, state = self._donors[fetch.donor].since, self._donors[other]
         half = (since + fetch.deadline) / 2
@@ -342,7 +323,6 @@ class DownloadPlan:
             self._strike(giver)
 
     def _strike(self, donor: PeerId) -> None:
-        """Count an outlying copy against its donor, and drop the donor after too many."""
         self._strikes[donor] = self._strikes.get(donor, 0) + 1
         if self._strikes[donor] < min(MOST_STRIKES, len(self._pieces)):
             return

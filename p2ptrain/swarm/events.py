@@ -52,8 +52,7 @@ class ExchangeDue:
 class PhaseDone:
     """The trainer ended an inner phase and waits: what its recipe mixes now has a snapshot."""
 
-    step: int
-    """The outer step that the phase leads to."""
+    step: int  # the outer step that the phase leads to
     progress: float
 
 
@@ -221,8 +220,7 @@ class Commit:
     """Hand the displacement to the trainer, which applies it between two inner steps."""
 
     link: LinkId
-    progress_displacement: float
-    """Change of progress that comes with it, in tokens per peer."""
+    progress_displacement: float  # tokens per peer
 
 
 @dataclass(frozen=True, slots=True)

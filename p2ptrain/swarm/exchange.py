@@ -7,12 +7,12 @@ displacement is applied. An offer engages nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
 from p2ptrain.base.ids import LinkId, PeerId
-from p2ptrain.swarm.events import Note, SwapDone
+from p2ptrain.swarm.events import SwapDone
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.rules import ASLEEP_S
 from p2ptrain.swarm.transitions import Transition, TransitionTable
@@ -20,8 +20,6 @@ from p2ptrain.swarm.trust import per_fragment
 
 
 class ExchangeState(Enum):
-    """State of one exchange."""
-
     OFFERED = "offered"
     SWAPPING = "swapping"
     CONFIRMING = "confirming"
@@ -106,18 +104,16 @@ class Exchange:
     """One exchange under way. Only its own methods change its state, by ``TRANSITIONS``."""
 
     link: LinkId
-    state: ExchangeState
     fragments: tuple[int, ...]
     mine: Terms
     started_at: float
     deadline: float
-    round: int = 0
-    """The outer step that planned it; 0 for an unplanned exchange."""
+    state: ExchangeState = field(default_factory=lambda: TRANSITIONS.to(None, ExchangeEvent.OFFER))
+    round: int = 0  # the outer step that planned it; 0 if unplanned
     hurried: bool = False
     """Whether our offer has a shorter deadline than others, so that a missing answer says nothing about connections."""
     theirs: Terms | None = None
-    swap_started_at: float = 0.0
-    """When both sides agreed."""
+    swap_started_at: float = 0.0  # when both sides agreed
     patience_s: float = 0.0
     """Maximum duration by both sides' terms: until the deadline, if nothing holds this peer up."""
     is_timed: bool = True
@@ -128,10 +124,6 @@ class Exchange:
     norm: float = 0.0
     fingerprint: bytes = b""
 
-    def __post_init__(self) -> None:
-        if self.state is not TRANSITIONS.after(None, ExchangeEvent.OFFER):
-            raise RuntimeError(f"an exchange cannot begin in state {self.state.name}")
-
     def _advance(self, event: ExchangeEvent) -> None:
         self.state = TRANSITIONS.to(self.state, event)
 
@@ -141,7 +133,6 @@ class Exchange:
         return per_fragment(self.distance * self.norm, len(self.fragments))
 
     def swap(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> None:
-        """Record that both sides agreed on these fragments."""
         self._advance(ExchangeEvent.ACCEPT)
         self.fragments = fragments
         self.theirs = theirs
@@ -150,10 +141,7 @@ class Exchange:
         self.patience_s = deadline - now
 
     def skip(self, seconds: float) -> None:
-        """Exclude a time in which this peer did not run.
-
-        The start of a sleep is unknown, so an exchange that spans one is not timed.
-        """
+        """Exclude a time in which this peer did not run. A sleep's start is unknown, so its exchanges are not timed."""
         self.started_at += seconds
         if self.swap_started_at:
             self.swap_started_at += seconds
@@ -168,30 +156,13 @@ class Exchange:
         return self.is_timed and self.swapped_s(now) > DRAGGED * self.patience_s
 
     def confirm(self, done: SwapDone) -> None:
-        """Record that both payloads have been transferred on this side."""
         self._advance(ExchangeEvent.PAYLOADS)
         self.sent_bytes, self.received_bytes = done.sent_bytes, done.received_bytes
         self.distance, self.norm, self.fingerprint = done.distance, done.norm, done.fingerprint
 
-    def told(self, seconds: float) -> Note:
-        """Return the note about a committed exchange. ``seconds``: since both sides agreed."""
-        return Note(
-            kind="exchanged",
-            peer=self.link.peer,
-            seconds=seconds,
-            sent_bytes=self.sent_bytes,
-            received_bytes=self.received_bytes,
-            distance=self.distance,
-        )
-
     def commit(self) -> None:
-        """Record that both sides have everything."""
         self._advance(ExchangeEvent.ACKNOWLEDGE)
         self.deadline = inf
-
-    def end(self) -> None:
-        """Check that the exchange may end in its state. The book then forgets it."""
-        TRANSITIONS.after(self.state, ExchangeEvent.END)
 
 
 class ExchangeBook:
@@ -216,7 +187,6 @@ class ExchangeBook:
         self._exchanges[exchange.link] = exchange
 
     def commit(self, exchange: Exchange) -> None:
-        """Commit an exchange. Its fragments now have waited least."""
         exchange.commit()
         self._commits += 1
         for fragment in sorted(exchange.fragments):
@@ -227,15 +197,12 @@ class ExchangeBook:
         """Forget an exchange that ended; return it, if there was one."""
         exchange = self._exchanges.pop(link, None)
         if exchange is not None:
-            exchange.end()
+            TRANSITIONS.after(exchange.state, ExchangeEvent.END)  # raises if it may not end now
         return exchange
 
     def under_way(self) -> int:
         """Return the number of exchanges that both sides agreed on and that have neither committed nor failed."""
         return sum(exchange.state in _UNDER_WAY for exchange in self._exchanges.values())
-
-    def in_state(self, state: ExchangeState) -> list[Exchange]:
-        return [exchange for exchange in self._exchanges.values() if exchange.state is state]
 
     def engaged(self) -> set[int]:
         """Return the fragments between snapshot and application; they must not be snapshot again."""
@@ -262,14 +229,12 @@ class ExchangeBook:
         return [each for each in self._exchanges.values() if each.state is offered and each.round == round_]
 
     def is_engaged_with(self, peer: PeerId) -> bool:
-        """Report whether an unplanned exchange with this peer is under way and not yet committed."""
         return any(
             exchange.link.peer == peer and not exchange.round and exchange.state in _UNDER_WAY
             for exchange in self._exchanges.values()
         )
 
     def next_deadline(self) -> float:
-        """Return the earliest deadline; infinite if there is none."""
         return min([exchange.deadline for exchange in self._exchanges.values()], default=inf)
 
     def partners(self) -> set[PeerId]:

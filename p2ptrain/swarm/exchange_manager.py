@@ -5,15 +5,15 @@ from __future__ import annotations
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import is_left_behind
 from p2ptrain.swarm.core_state import CoreState
-from p2ptrain.swarm.events import Close, Commit, LinkFailed, Open, Send, Swap, SwapDone
+from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
-from p2ptrain.swarm.matching import answer, refusal
+from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.partners import choose, implausible, own_offer, own_terms, pause_after
+from p2ptrain.swarm.partners import choose, own_terms, pause_after
 from p2ptrain.swarm.peer_info import Fault, PeerInfo
-from p2ptrain.swarm.progress import left, progress_displacement
-from p2ptrain.swarm.rounds import HURRIED_S, Meeting, Round, Rounds
+from p2ptrain.swarm.progress import progress_displacement
+from p2ptrain.swarm.rounds import HURRIED_S, MeetingEvent, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
@@ -25,49 +25,37 @@ of exactly enough were declined twice per exchange (simulated: 16 fragments, 4 a
 
 
 class ExchangeManager:
-    """All exchanges of one peer, inbound and outbound."""
-
-    def __init__(self, standing: CoreState) -> None:
-        self._standing = standing
-        self.book = ExchangeBook(standing.rules.free_fragments)
-        self.rounds = Rounds(standing)
-        self._judge = Judge(standing)
-        self._overtime = SlowPartnerPenalty(standing)
+    def __init__(self, core: CoreState) -> None:
+        self._core = core
+        self.book = ExchangeBook(core.rules.free)
+        self.rounds = Rounds(core)
+        self._judge = Judge(core)
+        self._slow_partners = SlowPartnerPenalty(core)
         self._due = 0  # exchanges still due in this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
         self.distances: list[tuple[PeerId, float]] = []  # of the last commits, newest last
 
-    # --- what the peer calls ------------------------------------------------------------------------------------
-
     def step_done(self, now: float) -> None:
-        """Begin the exchanges of this outer step, and drop those still due from the last one.
-
-        The snapshots are new. If exchanges are due within the phase, ``one_due`` begins them instead.
-        """
+        """Begin the exchanges of this outer step, and drop those still due from the last one."""
         if not self._committed_since_step:
-            self._standing.counters.solo_steps += 1
+            self._core.counters.solo_steps += 1
         self._committed_since_step = False
-        if not self._standing.rules.due_in_phase:
-            self._due = self._standing.rules.exchanges_per_step if self._standing.rules.free_fragments else 0
-        self._open_round(self._standing.step, self._standing.rules.beside, False, now)
+        if not self._core.rules.due_in_phase:
+            self._due = self._core.rules.exchanges_per_step if self._core.rules.free else 0
+        self._open_round(self._core.step, self._core.rules.beside, False, now)
         self.seek(now)
 
     def one_due(self, now: float) -> None:
-        """Begin an exchange that is due within the inner phase."""
-        self._due = min(self._due + 1, self._standing.rules.exchanges_per_step)
+        self._due = min(self._due + 1, self._core.rules.exchanges_per_step)
         self.seek(now)
 
     def phase_done(self, step: int, now: float) -> None:
-        """Begin the exchanges that this outer step planned; the trainer waits for them."""
-        self._open_round(step, self._standing.rules.between, True, now)
+        self._open_round(step, self._core.rules.between, True, now)
 
     def training_ended(self, now: float) -> None:
-        """Prepare the final gossip, which averages the slow weights with any partner, whatever the recipe mixed.
-
-        Distances measured before say nothing about it.
-        """
-        self.book.limit(range(self._standing.rules.fragments))
+        """Prepare the final gossip, which averages the slow weights with any partner, whatever the recipe mixed."""
+        self.book.limit(range(self._core.rules.fragments))
         self.last_commit_at = now
         self.distances = []
 
@@ -79,222 +67,217 @@ class ExchangeManager:
 
     def seek(self, now: float) -> None:
         """Offer what is due to a random free partner, one offer at a time."""
-        standing = self._standing
-        if self._due == 0 or standing.is_lost or standing.state not in (PeerState.TRAINING, PeerState.FINISHING):
+        core = self._core
+        if self._due == 0 or core.is_outlier or core.state not in (PeerState.TRAINING, PeerState.FINISHING):
             return
         if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
             return
-        free = self.book.free_fragments()[: CHOICE * standing.rules.most_per_exchange]
+        free = self.book.free_fragments()[: CHOICE * core.rules.most_per_exchange]
         if not free:
             return
-        partner = choose(standing, self.book.partners(), now)
+        partner = choose(core, self.book.partners(), now)
         if partner is not None:
-            self._offer(partner, tuple(sorted(free)), own_terms(standing, partner.peer), 0, now)
+            self._offer(partner, tuple(sorted(free)), own_terms(core, partner.peer), 0, now)
 
     def call_planned(self, now: float) -> None:
         """Offer to all partners that this outer step planned."""
-        for planned, peer in self.rounds.due(now):
-            known = self._standing.members.get(peer)
-            is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
-            planned.turn(peer, Meeting.CALLED if is_called else Meeting.MISSED)
-            if known is not None and is_called:
-                terms = own_terms(self._standing, peer, len(planned.meetings))
-                hurried = not self.rounds.is_waited_for(planned, peer)
-                self._offer(known, planned.fragments, terms, planned.step, now, hurried)
+        for planned, peer in self.rounds.take_due(now):
+            known = self._core.members.get(peer)
+            if known is None or known.distrusted_until > now or self._core.is_outlier:
+                planned.move(peer, MeetingEvent.ABSENT)
+                continue
+            planned.move(peer, MeetingEvent.CALL)
+            terms = own_terms(self._core, peer, len(planned.meetings))
+            hurried = not self.rounds.decide_waiting(planned, peer)
+            self._offer(known, planned.fragments, terms, planned.step, now, hurried)
         self.rounds.proceed_if_over()
 
-    # --- messages and completions ---------------------------------------------------------------------------------
-
-    def offered(self, link: LinkId, offer: Offer, now: float) -> None:
-        """Answer an offer: accept it, or decline with a reason."""
-        standing = self._standing
+    def offered(self, link: LinkId, offer: Offer, now: float) -> Answer:
+        """Accept or decline an offer, and return the decision. A violation is left to the caller."""
+        core = self._core
         offers = self.book.offers(offer.round)
         crossing = next((each for each in offers if each.link.peer == link.peer), None)
-        prompt = standing.deadlines.prompt_reply_s()
-        reply: Round | tuple[int, ...] | DeclineReason
-        refused = refusal(
-            offer,
-            state=standing.state,
-            settled=standing.settled,
-            progress=standing.worth,
-            distrusted=standing.members.is_distrusted(link.peer, now),
-            implausible=implausible(standing, link.peer, offer.terms),
-            rules=standing.rules,
+        prompt = core.deadlines.prompt_reply_s()
+        view = OfferView(
+            me=core.me,
+            rules=core.rules,
+            state=core.state,
+            settled=core.settled,
+            progress=core.progress,
+            effective_progress=core.effective_progress,
+            distrusts_sender=core.members.is_distrusted(link.peer, now),
+            is_crossing=crossing is not None,
+            is_offering=any(now - offer.started_at < prompt for offer in offers),
+            is_engaged=self.book.is_engaged_with(link.peer) or self._slow_partners.waits(link.peer, now),
+            free_fragments=self.book.free_fragments(),
+            exchanges=len(self.book) - len(offers),
+            planned=self.rounds.view(offer, link.peer, now) if offer.round else None,
         )
-        if refused is not None:
-            reply = refused
-        elif offer.round:
-            reply = self.rounds.answer(offer, link.peer, crossing is not None, now)
-        else:
-            reply = answer(
-                offer,
-                link.peer,
-                me=standing.me,
-                crossing=crossing is not None,
-                offering=any(now - offer.started_at < prompt for offer in offers),
-                engaged=self.book.is_engaged_with(link.peer) or self._overtime.waits(link.peer, now),
-                free=self.book.free_fragments(),
-                under_way=len(self.book) - len(offers),
-                rules=standing.rules,
-            )
+        reply = answer(offer, link.peer, view)
+        if isinstance(reply, Violation):
+            return reply
+        core.record_claim(link.peer, offer.terms.progress)
+        planned = self.rounds.find(offer.round, offer.fragments) if offer.round else None
         if isinstance(reply, DeclineReason):
-            standing.counters.offers_refused += 1
+            if planned is not None and reply is DeclineReason.CROSSING:
+                planned.move(link.peer, MeetingEvent.CROSSING)
+            core.counters.offers_refused += 1
             if not (offer.round and reply in ROUTINE):
-                standing.note("refused", link.peer, reply.value)
-            standing.emit(Send(link, Decline(reply, standing.state, standing.step, standing.progress, known=())))
-            standing.emit(Close(link))
-            return
+                core.note("refused", link.peer, reply.value)
+            core.emit(Send(link, Decline(reply, core.state, core.step, core.progress, known=())))
+            core.emit(Close(link))
+            return reply
         for withdrawn in offers:  # it crossed theirs, which wins, or stays unanswered
             if withdrawn is crossing or not offer.round:
                 self.book.remove(withdrawn.link)
-                standing.emit(Close(withdrawn.link))
-        if isinstance(reply, Round):
-            reply.turn(link.peer, Meeting.MEETING)
-            fragments, mine = reply.fragments, own_terms(standing, link.peer, len(reply.meetings))
-        else:
-            fragments, mine = reply, own_terms(standing, link.peer)
-        exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, now, round=offer.round)
-        standing.emit(Send(link, Accept(fragments, mine, known=standing.known_to_pass_on(now, link.peer))))
-        self._swap(exchange, fragments, offer.terms, now)
+                core.emit(Close(withdrawn.link))
+        if planned is not None:
+            planned.move(link.peer, MeetingEvent.OFFER)
+        mine = own_terms(core, link.peer, len(planned.meetings) if planned is not None else 1)
+        exchange = Exchange(link, reply, mine, now, now, round=offer.round)
+        core.emit(Send(link, Accept(reply, mine, known=core.known_to_pass_on(now, link.peer))))
+        self._swap(exchange, reply, offer.terms, now)
+        return reply
 
     def accepted(self, link: LinkId, accept: Accept, now: float) -> None:
-        """Begin the swap after an Accept. Its fragments are still free, because accepting an offer withdraws our
-        own."""
-        standing = self._standing
+        """Begin the swap. Its fragments are still free, because accepting an offer withdraws our own."""
+        core = self._core
         exchange = self.book.get(link)
         if exchange is None:  # dropped meanwhile
-            standing.emit(Close(link))
+            core.emit(Close(link))
             return
-        most = len(exchange.fragments) if exchange.round else standing.rules.most_per_exchange
+        most = len(exchange.fragments) if exchange.round else core.rules.most_per_exchange
         is_offered = set(accept.fragments) <= set(exchange.fragments) and len(accept.fragments) <= most
         if exchange.state is not ExchangeState.OFFERED or not is_offered:
             self.failed(LinkFailed(link, "it accepted what was not offered", their_fault=True), now)
             return
-        standing.deadlines.replied(now - exchange.started_at)
-        if why := implausible(standing, link.peer, accept.terms):
+        core.deadlines.replied(now - exchange.started_at)
+        core.record_claim(link.peer, accept.terms.progress)
+        if why := implausible_progress(accept.terms.progress, core.progress, core.settled, core.rules):
             self.failed(LinkFailed(link, why), now)
             return
         if exchange.round:
-            self.rounds.turn(exchange.round, exchange.fragments, link.peer, Meeting.MEETING)
+            self.rounds.move(exchange, MeetingEvent.ACCEPT)
         else:
             self._due = max(self._due - 1, 0)
         self._swap(exchange, accept.fragments, accept.terms, now)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
-        """Handle a decline: pause before asking that peer again, and try another."""
-        standing = self._standing
+        core = self._core
         exchange = self.book.remove(link)
-        standing.emit(Close(link))
+        core.emit(Close(link))
         if exchange is None:
             return
-        standing.counters.offers_declined += 1
-        standing.deadlines.replied(now - exchange.started_at)
+        core.counters.offers_declined += 1
+        core.deadlines.replied(now - exchange.started_at)
         if exchange.round and decline.reason in ROUTINE:
-            self.rounds.put_off(exchange, decline.reason, now)
+            self.rounds.postpone(exchange, decline.reason, now)
             self.call_planned(now)
             return
-        standing.note("skipped", link.peer, decline.reason.value)
+        core.note("skipped", link.peer, decline.reason.value)
         if exchange.round:
-            self.rounds.ended(exchange, Meeting.MISSED, now)
+            self.rounds.ended(exchange, MeetingEvent.REFUSAL, now)
             return
-        standing.members.pause(link.peer, now + pause_after(standing, decline.reason, exchange))
+        core.members.pause(link.peer, now + pause_after(core, decline.reason, exchange))
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:
         """Acknowledge the partner's payload, unless its weights must not be mixed."""
-        standing = self._standing
+        core = self._core
         exchange = self.book.get(done.link)
         if exchange is None or exchange.state is not ExchangeState.SWAPPING:
             return
-        standing.counters.sent_bytes += done.sent_bytes
-        standing.counters.received_bytes += done.received_bytes
-        if lie := self._judge.lie(exchange, done):
-            self.failed(lie, now)
+        core.counters.sent_bytes += done.sent_bytes
+        core.counters.received_bytes += done.received_bytes
+        if rejection := self._judge.reject_reason(exchange, done):
+            self._judge.rejected(exchange, done)
+            self.failed(rejection, now)
             return
         exchange.confirm(done)
-        standing.emit(Send(done.link, Acknowledge()))
+        core.emit(Send(done.link, Acknowledge()))
 
     def acknowledged(self, link: LinkId, now: float) -> bool:
         """Commit, because both sides have everything. Return whether there was something to commit."""
-        standing = self._standing
+        core = self._core
         exchange = self.book.get(link)
         if exchange is None:
-            standing.emit(Close(link))
+            core.emit(Close(link))
             return False
         if exchange.state is not ExchangeState.CONFIRMING or exchange.theirs is None:
             self.failed(LinkFailed(link, "it acknowledged too early", their_fault=True), now)
             return False
         seconds = now - exchange.swap_started_at
-        standing.members.praise(link.peer)
+        core.members.praise(link.peer)
         if exchange.is_timed:
-            self._overtime.exchanged(exchange, now)
-            standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
-        standing.counters.exchanges_ok += 1
-        standing.find_company()
-        standing.settled = standing.settled or not is_left_behind(standing, now)
+            self._slow_partners.exchanged(exchange, now)
+            core.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
+        core.counters.exchanges_ok += 1
+        core.record_related()
+        core.settled = core.settled or not is_left_behind(core, now)
         self._committed_since_step = True
         self.last_commit_at = now
         self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
         self.book.commit(exchange)
-        moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
-        moved = min(moved, left(standing.progress, standing.rules) if standing.believes(link.peer) else 0.0)
+        moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), core.rules)
+        # We may have trained since the terms were agreed on, and all would refuse a peer far beyond the run's end.
+        most = max(core.rules.tokens_per_peer - core.progress, 0.0) if core.trusts_progress(link.peer) else 0.0
+        moved = min(moved, most)
         # Agreed on before this peer's end: nothing would raise its progress again.
-        if standing.state is PeerState.FINISHING:
+        if core.state is PeerState.FINISHING:
             moved = max(moved, 0.0)
-        standing.emit(Commit(link, standing.budget.take(moved, link.peer)))
-        standing.emit(Close(link))
-        standing.emit(exchange.told(seconds))
+        core.emit(Commit(link, core.budget.take(moved, link.peer)))
+        core.emit(Close(link))
+        sent, received = exchange.sent_bytes, exchange.received_bytes
+        core.emit(Note("exchanged", link.peer, "", seconds, sent, received, exchange.distance))
         self._judge.mixed(exchange, now)
-        self.rounds.ended(exchange, Meeting.MET, now)
+        self.rounds.ended(exchange, MeetingEvent.COMMIT, now)
         return True
 
     def applied(self, link: LinkId, now: float) -> None:
-        """Free the fragments whose displacement is applied."""
         if self.book.remove(link) is not None:
             self.seek(now)
 
     def failed(self, event: LinkFailed, now: float) -> None:
         """Discard the exchange of a failed link, record the failure, and try another partner."""
-        standing = self._standing
+        core = self._core
         exchange = self.book.get(event.link)
         if exchange is None or exchange.state is ExchangeState.COMMITTED:
             return
         self.book.remove(event.link)
-        standing.emit(Close(event.link))
+        core.emit(Close(event.link))
         if exchange.state is ExchangeState.OFFERED:
-            standing.counters.offers_unanswered += 1
-            fault, meeting = Fault.UNANSWERED, Meeting.MISSED
+            core.counters.offers_unanswered += 1
+            fault, ending = Fault.UNANSWERED, MeetingEvent.REFUSAL
             self.rounds.unanswered(exchange, now)
         else:
             withdrawn = event.unbegun and exchange.state is ExchangeState.SWAPPING and not event.link.outbound
-            standing.counters.offers_withdrawn += withdrawn
-            standing.counters.exchanges_failed += not withdrawn
+            core.counters.offers_withdrawn += withdrawn
+            core.counters.exchanges_failed += not withdrawn
             broken = Fault.MISFIT if event.misfit else Fault.BROKEN
-            fault, meeting = Fault.WITHDRAWN if withdrawn else broken, Meeting.FAILED
+            fault, ending = Fault.WITHDRAWN if withdrawn else broken, MeetingEvent.FAILURE
             if exchange.is_timed:
-                self._overtime.exchanged(exchange, now)
+                self._slow_partners.exchanged(exchange, now)
             if event.link.outbound and not exchange.round:  # still due, with another partner, in this outer step
-                self._due = min(self._due + 1, standing.rules.exchanges_per_step)
+                self._due = min(self._due + 1, core.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
-            standing.counters.half_commits += 1
-        standing.blame(event, fault, now, exchange.swapped_s(now))
-        self.rounds.ended(exchange, meeting, now)
+            core.counters.half_commits += 1
+        core.blame(event, fault, now, exchange.swapped_s(now))
+        self.rounds.ended(exchange, ending, now)
         self.seek(now)
 
-    def hold_on(self, now: float, seconds: float) -> None:
+    def extend_deadlines(self, now: float, seconds: float) -> None:
         """Extend deadlines after this peer was held up: messages sent in time may still be unread."""
-        self.rounds.hold_on(seconds)
+        self.rounds.extend_deadlines(seconds)
         for exchange in self.book:
             exchange.skip(seconds)
             if exchange.deadline <= now:
                 exchange.deadline = now + UNREAD_S
 
     def expire(self, now: float) -> None:
-        """Give up on partners whose deadline has passed."""
         for exchange in self.book:
             if exchange.deadline <= now:
                 if not exchange.hurried:
-                    self._standing.deadlines.missed()
+                    self._core.deadlines.missed()
                 waited = now - (exchange.swap_started_at or exchange.started_at)
                 self.failed(LinkFailed(exchange.link, f"no answer for {waited:.1f} s"), now)
         self.rounds.expire(now)
@@ -305,52 +288,49 @@ class ExchangeManager:
         for exchange in self.book:
             if exchange.state in (ExchangeState.OFFERED, ExchangeState.SWAPPING):
                 self.book.remove(exchange.link)
-                self._standing.emit(Close(exchange.link))
-        for awaited in (False, True):
-            self.rounds.close(awaited)
+                self._core.emit(Close(exchange.link))
+        for blocking in (False, True):
+            self.rounds.close(blocking)
 
     def abandon(self) -> None:
-        """Close all uncommitted exchanges, because this peer's weights are about to be replaced.
-
-        A difference to the old weights must not be added to the new ones.
-        """
+        """Close all uncommitted exchanges: a difference to replaced weights must not be added to the new ones."""
         self.drop_unsettled()
-        for exchange in self.book.in_state(ExchangeState.CONFIRMING):
+        for exchange in self.book:
+            if exchange.state is not ExchangeState.CONFIRMING:
+                continue
             self.book.remove(exchange.link)
-            self._standing.counters.exchanges_failed += 1
-            self._standing.counters.half_commits += 1
-            self._standing.emit(Close(exchange.link))
+            self._core.counters.exchanges_failed += 1
+            self._core.counters.half_commits += 1
+            self._core.emit(Close(exchange.link))
 
     def next_deadline(self) -> float:
-        """Return when ``expire`` next has something to do."""
         return min(self.book.next_deadline(), self.rounds.next_deadline())
 
     @property
     def is_due(self) -> bool:
         return self._due > 0
 
-    # --- how an exchange begins -------------------------------------------------------------------------------------
-
-    def _open_round(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
+    def _open_round(self, step: int, fragments: tuple[int, ...], blocking: bool, now: float) -> None:
         if fragments:
-            self.rounds.open(step, fragments, awaited, now)
+            self.rounds.open(step, fragments, blocking, now)
             self.call_planned(now)
 
     def _offer(
         self, partner: PeerInfo, fragments: tuple[int, ...], mine: Terms, round_: int, now: float, hurried: bool = False
     ) -> None:
-        link, deadlines = self._standing.new_link(partner.peer), self._standing.deadlines
+        core, link = self._core, self._core.new_link(partner.peer)
         if not round_:  # offers of a round are not rate-limited
-            self._standing.members.called(partner.peer, now)
-        deadline = now + (HURRIED_S if hurried else deadlines.reply_s())
-        exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, deadline, round=round_, hurried=hurried)
-        self.book.put(exchange)
-        self._standing.emit(Open(link, partner.addresses, own_offer(self._standing, exchange, now)))
+            core.members.called(partner.peer, now)
+        deadline = now + (HURRIED_S if hurried else core.deadlines.reply_s())
+        self.book.put(Exchange(link, fragments, mine, now, deadline, round=round_, hurried=hurried))
+        known = core.known_to_pass_on(now, partner.peer)
+        offer = Offer(core.rules.run, core.rules.protocol, fragments, mine, round_, known)
+        core.emit(Open(link, partner.addresses, offer))
 
     def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
-        standing = self._standing
-        size = sum(standing.rules.fragment_bytes[fragment] for fragment in fragments)
-        patience_s = standing.deadlines.payload_s(size, theirs.seconds_per_byte)
+        core = self._core
+        size = sum(core.rules.fragment_bytes[fragment] for fragment in fragments)
+        patience_s = core.deadlines.payload_s(size, theirs.seconds_per_byte)
         exchange.swap(fragments, theirs, now, now + patience_s)
         self.book.put(exchange)
-        standing.emit(Swap(exchange.link, fragments, exchange.mine, theirs))
+        core.emit(Swap(exchange.link, fragments, exchange.mine, theirs))

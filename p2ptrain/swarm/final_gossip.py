@@ -25,34 +25,32 @@ LONELY_S = 5.0
 class FinalGossip:
     """Timing of exchanges after the run's end, and when they suffice."""
 
-    def __init__(self, standing: CoreState, exchanging: ExchangeManager) -> None:
-        self._standing = standing
-        self._exchanging = exchanging
+    def __init__(self, core: CoreState, exchanges: ExchangeManager) -> None:
+        self._core = core
+        self._exchanges = exchanges
         self.has_begun = False
         self._until = float("inf")  # until the trainer's end
         self._at = float("inf")
 
     def begin(self, now: float) -> None:
-        """Begin: the trainer reached the run's end."""
         self.has_begun = True
-        self._until = now + self._standing.rules.final_gossip_s
+        self._until = now + self._core.rules.final_gossip_s
         self._at = now
 
     def exchanged(self, now: float) -> None:
-        """Schedule the next exchange after a pause."""
         self._at = now + self._pause_s() if self.has_begun else float("inf")
 
     def why_over(self, now: float) -> str:
         """Say why the final gossip is over; return an empty string while it is not."""
-        standing, exchanging = self._standing, self._exchanging
-        if not standing.rules.exchanges:
+        core, exchanges = self._core, self._exchanges
+        if not core.rules.exchanges:
             return "this recipe exchanges nothing"
-        live = standing.members.live(now)
-        near = takewhile(lambda met: met[1] <= standing.rules.final_disagreement, reversed(exchanging.distances))
+        live = core.members.live(now)
+        near = takewhile(lambda met: met[1] <= core.rules.final_disagreement, reversed(exchanges.distances))
         agreeing = [peer for peer, _ in near]
         agreed = len(agreeing) >= AGREEMENTS and len(set(agreeing)) >= min(AGREEMENTS, len(live))
-        agreed = agreed and not exchanging.book.engaged()  # finish what was just accepted
-        alone = not len(exchanging.book) and now >= exchanging.last_commit_at + LONELY_S
+        agreed = agreed and not exchanges.book.engaged()  # finish what was just accepted
+        alone = not len(exchanges.book) and now >= exchanges.last_commit_at + LONELY_S
         if (agreed or alone) and all(known.state is PeerState.FINISHING for known in live):
             return "the swarm agrees" if agreed else "nobody is left to exchange with"
         if now >= self._until:
@@ -60,17 +58,15 @@ class FinalGossip:
         return ""
 
     def keep_up(self, now: float) -> None:
-        """Make an exchange due if the pause is over and none is under way."""
-        if now >= self._at and not len(self._exchanging.book):
+        if now >= self._at and not len(self._exchanges.book):
             self._at = now + self._pause_s()
-            self._exchanging.make_due(now)
+            self._exchanges.make_due(now)
 
     def next_due(self) -> float:
-        """Return the deadline, or when ``keep_up`` next has something to do if that is earlier."""
-        if not self.has_begun or len(self._exchanging.book):  # the next one waits for the exchange's end
+        if not self.has_begun or len(self._exchanges.book):  # the next one waits for the exchange's end
             return self._until
         return min(self._until, self._at)
 
     def _pause_s(self) -> float:
         """Return a random pause, so that two peers that just exchanged do not repeatedly call each other at once."""
-        return FINAL_PACE_S * self._standing.random.uniform(0.75, 1.25)
+        return FINAL_PACE_S * self._core.random.uniform(0.75, 1.25)

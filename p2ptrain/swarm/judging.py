@@ -11,52 +11,60 @@ from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.peer_info import Fault
 from p2ptrain.swarm.rules import BEGINNER_STEPS
-from p2ptrain.swarm.trust import TIMES_STRANGE, Replays, are_strange, per_fragment
+from p2ptrain.swarm.trust import TIMES_UNRELATED, Replays, are_unrelated, per_fragment
 
 
 class Judge:
-    """Judgements of one peer about its partners' weights."""
-
-    def __init__(self, standing: CoreState) -> None:
-        self._standing = standing
+    def __init__(self, core: CoreState) -> None:
+        self._core = core
         self._replays = Replays()
 
-    def lie(self, exchange: Exchange, done: SwapDone) -> LinkFailed | None:
-        """Say why these weights must not be mixed; return None if they may."""
-        link, rules = done.link, self._standing.rules
+    def reject_reason(self, exchange: Exchange, done: SwapDone) -> LinkFailed | None:
+        """Return the failure that says why these weights must not be mixed, or None if they may."""
+        link, rules = done.link, self._core.rules
         if not rules.judges_distances:
             return None
-        if are_strange(done.distance) or are_strange(done.sketched):
-            if exchange.theirs is not None and exchange.theirs.settled:
-                self._standing.meet_stranger(link.peer)
-            why, can_tell = "its weights have nothing in common with ours", self._can_tell_who_is_strange(exchange)
-            is_lie = can_tell and self._standing.members.estranged(link.peer) >= TIMES_STRANGE
-            return LinkFailed(link, why, their_fault=is_lie)
+        if _are_unrelated(done):
+            is_offence = self._can_tell_who_is_unrelated(exchange) and (
+                self._core.members.times_unrelated(link.peer) + 1 >= TIMES_UNRELATED
+            )
+            return LinkFailed(link, "its weights have nothing in common with ours", their_fault=is_offence)
         if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
             return LinkFailed(link, "it sends the same weights repeatedly", their_fault=True)
         return None
 
-    def _can_tell_who_is_strange(self, exchange: Exchange) -> bool:
+    def rejected(self, exchange: Exchange, done: SwapDone) -> None:
+        if not _are_unrelated(done):
+            return
+        if exchange.theirs is not None and exchange.theirs.settled:
+            self._core.record_unrelated(done.link.peer)
+        if self._can_tell_who_is_unrelated(exchange):
+            self._core.members.count_unrelated(done.link.peer)
+
+    def _can_tell_who_is_unrelated(self, exchange: Exchange) -> bool:
         """Report whether this peer can tell which of the two sides has unrelated weights.
 
-        Only a settled peer can. Two beginners cannot: without a warm-up the first steps are longer than the weights, so
-        a peer that began a second earlier looks unrelated. Nor can peers so far apart in progress that a newcomer would
-        pull instead of mixing: if outer steps take milliseconds, two settled peers may be that far apart.
+        Beginners cannot: without a warm-up the first steps are longer than the weights. Nor can peers so far apart in
+        progress that a newcomer would pull instead of mixing, as settled peers may be if outer steps take milliseconds.
         """
-        standing, theirs = self._standing, exchange.theirs
-        if theirs is None or not standing.settled:
+        core, theirs = self._core, exchange.theirs
+        if theirs is None or not core.settled:
             return False
-        began = min(standing.counters.outer_steps, theirs.step) >= BEGINNER_STEPS
-        return began and abs(theirs.progress - exchange.mine.progress) <= standing.rules.catch_up_tokens
+        began = min(core.counters.outer_steps, theirs.step) >= BEGINNER_STEPS
+        return began and abs(theirs.progress - exchange.mine.progress) <= core.rules.catch_up_tokens
 
     def mixed(self, exchange: Exchange, now: float) -> None:
         """Record the distance of a committed exchange. A partner beyond our radius was clipped and gets a pause."""
-        standing, peer = self._standing, exchange.link.peer
-        if not standing.rules.judges_distances:
+        core, peer = self._core, exchange.link.peer
+        if not core.rules.judges_distances:
             return
         self._replays.mixed(peer, exchange.fingerprint)
-        standing.usual.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))
+        core.distance_stats.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))
         if exchange.difference > exchange.mine.clip_radius:
-            standing.counters.clipped += 1
-            standing.members.blame(peer, now, Fault.FAR)
-            standing.note("clipped", peer, f"its weights differed from ours by {100 * exchange.distance:.0f} %")
+            core.counters.clipped += 1
+            core.members.blame(peer, now, Fault.FAR)
+            core.note("clipped", peer, f"its weights differed from ours by {100 * exchange.distance:.0f} %")
+
+
+def _are_unrelated(done: SwapDone) -> bool:
+    return are_unrelated(done.distance) or are_unrelated(done.sketched)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
+from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.peer_info import PeerInfo
 from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, SwarmRules
 
@@ -17,12 +19,9 @@ def choose_partner(candidates: list[PeerInfo], random: Random) -> PeerInfo | Non
 
 
 def implausible_progress(theirs: float, mine: float, settled: bool, rules: SwarmRules) -> str:
-    """Say why a reported progress is implausible or must not be mixed with ours; return an empty string if it may.
+    """Say why a reported progress must not be mixed with ours; return an empty string if it may.
 
-    Args:
-        theirs, mine: tokens per peer.
-        settled: whether this peer is in step with the swarm. No honest peer is then far ahead of it, whatever it
-            claims; a peer that is not settled may be far behind the peers it asks.
+    No honest peer is far ahead of a settled one. A peer that is not settled may be far behind the peers it asks.
     """
     if not isfinite(theirs) or theirs < 0:
         return f"progress {theirs}"
@@ -36,11 +35,8 @@ def implausible_progress(theirs: float, mine: float, settled: bool, rules: Swarm
 def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
     """Say why a donor's count of outer steps must not be adopted; return an empty string if it may.
 
-    If outer steps are planned, a peer that is behind or ahead meets nobody: a newcomer that adopted a false count would
-    train alone and consider itself settled, permanently.
-
-    Args:
-        others: count of the peers that are as far as the donor.
+    If outer steps are planned, a newcomer that adopted a false count would meet nobody and train alone permanently.
+    ``others``: count of the peers that are as far as the donor.
     """
     if rules.plans:  # All make the same steps together; what was announced is older than the reply.
         least = others - rules.catch_up_outer_steps
@@ -51,82 +47,122 @@ def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
     return "" if can_be else f"it claims {theirs} outer steps, but equally far peers have made {others}"
 
 
-def refusal(
-    offer: Offer,
-    *,
-    state: PeerState,
-    settled: bool,
-    progress: float,
-    distrusted: bool,
-    implausible: str,
-    rules: SwarmRules,
-) -> DeclineReason | None:
-    """Return why no offer of this sender can be accepted now, planned or not. The first check that applies decides."""
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An offer that breaks the protocol."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedView:
+    """What this peer knows about a planned exchange that it is offered (``Rounds.view``)."""
+
+    fragments: tuple[int, ...] | None
+    """Fragments of the open round; None if this peer has not reached the outer step."""
+    will_offer: bool
+    """Whether this peer plans the sender and has reached the outer step or will."""
+    is_skipped: bool
+    """Whether the trainer skips the sender in this round for having been slow."""
+    can_meet: bool
+    """Whether the round is open, not over for the sender, and before its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfferView:
+    """What this peer knows about itself and the sender when an offer arrives."""
+
+    me: PeerId
+    rules: SwarmRules
+    state: PeerState
+    settled: bool
+    progress: float
+    effective_progress: float  # as in ``CoreState``
+    distrusts_sender: bool
+    is_crossing: bool
+    """Whether we have an unanswered offer to the sender; the smaller peer id's offer wins."""
+    is_offering: bool
+    """Whether we have a recent unanswered offer to any peer. Accepting another's now would break one of two agreements
+    and, if offers run in a circle, all of them, forever. An answer takes one round trip; an offer unanswered for longer
+    does not make this peer busy."""
+    is_engaged: bool
+    """Whether an exchange with the sender is under way, or others come first after a slow one. A second exchange would
+    only let it hold more of our fragments."""
+    free_fragments: Sequence[int]  # longest waiting first
+    exchanges: int  # that this peer is engaged in
+    planned: PlannedView | None  # None for an unplanned offer
+
+
+Answer = tuple[int, ...] | DeclineReason | Violation
+"""Decision about an offer: the fragments to exchange, a reason to decline, or a violation."""
+
+
+def answer(offer: Offer, sender: PeerId, view: OfferView) -> Answer:
+    """Decide about an offer. The first check that applies decides."""
+    rules, terms = view.rules, offer.terms
+    if why := unfair_weight(terms, rules):
+        return Violation(why)
     if offer.run != rules.run:
         return DeclineReason.OTHER_RUN
     if offer.protocol != rules.protocol:
         return DeclineReason.OTHER_PROTOCOL
-    if state is PeerState.LEAVING:
+    if view.state is PeerState.LEAVING:
         return DeclineReason.LEAVING
-    if distrusted:
+    if view.distrusts_sender:
         return DeclineReason.DISTRUSTED
-    if implausible:
+    if implausible_progress(terms.progress, view.progress, view.settled, rules):
         return DeclineReason.IMPLAUSIBLE_PROGRESS
-    if state is PeerState.JOINING:
+    if view.state is PeerState.JOINING:
         return DeclineReason.CATCHING_UP
-    if must_catch_up(settled, progress, offer.terms.progress, rules):
+    if must_catch_up(view.settled, view.effective_progress, terms.progress, rules):
         return DeclineReason.CATCHING_UP
-    if must_catch_up(offer.terms.settled, offer.terms.progress, progress, rules):
+    if must_catch_up(terms.settled, terms.progress, view.effective_progress, rules):
         return DeclineReason.CATCH_UP_FIRST
-    return None
-
-
-def answer(
-    offer: Offer,
-    sender: PeerId,
-    *,
-    me: PeerId,
-    crossing: bool,
-    offering: bool,
-    engaged: bool,
-    free: list[int],
-    under_way: int,
-    rules: SwarmRules,
-) -> tuple[int, ...] | DeclineReason:
-    """Answer an unplanned offer: the fragments to exchange, or a reason to decline. The first check that applies
-    decides.
-
-    Args:
-        crossing: we have an unanswered offer to the sender; the smaller peer id's offer wins.
-        offering: we have a recent unanswered offer to another peer. Accepting now would break one of two agreements
-            and, if offers run in a circle, all of them, forever. An answer takes one round trip; an offer unanswered
-            for longer does not make this peer busy.
-        engaged: an exchange with the sender is under way. A second one would only let it hold more of our fragments.
-        free: our free fragments, longest waiting first.
-        under_way: exchanges that this peer is engaged in.
-    """
-    if crossing and me < sender:
+    our_offer_wins = view.is_crossing and view.me < sender
+    if view.planned is not None:
+        return _answer_planned(offer, view.planned, our_offer_wins)
+    if our_offer_wins:
         return DeclineReason.CROSSING
-    if offering and not crossing:
+    if view.is_offering and not view.is_crossing:
         return DeclineReason.BUSY
     offered = set(offer.fragments)
-    both = [fragment for fragment in free if fragment in offered][: rules.most_per_exchange]
-    if engaged or not both or under_way >= MAX_EXCHANGES:
+    both = [fragment for fragment in view.free_fragments if fragment in offered][: rules.most_per_exchange]
+    if view.is_engaged or not both or view.exchanges >= MAX_EXCHANGES:
         return DeclineReason.BUSY
     return tuple(sorted(both))
 
 
+def _answer_planned(offer: Offer, planned: PlannedView, our_offer_wins: bool) -> tuple[int, ...] | DeclineReason:
+    """Decide about an offer for a planned exchange, after the checks that all offers share.
+
+    The sender's trainer waits after "not yet", so a sender that this peer will not call gets another reason.
+    """
+    if not planned.will_offer:
+        return DeclineReason.NOT_PLANNED
+    if planned.is_skipped:
+        return DeclineReason.BUSY
+    if planned.fragments is None:
+        return DeclineReason.NOT_YET
+    if planned.fragments != offer.fragments or not planned.can_meet:
+        return DeclineReason.NOT_PLANNED
+    return DeclineReason.CROSSING if our_offer_wins else planned.fragments
+
+
+def unfair_weight(terms: Terms, rules: SwarmRules) -> str:
+    """Say why a peer may not claim its mixing weight; return an empty string if it may."""
+    is_fair = rules.work_weights or terms.weight == 1.0
+    return "" if is_fair else f"it claims a mixing weight of {terms.weight:g}"
+
+
 def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRules) -> bool:
-    """Report whether a peer must pull: it was never settled and is further behind than the bound. A merely slow peer is
-    not."""
+    """Report whether a peer must pull: never settled, and further behind than the bound."""
     return not settled and others - progress > catch_up_bound(progress, rules)
 
 
 def catch_up_bound(progress: float, rules: SwarmRules) -> float:
     """Return how far behind (tokens) a peer that was never settled may be and still exchange.
 
-    A beginner pulls from any peer past its first outer steps: after a few of them at the full rate, weights may be
-    unrelated to the initial ones, so both sides would refuse each other.
+    A beginner's weights may be unrelated to those after a few outer steps at the full rate, so it pulls earlier.
     """
     begins = progress <= rules.beginner_tokens
     return min(rules.catch_up_tokens, rules.beginner_tokens) if begins else rules.catch_up_tokens

@@ -27,8 +27,7 @@ _EXCHANGE = (PeerState.TRAINING, PeerState.FINISHING)
 class Membership:
     """Live peers and their info. Bounded; iterates by peer id, so that a seed decides everything.
 
-    Most events ask for the live peers. So these are kept in order, a heap of alarms tells which may have gone, and only
-    rare queries look at all peers.
+    Most events ask for the live peers, so these are kept in order, and a heap of alarms tells which may have gone.
     """
 
     def __init__(self, me: PeerId) -> None:
@@ -49,7 +48,6 @@ class Membership:
 
     @property
     def peers(self) -> KeysView[PeerId]:
-        """Ids of all known peers."""
         return self._known.keys()
 
     def get(self, peer: PeerId) -> PeerInfo | None:
@@ -82,16 +80,12 @@ class Membership:
         self._update(known, state, step, progress, now + HEARD_LIFETIME_S)
 
     def pause(self, peer: PeerId, until: float) -> None:
-        """Pause offers to a peer without blame: it was busy."""
         if known := self._known.get(peer):
             known.not_before = max(known.not_before, until)
             self._paused[peer] = known
 
     def called(self, peer: PeerId, now: float) -> None:
-        """Record an offer to this peer, and pause when ``MOST_CALLS`` are reached.
-
-        A peer that is called more often declines without reading the offer, which looks as if it were gone.
-        """
+        """Record an offer, and pause at ``MOST_CALLS``: a peer called more often declines without reading."""
         known = self._known.get(peer)
         if known is not None and (until := known.call(now)):
             self.pause(peer, until)
@@ -111,31 +105,29 @@ class Membership:
             known.distrusted_until = max(known.distrusted_until, until)
         self.pause(peer, until)
 
-    def estranged(self, peer: PeerId) -> int:
-        """Count one exchange in which its weights were unrelated to ours; return the count, which each commit
-        halves."""
+    def times_unrelated(self, peer: PeerId) -> int:
+        """Return the number of exchanges in which its weights were unrelated to ours; each commit halves it."""
         known = self._known.get(peer)
-        if known is None:
-            return 1
-        known.strange += 1
-        return known.strange
+        return known.unrelated if known is not None else 0
+
+    def count_unrelated(self, peer: PeerId) -> None:
+        if known := self._known.get(peer):
+            known.unrelated += 1
 
     def praise(self, peer: PeerId) -> None:
-        """Record that an exchange with this peer committed."""
         if known := self._known.get(peer):
             known.praise()
             if known.alarm > known.live_until:  # it was only kept for the pause
                 self._set_alarm(known, known.live_until)
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
-        """Report whether this peer may not engage our fragments or weights."""
         known = self._known.get(peer)
         return (known.distrusted_until if known is not None else self._offences.until(peer)) > now
 
     def expire(self, now: float) -> list[PeerId]:
         """Forget peers that are no longer live and have no pause; return those of them that had not said goodbye."""
         if self._alarms and self._alarms[0][0] <= now:
-            self._look(now)
+            self._unlist_expired(now)
         if not self._lapsed:
             return []
         lapsed, self._lapsed = self._lapsed, {}
@@ -152,11 +144,10 @@ class Membership:
     def live(self, now: float) -> list[PeerInfo]:
         """Return the live peers that are not leaving, by peer id. The list must be neither changed nor kept."""
         if self._alarms and self._alarms[0][0] <= now:
-            self._look(now)
+            self._unlist_expired(now)
         return self._live
 
     def partners(self, now: float, excluding: Iterable[PeerId] = ()) -> list[PeerInfo]:
-        """Return the live peers that can exchange and have no pause."""
         excluded = set(excluding)
         return [
             known
@@ -182,8 +173,7 @@ class Membership:
         return self._furthest <= progress
 
     def next_change(self, now: float) -> float | None:
-        """Return when the next pause of a live peer ends."""
-        self._look(now)
+        self._unlist_expired(now)
         if not self._paused:
             return None
         self._paused = {peer: known for peer, known in self._paused.items() if known.not_before > now}
@@ -199,10 +189,7 @@ class Membership:
         return tuple(presence for presence in drawn if presence is not None)
 
     def records(self, now: float) -> list[Presence]:
-        """Return all live peers' records, for the cache on disk."""
         return [known.presence for known in self.live(now) if known.presence]
-
-    # --- the order of the live ones -----------------------------------------------------------------------------------
 
     def _begin(self, peer: PeerId) -> PeerInfo:
         if len(self._known) >= MAX_KNOWN:
@@ -249,15 +236,13 @@ class Membership:
         return known is not None and known.listed
 
     def _places(self, peers: Iterable[PeerId]) -> list[int]:
-        """Return the positions of these listed peers, ascending."""
         return sorted(bisect_left(self._order, peer) for peer in peers)
 
     def _set_alarm(self, known: PeerInfo, time: float) -> None:
         known.alarm = time
         heapq.heappush(self._alarms, (time, known.peer))
 
-    def _look(self, now: float) -> None:
-        """Unlist peers whose time is over."""
+    def _unlist_expired(self, now: float) -> None:
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
             time, peer = heapq.heappop(alarms)
@@ -297,7 +282,6 @@ class Membership:
 
 
 def _skipping(places: list[int], index: int) -> int:
-    """Return the index-th position that is not among these ascending ones."""
     for place in places:
         if place > index:
             break

@@ -18,8 +18,6 @@ from p2ptrain.base.ids import PeerId, RunId
 
 
 class PeerState(StrEnum):
-    """State that a peer announces."""
-
     JOINING = "joining"
     """Looks for peers or pulls weights; cannot exchange yet."""
     TRAINING = "training"
@@ -57,16 +55,13 @@ class Presence:
     addresses: tuple[str, ...]
     """Multiaddresses without the ``/p2p/`` part, best first."""
     state: PeerState
-    step: int
-    """Outer steps done."""
-    progress: float
-    """Tokens per peer."""
+    step: int  # outer steps done
+    progress: float  # tokens per peer
     settled: bool
-    """As in ``Terms``. A peer that was never settled says nothing about where the swarm is."""
+    """Whether it has been in step with the swarm; otherwise it says nothing about where the swarm is."""
     nickname: str
     """Display name chosen by the owner; never trusted. At most 32 characters; may be empty."""
-    issued_at: float
-    """Seconds since the epoch by the issuer's clock."""
+    issued_at: float  # seconds since the epoch, by the issuer's clock
     lifetime_s: float
     """Seconds after ``issued_at`` for which the record is valid."""
     signature: bytes = b""
@@ -82,8 +77,7 @@ difference. Equal to ``progress.RATE_SLACK``. Guess: measure the throughput rati
 class Terms:
     """One side's numbers for an exchange. Both sides compute the mixing coefficients from the same two Terms."""
 
-    step: int
-    """Outer steps done."""
+    step: int  # outer steps done
     progress: float
     """Tokens per peer, averaged in exchanges like the weights."""
     weight: float
@@ -92,16 +86,12 @@ class Terms:
     """Maximum L2 norm of a fragment's difference that may move this side's weights; the smaller of both counts. May be
     inf."""
     settled: bool
-    """Whether the peer has been in step with the swarm."""
     state: PeerState
     partners: int = 1
     """Partners that mix the same snapshot concurrently; the larger of both sides' numbers counts."""
     seconds_per_byte: float = 0.0
-    """Patience per payload byte in seconds; the larger of both sides' numbers counts.
-
-    So a peer with a fast connection waits for one with a slow connection.
-    """
-    fall: float = inf
+    """Patience per payload byte in seconds; the larger of both sides' numbers counts."""
+    max_decrease: float = inf
     """Maximum (tokens) by which the exchange may lower this side's progress; both sides' changes are cut in proportion.
     May be inf."""
 
@@ -136,8 +126,6 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Refusal, with its reason."""
-
     reason: DeclineReason
     state: PeerState
     step: int
@@ -159,7 +147,6 @@ class WeightsRequest:
     protocol: int
     progress: float
     seconds_per_byte: float = 0.0
-    """As in ``Terms``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +156,6 @@ class WeightsReply:
     step: int
     progress: float
     seconds_per_byte: float = 0.0
-    """As in ``Terms``."""
     known: tuple[Presence, ...] = ()
 
 

@@ -25,32 +25,22 @@ MOST_DOUBLINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class OffenceCount:
-    """Offences of one peer."""
-
     count: float
     """Decayed count, as of ``at``."""
     at: float
     until: float
-    """End of the pause."""
 
 
 class Offences:
-    """Offence counts by peer."""
-
     def __init__(self) -> None:
         self._tallies: BoundedDict[PeerId, OffenceCount] = BoundedDict(MOST_REMEMBERED)
 
     def count(self, peer: PeerId, now: float) -> float:
-        """Return a peer's decayed offence count."""
         tally = self._tallies.get(peer)
         return tally.count * exp2(-max(now - tally.at, 0.0) / HALF_LIFE_S) if tally is not None else 0.0
 
     def add(self, peer: PeerId, now: float, pause_s: tuple[float, float]) -> float:
-        """Count one more offence; return the end of the pause.
-
-        Args:
-            pause_s: first and longest pause; it doubles with each offence.
-        """
+        """Count one more offence; return the end of the pause, which doubles from the first to the longest."""
         before = self.until(peer)
         count = self.count(peer, now) + 1.0
         first, longest = pause_s
@@ -59,6 +49,5 @@ class Offences:
         return until
 
     def until(self, peer: PeerId) -> float:
-        """Return the end of the last pause, 0 if there was none."""
         tally = self._tallies.get(peer)
         return tally.until if tally is not None else 0.0

@@ -8,7 +8,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up, work_weight
-from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.messages import DeclineReason, PeerState, Terms
 from p2ptrain.swarm.peer_info import PeerInfo
 from p2ptrain.swarm.topology import neighbours
 
@@ -21,94 +21,62 @@ DECLINED_PAUSE_S = 2.0
 itself. Guess: measure how long these reasons last."""
 
 
-def choose(standing: CoreState, engaged: set[PeerId], now: float) -> PeerInfo | None:
-    """Return a random partner that this peer may meet; the randomness is what makes gossip mix.
-
-    Args:
-        engaged: peers that this peer is already in conversation with.
-    """
-    anybody = standing.rules.topology == "random" or standing.state is PeerState.FINISHING
-    if anybody and standing.members.none_beyond(_farthest_in_reach(standing), now):
-        return standing.members.draw(standing.random, now, excluding=engaged)
-    ready = standing.members.partners(now, excluding=engaged)
-    near = [known for known in ready if not _is_out_of_reach(standing, known)]
+def choose(core: CoreState, engaged: set[PeerId], now: float) -> PeerInfo | None:
+    """Return a random partner that this peer may meet, other than those it is ``engaged`` with."""
+    anybody = core.rules.topology == "random" or core.state is PeerState.FINISHING
+    if anybody and core.members.none_beyond(_farthest_in_reach(core), now):
+        return core.members.draw(core.random, now, excluding=engaged)
+    ready = core.members.partners(now, excluding=engaged)
+    near = [known for known in ready if not _is_out_of_reach(core, known)]
     if not anybody:
-        roster = [standing.me, *(known.peer for known in standing.members.live(now))]
-        met = neighbours(standing.rules.topology, standing.me, roster)
+        roster = [core.me, *(known.peer for known in core.members.live(now))]
+        met = neighbours(core.rules.topology, core.me, roster)
         near = [known for known in near if known.peer in met]
-    return choose_partner(near, standing.random)
+    return choose_partner(near, core.random)
 
 
-def own_terms(standing: CoreState, peer: PeerId, partners: int = 1) -> Terms:
-    """Return this peer's numbers for an exchange.
-
-    Args:
-        peer: the partner.
-        partners: partners that mix the same snapshot concurrently.
-    """
+def own_terms(core: CoreState, peer: PeerId, partners: int = 1) -> Terms:
+    """Return this peer's numbers for an exchange with one of ``partners`` that mix the same snapshot concurrently."""
     return Terms(
-        step=standing.step,
-        progress=standing.progress,
-        weight=work_weight(standing.rate) if standing.rules.work_weights else 1.0,
-        clip_radius=standing.usual.radius(),
-        settled=standing.settled,
-        state=standing.state,
+        step=core.step,
+        progress=core.progress,
+        weight=work_weight(core.rate) if core.rules.work_weights else 1.0,
+        clip_radius=core.distance_stats.radius(),
+        settled=core.settled,
+        state=core.state,
         partners=partners,
-        seconds_per_byte=standing.deadlines.seconds_per_byte(),
-        # Progress does not fall any more.
-        fall=inf if standing.state is PeerState.FINISHING else standing.budget.fall(peer),
+        seconds_per_byte=core.deadlines.seconds_per_byte(),
+        # Progress does not decrease any more.
+        max_decrease=inf if core.state is PeerState.FINISHING else core.budget.max_decrease(peer),
     )
 
 
-def own_offer(standing: CoreState, exchange: Exchange, now: float) -> Offer:
-    """Return the message that offers this exchange."""
-    return Offer(
-        run=standing.rules.run,
-        protocol=standing.rules.protocol,
-        fragments=exchange.fragments,
-        terms=exchange.mine,
-        round=exchange.round,
-        known=standing.known_to_pass_on(now, exchange.link.peer),
-    )
-
-
-def implausible(standing: CoreState, peer: PeerId, theirs: Terms) -> str:
-    """Say why a partner's terms are implausible or must not meet ours; empty if they may. Record implausible
-    progress."""
-    why = implausible_progress(theirs.progress, standing.progress, standing.settled, standing.rules)
-    if why:
-        standing.boasted(peer, theirs.progress)
-    return why
-
-
-def pause_after(standing: CoreState, reason: DeclineReason, declined: Exchange) -> float:
+def pause_after(core: CoreState, reason: DeclineReason, declined: Exchange) -> float:
     """Return the seconds to pause before a partner that declined is asked again.
 
-    There is no pause if this peer must pull from it: its announced progress is only current until it trains on.
+    There is no pause if this peer must pull from it.
     """
-    known = standing.members.get(declined.link.peer)
-    must_pull = known is not None and must_catch_up(standing.settled, standing.worth, known.progress, standing.rules)
+    known = core.members.get(declined.link.peer)
+    must_pull = known is not None and must_catch_up(core.settled, core.effective_progress, known.progress, core.rules)
     if must_pull and reason is DeclineReason.CATCH_UP_FIRST:
         return 0.0
     if reason not in MOMENTARY:
-        return DECLINED_PAUSE_S * standing.random.uniform(0.5, 1.5)
-    likely = declined.fragments[: standing.rules.most_per_exchange]
-    size = sum(standing.rules.fragment_bytes[fragment] for fragment in likely)
-    typical = standing.deadlines.typical_payload_s(size) or BUSY_PAUSE_S[0]
+        return DECLINED_PAUSE_S * core.random.uniform(0.5, 1.5)
+    likely = declined.fragments[: core.rules.most_per_exchange]
+    size = sum(core.rules.fragment_bytes[fragment] for fragment in likely)
+    typical = core.deadlines.typical_payload_s(size) or BUSY_PAUSE_S[0]
     shortest, longest = BUSY_PAUSE_S
-    return min(max(0.5 * typical, shortest), longest) * standing.random.uniform(0.5, 1.5)
+    return min(max(0.5 * typical, shortest), longest) * core.random.uniform(0.5, 1.5)
 
 
-def _is_out_of_reach(standing: CoreState, known: PeerInfo) -> bool:
-    """Report whether a peer is so far ahead that this peer must pull instead of exchanging, or must not believe it."""
-    mine, theirs = standing.progress, known.progress
-    return must_catch_up(standing.settled, mine, theirs, standing.rules) or bool(
-        implausible_progress(theirs, mine, standing.settled, standing.rules)
+def _is_out_of_reach(core: CoreState, known: PeerInfo) -> bool:
+    mine, theirs = core.progress, known.progress
+    return must_catch_up(core.settled, mine, theirs, core.rules) or bool(
+        implausible_progress(theirs, mine, core.settled, core.rules)
     )
 
 
-def _farthest_in_reach(standing: CoreState) -> float:
-    """Return a progress up to which no peer is out of reach."""
-    rules = standing.rules
-    ahead = rules.implausible_distance if standing.settled else catch_up_bound(standing.progress, rules)
-    return min(standing.progress + ahead, rules.progress_ceiling)
+def _farthest_in_reach(core: CoreState) -> float:
+    rules = core.rules
+    ahead = rules.implausible_distance if core.settled else catch_up_bound(core.progress, rules)
+    return min(core.progress + ahead, rules.progress_ceiling)

@@ -10,50 +10,19 @@ from random import Random
 from typing import assert_never
 
 from p2ptrain.base.ids import PeerId
+from p2ptrain.swarm import events
 from p2ptrain.swarm.catchup import CatchUp
+from p2ptrain.swarm.claims import ahead_of, drop_out_if_due
 from p2ptrain.swarm.core_state import CoreState, Counters
+from p2ptrain.swarm.deadlines import Stopwatch
 from p2ptrain.swarm.discovery import Discovery
-from p2ptrain.swarm.dropping_out import dropped_out
-from p2ptrain.swarm.events import (
-    Adopted,
-    Applied,
-    BeginTraining,
-    Close,
-    Donated,
-    Effect,
-    Event,
-    ExchangeDue,
-    Finished,
-    Giving,
-    LeaveRequested,
-    LinkFailed,
-    LookupFailed,
-    OuterStepDone,
-    PeersSeen,
-    PhaseDone,
-    Pulled,
-    Received,
-    Started,
-    SwapDone,
-    TrainingEnded,
-    Unfit,
-    WakeAt,
-    Woke,
-)
 from p2ptrain.swarm.exchange_manager import ExchangeManager
 from p2ptrain.swarm.final_gossip import FinalGossip
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.message_router import MessageRouter
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.peer_info import NEVER
-from p2ptrain.swarm.rules import (
-    ASLEEP_S,
-    GOODBYE_S,
-    HELD_UP_S,
-    SEARCH_PATIENCE_S,
-    SwarmRules,
-)
-from p2ptrain.swarm.stopwatch import Stopwatch
+from p2ptrain.swarm.rules import ASLEEP_S, GOODBYE_S, HELD_UP_S, SEARCH_PATIENCE_S, SwarmRules
 from p2ptrain.swarm.transitions import Transition, TransitionTable
 
 
@@ -104,19 +73,19 @@ class Peer:
     """
 
     def __init__(self, me: PeerId, rules: SwarmRules, random: Random, step: int = 0, progress: float = 0.0) -> None:
-        self._standing = CoreState(
+        self._core = CoreState(
             me, rules, random, Membership(me), step=step, progress=progress, was_in_step=progress > 0
         )
-        self._standing.state = TRANSITIONS.to(None, PeerEvent.START)
-        self._exchanging = ExchangeManager(self._standing)
-        self._catch_up = CatchUp(self._standing)
-        self._discovery = Discovery(self._standing)
-        self._final_gossip = FinalGossip(self._standing, self._exchanging)
-        self._conversations = MessageRouter(self._standing, self._exchanging, self._catch_up, self._final_gossip)
+        self._core.state = TRANSITIONS.to(None, PeerEvent.START)
+        self._exchanges = ExchangeManager(self._core)
+        self._catch_up = CatchUp(self._core)
+        self._discovery = Discovery(self._core)
+        self._final_gossip = FinalGossip(self._core, self._exchanges)
+        self._router = MessageRouter(self._core, self._exchanges, self._catch_up, self._final_gossip)
         self._training = False  # BeginTraining was emitted
         self._search_until = NEVER
         self._caught_up_at = 0.0
-        self._asks_who_is_here = False  # slept: the known peers may be outdated
+        self._awaits_lookup = False  # slept: the known peers may be outdated
         self._leave_by = NEVER
         self._leaving_why = ""
         self._stopped = False
@@ -128,100 +97,94 @@ class Peer:
 
     @property
     def counters(self) -> Counters:
-        return self._standing.counters
+        return self._core.counters
 
     @property
     def state(self) -> PeerState:
-        return self._standing.state
+        return self._core.state
 
     @property
     def settled(self) -> bool:
-        return self._standing.settled
+        return self._core.settled
 
     @property
     def exchanges_under_way(self) -> int:
         """Number of exchanges that both sides agreed on and that are not over."""
-        return self._exchanging.book.under_way()
+        return self._exchanges.book.under_way()
 
     def live_peers(self, now: float) -> list[PeerId]:
-        """Return the ids of the other live peers."""
-        return [known.peer for known in self._standing.members.live(now)]
+        return [known.peer for known in self._core.members.live(now)]
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """Return the peers that could give this one weights, in random order, with their addresses."""
         return self._catch_up.donors(now)
 
     def live_records(self, now: float) -> list[Presence]:
-        """Return the live peers' presence records, for the cache on disk."""
-        return self._standing.members.records(now)
+        return self._core.members.records(now)
 
-    # --- the door ---------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
-        """Handle one event and return what the shell must do, in order.
-
-        Args:
-            event: what happened.
-            now: seconds on a monotonic clock.
-        """
+    def handle(self, event: events.Event, now: float) -> list[events.Effect]:
+        """Handle one event and return what the shell must do, in order. ``now``: seconds on a monotonic clock."""
         if self._stopped:
-            return [Close(event.link)] if isinstance(event, Received) else []
+            return [events.Close(event.link)] if isinstance(event, events.Received) else []
         if (late_s := now - self._wake_at) >= HELD_UP_S:
-            self._exchanging.hold_on(now, late_s)
-            self._catch_up.hold_on(now, late_s)
+            self._exchanges.extend_deadlines(now, late_s)
+            self._catch_up.extend_deadlines(now, late_s)
         if late_s >= ASLEEP_S:
             self._slept(late_s, now)
         if late_s >= HELD_UP_S:
             self._wake_at = now  # count a delay once
         self._dispatch(event, now)
-        if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
+        passed_on = isinstance(event, events.PeersSeen) and not event.from_lookup
+        if not passed_on:  # the message that passed the records on comes next
             self._run_timers(now)
             self._sleep(now)
-        effects, self._standing.effects = self._standing.effects, []
+        effects, self._core.effects = self._core.effects, []
         return effects
 
-    def _dispatch(self, event: Event, now: float) -> None:
+    def _dispatch(self, event: events.Event, now: float) -> None:
         match event:
-            case Started():
+            case events.Started():
                 self._started(now)
-            case PeersSeen():
+            case events.PeersSeen():
                 self._peers_seen(event, now)
-            case LookupFailed():
-                self._asks_who_is_here = False
-                self._standing.note("lonely", why="no node of the directory answered")
-            case OuterStepDone():
+            case events.LookupFailed():
+                self._awaits_lookup = False
+                self._core.note("lonely", why="no node of the directory answered")
+            case events.OuterStepDone():
                 self._outer_step_done(event, now)
-            case ExchangeDue():
-                self._exchanging.one_due(now)
-            case PhaseDone():
-                self._standing.progress = event.progress
+            case events.ExchangeDue():
+                self._exchanges.one_due(now)
+            case events.PhaseDone():
+                self._core.progress = event.progress
                 self._stopwatch.wait(now)
-                self._exchanging.phase_done(event.step, now)
-            case TrainingEnded():
+                self._exchanges.phase_done(event.step, now)
+            case events.TrainingEnded():
                 self._training_ended(event, now)
-            case Received():
-                self._conversations.received(event.link, event.message, now)
-            case SwapDone():
-                self._exchanging.swapped(event, now)
-            case Applied():
-                self._standing.progress = event.progress
-                self._exchanging.applied(event.link, now)
-            case Pulled():
-                self._exchanging.abandon()
+            case events.Received():
+                self._router.received(event.link, event.message, now)
+            case events.SwapDone():
+                self._exchanges.swapped(event, now)
+            case events.Applied():
+                self._core.progress = event.progress
+                self._exchanges.applied(event.link, now)
+            case events.Pulled():
+                self._exchanges.abandon()
                 self._catch_up.pulled(event.link, event.received_bytes)
-            case Adopted():
+            case events.Adopted():
                 self._adopted(event, now)
-            case Unfit():
+            case events.Unfit():
                 self._catch_up.unfit(event, now)
-            case Donated():
+            case events.Donated():
                 self._catch_up.donated(event.link, event.sent_bytes, now)
-            case LinkFailed():
-                self._conversations.failed(event, now)
-            case Woke():
+            case events.LinkFailed():
+                self._router.failed(event, now)
+            case events.Woke():
                 self._wake_at = NEVER
-            case Giving():
-                self._standing.gives = event.gives
-            case LeaveRequested():
+            case events.Giving():
+                self._core.gives = event.gives
+            case events.LeaveRequested():
                 self._leave(now, "stopped by its owner")
             case _:
                 assert_never(event)
@@ -233,28 +196,28 @@ class Peer:
         self._discovery.announce(now)
         self._discovery.look_up(now)
 
-    def _peers_seen(self, event: PeersSeen, now: float) -> None:
+    def _peers_seen(self, event: events.PeersSeen, now: float) -> None:
         self._discovery.seen(event)
-        self._asks_who_is_here &= not event.from_lookup
-        alone = not self._training and self._catch_up.pull is None and not self._catch_up.donor_exists(now)
+        self._awaits_lookup &= not event.from_lookup
+        alone = not self._training and self._catch_up.pull is None and not ahead_of(self._core, now)
         if alone and event.from_lookup:
             self._begin(now)
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while a peer is so far ahead that this one must; go on as before while no donor gives."""
-        standing, catch_up = self._standing, self._catch_up
+        core, catch_up = self._core, self._catch_up
         if self._final_gossip.has_begun:
             return
         if catch_up.pull is None:
-            if why := dropped_out(standing, self._in_step_at, now):
-                standing.note("out of step", why=why)
-            if not standing.settled and not self._asks_who_is_here:
+            if why := drop_out_if_due(core, self._in_step_at, now):
+                core.note("out of step", why=why)
+            if not core.settled and not self._awaits_lookup:
                 catch_up.begin(now)
         if catch_up.is_receiving:
-            if standing.state is PeerState.TRAINING:
-                self._exchanging.drop_unsettled()
+            if core.state is PeerState.TRAINING:
+                self._exchanges.drop_unsettled()
                 self._enter(PeerEvent.PULL, now)
-        elif self._training and standing.state is PeerState.JOINING:
+        elif self._training and core.state is PeerState.JOINING:
             self._enter(PeerEvent.TRAIN, now)
 
     def _slept(self, seconds: float, now: float) -> None:
@@ -262,56 +225,55 @@ class Peer:
 
         A new lookup asks who they are, because the first peer to call after a wake-up may be adversarial.
         """
-        standing = self._standing
+        core = self._core
         self._stopwatch.skip(seconds)
-        if standing.settled and standing.rules.exchanges and not self._final_gossip.has_begun:
-            standing.drop_out()
-            standing.note("slept", why=f"{seconds:.0f} s")
-            self._asks_who_is_here = True
+        if core.settled and core.rules.exchanges and not self._final_gossip.has_begun:
+            core.drop_out()
+            core.note("slept", why=f"{seconds:.0f} s")
+            self._awaits_lookup = True
             self._discovery.look_up(now)
 
     @property
     def _in_step_at(self) -> float:
-        """When this peer was last in step for certain."""
-        return max(self._exchanging.last_commit_at, self._caught_up_at)
+        return max(self._exchanges.last_commit_at, self._caught_up_at)
 
-    def _adopted(self, event: Adopted, now: float) -> None:
-        self._standing.step = event.step
-        self._standing.progress = event.progress
+    def _adopted(self, event: events.Adopted, now: float) -> None:
+        self._core.step = event.step
+        self._core.progress = event.progress
         self._catch_up.adopted(event.link)
-        self._standing.usual.forget()
-        self._exchanging.rounds.begin_anew()
-        self._standing.boasts.clear()
+        self._core.distance_stats.forget()
+        self._exchanges.rounds.reset()
+        self._core.implausible_claims.clear()
         self._caught_up_at = now
-        if self._standing.state is PeerState.JOINING:  # not if the owner's stop or the run's end came first
+        if self._core.state is PeerState.JOINING:  # not if the owner's stop or the run's end came first
             self._begin(now)
 
     def _begin(self, now: float) -> None:
         if not self._training:
             self._training = True
             self._stopwatch.begin(now)
-            self._standing.emit(BeginTraining())
+            self._core.emit(events.BeginTraining())
         self._enter(PeerEvent.TRAIN, now)
 
     # --- training and its end ---------------------------------------------------------------------------------------
 
-    def _outer_step_done(self, event: OuterStepDone, now: float) -> None:
-        standing = self._standing
-        standing.step, standing.progress = event.step, event.progress
-        standing.counters.outer_steps += 1
+    def _outer_step_done(self, event: events.OuterStepDone, now: float) -> None:
+        core = self._core
+        core.step, core.progress = event.step, event.progress
+        core.counters.outer_steps += 1
         if lap := self._stopwatch.lap(now):
-            took_s, standing.seconds_per_outer_step = lap
-            standing.rate = event.tokens / took_s
-        standing.budget.trained(event.tokens)
-        self._exchanging.step_done(now)
+            took_s, core.seconds_per_outer_step = lap
+            core.rate = event.tokens / took_s
+        core.budget.trained(event.tokens)
+        self._exchanges.step_done(now)
 
-    def _training_ended(self, event: TrainingEnded, now: float) -> None:
-        if self._final_gossip.has_begun or self._standing.state is PeerState.LEAVING:
+    def _training_ended(self, event: events.TrainingEnded, now: float) -> None:
+        if self._final_gossip.has_begun or self._core.state is PeerState.LEAVING:
             return
-        self._standing.step, self._standing.progress = event.step, event.progress
-        self._standing.settled = True  # nothing ahead is further than the end
+        self._core.step, self._core.progress = event.step, event.progress
+        self._core.settled = True  # nothing ahead is further than the end
         self._catch_up.drop()
-        self._exchanging.training_ended(now)
+        self._exchanges.training_ended(now)
         self._enter(PeerEvent.TRAINING_ENDS, now)
         self._final_gossip.begin(now)
 
@@ -321,59 +283,58 @@ class Peer:
         self._leaving_why = why
         self._enter(PeerEvent.LEAVE, now)
         self._catch_up.drop()
-        self._exchanging.drop_unsettled()
-        self._standing.forget_stillborn()
+        self._exchanges.drop_unsettled()
+        self._core.drop_unused_links()
         self._leave_by = now + GOODBYE_S
         self._stop_if_resolved(now)
 
     def _stop_if_resolved(self, now: float) -> None:
         """Stop once no partner can hold a commit that this peer does not, or at the deadline."""
-        resolved = not len(self._exchanging.book) and self._catch_up.pull is None
+        resolved = not len(self._exchanges.book) and self._catch_up.pull is None
         if (resolved or now >= self._leave_by) and not self._stopped:
             self._stopped = True
-            self._standing.emit(Finished(self._leaving_why))
+            self._core.emit(events.Finished(self._leaving_why))
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
     def _run_timers(self, now: float) -> None:
         if now >= self._next_timer:
-            self._exchanging.expire(now)
+            self._exchanges.expire(now)
             self._catch_up.expire(now)
         self._discovery.expire(now)
-        if self._standing.state is PeerState.LEAVING:
+        if self._core.state is PeerState.LEAVING:
             self._stop_if_resolved(now)
             return
         self._discovery.keep_up(now)
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
             why = self._catch_up.why_none(now)
-            self._standing.note("alone", why=f"{why}; training starts and the search continues")
+            self._core.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
         self._keep_in_step(now)
         if self._final_gossip.has_begun:
             if why := self._final_gossip.why_over(now):
-                self._standing.note("finished", why=why)
+                self._core.note("finished", why=why)
                 self._leave(now, why)
                 return
             self._final_gossip.keep_up(now)
-        self._exchanging.seek(now)
+        self._exchanges.seek(now)
 
     def _sleep(self, now: float) -> None:
-        """Request a wake-up when the next timer is due."""
         if self._stopped:
             return
-        exchanging, state = self._exchanging, self._standing.state
-        wake_at = min(exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
+        exchanges, state = self._exchanges, self._core.state
+        wake_at = min(exchanges.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
         if state is not PeerState.LEAVING:
             wake_at = min(wake_at, self._discovery.next_due(), self._final_gossip.next_due())
             if not self._training and self._catch_up.pull is None:
                 wake_at = min(wake_at, self._search_until)
-            if exchanging.is_due or state is PeerState.JOINING:
-                wake_at = min(wake_at, self._standing.members.next_change(now) or NEVER)
+            if exchanges.is_due or state is PeerState.JOINING:
+                wake_at = min(wake_at, self._core.members.next_change(now) or NEVER)
         self._next_timer = wake_at
         if wake_at != self._wake_at and wake_at < NEVER:
             self._wake_at = wake_at
-            self._standing.emit(WakeAt(wake_at))
+            self._core.emit(events.WakeAt(wake_at))
 
     def _enter(self, event: PeerEvent, now: float) -> None:
-        self._standing.state = TRANSITIONS.to(self._standing.state, event)
+        self._core.state = TRANSITIONS.to(self._core.state, event)
         self._discovery.announce(now)

@@ -30,8 +30,6 @@ NEVER = float("inf")
 
 
 class Fault(Enum):
-    """Kinds of failed conversations."""
-
     UNANSWERED = "our call failed or was not answered"
     BROKEN = "it broke off after our fragments or weights were engaged"
     OFFENCE = "it broke the protocol"
@@ -56,11 +54,9 @@ class PeerInfo:
     """Our calls in a row that failed or stayed unanswered."""
     broken: int = 0
     """Exchanges and pulls in a row that it broke off. Offences are kept apart (``offences``)."""
-    withdrawn: int = 0
-    """Offers in a row that it withdrew."""
-    misfits: int = 0
-    """Exchanges whose payloads did not fit, halved by each commit."""
-    strange: int = 0
+    withdrawn: int = 0  # offers in a row
+    misfits: int = 0  # halved by each commit
+    unrelated: int = 0
     """Exchanges in which its weights were unrelated to ours, halved by each commit."""
     calls: float = 0.0
     """Our recent calls, as of ``called_at``, drained at ``CALLS_PER_S``."""
@@ -71,10 +67,8 @@ class PeerInfo:
     """End of the time in which we do not call it."""
     distrusted_until: float = 0.0
     """End of the time in which it may not engage anything of ours."""
-    listed: bool = False
-    """Whether it is live and not leaving."""
-    alarm: float = NEVER
-    """Time of the next liveness check."""
+    listed: bool = False  # live and not leaving
+    alarm: float = NEVER  # next check of its liveness
 
     def may_be_asked(self, now: float) -> bool:
         """Report whether it may be asked for its weights: pacing holds back offers only."""
@@ -90,11 +84,7 @@ class PeerInfo:
         return 0.0
 
     def blame(self, fault: Fault, now: float, held_s: float = 0.0) -> float:
-        """Record a network failure or a broken-off conversation. Return the end of the pause, or 0 if it is forgiven.
-
-        Args:
-            held_s: time for which it had our fragments engaged.
-        """
+        """Record a failure after it held our fragments for ``held_s``. Return the end of the pause, 0 if forgiven."""
         first, longest = FAILURE_PAUSE_S
         if fault is Fault.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
             self.withdrawn += 1
@@ -111,10 +101,9 @@ class PeerInfo:
         return until
 
     def praise(self) -> None:
-        """Record that an exchange with it committed."""
         self.unanswered = self.broken = self.withdrawn = 0
         self.misfits //= 2
-        self.strange //= 2
+        self.unrelated //= 2
         self.not_before, self.distrusted_until = self.paced_until, 0.0
 
     @property

@@ -60,7 +60,6 @@ class PresenceBucket(NamedTuple):
 
     level: int
     number: int
-    """0 to 2^level - 1."""
 
 
 def home(run: RunId, peer: PeerId, level: int) -> PresenceBucket:
@@ -70,7 +69,6 @@ def home(run: RunId, peer: PeerId, level: int) -> PresenceBucket:
 
 @lru_cache(maxsize=65_536)
 def _bits(run: RunId, peer: PeerId) -> int:
-    """Return 32 bits that stand for a peer."""
     return int.from_bytes(sha256(f"p2ptrain bucket {run} {peer}".encode()).digest()[:4])
 
 
@@ -104,7 +102,6 @@ class PresenceBuckets:
         return [home(run, peer, level) for level in range(deepest + 1) if self._random.random() < self._chance(level)]
 
     def search(self) -> Search:
-        """Begin a lookup."""
         return Search(self)
 
     def pick(self, level: int) -> PresenceBucket:
@@ -139,21 +136,20 @@ class Search:
         return 0 in self._asked and self._buckets.level == 0
 
     def answered(self, records: int) -> None:
-        """Record the number of live records in the bucket asked last."""
         assert self.next is not None
         level = self.next.level
         self._asked.add(level)
-        is_lost = level > 0 and records < LOST
+        is_outlier = level > 0 and records < LOST
         size = records * 2**level
-        if not is_lost and size > self._size:  # each answer is a lower bound, so the largest is the best
+        if not is_outlier and size > self._size:  # each answer is a lower bound, so the largest is the best
             self._size = self._buckets.size = size
             self._buckets.level = fitting_level(level, records)
-        self.next = self._following(level, is_lost)
+        self.next = self._following(level, is_outlier)
 
-    def _following(self, asked: int, is_lost: bool) -> PresenceBucket | None:
+    def _following(self, asked: int, is_outlier: bool) -> PresenceBucket | None:
         """Return the bucket to ask after one of level ``asked``; never the same level twice."""
-        level = 0 if is_lost else self._buckets.level
-        is_enough = not is_lost and level < asked + 2
+        level = 0 if is_outlier else self._buckets.level
+        is_enough = not is_outlier and level < asked + 2
         if is_enough or level in self._asked or len(self._asked) == MAX_GETS:
             return None
         return self._buckets.pick(level)

@@ -38,8 +38,8 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     """Return the change of our progress by an exchange (tokens per peer).
 
     It is averaged like the weights, for the exchanged fragments, and cut in proportion on both sides to the maximum
-    fall of the side ahead (``Terms.fall``) and to the catching-up bound. A peer at the run's end does not move, and
-    lowers nobody.
+    decrease of the side ahead (``Terms.max_decrease``) and to the catching-up bound. A peer at the run's end does not
+    move, and lowers nobody.
     """
     if mine.state is PeerState.FINISHING:
         return 0.0
@@ -47,19 +47,10 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     share = 2.0 / (1 + max(mine.partners, theirs.partners)) * min(fragments / rules.fragments, 1.0)
     apart = share * (theirs.progress - mine.progress) / (mine.weight + weight)
     ours, others = apart * weight, -apart * mine.weight
-    falling, most = (ours, mine.fall) if ours < 0 else (others, theirs.fall)
+    falling, most = (ours, mine.max_decrease) if ours < 0 else (others, theirs.max_decrease)
     if falling == 0 or (ours < 0 and theirs.state is PeerState.FINISHING):  # the same number on both sides
         return 0.0
     return ours * min(1.0, rules.catch_up_tokens / max(abs(ours), abs(others)), most / abs(falling))
-
-
-def left(progress: float, rules: SwarmRules) -> float:
-    """Return what may still be added to our progress (tokens per peer).
-
-    We may have trained since the terms were agreed on, and a peer lifted far beyond the run's end would be refused by
-    all.
-    """
-    return max(rules.tokens_per_peer - progress, 0.0)
 
 
 @dataclass(slots=True)
@@ -73,7 +64,6 @@ class ProgressAccount:
     net: float = 0.0
     """Tokens by which it has raised our progress, less those by which it lowered it."""
     highest: float = 0.0
-    """Largest ``net`` so far."""
 
 
 @dataclass(slots=True)
@@ -87,10 +77,8 @@ class ProgressBudget:
     Our terms state the account's balance, and both sides respect it.
     """
 
-    capacity: float
-    """Tokens in the full bucket."""
-    step: float
-    """Tokens of an outer step."""
+    capacity: float  # tokens in the full bucket
+    step: float  # tokens of an outer step
     left: float = field(init=False)
     grown: float = 0.0
     """Tokens by which our training and, on balance, partners have raised our progress. (A peer that passes on what a
@@ -104,11 +92,10 @@ class ProgressBudget:
         self.left = self.capacity
 
     def trained(self, tokens: float) -> None:
-        """Record that we trained on this many more tokens."""
         self.grown += tokens
         self.left = min(self.left + RATE_SLACK * tokens, self.capacity)
 
-    def fall(self, peer: PeerId) -> float:
+    def max_decrease(self, peer: PeerId) -> float:
         """Return the maximum (tokens) by which this partner may lower us now."""
         return max(self._held(peer), 0.0)
 

@@ -11,58 +11,50 @@ from p2ptrain.swarm.topology import Topology
 
 @dataclass(frozen=True)
 class SwarmRules:
-    """Protocol parameters of a run, its codec and its model size. Every peer of a run has the same.
-
-    Derived values are needed at every event and computed once.
-    """
+    """Protocol parameters of a run, its codec and its model size. Every peer of a run has the same."""
 
     run: RunId
     fragment_bytes: tuple[int, ...]
     """Encoded size of each fragment; its length is the number of fragments."""
     weights_bytes: int
     """Size of all fragments in fp32, which a donor sends to a newcomer."""
-    tokens_per_peer: float
-    """Progress at which the run ends."""
+    tokens_per_peer: float  # progress at which the run ends
     tokens_per_outer_step: float
     """Tokens of one peer's H inner steps."""
-    exchanges_per_step: int = 1
+    exchanges_per_step: int
     """Exchanges that a peer initiates per outer step. It serves about as many."""
-    due_in_phase: bool = False
+    due_in_phase: bool
     """Whether exchanges are due when the trainer says so within an inner phase, instead of all after an outer step."""
-    fragments_per_exchange: int = 1
-    streams: int = 1
+    fragments_per_exchange: int
+    streams: int
     """Tensors that a fragment stands for: with two, the upper half of the numbers are the second stream's fragments."""
-    free: tuple[int, ...] | None = None
-    """Fragments exchanged beside training with any free partner; None for all."""
-    beside: tuple[int, ...] = ()
+    free: tuple[int, ...]
+    """Fragments exchanged beside training with any free partner."""
+    beside: tuple[int, ...]
     """Fragments exchanged beside training with the partners that the topology plans for an outer step."""
-    between: tuple[int, ...] = ()
+    between: tuple[int, ...]
     """Fragments exchanged with planned partners while the trainer waits."""
-    topology: Topology = "random"
+    topology: Topology
     """Pairs that may exchange, and planned pairs."""
-    partners: int = 1
-    """Planned partners at a time, for topology ``random``."""
-    work_weights: bool = False
+    partners: int  # planned at a time, for topology ``random``
+    work_weights: bool
     """Whether a peer's mixing weight is its tokens per second, instead of equal for all."""
-    catch_up_outer_steps: float = 8.0
+    catch_up_outer_steps: float
     """Outer steps behind beyond which a peer that was never settled pulls weights instead of exchanging."""
-    begins_at_zero: bool = False
+    begins_at_zero: bool
     """Whether weights grow from zero, as in the simulator's quadratics. Distances then mainly show how much longer one
     peer has trained, and cannot expose adversarial peers."""
-    final_disagreement: float = 0.005
+    final_disagreement: float
     """Maximum distance of recent exchanges at which the final gossip ends."""
-    final_gossip_s: float = 60.0
-    """Maximum duration of the final gossip after our own end, even if others still train."""
+    final_gossip_s: float  # at most, even if others still train
     protocol: int = PROTOCOL_VERSION
 
     @cached_property
     def fragments(self) -> int:
-        """F: number of slices of the parameters."""
         return len(self.fragment_bytes) // self.streams
 
     @cached_property
     def exchanges(self) -> bool:
-        """Whether peers of this run exchange anything."""
         return self.exchanges_per_step > 0 or bool(self.beside or self.between)
 
     @cached_property
@@ -81,28 +73,17 @@ class SwarmRules:
         return self.topology != "random" or bool(self.beside or self.between)
 
     @cached_property
-    def free_fragments(self) -> tuple[int, ...]:
-        """Fragments that any two peers may exchange at any time."""
-        return tuple(range(len(self.fragment_bytes))) if self.free is None else self.free
-
-    @cached_property
     def most_per_exchange(self) -> int:
         """Maximum number of fragments in one unplanned exchange: ``fragments_per_exchange`` of every stream."""
-        return self.fragments_per_exchange * max(1, len(self.free_fragments) // self.fragments)
+        return self.fragments_per_exchange * max(1, len(self.free) // self.fragments)
 
     @cached_property
     def catch_up_tokens(self) -> float:
-        """The bound of ``catch_up_outer_steps`` in progress."""
         return self.catch_up_outer_steps * self.tokens_per_outer_step
 
     @cached_property
     def beginner_tokens(self) -> float:
-        """Progress of ``BEGINNER_STEPS`` outer steps."""
         return BEGINNER_STEPS * self.tokens_per_outer_step
-
-    def is_fair(self, weight: float) -> bool:
-        """Report whether a peer may claim this mixing weight; if all count equally, only 1 is allowed."""
-        return self.work_weights or weight == 1.0
 
     @cached_property
     def implausible_distance(self) -> float:
@@ -197,7 +178,7 @@ newcomers."""
 SUPPORTERS = 2
 """Other peers that must claim about as much progress as a donor, if so many are known. Two of eight may collude."""
 
-LEAST_STRANGERS = 2
+LEAST_UNRELATED = 2
 """Minimum number of unrelated partners in a row, besides a majority of live peers, before our weights count as
 outliers. Fewer adversarial peers cannot make a peer adopt weights. Guess: simulate adversarial minorities in small
 swarms."""

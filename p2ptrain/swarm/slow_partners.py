@@ -1,14 +1,12 @@
 """Penalty for partners that hold fragments or the only place for a newcomer longer than necessary.
 
-A slow partner may be honest, so this is no offence. But nobody else gets what it holds. A partner that held us for too
-long waits ``REST`` times as long, whichever side calls; so it takes at most a fifth of our time beyond its due, and
-others come between. The slowest peer of a swarm, ten times slower than the others, still spends most of its time in
-exchanges, because each of its partners pauses independently.
+A slow partner may be honest, so this is no offence. A partner that held us for too long waits ``REST`` times as long,
+whichever side calls, so it takes at most a fifth of our time beyond its due. A peer ten times slower than the others
+still spends most of its time in exchanges, because each of its partners pauses independently.
 
-A recipe whose trainer waits for partners waits for the slowest of them. There a partner may hold the trainer beyond its
-due for as long as it trains in an outer step, and only the excess counts. So a partner with a connection ten times
-slower than others is met in every round of a recipe with long inner phases, and none takes more than half of a
-trainer's time and a fifth of the rest.
+If the trainer waits for partners, only what exceeds the training time of an outer step counts. So slow connections are
+met in every round with long inner phases, and no partner takes more than half of a trainer's time and a fifth of the
+rest.
 """
 
 from __future__ import annotations
@@ -22,35 +20,29 @@ from p2ptrain.swarm.rules import MAX_KNOWN
 
 
 class SlowPartnerPenalty:
-    """Pauses by peer, including unknown peers; bounded, the oldest entry is forgotten first.
+    """Pauses by peer, unknown ones included. ``of_trainers``: whether the trainer is what a partner holds."""
 
-    Args:
-        of_trainers: whether the trainer is what is held.
-    """
-
-    def __init__(self, standing: CoreState, of_trainers: bool = False) -> None:
-        self._standing = standing
+    def __init__(self, core: CoreState, of_trainers: bool = False) -> None:
+        self._core = core
         self._of_trainers = of_trainers
         self._until: BoundedDict[PeerId, float] = BoundedDict(MAX_KNOWN)
 
     def exchanged(self, exchange: Exchange, now: float) -> None:
         """Record that an exchange's fragments are free again, whether or not its payloads were transferred."""
-        size = sum(self._standing.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
+        size = sum(self._core.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
         self._held(exchange.link.peer, size, now - exchange.swap_started_at, now)
 
     def gave(self, peer: PeerId, seconds: float, now: float) -> None:
-        """Record that a newcomer took our weights or broke off."""
-        self._held(peer, self._standing.rules.weights_bytes, seconds, now)
+        self._held(peer, self._core.rules.weights_bytes, seconds, now)
 
     def waits(self, peer: PeerId, now: float) -> bool:
-        """Report whether other peers come first."""
         return self._until.get(peer, now) > now
 
     def _held(self, peer: PeerId, size: int, seconds: float, now: float) -> None:
-        too_long_s = self._standing.deadlines.too_long_s(size, seconds)
+        too_long_s = self._core.deadlines.too_long_s(size, seconds)
         if self._of_trainers:
-            too_long_s -= self._standing.seconds_per_outer_step
+            too_long_s -= self._core.seconds_per_outer_step
         if too_long_s <= 0:
             return
         until = self._until[peer] = max(self._until.get(peer, now), now + REST * too_long_s)
-        self._standing.members.pause(peer, until)
+        self._core.members.pause(peer, until)

@@ -23,19 +23,11 @@ Topology = Literal["random", "ring", "exponential", "complete"]
 
 
 def planned_partners(
-    topology: Topology,
-    partners: int,
-    me: PeerId,
-    roster: Sequence[PeerId],
-    seed: str,
-    step: int,
+    topology: Topology, partners: int, me: PeerId, roster: Sequence[PeerId], seed: str, step: int
 ) -> tuple[PeerId, ...]:
     """Return my partners at this outer step, ascending; empty if I am alone or left over.
 
-    Args:
-        partners: k; only ``random`` uses it.
-        roster: all participants, including me, in any order.
-        seed: seed of the pairings, equal for the whole run.
+    ``partners`` is k for ``random``; ``roster`` holds all participants, including me, in any order.
     """
     ring = sorted(set(roster))
     place = ring.index(me)

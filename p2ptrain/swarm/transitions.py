@@ -22,18 +22,11 @@ class Transition(Generic[StateT, EventT]):
     """States that the row applies to. None: nothing is there yet."""
     event: EventT
     after: StateT | None
-    """Next state. None: nothing is left."""
     remark: str
-    """Condition, reason or consequence, for readers."""
 
 
 class TransitionTable(Generic[StateT, EventT]):
-    """All transitions of one state machine.
-
-    Args:
-        name: what the states belong to, for error messages.
-        rows: at most one for each state and event.
-    """
+    """All transitions of one state machine."""
 
     def __init__(self, name: str, *rows: Transition[StateT, EventT]) -> None:
         self.name = name
@@ -43,29 +36,20 @@ class TransitionTable(Generic[StateT, EventT]):
             raise ValueError(f"{name}: two rows for the same state and event")
 
     def after(self, before: StateT | None, event: EventT) -> StateT | None:
-        """Return the state that follows.
-
-        Raises:
-            RuntimeError: no row allows this transition. The caller has a bug.
-        """
+        """Return the state that follows, or None. RuntimeError if no row allows the transition: a bug of the caller."""
         try:
             return self._after[before, event]
         except KeyError:
             raise RuntimeError(f"{self.name}: {event.name} is impossible in state {_name(before)}") from None
 
     def to(self, before: StateT | None, event: EventT) -> StateT:
-        """Return the state that follows, which must exist.
-
-        Raises:
-            RuntimeError: no row allows this transition, or nothing is left after it.
-        """
+        """Return the state that follows. RuntimeError also if nothing is left after it."""
         after = self.after(before, event)
         if after is None:
             raise RuntimeError(f"{self.name}: {event.name} ends state {_name(before)}")
         return after
 
     def markdown(self) -> str:
-        """Return the table as Markdown, one line per row, without a final newline."""
         lines = ["| state | event | next state | remarks |", "|---|---|---|---|"]
         for row in self.rows:
             lines.append(

@@ -4,11 +4,11 @@ An adversarial peer's weights are finite and have the right shape; they are reco
 all others, or do not change. Honest peers reach none of three bounds:
 
 ========================  ====================================================================================
-``are_strange``           The difference is longer than our weights: they are unrelated. Not mixed; an offence
-                          the ``TIMES_STRANGE``th time (a committed exchange halves the count).
+``are_unrelated``           The difference is longer than our weights: they are unrelated. Not mixed; an offence
+                          the ``TIMES_UNRELATED``th time (a committed exchange halves the count).
 ``Replays``               The same bytes were mixed twice already, and they are still far off. Not mixed; an
                           offence.
-``DistanceStats.radius``  ``FACTOR`` times the usual distance of our partners: the difference is clipped to it.
+``DistanceStats.radius``  ``FACTOR`` times the median distance of our partners: the difference is clipped to it.
 ========================  ====================================================================================
 
 The terms contain the radius and both sides clip to the smaller one, so that clipping also leaves the pair's mean
@@ -28,17 +28,17 @@ from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 
 FACTOR = 12.0
-"""Radius as a multiple of the usual difference. Measured: docs/SECURITY.md."""
+"""Radius as a multiple of the median difference. Measured: docs/SECURITY.md."""
 
 LEAST_RADIUS = 0.3
 """Minimum radius, as a share of our weights' norm. A peer that sleeps, is slow or came late is further off than usual
 and must not be held back. Measured: docs/SECURITY.md."""
 
-STRANGE = 1.2
+UNRELATED = 1.2
 """Difference, as a multiple of our weights' length, that is refused. Negated weights reach 2, random ones of equal norm
 1.4, and those of another run at least 1.4; peers of one run began alike."""
 
-TIMES_STRANGE = 3
+TIMES_UNRELATED = 3
 """Unrelated payloads that count as an offence; before that, the pauses are those after a broken-off exchange (2 s, 4
 s). A peer that trained alone for a few outer steps of a young run may look unrelated too: at the full rate, right after
 an exchange, in about one of twenty runs of a tiny model. It mixes with others meanwhile, or learns that its own weights
@@ -68,9 +68,9 @@ MOST_PARTNERS = 32
 """Partners remembered, the most recent ones; as many as a peer keeps (``rules.ENOUGH_PEERS``)."""
 
 
-def are_strange(distance: float) -> bool:
+def are_unrelated(distance: float) -> bool:
     """Report whether weights at this distance, relative to ours, are unrelated to ours."""
-    return not distance <= STRANGE  # True for NaN
+    return not distance <= UNRELATED  # True for NaN
 
 
 def per_fragment(norm: float, fragments: int) -> float:
@@ -83,21 +83,13 @@ class DistanceStats:
     """Distances to our partners in recent exchanges, as L2 norms of fragments. Bounded."""
 
     _differences: BoundedDict[PeerId, deque[float]] = field(default_factory=lambda: BoundedDict(MOST_PARTNERS))
-    """Recent differences by partner."""
     _weights: float = 0.0
-    """Norm of one of our own fragments, as last measured."""
     _radius: float | None = None
-    """Cached until the next measurement."""
 
     def measured(self, peer: PeerId, difference: float, weights: float) -> None:
-        """Record the distance of a committed exchange.
+        """Record the distance of a committed exchange, as norms per fragment: ||theirs - mine|| and ||mine||.
 
-        Numbers that are not finite are ignored, and so is a difference of zero: two peers at the same place have not
-        trained since they were, and the radius is for peers that have.
-
-        Args:
-            difference: ||theirs - mine|| per fragment.
-            weights: ||mine|| per fragment.
+        Two equal peers have not trained since they were, so a difference of zero is ignored, as are NaN and infinity.
         """
         if not (0 < weights < inf and 0 < difference < inf):
             return
@@ -114,15 +106,14 @@ class DistanceStats:
         return self._radius
 
     def forget(self) -> None:
-        """Forget all distances: our weights were replaced."""
         self._differences.clear()
         self._weights, self._radius = 0.0, None
 
     def _learn(self) -> float:
         if len(self._differences) < LEAST_PARTNERS or sum(map(len, self._differences.values())) < LEAST_EXCHANGES:
             return inf  # unrelated weights are refused regardless
-        usual = median_low(median_low(each) for each in self._differences.values())  # few partners are no majority
-        return max(FACTOR * usual, LEAST_RADIUS * self._weights)
+        typical = median_low(median_low(each) for each in self._differences.values())  # few partners are no majority
+        return max(FACTOR * typical, LEAST_RADIUS * self._weights)
 
 
 @dataclass(slots=True)
@@ -130,7 +121,6 @@ class Replays:
     """Number of times that each partner's last payloads were mixed. Bounded."""
 
     _times: BoundedDict[PeerId, BoundedDict[bytes, int]] = field(default_factory=lambda: BoundedDict(MOST_PARTNERS))
-    """Mix counts by partner and fingerprint."""
 
     def mixed(self, peer: PeerId, fingerprint: bytes) -> None:
         """Record a committed exchange of these bytes; an empty fingerprint is ignored."""
@@ -141,6 +131,5 @@ class Replays:
         self._times[peer] = times
 
     def is_one(self, peer: PeerId, fingerprint: bytes) -> bool:
-        """Report whether these bytes were mixed too often."""
         times = self._times.get(peer)
         return times is not None and times.get(fingerprint, 0) >= MOST_REPLAYS

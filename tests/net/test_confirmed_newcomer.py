@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 import torch
+from run_rules import run_rules
 
 from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
@@ -23,7 +24,7 @@ from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import Link
 from p2ptrain.sim import QuadraticTask
-from p2ptrain.swarm import Peer, PeerState, Presence, SwarmRules
+from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.swarm.messages import Decline, DeclineReason, WeightsReply, WeightsRequest
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
@@ -99,7 +100,7 @@ def joined(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         sizes = learner.payloads.weight_sizes()
-        rules = SwarmRules(RUN, tuple(sizes), sum(sizes), tokens_per_peer=1e9, tokens_per_outer_step=4.0)
+        rules = run_rules(sizes, weights_bytes=sum(sizes), tokens_per_peer=1e9, tokens_per_outer_step=4.0)
         gatherer = Downloader(swarm.copies.transport(ME).open, sizes, at_once, notebook)
         shore = DriverEnvironment(
             transport=swarm.links.transport(ME),

@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 import torch
+from run_rules import run_rules
 
 from p2ptrain import codec
 from p2ptrain.base.errors import MisfitError, NetworkError
@@ -27,7 +28,7 @@ from p2ptrain.net.rpc import say as ask
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.sim import QuadraticTask
-from p2ptrain.swarm import Offer, Peer, PeerState, Presence, SwarmRules, Terms
+from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import LeaveRequested
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply, WeightsRequest
@@ -52,9 +53,8 @@ class Trainee:
         rules = LearnerRules(inner_steps=4, tokens_per_peer=1e9, outer=OuterRule(0.7, 0.5))
         self.notebook = MemoryLog()
         self.learner = Learner(task, rules, slices(P, 1), codec.get("fp32"), self.notebook)
-        swarm_rules = SwarmRules(
-            run=RUN,
-            fragment_bytes=tuple(self.learner.payloads.encoded_sizes((0,))),
+        swarm_rules = run_rules(
+            self.learner.payloads.encoded_sizes((0,)),
             weights_bytes=4 * P,
             tokens_per_peer=1e9,
             tokens_per_outer_step=4.0,

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import torch
+from run_rules import run_rules
 
 from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
@@ -18,7 +19,7 @@ from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
-from p2ptrain.swarm import Counters, Peer, PeerState, Presence, SwarmRules
+from p2ptrain.swarm import Counters, Peer, PeerState, Presence
 from p2ptrain.swarm.events import Applied
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Signals
@@ -50,15 +51,14 @@ class Member:
         learned = LearnerRules(inner_steps=H, tokens_per_peer=tokens, outer=OuterRule(0.7, 0.5), recipe=RECIPES[recipe])
         self.notebook = MemoryLog()
         self.learner = Learner(task, learned, slices(parameters, 1), codec.get("fp32"), self.notebook)
-        rules = SwarmRules(
-            run=RUN,
-            fragment_bytes=tuple(self.learner.payloads.encoded_sizes((0,))),
+        rules = run_rules(
+            self.learner.payloads.encoded_sizes((0,)),
             weights_bytes=4 * parameters,
             tokens_per_peer=tokens,
             tokens_per_outer_step=float(H),
             begins_at_zero=True,
             between=(0,) if RECIPES[recipe].blocks else (),
-            free=() if RECIPES[recipe].blocks else None,
+            free=() if RECIPES[recipe].blocks else (0,),
         )
         self.cores: list[Peer] = []
         self.pace_s = 0.1

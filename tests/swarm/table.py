@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from p2ptrain.base.ids import LinkId, PeerId, RunId
+from run_rules import RUN, run_rules
+
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm import Peer, PeerState, Presence, SwarmRules
 from p2ptrain.swarm.events import (
     Adopt,
@@ -45,15 +47,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Message
 
-RUN = RunId("ab" * 32)
-RULES = SwarmRules(
-    run=RUN,
-    fragment_bytes=(1000,),
-    weights_bytes=4000,
-    tokens_per_peer=1000.0,
-    tokens_per_outer_step=10.0,
-    final_gossip_s=20.0,
-)
+RULES = run_rules()
 
 
 def presence(
@@ -119,9 +113,9 @@ class Table:
         for name in names:
             self.seat(name, seed=seed)
 
-    def seat(self, name: str, seed: int = 0, **standing) -> Seat:
+    def seat(self, name: str, seed: int = 0, **position) -> Seat:
         peer = PeerId(name)
-        seat = Seat(Peer(peer, self.rules, Random(f"{seed}/{name}"), **standing), **standing)
+        seat = Seat(Peer(peer, self.rules, Random(f"{seed}/{name}"), **position), **position)
         self.seats[peer] = seat
         return seat
 
@@ -221,7 +215,7 @@ class Table:
                         self.after(self.latency + self.swap_s, self.handle, peer, Donated(effect.link, 4000))
             case Close():
                 swap = seat.swaps.get(effect.link)
-                if swap is not None and seat.core._exchanging.book.get(effect.link) is None:
+                if swap is not None and seat.core._exchanges.book.get(effect.link) is None:
                     seat.swaps.pop(effect.link)
                     seat.snapshots.remove(swap.fragments)
                 if effect.link in seat.ends:
@@ -295,7 +289,7 @@ class Table:
             self.handle(peer, LinkFailed(link, why, unbegun=unbegun))
 
     def _is_committed(self, seat: Seat, link: LinkId) -> bool:
-        exchange = seat.core._exchanging.book.get(link)
+        exchange = seat.core._exchanges.book.get(link)
         return exchange is not None and exchange.state.value == "committed"
 
     def _looked_up(self, peer: PeerId) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
 import pytest
+from run_rules import run_rules
 from table import RULES, presence
 
 from p2ptrain.base.ids import PeerId
@@ -91,7 +91,7 @@ def test_everybody_is_as_likely_to_be_kept():
 
 @pytest.mark.parametrize("planned", [{"topology": "ring"}, {"between": (0,), "free": ()}, {"beside": (0,), "free": ()}])
 def test_who_plans_with_everybody_knows_everybody(planned):
-    core = peer(replace(RULES, **planned))
+    core = peer(run_rules(**planned))
     core.handle(seen(0, 100), 0.1)
     assert len(known(core)) == 100
 

@@ -283,8 +283,8 @@ def test_whom_a_decision_drops_is_replaced_as_a_judge_at_once():
             if isinstance(action, Fetch):
                 asked += gathering.fetched(action.donor, action.piece, 0.1)
             elif isinstance(action, Compare) and (giver := gathering.here.get(action.piece)) is not None:
-                is_odd = (action.donor == A) != (giver == A)
-                asked += gathering.compared(action.donor, action.piece, 1.4 if is_odd else 0.03, 0.1)
+                is_outlier = (action.donor == A) != (giver == A)
+                asked += gathering.compared(action.donor, action.piece, 1.4 if is_outlier else 0.03, 0.1)
         for piece in gathering._pieces:
             judges = {*gathering._donors, *gathering._waiting} - {piece.giver} - piece.near - piece.far
             assert piece.confirmed or piece.giver is None or not judges, seed

@@ -85,10 +85,12 @@ def test_payloads_that_do_not_fit_are_forgiven_while_step_widths_are_learnt(memb
     assert not members.partners(0.0)
 
 
-def test_strange_exchanges_are_forgotten_by_half_with_each_that_commits(members: Membership) -> None:
-    assert [members.estranged(BIRCH) for _ in range(4)] == [1, 2, 3, 4]
+def test_strange_exchangesare_forgotten_by_half_with_each_that_commits(members: Membership) -> None:
+    for _ in range(4):
+        members.count_unrelated(BIRCH)
+    assert members.times_unrelated(BIRCH) == 4
     members.praise(BIRCH)
-    assert members.estranged(BIRCH) == 3
+    assert members.times_unrelated(BIRCH) == 2
 
 
 def test_nobody_is_called_more_often_than_it_admits(members: Membership) -> None:

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from run_rules import run_rules
 from table import RULES, Table, presence
 
 from p2ptrain.base.ids import LinkId, PeerId
@@ -62,7 +63,7 @@ def test_golden_trace_of_one_exchange():
         "amber exchanged birch",
     ]
     assert counts(table, "amber").exchanges_ok == counts(table, "birch").exchanges_ok == 1
-    assert not table["amber"].core._exchanging.book.engaged()
+    assert not table["amber"].core._exchanges.book.engaged()
 
 
 def test_progress_is_averaged_and_its_sum_kept():
@@ -92,7 +93,7 @@ def test_the_progress_of_who_came_to_the_end_meanwhile_is_not_lowered_any_more()
     table.swap_s = 2.0
     table.step("amber", tokens=20)
     table.run(1.0)
-    assert table["amber"].core._exchanging.book.engaged() == {0}
+    assert table["amber"].core._exchanges.book.engaged() == {0}
     assert table["amber"].core.exchanges_under_way == table["birch"].core.exchanges_under_way == 1
     table.end_training("amber")
     table.run(1.5)
@@ -131,7 +132,7 @@ def test_a_fragment_is_engaged_from_its_snapshot_until_applied():
     table.run(1.0)
     partner = next(name for name in ("birch", "cedar") if counts(table, name).exchanges_ok)
     third = ({"birch", "cedar"} - {partner}).pop()
-    assert table["amber"].core._exchanging.book.engaged() == {0}
+    assert table["amber"].core._exchanges.book.engaged() == {0}
     table.step("amber", third)
     table.run(1.0)
     assert counts(table, third).exchanges_ok == 0  # both others are engaged; it was told so
@@ -167,8 +168,8 @@ def test_a_message_lost_at_any_step_costs_one_exchange_and_nothing_else(lost, lo
         assert counts(table, "amber").exchanges_failed == counts(table, "birch").exchanges_failed > 0
     table.holds_back = lambda sender, receiver, what: False
     table.run(60.0)
-    assert not table["amber"].core._exchanging.book.engaged()
-    assert not table["birch"].core._exchanging.book.engaged()
+    assert not table["amber"].core._exchanges.book.engaged()
+    assert not table["birch"].core._exchanges.book.engaged()
     before = counts(table, "amber").exchanges_ok
     for _ in range(4):
         table.step("amber", "birch")
@@ -210,7 +211,7 @@ def test_a_partner_killed_at_any_moment_leaves_the_survivor_free(seconds, victim
         table.step(*survivors)
     table.run(30.0)
     for name in survivors:
-        assert not table[name].core._exchanging.book.engaged()
+        assert not table[name].core._exchanges.book.engaged()
         assert counts(table, name).exchanges_ok > 0
         assert table[name].core.live_peers(table.now) == [other for other in survivors if other != name]
 
@@ -279,12 +280,12 @@ def raised(table: Table, peer: str, progress: float) -> float:
     core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now)
     core.handle(SwapDone(link, 1000, 1000, 0.1, 1.0, peer.encode()), table.now)
     [commit] = [each for each in core.handle(Received(link, Acknowledge()), table.now) if isinstance(each, Commit)]
-    core.handle(Applied(link, core._standing.progress + commit.progress_displacement), table.now)
+    core.handle(Applied(link, core._core.progress + commit.progress_displacement), table.now)
     return float(commit.progress_displacement)
 
 
 def test_whose_boast_was_refused_is_not_believed_once_it_could_be_true():
-    table = in_step("amber", "birch", rules=replace(RULES, tokens_per_peer=1000.0))
+    table = in_step("amber", "birch", rules=run_rules(tokens_per_peer=1000.0))
     for _ in range(4):
         table.step("amber", "birch")
         table.run(1.0)
@@ -295,39 +296,41 @@ def test_whose_boast_was_refused_is_not_believed_once_it_could_be_true():
     offer = Offer(RULES.run, RULES.protocol, (0,), boast)
     core.handle(Received(LinkId(PeerId("liar"), 70, outbound=False), offer), table.now)
     table.now += 60.0
-    assert raised(table, "liar", core._standing.progress + 20.0) == 0.0
-    assert raised(table, "liar", core._standing.progress - 20.0) < 0
-    assert raised(table, "honest", core._standing.progress + 20.0) > 0
+    assert raised(table, "liar", core._core.progress + 20.0) == 0.0
+    assert raised(table, "liar", core._core.progress - 20.0) < 0
+    assert raised(table, "honest", core._core.progress + 20.0) > 0
 
 
 def test_who_seemed_to_boast_is_believed_where_we_have_come_as_far():
     """We had been left behind, and it was right."""
-    table = in_step("amber", "birch", rules=replace(RULES, tokens_per_peer=1000.0))
-    standing = table["amber"].core._standing
+    table = in_step("amber", "birch", rules=run_rules(tokens_per_peer=1000.0))
+    core = table["amber"].core._core
+    core.settled = True
     for claim in (900.0, 800.0):
-        standing.boasted(PeerId("cedar"), claim)
-    standing.progress = 899.0
-    assert not standing.believes(PeerId("cedar"))
-    standing.progress = 901.0
-    assert standing.believes(PeerId("cedar"))
-    standing.boasted(PeerId("cedar"), float("nan"))
-    assert not standing.believes(PeerId("cedar"))
+        core.record_claim(PeerId("cedar"), claim)
+    core.progress = 899.0
+    assert not core.trusts_progress(PeerId("cedar"))
+    core.progress = 901.0
+    assert core.trusts_progress(PeerId("cedar"))
+    core.record_claim(PeerId("cedar"), float("nan"))
+    assert not core.trusts_progress(PeerId("cedar"))
 
 
 def test_boasts_of_many_are_forgotten_oldest_first():
-    standing = in_step("amber", "birch")["amber"].core._standing
+    core = in_step("amber", "birch")["amber"].core._core
+    core.settled = True
     for number in range(MAX_KNOWN + 1):
-        standing.boasted(PeerId(f"liar {number}"), 900.0)
-    assert len(standing.boasts) == MAX_KNOWN
-    assert standing.believes(PeerId("liar 0"))
-    assert not standing.believes(PeerId("liar 1"))
+        core.record_claim(PeerId(f"liar {number}"), 900.0)
+    assert len(core.implausible_claims) == MAX_KNOWN
+    assert core.trusts_progress(PeerId("liar 0"))
+    assert not core.trusts_progress(PeerId("liar 1"))
 
 
 def test_a_swarm_with_one_that_stays_at_the_beginning_goes_on():
     """Its weights are honest, and so is all else that it says: the run would never have ended."""
-    table = in_step("amber", "birch", "cedar", rules=replace(RULES, tokens_per_peer=1000.0))
+    table = in_step("amber", "birch", "cedar", rules=run_rules(tokens_per_peer=1000.0))
     for _ in range(60):
-        table["cedar"].progress = table["cedar"].core._standing.progress = 0.0
+        table["cedar"].progress = table["cedar"].core._core.progress = 0.0
         table.step()
         table.run(0.7)
     for name in ("amber", "birch"):
@@ -350,7 +353,7 @@ def test_a_partner_that_never_delivers_engages_our_fragments_once_a_pause():
 
 
 def test_one_partner_engages_one_exchange_of_ours_however_often_it_calls():
-    rules = replace(RULES, fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
+    rules = run_rules(fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
     table = in_step("amber", "birch", rules=rules)
     terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
     offer, engaged = Offer(RULES.run, RULES.protocol, (0, 1, 2, 3), terms), {}
@@ -374,7 +377,7 @@ def test_garbage_in_place_of_an_opening_message_costs_trust_once_a_quarantine():
 
 
 def test_an_offer_of_everything_engages_no_more_than_one_exchange_holds():
-    rules = replace(RULES, fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
+    rules = run_rules(fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
     table = in_step("amber", "birch", rules=rules)
     terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
     link = LinkId(PeerId("birch"), 90, outbound=False)
@@ -397,10 +400,10 @@ def test_an_answer_that_does_not_fit_ends_the_exchange_and_is_remembered(state, 
     link = next(iter(table["amber"].ends))
     if state != "offered":
         table.run(0.2)
-    assert table["amber"].core._exchanging.book.get(link).state.value == state
+    assert table["amber"].core._exchanges.book.get(link).state.value == state
     effects = table["amber"].core.handle(Received(link, message), table.now)
     assert Close(link) in effects
-    assert table["amber"].core._exchanging.book.get(link) is None
+    assert table["amber"].core._exchanges.book.get(link) is None
     assert counts(table, "amber").offences == 1
     assert counts(table, "amber").half_commits == int(state == "confirming")
 
@@ -460,7 +463,7 @@ def test_who_said_goodbye_is_not_lost(says_goodbye: bool) -> None:
     else:
         table.kill("amber")
     table.run(300.0)
-    assert table["birch"].core._standing.members.get(PeerId("amber")) is None
+    assert table["birch"].core._core.members.get(PeerId("amber")) is None
     assert [note.peer for note in table.notes if note.kind == "lost"] == ([] if says_goodbye else [PeerId("amber")])
 
 
@@ -478,17 +481,17 @@ def test_offers_in_a_circle_do_not_go_on_for_ever():
 def test_an_offer_that_is_taken_back_while_our_accept_is_on_its_way_costs_no_trust():
     """Amber waits long for birch's answer, and accepts cedar's offer meanwhile. Birch has accepted by then."""
     table = in_step("amber", "birch", "cedar")
-    table["amber"].core._standing.members.pause(PeerId("cedar"), table.now + 1.5)
+    table["amber"].core._core.members.pause(PeerId("cedar"), table.now + 1.5)
     table.lag_s = lambda sender, link: 3.0 if sender == "birch" and not link.outbound else 0.0
     table.step("amber")
     table.run(1.2)
-    table["cedar"].core._standing.members.pause(PeerId("birch"), table.now + 1.0)
+    table["cedar"].core._core.members.pause(PeerId("birch"), table.now + 1.0)
     table.step("cedar")
     table.run(0.5)
     assert counts(table, "cedar").exchanges_ok == 1
     assert counts(table, "birch").offers_withdrawn == 1
     assert counts(table, "birch").exchanges_failed == 0
-    assert not table["birch"].core._standing.members.is_distrusted(PeerId("amber"), table.now)
+    assert not table["birch"].core._core.members.is_distrusted(PeerId("amber"), table.now)
     assert [note.why for note in table.notes if note.kind == "skipped"] == [
         "it took back its offer, and we had accepted"
     ]
@@ -522,12 +525,12 @@ def test_who_takes_its_offers_back_holds_nobody_for_most_of_the_time(waits_s, ex
 def test_who_declines_with_a_progress_that_cannot_be_is_left_alone():
     table = in_step("amber", "birch")
     core = table["amber"].core
-    core._standing.settled = False
+    core._core.settled = False
     table.step("amber")
     link = next(iter(table["amber"].ends))
     no = Decline(DeclineReason.CATCH_UP_FIRST, PeerState.TRAINING, 1, 1e300, ())
     core.handle(Received(link, no), table.now)
-    known = core._standing.members.get(PeerId("birch"))
+    known = core._core.members.get(PeerId("birch"))
     assert known is not None
     assert known.not_before >= table.now + 1.0
 
@@ -544,7 +547,7 @@ def test_what_breaks_off_otherwise_is_an_exchange_that_failed(unbegun, outbound)
     table.handle(PeerId("birch"), LinkFailed(link, "it ended", unbegun=unbegun))
     assert counts(table, "birch").exchanges_failed == 1
     assert counts(table, "birch").offers_withdrawn == 0
-    assert table["birch"].core._standing.members.is_distrusted(PeerId("amber"), table.now)
+    assert table["birch"].core._core.members.is_distrusted(PeerId("amber"), table.now)
 
 
 def test_the_fast_turn_nobody_into_a_flood():
@@ -575,9 +578,9 @@ def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, p
     exchange is under way (payloads are lost before anybody commits, nobody begins, and nobody is far enough behind to
     pull)."""
     names = [f"peer{n}" for n in range(peers)]
-    table = in_step(*names, seed=seed, rules=replace(RULES, catch_up_outer_steps=1000.0))
+    table = in_step(*names, seed=seed, rules=run_rules(catch_up_outer_steps=1000.0))
     for seat in table.seats.values():
-        seat.progress = seat.core._standing.progress = RULES.beginner_tokens + 10.0
+        seat.progress = seat.core._core.progress = RULES.beginner_tokens + 10.0
     random = Random(seed)
     table.holds_back = lambda sender, receiver, what: isinstance(what, Swap) and random.random() < lossiness
     trained = sum(seat.progress for seat in table.seats.values())
@@ -596,12 +599,12 @@ def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, p
     for seat in table.seats.values():
         assert seat.progress <= furthest + RULES.tokens_per_outer_step
         assert not seat.snapshots
-        assert not len(seat.core._exchanging.book)
+        assert not len(seat.core._exchanges.book)
 
 
 def test_more_is_offered_than_is_exchanged_so_that_the_partner_can_choose():
     """The partner has other fragments engaged than we: it takes those that are free on both sides."""
-    rules = replace(RULES, fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
+    rules = run_rules(fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
     table = in_step("amber", "birch", rules=rules)
     seen = []
     table.holds_back = lambda sender, receiver, what: seen.append(what) or False
@@ -615,7 +618,7 @@ def test_more_is_offered_than_is_exchanged_so_that_the_partner_can_choose():
 
 
 def test_who_accepts_more_than_an_exchange_may_hold_broke_the_protocol():
-    rules = replace(RULES, fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
+    rules = run_rules(fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
     core = Peer(PeerId("amber"), rules, Random(1))
     core.handle(Started(), 0.0)
     core.handle(PeersSeen(((presence("birch"), 100.0),)), 0.1)
@@ -631,7 +634,7 @@ def test_who_accepts_more_than_an_exchange_may_hold_broke_the_protocol():
 def test_what_is_opened_and_closed_in_one_breath_is_not_opened():
     """Its displacement applied, a finished peer would call the next partner and leave: it only leaves."""
     for seed in range(12):
-        table = in_step("amber", "birch", "cedar", seed=seed, rules=replace(RULES, exchanges_per_step=3))
+        table = in_step("amber", "birch", "cedar", seed=seed, rules=run_rules(exchanges_per_step=3))
         for seat in table.seats.values():
             seat.core.handle = _watched(seat.core.handle)
         table.step()
@@ -640,8 +643,8 @@ def test_what_is_opened_and_closed_in_one_breath_is_not_opened():
         assert all(seat.finished for seat in table.seats.values())
 
 
-def test_exchanges_that_fall_due_within_a_phase_begin_when_the_trainer_says_so():
-    table = in_step("amber", "birch", rules=replace(RULES, exchanges_per_step=2, due_in_phase=True))
+def test_exchangesthat_fall_due_within_a_phase_begin_when_the_trainer_says_so():
+    table = in_step("amber", "birch", rules=run_rules(exchanges_per_step=2, due_in_phase=True))
     done = table["amber"].core.counters
     table.step("amber")
     table.run(1.0)
@@ -653,7 +656,7 @@ def test_exchanges_that_fall_due_within_a_phase_begin_when_the_trainer_says_so()
 
 
 def test_what_falls_due_and_finds_nobody_is_not_piled_up():
-    table = in_step("amber", "birch", rules=replace(RULES, due_in_phase=True))
+    table = in_step("amber", "birch", rules=run_rules(due_in_phase=True))
     table.holds_back = lambda sender, receiver, what: True
     for _ in range(5):
         table.handle(PeerId("amber"), ExchangeDue())

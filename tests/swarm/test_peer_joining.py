@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any, cast
 
 import pytest
+from run_rules import run_rules
 from table import RULES, RUN, Seat, Table, presence
 
 from p2ptrain.base.ids import LinkId, PeerId
@@ -123,7 +124,7 @@ def test_an_offer_from_a_newcomer_is_declined_until_it_caught_up():
     table.seat("cedar")
     newcomer = table["cedar"].core
     link = LinkId(PeerId("cedar"), 50, outbound=False)
-    offer = Offer(table.rules.run, table.rules.protocol, (0,), own_terms(newcomer._standing, PeerId("amber")))
+    offer = Offer(table.rules.run, table.rules.protocol, (0,), own_terms(newcomer._core, PeerId("amber")))
     effects = table["amber"].core.handle(Received(link, offer), table.now)
     assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.CATCH_UP_FIRST]
 
@@ -243,9 +244,7 @@ def test_a_finished_core_answers_nothing_but_close():
     table.end_training()
     table.run(40.0)
     link = LinkId(PeerId("birch"), 1000, outbound=False)
-    offer = Offer(
-        table.rules.run, table.rules.protocol, (0,), own_terms(table["birch"].core._standing, PeerId("amber"))
-    )
+    offer = Offer(table.rules.run, table.rules.protocol, (0,), own_terms(table["birch"].core._core, PeerId("amber")))
     assert [type(e).__name__ for e in table["amber"].core.handle(Received(link, offer), table.now)] == ["Close"]
 
 
@@ -324,9 +323,9 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
     table.run(0.045)
     core = table["cedar"].core
     for donor in ("amber", "birch"):
-        core._standing.members.pause(PeerId(donor), table.now + 10.0)
+        core._core.members.pause(PeerId(donor), table.now + 10.0)
     assert set(core.donors(table.now)) == {"amber", "birch"}
-    core._standing.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
+    core._core.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
     assert set(core.donors(table.now)) == {"amber"}
 
 
@@ -344,11 +343,11 @@ def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_
         )
     }
     core = table["cedar"].core
-    core._standing.progress = own  # it has weights of its own
+    core._core.progress = own  # it has weights of its own
     table.start()
     table.run(0.045)
     assert set(core.donors(table.now)) == {"amber", "birch"}
-    core._standing.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
+    core._core.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
     assert set(core.donors(table.now)) == {"amber"}
 
 
@@ -365,7 +364,7 @@ def test_who_only_begins_takes_the_weights_of_a_young_swarm_and_who_has_begun_ex
     """Initial weights may have nothing in common with what a few outer steps at the full rate made of them."""
     table = under_way(steps=BEGINNER_STEPS + 2)
     cedar = table.seat("cedar")
-    cedar.progress = cedar.core._standing.progress = progress
+    cedar.progress = cedar.core._core.progress = progress
     table.start("cedar")
     table.run(2.0)
     for _ in range(5):
@@ -430,10 +429,10 @@ def test_who_boasts_and_is_always_busy_keeps_nobody_from_exchanging(liars: int):
 
 def test_a_donor_that_does_not_deliver_leaves_time_to_exchange():
     """It may be asked again, but not at once: as long as it held us, we exchange."""
-    table = Table("amber", "birch", "donor", rules=replace(RULES, weights_bytes=8_000_000, fragment_bytes=(200_000,)))
+    table = Table("amber", "birch", "donor", rules=run_rules(weights_bytes=8_000_000, fragment_bytes=(200_000,)))
     table.swap_s = 4.0
-    table["donor"].progress = table["donor"].core._standing.progress = 900.0
-    table["donor"].core._standing.settled = True
+    table["donor"].progress = table["donor"].core._core.progress = 900.0
+    table["donor"].core._core.settled = True
     table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
     table.start()
     for second in range(130):
@@ -450,15 +449,15 @@ def test_a_donor_whose_weights_we_slept_through_is_asked_again_soon():
     assert pull.replied_at is not None
     table.now += 8 * 3600.0
     newcomer.core.handle(LinkFailed(pull.link, "it broke meanwhile"), table.now)
-    known = newcomer.core._standing.members.get(pull.link.peer)
+    known = newcomer.core._core.members.get(pull.link.peer)
     assert known is None or known.not_before <= table.now + 121.0
 
 
 def test_a_donor_that_trickles_is_left_alone_for_longer_each_time_and_as_long_as_it_held_us():
     table, newcomer = with_cedar_waiting_for_weights()
-    standing, pull = newcomer.core._standing, newcomer.core._catch_up.pull
+    core, pull = newcomer.core._core, newcomer.core._catch_up.pull
     assert pull is not None
-    known, pauses = standing.members.get(pull.link.peer), []
+    known, pauses = core.members.get(pull.link.peer), []
     assert known is not None
     for attempt in range(5):
         table.now += 1000.0
@@ -494,7 +493,7 @@ def test_weights_that_a_finished_trainer_does_not_take_are_nobodys_fault():
     table.handle(PeerId("cedar"), Unfit(link, "the run's end came first"))
     assert core.state is PeerState.FINISHING
     assert core._catch_up.pull is None
-    known = core._standing.members.get(link.peer)
+    known = core._core.members.get(link.peer)
     assert known.broken == 0
     assert known.distrusted_until <= table.now
 
@@ -520,7 +519,7 @@ def test_a_partner_of_another_run_is_no_member():
     table = Table("amber")
     table.start()
     table.run(3.0)
-    offer = Offer("cd" * 32, table.rules.protocol, (0,), own_terms(table["amber"].core._standing, PeerId("amber")))
+    offer = Offer("cd" * 32, table.rules.protocol, (0,), own_terms(table["amber"].core._core, PeerId("amber")))
     table["amber"].core.handle(Received(LinkId(PeerId("x"), 1, outbound=False), offer), table.now)
     assert table["amber"].core.live_peers(table.now) == []
 
@@ -531,7 +530,7 @@ def test_a_caller_is_found_when_its_record_is_and_looked_for_until_then():
     table.start()
     table.run(1.0)
     amber, birch = PeerId("amber"), PeerId("birch")
-    offer = Offer(RUN, table.rules.protocol, (0,), own_terms(table["birch"].core._standing, PeerId("amber")))
+    offer = Offer(RUN, table.rules.protocol, (0,), own_terms(table["birch"].core._core, PeerId("amber")))
     table.handle(amber, Received(LinkId(birch, 1, outbound=False), offer))
     assert table["amber"].core.live_peers(table.now) == [birch]
     assert not [line for line in table.trace if "amber found birch" in line]
@@ -554,7 +553,7 @@ def test_who_could_not_be_reached_for_long_is_served_as_soon_as_it_calls():
     assert returned.core.settled
 
 
-def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchanges_nothing_meanwhile():
+def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchangesnothing_meanwhile():
     table = under_way()
     table.run(21.0)
     table.seat("cedar")
@@ -683,7 +682,7 @@ def with_a_pull_begun() -> tuple[Table, Seat, PullUnderWay]:
 
 def test_weights_older_than_our_own_are_not_taken():
     table, cedar, pull = with_a_pull_begun()
-    cedar.core._standing.progress = 50.0
+    cedar.core._core.progress = 50.0
     table["cedar"].core.handle(Received(pull.link, WeightsReply(0, 40.0)), table.now)
     assert cedar.core._catch_up.pull is None or cedar.core._catch_up.pull.link != pull.link
     assert cedar.core.counters.offences == 0  # it was ahead when we asked
@@ -692,11 +691,11 @@ def test_weights_older_than_our_own_are_not_taken():
 def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
     mates = {"amber": "birch", "birch": "amber", "cedar": "dune", "dune": "cedar"}
 
-    def only_the_mate(standing, engaged, now):
-        mate = PeerId(mates[standing.me])
-        return next((known for known in standing.members.partners(now, excluding=engaged) if known.peer == mate), None)
+    def only_the_mate(core, engaged, now):
+        mate = PeerId(mates[core.me])
+        return next((known for known in core.members.partners(now, excluding=engaged) if known.peer == mate), None)
 
-    table = Table(*mates, rules=replace(RULES, final_gossip_s=90.0))
+    table = Table(*mates, rules=run_rules(final_gossip_s=90.0))
     table.start(*mates)
     table.run(3.0)
     table.step(*mates)
@@ -850,13 +849,13 @@ def test_that_a_peer_is_in_step_now_is_announced_at_once_and_not_at_every_step()
     assert table["amber"].core.settled
     assert table.announced[PeerId("amber")] == [True]
     assert table.records[PeerId("amber")].settled
-    assert table["birch"].core._standing.members.get(PeerId("amber")).settled  # by its terms, before any lookup
+    assert table["birch"].core._core.members.get(PeerId("amber")).settled  # by its terms, before any lookup
 
 
 def test_who_dropped_out_of_step_says_so_when_it_announces_itself_next():
     table = with_cedar_in_step()
     table.announced.clear()
-    table["cedar"].core._standing.drop_out()
+    table["cedar"].core._core.drop_out()
     table.holds_back = lambda sender, receiver, what: "cedar" in (sender, receiver)
     table.run(25.0)
     assert table.announced[PeerId("cedar")] == [False]
@@ -884,7 +883,7 @@ def test_a_newcomer_does_not_run_after_a_liar_that_claims_the_end():
 
 @pytest.mark.parametrize("most", [GIVEN_TO_ONE, 2 * GIVEN_TO_ONE])
 def test_who_takes_weights_again_and_again_is_declined_for_an_hour(most):
-    table = under_way(rules=replace(RULES, weights_bytes=GIVEN_BYTES // most))
+    table = under_way(rules=run_rules(weights_bytes=GIVEN_BYTES // most))
     core, given = table["amber"].core, []
     for attempt in range(2 * most):
         link = LinkId(PeerId("greedy"), 500 + attempt, outbound=False)
@@ -901,7 +900,7 @@ def test_who_takes_weights_again_and_again_is_declined_for_an_hour(most):
 @pytest.mark.parametrize(("weights_bytes", "times"), [(GIVEN_BYTES, 6), (GIVEN_BYTES // 45, 45), (1, 60)])
 def test_small_weights_are_given_more_often(weights_bytes, times):
     """Who tries settings out restarts often, and a tiny run is far ahead each time."""
-    assert replace(RULES, weights_bytes=weights_bytes).given_to_one == times
+    assert run_rules(weights_bytes=weights_bytes).given_to_one == times
 
 
 def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
@@ -927,7 +926,7 @@ def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
 
 def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type = NoneType) -> tuple[Table, Seat]:
     """Cedar was in step and finds everybody strange, until it has pulled. Such messages do not reach it."""
-    table = with_cedar_in_step(replace(RULES, tokens_per_peer=tokens_per_peer))
+    table = with_cedar_in_step(run_rules(tokens_per_peer=tokens_per_peer))
     table.holds_back = lambda sender, receiver, what: receiver == "cedar" and isinstance(what, holds_back)
     cedar = table["cedar"]
     pulled = cedar.core.counters.pulls
@@ -936,7 +935,7 @@ def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type 
         10.0,
     )
     for _ in range(30):
-        if cedar.core._standing.is_lost:
+        if cedar.core._core.is_outlier:
             return table, cedar
         table.step(tokens=1.0)
         table.run(0.2)
@@ -955,7 +954,7 @@ def test_who_is_told_that_it_is_behind_asks_for_weights_at_once(offers_before: i
         table.step("amber")
     table.holds_back = lambda sender, receiver, what: False
     for _ in range(offers_before):
-        table["birch"].core._standing.members.called(PeerId("amber"), table.now)
+        table["birch"].core._core.members.called(PeerId("amber"), table.now)
     table.step("birch")
     table.run(0.5)
     assert DeclineReason.CATCH_UP_FIRST.value in [note.why for note in table.notes if note.kind == "skipped"]
@@ -982,14 +981,14 @@ def test_who_is_lost_and_sleeps_until_the_swarm_is_far_ahead_takes_its_weights_a
     for _ in range(45):
         table.step("amber", "birch")
         table.run(1.0)
-    assert table["amber"].progress - cedar.progress > cedar.core._standing.rules.implausible_distance
+    assert table["amber"].progress - cedar.progress > cedar.core._core.rules.implausible_distance
     cedar.frozen = False
     for _ in range(100):
         table.step(tokens=1.0)
         table.run(1.0)
     assert cedar.core.counters.pulls == pulled + 1
     assert cedar.core.settled
-    assert not cedar.core._standing.is_lost
+    assert not cedar.core._core.is_outlier
     assert cedar.core.counters.offences == blamed
 
 
@@ -1009,7 +1008,7 @@ def test_who_is_lost_gives_nobody_its_weights():
     table, cedar = lost_cedar()
     link = LinkId(PeerId("newcomer"), 500, outbound=False)
     cedar.core._catch_up.pull = None
-    cedar.core._standing.state = PeerState.TRAINING
+    cedar.core._core.state = PeerState.TRAINING
     effects = cedar.core.handle(Received(link, WeightsRequest(RUN, RULES.protocol, 0.0)), table.now)
     [answer] = [each.message for each in effects if isinstance(each, Send) and each.link == link]
     assert answer == Decline(DeclineReason.NO_WEIGHTS, answer.state, answer.step, answer.progress)
@@ -1019,7 +1018,7 @@ def test_who_is_lost_gives_nobody_its_weights():
 @pytest.mark.parametrize("size", [2, 3])
 def test_of_two_equal_halves_nobody_takes_the_others_weights(size: int, seed: int):
     west, east = ([f"{side} {number}" for number in range(size)] for side in ("west", "east"))
-    table = Table(*west, *east, rules=replace(RULES, tokens_per_peer=100_000.0), seed=seed)
+    table = Table(*west, *east, rules=run_rules(tokens_per_peer=100_000.0), seed=seed)
     table.start()
     table.run(3.0)
     for _ in range(10):
@@ -1056,7 +1055,7 @@ def test_a_newcomer_that_trained_alone_for_too_long_takes_others_weights():
     """It is not far enough behind for a newcomer, and nobody's weights have anything in common with its own."""
     table = under_way(steps=10)
     cedar = table.seat("cedar")
-    cedar.progress = cedar.core._standing.progress = RULES.beginner_tokens + 10.0
+    cedar.progress = cedar.core._core.progress = RULES.beginner_tokens + 10.0
     table.apart = lambda me, partner: (
         2.0 if "cedar" in (me, partner) and not cedar.core.counters.pulls else 0.05,
         10.0,
@@ -1067,7 +1066,7 @@ def test_a_newcomer_that_trained_alone_for_too_long_takes_others_weights():
         table.run(1.0)
     assert cedar.core.counters.pulls == 1
     assert cedar.core.settled
-    assert not cedar.core._standing.is_lost
+    assert not cedar.core._core.is_outlier
 
 
 def test_a_boast_of_a_few_steps_takes_no_newcomer_of_a_young_swarm():
@@ -1129,7 +1128,7 @@ def test_a_minority_that_names_few_outer_steps_makes_no_honest_donors_count_impl
             given.add(pull.link.peer)
         core.handle(LinkFailed(pull.link, "gone"), table.now)
         for name, step in said:
-            core._standing.members.see(presence(name, 500.0, step=step, at=table.now + 2.0), table.now + 75.0)
+            core._core.members.see(presence(name, 500.0, step=step, at=table.now + 2.0), table.now + 75.0)
     assert core.counters.offences == 0
 
 
@@ -1139,8 +1138,8 @@ def test_how_many_outer_steps_a_donor_may_have_made_those_say_who_are_about_as_f
     names = {"donor": (900.0, step), "beside": (880.0, step - 2), "behind": (400.0, 2), "further behind": (390.0, 1)}
     known = []
     for name, (progress, steps) in names.items():
-        table["cedar"].core._standing.members.see(presence(name, progress, step=steps), 75.0)
-        known.append(table["cedar"].core._standing.members.get(PeerId(name)))
+        table["cedar"].core._core.members.see(presence(name, progress, step=steps), 75.0)
+        known.append(table["cedar"].core._core.members.get(PeerId(name)))
     assert steps_near(known[0], known, RULES.catch_up_tokens) == step
     assert steps_near(known[2], known, RULES.catch_up_tokens) == 2
 
@@ -1160,7 +1159,7 @@ def test_a_donor_that_makes_most_of_the_swarms_steps_gives_its_weights():
 
 
 def test_where_outer_steps_are_planned_a_donor_is_about_where_the_others_are():
-    rules = replace(RULES, topology="ring", tokens_per_peer=100_000.0)
+    rules = run_rules(topology="ring", tokens_per_peer=100_000.0)
     assert implausible_step(30 + 2500, 30, rules) == ""
     assert implausible_step(30 + 2501, 30, rules)
     assert implausible_step(700 - 8, 700, rules) == ""
@@ -1170,7 +1169,7 @@ def test_where_outer_steps_are_planned_a_donor_is_about_where_the_others_are():
 
 def test_no_donor_puts_a_newcomer_out_of_the_others_outer_step_for_good():
     """With right weights, right progress and step 0 it would be planned with nobody, and never pull again."""
-    rules = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring", tokens_per_peer=100_000.0)
+    rules = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring", tokens_per_peer=100_000.0)
     table = Table("cedar", rules=rules)
     names = ("amber", "birch", "liar")
     table.records = {PeerId(name): presence(name, progress=7000.0, step=700) for name in names}

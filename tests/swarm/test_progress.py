@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from run_rules import run_rules
 from table import RULES
 
 from p2ptrain.base.ids import PeerId
@@ -31,14 +32,14 @@ def budget() -> ProgressBudget:
     return ProgressBudget(RULES.catch_up_tokens, STEP)
 
 
-def terms(progress: float, weight: float = 1.0, fall: float = inf, partners: int = 1) -> Terms:
-    return Terms(1, progress, weight, inf, True, PeerState.TRAINING, partners, fall=fall)
+def terms(progress: float, weight: float = 1.0, max_decrease: float = inf, partners: int = 1) -> Terms:
+    return Terms(1, progress, weight, inf, True, PeerState.TRAINING, partners, max_decrease=max_decrease)
 
 
 class Unbounded(ProgressBudget):
     """Exchanges may do what they like."""
 
-    def fall(self, peer: PeerId) -> float:
+    def max_decrease(self, peer: PeerId) -> float:
         return inf
 
     def take(self, displacement: float, peer: PeerId) -> float:
@@ -67,7 +68,7 @@ class Numbers:
         self.meets = meets or (lambda me: [each for each in range(len(self.names)) if each != me])
         self.fragments, self.random = int(4 * share), Random(seed)
         self.under_way = [self.random.uniform(0, STEP) for _ in self.honest]
-        self.rules = replace(RULES, fragment_bytes=(1,) * 4)
+        self.rules = run_rules(fragment_bytes=(1,) * 4)
 
     def run(self, steps: int, ticks: int = 20) -> None:
         """So many outer steps of who has pace 1."""
@@ -86,7 +87,10 @@ class Numbers:
 
     def exchange(self, one: int, other: int) -> None:
         said = [
-            terms(self.progress[me], fall=self.budgets[me].fall(self.names[they]) if me in self.honest else inf)
+            terms(
+                self.progress[me],
+                max_decrease=self.budgets[me].max_decrease(self.names[they]) if me in self.honest else inf,
+            )
             for me, they in ((one, other), (other, one))
         ]
         for me, they, mine, theirs in ((one, other, *said), (other, one, *reversed(said))):
@@ -167,10 +171,10 @@ def test_names_of_nobody_change_nothing() -> None:
     for each in (known, crowded):
         each.take(-1.0, PeerId("honest"))
     for number in range(300):
-        crowded.fall(PeerId(f"nobody {number}"))
+        crowded.max_decrease(PeerId(f"nobody {number}"))
     for each in (known, crowded):
         each.trained(100.0)
-    assert known.fall(PeerId("honest")) == crowded.fall(PeerId("honest"))
+    assert known.max_decrease(PeerId("honest")) == crowded.max_decrease(PeerId("honest"))
 
 
 def test_liars_together_raise_us_by_what_the_bucket_holds() -> None:
@@ -198,30 +202,30 @@ def test_both_sides_are_cut_alike_whatever_they_weigh() -> None:
         weight = one.weight_of(other) / one.weight
         assert up == pytest.approx(-weight * down, abs=1e-9)
         assert max(abs(up), abs(down)) <= RULES.catch_up_tokens * (1 + 1e-9)
-        falls, most = (up, one.fall) if up < 0 else (down, other.fall)
+        falls, most = (up, one.max_decrease) if up < 0 else (down, other.max_decrease)
         assert -falls <= most * (1 + 1e-9)
 
 
 def test_equals_do_not_move() -> None:
-    assert progress_displacement(terms(10.0, fall=0.0), terms(10.0, fall=0.0), 1, RULES) == 0.0
+    assert progress_displacement(terms(10.0, max_decrease=0.0), terms(10.0, max_decrease=0.0), 1, RULES) == 0.0
 
 
 def test_what_a_partner_raised_us_by_it_may_take_back() -> None:
     ours = budget()
     ours.take(20.0, PeerId("hen"))
-    assert ours.fall(PeerId("hen")) == FALL_STEPS * STEP + 20.0
+    assert ours.max_decrease(PeerId("hen")) == FALL_STEPS * STEP + 20.0
     ours.take(-35.0, PeerId("hen"))
-    assert ours.fall(PeerId("hen")) == 0.0
+    assert ours.max_decrease(PeerId("hen")) == 0.0
 
 
 def test_of_few_partners_it_is_remembered_how_far_they_may_lower_us() -> None:
     ours = budget()
     for number in range(MAX_KNOWN + 1):
-        assert ours.fall(PeerId(f"peer {number}")) == FALL_STEPS * STEP
+        assert ours.max_decrease(PeerId(f"peer {number}")) == FALL_STEPS * STEP
         ours.take(-70.0, PeerId(f"peer {number}"))
     assert len(ours.accounts) == MAX_KNOWN
-    assert ours.fall(PeerId(f"peer {MAX_KNOWN}")) == 0.0
-    assert ours.fall(PeerId("peer 0")) == FALL_STEPS * STEP
+    assert ours.max_decrease(PeerId(f"peer {MAX_KNOWN}")) == 0.0
+    assert ours.max_decrease(PeerId("peer 0")) == FALL_STEPS * STEP
 
 
 def test_numbers_too_small_to_be_divided_move_nobody() -> None:
@@ -240,7 +244,7 @@ def test_who_saves_up_for_long_lowers_us_by_a_bounded_blow() -> None:
     for _ in range(900):
         ours.trained(STEP)
         ours.take(-1.0, PeerId("honest"))
-    assert ours.fall(PeerId("peer 1")) <= FALL_SLACK / 2 * LATELY_STEPS * STEP
+    assert ours.max_decrease(PeerId("peer 1")) <= FALL_SLACK / 2 * LATELY_STEPS * STEP
 
 
 def test_the_first_that_comes_to_who_was_long_alone_lowers_it_by_a_bounded_blow() -> None:
@@ -248,10 +252,10 @@ def test_the_first_that_comes_to_who_was_long_alone_lowers_it_by_a_bounded_blow(
     for _ in range(300):
         ours.trained(STEP)
     first = PeerId("first")
-    before = ours.fall(first)
+    before = ours.max_decrease(first)
     assert before == FALL_SLACK / 2 * LATELY_STEPS * STEP
     ours.take(-before, first)
-    assert ours.fall(first) == 0.0
+    assert ours.max_decrease(first) == 0.0
 
 
 def test_who_has_come_to_the_end_raises_others_and_moves_no_more() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from run_rules import run_rules
 from table import RULES, Table, presence
 
 from p2ptrain.base.ids import LinkId, PeerId
@@ -29,10 +30,10 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.promises import FORGIVEN, MOST_OURS, RoundCommitments
+from p2ptrain.swarm.rounds import FORGIVEN, MOST_OURS, RoundCommitments
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
-WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
+WAITING = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring")
 
 
 def in_step(*names: str) -> Table:
@@ -134,7 +135,7 @@ def test_who_crosses_and_puts_us_off_for_ever_has_two_offers_of_ours() -> None:
     for number in range(100, 150):
         theirs = LinkId(birch, number, outbound=False)
         core.handle(Received(theirs, replace(ours.message, known=())), table.now)
-        again = opened(core.handle(Received(ours.link, put_off(DeclineReason.NOT_YET)), table.now))
+        again = opened(core.handle(Received(ours.link, postpone(DeclineReason.NOT_YET)), table.now))
         if not again:
             break
         offers, ours = offers + 1, again[0]
@@ -179,7 +180,7 @@ def test_who_comes_when_patience_is_over_is_not_waited_for(seconds: float, reaso
     core, to_birch, to_cedar, now = waiting_for_two()
     core.handle(LinkFailed(to_birch.link, "connection reset"), now)
     core.handle(Received(to_cedar.link, Accept(to_cedar.message.fragments, to_cedar.message.terms, known=())), now)
-    for exchange in core._exchanging.book:  # a long one
+    for exchange in core._exchanges.book:  # a long one
         exchange.deadline = now + 2 * ROUND_PATIENCE_S
     core._wake_at = now + 2 * ROUND_PATIENCE_S  # else it would seem to have been held up
     again = LinkId(PeerId("birch"), 100, outbound=False)
@@ -197,7 +198,7 @@ def answers(effects: list[Effect]) -> list[DeclineReason | None]:
     return [message.reason if isinstance(message, Decline) else None for message in sent]
 
 
-def put_off(reason: DeclineReason) -> Decline:
+def postpone(reason: DeclineReason) -> Decline:
     return Decline(reason, PeerState.TRAINING, 0, 0.0, known=())
 
 
@@ -205,7 +206,7 @@ def test_who_promises_and_never_comes_is_waited_for_ever_more_rarely() -> None:
     """And what it cost is no reason to be more patient: patience follows how long we train."""
     table = in_step("amber", "birch")
     for seat in table.seats.values():
-        seat.progress = seat.core._standing.progress = 40.0  # or birch would be a newcomer that takes weights
+        seat.progress = seat.core._core.progress = 40.0  # or birch would be a newcomer that takes weights
     for _ in range(7):
         table.end_phase("amber")
         table.run(0.5)
@@ -238,9 +239,9 @@ def waits_of(
     table = in_step(me, other)
     core, waits = table[me].core, list[float]()
     for name in (me, other):
-        table[name].core._standing.progress = 40.0
+        table[name].core._core.progress = 40.0
     for number in range(1, rounds + 1):
-        core._standing.members.see(presence(other, progress=40.0, at=table.now), table.now + 75.0)
+        core._core.members.see(presence(other, progress=40.0, at=table.now), table.now + 75.0)
         began, effects = table.now, core.handle(PhaseDone(number, 40.0), table.now)
         while not any(isinstance(each, Proceed) for each in effects):
             events = [event for each in effects if isinstance(each, Open) for event in answer(number, each)]
@@ -267,9 +268,9 @@ def used_to_fast_lines() -> tuple[Table, Peer]:
     table = in_step("amber", "birch")
     core = table["amber"].core
     for _ in range(64):
-        core._standing.deadlines.transferred(1000, 0.5)
+        core._core.deadlines.transferred(1000, 0.5)
     for name in ("amber", "birch"):
-        table[name].core._standing.progress = 40.0
+        table[name].core._core.progress = 40.0
     return table, core
 
 
@@ -279,7 +280,7 @@ def met_for(table: Table, rounds: int, held: Callable[[float], float], trains_s:
     core, took = table["amber"].core, []
     for number in range(1, rounds + 1):
         passes(table, trains_s)
-        core._standing.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
+        core._core.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
         effects = core.handle(PhaseDone(number, 40.0), table.now)
         if not (calls := opened(effects)):
             assert Proceed(number) in effects, "the trainer goes on at once"
@@ -288,7 +289,7 @@ def met_for(table: Table, rounds: int, held: Callable[[float], float], trains_s:
         [ours] = calls
         slow = replace(ours.message.terms, seconds_per_byte=0.02)
         core.handle(Received(ours.link, Accept(ours.message.fragments, slow, known=())), table.now)
-        [exchange] = core._exchanging.book
+        [exchange] = core._exchanges.book
         took.append(held(exchange.deadline - table.now))
         effects = passes(table, took[-1])
         if fails:
@@ -321,7 +322,7 @@ def test_who_is_slow_has_no_more_than_a_fifth_of_a_trainers_time_beyond_its_due(
     table, core = used_to_fast_lines()
     began = table.now
     took = met_for(table, 60, lambda patience_s: 5.0, trains_s=1.0)
-    core._standing.members.praise(PeerId("birch"))
+    core._core.members.praise(PeerId("birch"))
     beyond = sum(each - 2.0 for each in took if each)
     assert len([each for each in took if each]) > 2, "it is met, and not ever more rarely"
     assert 0 < beyond <= 0.25 * (table.now - began)
@@ -330,10 +331,10 @@ def test_who_is_slow_has_no_more_than_a_fifth_of_a_trainers_time_beyond_its_due(
 def test_who_is_slow_and_holds_a_trainer_for_less_than_it_trains_is_met_in_every_round() -> None:
     """Its recipe waits for the slowest; in exchanges that nobody planned others would come between."""
     table, core = used_to_fast_lines()
-    core._standing.seconds_per_outer_step = 4.0
+    core._core.seconds_per_outer_step = 4.0
     assert met_for(table, 20, lambda patience_s: 5.0, trains_s=4.0) == [5.0] * 20
     table, core = used_to_fast_lines()
-    core._standing.seconds_per_outer_step = 1.0
+    core._core.seconds_per_outer_step = 1.0
     assert None in met_for(table, 20, lambda patience_s: 5.0, trains_s=1.0)
 
 
@@ -341,20 +342,20 @@ def test_who_dragged_on_is_declined_when_it_calls_and_is_promised_nothing() -> N
     table, core = used_to_fast_lines()
     birch, fragments = PeerId("birch"), WAITING.between
     passes(table, 1.0)
-    core._standing.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
+    core._core.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
 
     def answer_to(serial: int, step: int) -> list[DeclineReason | None]:
         offer = Offer(
-            RULES.run, RULES.protocol, fragments, own_terms(table["birch"].core._standing, PeerId("amber")), round=step
+            RULES.run, RULES.protocol, fragments, own_terms(table["birch"].core._core, PeerId("amber")), round=step
         )
         return answers(core.handle(Received(LinkId(birch, serial, outbound=False), offer), table.now))
 
     assert answer_to(100, 1) == [DeclineReason.NOT_YET]
-    core._exchanging.rounds._in_time.broke(birch)
+    core._exchanges.rounds._swap_commitments.broke(birch)
     assert answer_to(101, 1) == [DeclineReason.BUSY]
     assert Proceed(1) in core.handle(PhaseDone(1, 40.0), table.now)
     assert answer_to(102, 2) == [DeclineReason.NOT_YET], "it rested in one round"
-    core._exchanging.rounds._overtime._until[birch] = table.now + 10.0
+    core._exchanges.rounds._slow_partners._until[birch] = table.now + 10.0
     assert answer_to(103, 2) == [DeclineReason.BUSY]
 
 
@@ -362,7 +363,7 @@ def test_whose_offers_cross_ours_for_ever_is_waited_for_ever_more_rarely() -> No
     """It says that its own comes first, and none comes."""
 
     def crosses(number: int, ours: Open) -> list[Event]:
-        return [Received(ours.link, put_off(DeclineReason.CROSSING))]
+        return [Received(ours.link, postpone(DeclineReason.CROSSING))]
 
     waits = waits_of(crosses, me="birch", other="amber")
     assert [number for number, each in enumerate(waits, 1) if each > 1] == [1, 3, 7]
@@ -373,12 +374,12 @@ def test_a_crossing_that_cannot_be_true_is_told_as_what_was_said() -> None:
     table = in_step("amber", "birch")
     core = table["amber"].core
     for name in ("amber", "birch"):
-        table[name].core._standing.progress = 40.0
-    core._standing.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
+        table[name].core._core.progress = 40.0
+    core._core.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
     [ours] = [each for each in core.handle(PhaseDone(1, 40.0), table.now) if isinstance(each, Open)]
     notes = [
         each
-        for each in core.handle(Received(ours.link, put_off(DeclineReason.CROSSING)), table.now)
+        for each in core.handle(Received(ours.link, postpone(DeclineReason.CROSSING)), table.now)
         if isinstance(each, Note)
     ]
     assert [(each.kind, each.why) for each in notes] == [("skipped", "our offers crossed")]
@@ -387,7 +388,7 @@ def test_a_crossing_that_cannot_be_true_is_told_as_what_was_said() -> None:
 def test_who_meets_us_in_every_other_round_is_waited_for_ever_more_rarely() -> None:
     def comes_now_and_then(number: int, ours: Open) -> list[Event]:
         if number % 2:
-            return [Received(ours.link, put_off(DeclineReason.NOT_YET))]
+            return [Received(ours.link, postpone(DeclineReason.NOT_YET))]
         assert isinstance(ours.message, Offer)
         return [
             Received(ours.link, Accept(ours.message.fragments, ours.message.terms, known=())),
@@ -413,32 +414,32 @@ def test_who_has_but_a_moment_to_answer_has_a_second_and_makes_us_no_more_patien
     table = in_step("amber", "birch")
     core = table["amber"].core
     for _ in range(8):
-        core._standing.deadlines.replied(0.01)
-    core._exchanging.rounds._promises.broke(PeerId("birch"))
-    patience_s = core._standing.deadlines.reply_s()
+        core._core.deadlines.replied(0.01)
+    core._exchanges.rounds._arrival_commitments.broke(PeerId("birch"))
+    patience_s = core._core.deadlines.reply_s()
     [ours] = opened(core.handle(PhaseDone(1, 10.0), table.now))
     assert Close(ours.link) not in core.handle(Woke(), table.now + 0.9)
     assert Close(ours.link) in core.handle(Woke(), table.now + 1.1)
-    assert core._standing.deadlines._patience == 1.0
-    assert core._standing.deadlines.reply_s() == patience_s
+    assert core._core.deadlines._patience == 1.0
+    assert core._core.deadlines.reply_s() == patience_s
 
 
 def broken_after(rounds: int, seconds: float, answers: tuple[str, ...] = ()) -> dict[PeerId, int]:
-    """Of two partners, promises that are booked as broken after so many rounds in which each call failed so late,
+    """Of two partners, commitments that are booked as broken after so many rounds in which each call failed so late,
     or was declined by who answers."""
     core, now = in_step("amber", "birch", "cedar")["amber"].core, 3.0
     for number in range(1, rounds + 1):
         for name in ("birch", "cedar"):
-            core._standing.members.see(presence(name, at=now), now + 75.0)
+            core._core.members.see(presence(name, at=now), now + 75.0)
         ours = opened(core.handle(PhaseDone(number, 10.0), now))
         for call in sorted(ours, key=lambda call: call.link.peer not in answers):
             if call.link.peer in answers:
-                core.handle(Received(call.link, put_off(DeclineReason.NOT_PLANNED)), now)
+                core.handle(Received(call.link, postpone(DeclineReason.NOT_PLANNED)), now)
                 continue
             core.handle(Woke(), now + seconds)  # nothing but time passes before
             core.handle(LinkFailed(call.link, "no route to host"), now + seconds)
         now += seconds + 1.0
-    return {peer: each.times for peer, each in core._exchanging.rounds._promises._broken.items()}
+    return {peer: each.times for peer, each in core._exchanges.rounds._arrival_commitments._broken.items()}
 
 
 def test_what_could_not_be_delivered_broke_no_promise() -> None:
@@ -458,13 +459,13 @@ def test_who_promised_to_come_broke_no_word_while_we_were_held_up(seconds: float
     table = in_step("amber", "birch")
     core, birch = table["amber"].core, PeerId("birch")
     [ours] = opened(core.handle(PhaseDone(1, 10.0), table.now))
-    core.handle(Received(ours.link, put_off(DeclineReason.NOT_YET)), table.now)
+    core.handle(Received(ours.link, postpone(DeclineReason.NOT_YET)), table.now)
     table.now += 0.5
     core.handle(Woke(), table.now)
     table.now += seconds
-    core._standing.members.see(presence("birch", at=table.now), table.now + 75.0)
+    core._core.members.see(presence("birch", at=table.now), table.now + 75.0)
     effects = core.handle(Woke(), table.now)
-    assert not core._exchanging.rounds._promises._broken
+    assert not core._exchanges.rounds._arrival_commitments._broken
     theirs = LinkId(birch, 100, outbound=False)
     effects += core.handle(Received(theirs, replace(ours.message, known=())), table.now + 0.5)
     assert answers(effects) != [DeclineReason.NOT_PLANNED]
@@ -472,38 +473,38 @@ def test_who_promised_to_come_broke_no_word_while_we_were_held_up(seconds: float
 
 
 def test_who_broke_a_promise_is_forgiven_in_time() -> None:
-    promises, fox = RoundCommitments(), PeerId("fox")
-    promises.broke(fox)
-    promises.broke(fox)
-    assert [promises.count(fox) for _ in range(4)] == [False, False, False, True]
+    commitments, fox = RoundCommitments(), PeerId("fox")
+    commitments.broke(fox)
+    commitments.broke(fox)
+    assert [commitments.take(fox) for _ in range(4)] == [False, False, False, True]
     for _ in range(2 * FORGIVEN):
-        promises.kept(fox)
-    promises.broke(fox)
-    assert [promises.count(fox) for _ in range(2)] == [False, True]
+        commitments.kept(fox)
+    commitments.broke(fox)
+    assert [commitments.take(fox) for _ in range(2)] == [False, True]
 
 
 def test_promises_are_bounded_by_number_and_the_oldest_go() -> None:
-    promises, fox = RoundCommitments(), PeerId("fox")
-    promises.broke(fox)
+    commitments, fox = RoundCommitments(), PeerId("fox")
+    commitments.broke(fox)
     for number in range(MAX_KNOWN - 1):
-        promises.broke(PeerId(f"peer {number}"))
-    assert not promises.count(fox)
-    promises.broke(fox)  # which makes it the youngest
-    promises.broke(PeerId("one more"))
-    assert not promises.count(fox)
-    assert promises.count(PeerId("peer 0"))
-    assert len(promises._broken) == MAX_KNOWN
+        commitments.broke(PeerId(f"peer {number}"))
+    assert not commitments.take(fox)
+    commitments.broke(fox)  # which makes it the youngest
+    commitments.broke(PeerId("one more"))
+    assert not commitments.take(fox)
+    assert commitments.take(PeerId("peer 0"))
+    assert len(commitments._broken) == MAX_KNOWN
 
 
 def test_who_goes_away_for_a_while_has_broken_its_promise_all_the_same() -> None:
     table = in_step("amber", "birch")
     core = table["amber"].core
-    core._exchanging.rounds._promises.broke(PeerId("birch"))
+    core._exchanges.rounds._arrival_commitments.broke(PeerId("birch"))
     table.kill("birch")
     table.run(300.0)
-    assert core._standing.members.get(PeerId("birch")) is None
+    assert core._core.members.get(PeerId("birch")) is None
     core.handle(PhaseDone(1, 10.0), table.now)
-    assert not core._exchanging.rounds._promises.count(PeerId("birch"))
+    assert not core._exchanges.rounds._arrival_commitments.take(PeerId("birch"))
 
 
 def test_who_is_distrusted_is_not_called_by_plan() -> None:

@@ -26,7 +26,7 @@ def in_step() -> Table:
 
 def answer_to(table: Table, link: LinkId) -> DeclineReason | None:
     """What amber says to an offer on this link; None: it accepts."""
-    offer = Offer(RUN, RULES.protocol, (0, 1, 2), own_terms(table["birch"].core._standing, PeerId("amber")))
+    offer = Offer(RUN, RULES.protocol, (0, 1, 2), own_terms(table["birch"].core._core, PeerId("amber")))
     effects = table["amber"].core.handle(Received(link, offer), table.now)
     messages = [effect.message for effect in effects if isinstance(effect, Send) and effect.link == link]
     [message] = messages
@@ -55,12 +55,12 @@ def test_who_held_our_fragments_for_too_long_waits_and_another_is_served(breaks_
     assert answer_to(table, link_of(DRAGGER, 1)) is None
     swap(table, link_of(DRAGGER, 1), 4.0, breaks_off)
     ended = table.now
-    table["amber"].core._exchanging.book._exchanges.clear()  # what it brought is applied
+    table["amber"].core._exchanges.book._exchanges.clear()  # what it brought is applied
     table.now = ended + REST * 2.0  # well after its pause for breaking off, and within its rest of four times 3 s
     assert answer_to(table, link_of(DRAGGER, 2)) is DeclineReason.BUSY
     assert answer_to(table, link_of(PeerId("cedar"), 1)) is None
     swap(table, link_of(PeerId("cedar"), 1), 0.1, False)
-    table["amber"].core._exchanging.book._exchanges.clear()
+    table["amber"].core._exchanges.book._exchanges.clear()
     table.now = ended + REST * 3.1
     assert answer_to(table, link_of(DRAGGER, 3)) is None
 
@@ -74,19 +74,19 @@ def test_nobody_held_us_while_we_slept(breaks_off: bool, by_message: bool) -> No
     core = table["amber"].core
     assert answer_to(table, link_of(DRAGGER, 1)) is None
     slept_s = core._wake_at - table.now + 8 * 3600.0
-    before = core._standing.deadlines.seconds_per_byte()
+    before = core._core.deadlines.seconds_per_byte()
     if by_message:  # which brings whom it knows first
         core.handle(
             PeersSeen(((presence("cedar", at=table.now + slept_s), table.now + slept_s + 75.0),), from_lookup=False),
             table.now + slept_s,
         )
     swap(table, link_of(DRAGGER, 1), slept_s, breaks_off)
-    core._exchanging.book._exchanges.clear()
-    assert not core._exchanging._overtime.waits(DRAGGER, table.now)
-    assert core._standing.deadlines.seconds_per_byte() <= before
-    assert core._standing.seconds_per_outer_step < 3600.0
+    core._exchanges.book._exchanges.clear()
+    assert not core._exchanges._slow_partners.waits(DRAGGER, table.now)
+    assert core._core.deadlines.seconds_per_byte() <= before
+    assert core._core.seconds_per_outer_step < 3600.0
     table.now += 60.0
-    core._standing.members.praise(DRAGGER)
+    core._core.members.praise(DRAGGER)
     assert answer_to(table, link_of(DRAGGER, 2)) is not DeclineReason.BUSY
 
 
@@ -94,7 +94,7 @@ def test_who_takes_no_longer_than_it_takes_does_not_wait() -> None:
     table = in_step()
     assert answer_to(table, link_of(DRAGGER, 1)) is None
     swap(table, link_of(DRAGGER, 1), 0.5, False)
-    table["amber"].core._exchanging.book._exchanges.clear()
+    table["amber"].core._exchanges.book._exchanges.clear()
     assert answer_to(table, link_of(DRAGGER, 2)) is None
 
 
@@ -128,19 +128,19 @@ def test_who_claims_a_weight_of_its_own_where_all_are_equal_breaks_the_protocol(
     terms = Terms(1, 10.0, weight, float("inf"), True, PeerState.TRAINING)
     core.handle(Received(link_of(DRAGGER, 1), Offer(RUN, RULES.protocol, (0,), terms)), table.now)
     assert core.counters.offences == 1
-    assert not core._exchanging.book.get(link_of(DRAGGER, 1))
-    assert core._standing.members.is_distrusted(DRAGGER, table.now)
+    assert not core._exchanges.book.get(link_of(DRAGGER, 1))
+    assert core._core.members.is_distrusted(DRAGGER, table.now)
 
 
 def test_who_answers_with_a_weight_of_its_own_breaks_it_too() -> None:
     table = in_step()
     core = table["amber"].core
-    core._standing.members.see(presence("dragger"), table.now + 75.0)
+    core._core.members.see(presence("dragger"), table.now + 75.0)
     table.kill("birch")
     table.run(200.0)
-    core._standing.members.see(presence("dragger", at=table.now), table.now + 75.0)
+    core._core.members.see(presence("dragger", at=table.now), table.now + 75.0)
     table.step("amber")
-    offers = [each.link for each in core._exchanging.book if each.link.peer == DRAGGER]
+    offers = [each.link for each in core._exchanges.book if each.link.peer == DRAGGER]
     assert offers
     terms = Terms(1, 10.0, 1e6, float("inf"), True, PeerState.TRAINING)
     core.handle(Received(offers[0], Accept((0,), terms)), table.now)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from run_rules import run_rules
 from table import RULES, Table
 
 from p2ptrain.base.ids import PeerId
@@ -22,10 +23,10 @@ from p2ptrain.swarm.trust import (
     MOST_REPLAYS,
     PER_PARTNER,
     PER_REPLAYER,
-    TIMES_STRANGE,
+    TIMES_UNRELATED,
     DistanceStats,
     Replays,
-    are_strange,
+    are_unrelated,
     per_fragment,
 )
 
@@ -95,8 +96,8 @@ def test_memory_is_bounded_and_those_met_last_are_remembered() -> None:
 
 
 def test_negated_random_and_enormous_weights_are_strange_and_distant_ones_are_not() -> None:
-    assert all(are_strange(distance) for distance in (math.sqrt(2), 2.0, 1e9, math.inf, math.nan))
-    assert not any(are_strange(distance) for distance in (0.0, 0.5, 1.0))
+    assert all(are_unrelated(distance) for distance in (math.sqrt(2), 2.0, 1e9, math.inf, math.nan))
+    assert not any(are_unrelated(distance) for distance in (0.0, 0.5, 1.0))
     assert per_fragment(2.0, 4) == 1.0
 
 
@@ -211,7 +212,7 @@ def test_who_has_nothing_in_common_with_us_offends_from_the_third_time_on() -> N
     for name in HONEST:
         told = [line.split()[2] for line in table.trace if f" {name} " in line and "liar its weights" in line]
         first = told.index("broke")
-        assert first >= TIMES_STRANGE - 1
+        assert first >= TIMES_UNRELATED - 1
         assert set(told[first:]) == {"broke"}
 
 
@@ -227,7 +228,7 @@ def test_who_was_never_in_step_blames_nobody_for_being_strange() -> None:
 
 
 def test_who_begins_blames_nobody_for_being_strange_until_it_has_made_a_few_steps() -> None:
-    """Without a warm-up the first steps are longer than the weights: all are strangers, though some are in step."""
+    """Without a warm-up the first steps are longer than the weights: all are unrelated, though some are in step."""
     table = swarm(0.05)
     train(table, 1)
     assert all(table[name].core.settled for name in HONEST)
@@ -243,7 +244,7 @@ def test_who_begins_blames_nobody_for_being_strange_until_it_has_made_a_few_step
 
 
 def test_who_says_that_it_begins_is_not_blamed_and_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2ptrain.swarm.peer.dropped_out", lambda *_: "")  # nor does it find that it is odd
+    monkeypatch.setattr("p2ptrain.swarm.peer.drop_out_if_due", lambda *_: "")  # nor does it find that it is odd
     table = swarm(2.0)
     original = table[LIAR].core.handle
 
@@ -258,7 +259,7 @@ def test_who_says_that_it_begins_is_not_blamed_and_moves_nobody(monkeypatch: pyt
 
 
 def test_what_pseudo_gradients_measure_is_not_judged() -> None:
-    rules = SwarmRules(RULES.run, (1000, 1000), 4000, 1000.0, 10.0, streams=2, final_gossip_s=20.0)
+    rules = run_rules((1000, 1000), streams=2)
     table = swarm(2.0, rules)
     seen = terms_of(table, "amber")
     train(table, 12)
