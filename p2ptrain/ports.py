@@ -1,14 +1,14 @@
-"""Ports between the layers: small interfaces, each with a real implementation and a fake that ships beside it.
+"""Ports between the layers: small interfaces, each with a real implementation and one in memory.
 
-=============  ==============================  =================================
-port           real                            fake
-=============  ==============================  =================================
+=============  ==============================  ====================================
+port           real                            in memory
+=============  ==============================  ====================================
 InnerTask      train.inner.LanguageModelTask   sim.learners.QuadraticTask
-Link           net.links.StreamLink            net.memory.MemoryLink
-Transport      net.transport.P2PTransport      net.memory.MemoryTransport
-Directory      net.directory.DhtDirectory      net.memory.MemoryDirectory
-Notebook       telemetry.EventLog              telemetry.MemoryLog
-=============  ==============================  =================================
+Link           net.links.StreamLink            tests: memory_network.MemoryLink
+Transport      net.transport.P2PTransport      tests: memory_network.MemoryTransport
+Directory      net.directory.DhtDirectory      tests: memory_network.MemoryDirectory
+Notebook       base.telemetry.EventLog         base.telemetry.MemoryLog
+=============  ==============================  ====================================
 """
 
 from __future__ import annotations

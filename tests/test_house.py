@@ -148,7 +148,7 @@ def test_no_circles_between_rooms() -> None:
         ("swarm", "import torch", "swarm imports torch"),
         ("swarm", "def late():\n    from torch import nn", "swarm imports torch"),
         ("swarm", "from p2ptrain.outer import step", "swarm imports outer, a stranger"),
-        ("sim", "from p2ptrain.net.memory import MemoryLink", "sim imports net, a stranger"),
+        ("sim", "from p2ptrain.net.links import StreamLink", "sim imports net, a stranger"),
         ("data", "from p2ptrain import net", "data imports net, which is above it"),
         ("sim", "import hivemind.p2p", "sim imports hivemind"),
         ("cli", "import peer.cli", "cli imports peer"),

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import virtual_time
 from people import GUEST, STRANGER
 
 from bootstrap.admission_server import LOOK_EVERY_S, AdmissionServer
 from p2ptrain.admission import AccessList, Refusal, author
 from p2ptrain.base.errors import AdmissionError, HomeError
 from p2ptrain.manifest import KEY_FILE, JoinLink, SignedManifest, create_run, load_run, sign_run
-from p2ptrain.net import virtual_time
 from p2ptrain.net.identity import Identity
 
 

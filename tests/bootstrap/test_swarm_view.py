@@ -16,6 +16,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import virtual_time
+from memory_network import MemoryNetwork
 
 from bootstrap.aggregates import MOST_TIMES, SUMMED
 from bootstrap.app import same_ports
@@ -24,9 +26,7 @@ from bootstrap.swarm_view import CURVE_S, KEPT_S, MOST_SERIALS, POLL_S, SILENT_S
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
-from p2ptrain.net import virtual_time
 from p2ptrain.net.figures_service import FiguresService, Telling
-from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.page.metrics import exposition
 from p2ptrain.page.view import MOST_CURVES, MOST_PEERS
 from p2ptrain.ports import Link

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import virtual_time
 
 from lab import hostile
 from lab.hostile import LIES, WireAdversary
@@ -19,7 +20,6 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import CodecTerms
 from p2ptrain.framing import FrameKind, decode_header
-from p2ptrain.net import virtual_time
 from p2ptrain.net.driver import DriverEnvironment, at_once
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import Limits, StreamLink

@@ -8,17 +8,17 @@ from random import Random
 
 import pytest
 import torch
+from memory_network import MemoryNetwork
 from run_rules import run_rules
+from virtual_time import run as run_in_virtual_time
 
 from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
-from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rpc import hear
-from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.outer import OuterRule, slices

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import virtual_time
+from memory_network import MemoryNetwork
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net import virtual_time
-from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.session import decline_while_away
 from p2ptrain.ports import Link
 from p2ptrain.swarm import DeclineReason, Offer, PeerState, Terms

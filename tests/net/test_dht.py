@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 import pytest
+import virtual_time
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
@@ -26,7 +27,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from p2ptrain import wire
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import RunId, peer_of
-from p2ptrain.net import dht, dht_protocol, virtual_time
+from p2ptrain.net import dht, dht_protocol
 from p2ptrain.net.dht_protocol import (
     DHT_PROTOCOL,
     EACH,

@@ -14,6 +14,7 @@ import msgpack
 import people
 import pytest
 import uvloop
+import virtual_time
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
@@ -25,7 +26,7 @@ from p2ptrain.admission import Gate
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import RunId, peer_of
 from p2ptrain.net import access_list_store as rulings_module
-from p2ptrain.net import dht_protocol, directory, virtual_time
+from p2ptrain.net import dht_protocol, directory
 from p2ptrain.net.access_list_store import LIFETIME_S, AccessListStore, access_list_key
 from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity

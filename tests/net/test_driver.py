@@ -14,7 +14,9 @@ from random import Random
 
 import pytest
 import torch
+from memory_network import MemoryLink, MemoryNetwork
 from run_rules import run_rules
+from virtual_time import run as run_in_virtual_time
 
 from p2ptrain import codec
 from p2ptrain.base.errors import MisfitError, NetworkError
@@ -22,10 +24,8 @@ from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.net.driver import FAREWELL_S, Driver, DriverEnvironment, at_once
-from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rpc import say as ask
-from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms

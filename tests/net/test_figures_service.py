@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import virtual_time
+from memory_network import MemoryNetwork
 
 from bootstrap.swarm_view import POLL_S
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net import virtual_time
 from p2ptrain.net.figures_service import MOST_TOLD, FiguresService, Telling, ask_figures
-from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 

@@ -13,14 +13,14 @@ from random import Random
 
 import pytest
 import torch
+from memory_network import MemoryNetwork
+from virtual_time import run as run_in_virtual_time
 
 from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import OuterSection, SwarmSection
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
-from p2ptrain.net.memory import MemoryNetwork
-from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.outer import slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask, SimulatedNetwork, SimulatedPeer, World

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
+import virtual_time
+from memory_network import MemoryLink, MemoryNetwork
 from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, Somebody, badge, rulings, ticket
 
 from p2ptrain.admission import Certificate, Gate, InviteRegister, Refusal
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import AdmissionHandler, ask_rulings, come_in
 from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedLink, GatedTransport
-from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import base58
 import pytest
+import virtual_time
 from hivemind.proto import p2pd_pb2
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind, encode_header
-from p2ptrain.net import address, virtual_time
+from p2ptrain.net import address
 from p2ptrain.net.links import Limits, StreamLink, origin_of
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.control import FarEnd

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import virtual_time
+from memory_network import MemoryNetwork
 
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.net import virtual_time
 from p2ptrain.net.manifest_service import EACH, OVERALL, WINDOW_S, answer_requests, ask
-from p2ptrain.net.memory import MemoryNetwork
 
 HOST, RUN = PeerId("host"), RunId("ab" * 32)
 

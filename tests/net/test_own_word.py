@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+import virtual_time
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
 from p2ptrain.base.errors import NetworkError
-from p2ptrain.net import virtual_time
 from p2ptrain.net.p2pd.daemon import Daemon
 
 

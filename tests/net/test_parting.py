@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
+import virtual_time
 
 from p2ptrain.base.errors import NetworkError, UnbegunError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import HEADER_BYTES, FrameKind, encode_header
-from p2ptrain.net import virtual_time
 from p2ptrain.net.links import MOST_UNHEARD, WINDOW_BYTES, Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.control import FarEnd

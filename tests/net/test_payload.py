@@ -6,16 +6,16 @@ import random
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+import virtual_time
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from memory_network import MemoryLink, MemoryNetwork
 
 from p2ptrain import framing
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind, PartEnd, encode_part_end
-from p2ptrain.net import virtual_time
-from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import Buffers, PayloadDeadline, receive_payload, send_payload
 from p2ptrain.ports import Link
 

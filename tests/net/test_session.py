@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import virtual_time
+from memory_network import MemoryLink, _MemoryDirection
 
 from p2ptrain.base.errors import NetworkError, UnbegunError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.net import virtual_time
-from p2ptrain.net.memory import MemoryLink, _MemoryDirection
 from p2ptrain.net.payload import Buffers
 from p2ptrain.net.session import Session, SessionEnvironment
 from p2ptrain.ports import Link

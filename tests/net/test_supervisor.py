@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import virtual_time
 
 from p2ptrain.base.errors import DeviceError, NetworkError, UserError
-from p2ptrain.net import virtual_time
 from p2ptrain.net.supervisor import STABLE_S, NodeSupervisor
 
 

@@ -8,13 +8,13 @@ from math import inf
 from typing import Any
 
 import pytest
+import virtual_time
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import HEADER_BYTES, MAX_CHUNK_BYTES, FrameKind, encode_header
-from p2ptrain.net import virtual_time
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.p2pd.streams import Stream

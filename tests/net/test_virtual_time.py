@@ -3,8 +3,7 @@
 import asyncio
 
 import pytest
-
-from p2ptrain.net import virtual_time
+import virtual_time
 
 
 def test_sleeping_takes_no_time_and_adds_up_exactly():

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+import virtual_time
 from donors import COMMON, F, N, Weights, honest, published
+from memory_network import MemoryNetwork
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.net import virtual_time
 from p2ptrain.net.driver import at_once
-from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rpc import hear
 from p2ptrain.net.weight_download import KEEP_S, REST_S, Downloader, _DonorChannel

@@ -10,15 +10,15 @@ import weakref
 import msgpack
 import pytest
 import torch
+import virtual_time
 from donors import F, N, Weights, honest, published
+from memory_network import MemoryNetwork
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net import virtual_time
 from p2ptrain.net import weight_server as copies_module
 from p2ptrain.net.driver import at_once
-from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import say
 from p2ptrain.net.throttle import Throttles

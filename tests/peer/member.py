@@ -8,13 +8,13 @@ from random import Random
 from typing import Any
 
 import torch
+from memory_network import MemoryNetwork, MemoryTransport
 from run_rules import run_rules
 
 from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net.driver import DriverEnvironment, at_once
-from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES

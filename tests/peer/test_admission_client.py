@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+import virtual_time
 from member import RUN as MEMBERS_RUN
 from member import Member
+from memory_network import MemoryNetwork, MemoryTransport
 from people import GUEST, STRANGER, WITNESS, Somebody
 
 from p2ptrain.admission import AccessList, Gate, InviteRegister, Refusal, author
@@ -23,11 +25,9 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
-from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import AdmissionHandler
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.ports import Link, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from peer.admission_client import AdmissionClient

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 from member import H, Member, more_exchanges
+from memory_network import MemoryLink, MemoryNetwork, MemoryTransport
+from virtual_time import run as run_in_virtual_time
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from p2ptrain.net.throttle import LOWEST_RATE, Throttles
-from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.ports import Link
 from p2ptrain.swarm.deadlines import FIRST_RATE, MAX_PATIENCE
 from p2ptrain.swarm.events import LeaveRequested

@@ -9,14 +9,14 @@ from random import Random
 from typing import Any
 
 import pytest
+import virtual_time
+from memory_network import MemoryNetwork
 from people import GUEST, NOW, RUN, STRANGER, WITNESS, Somebody
 
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.cli import run_command
 from p2ptrain.framing import FrameKind
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
-from p2ptrain.net import virtual_time
-from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.receipt_service import ask_to_sign
 from p2ptrain.ports import Link
 from p2ptrain.receipts import Objection, Receipt, Total, total

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import virtual_time
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarm import STRANGER
 
@@ -16,7 +17,6 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import JoinLink, genuine_run, preset
 from p2ptrain.manifest.document import canonical_json
 from p2ptrain.manifest.signing import public_key_of, sign
-from p2ptrain.net import virtual_time
 from peer import manifest_fetch, messages
 from peer.doctor import network as doctor
 from peer.home import Home

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 import torch
 from member import ENDLESS, H, Member, more_exchanges, until
+from memory_network import MemoryNetwork
+from virtual_time import run as run_in_virtual_time
 
-from p2ptrain.net.memory import MemoryNetwork
-from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.swarm import PeerState
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, PhaseDone
 from peer.participation import Mode

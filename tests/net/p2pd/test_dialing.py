@@ -7,9 +7,10 @@ import socket
 
 import pytest
 import uvloop
+import virtual_time
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.net import address, virtual_time
+from p2ptrain.net import address
 from p2ptrain.net.p2pd.dialing import MOST_AT_ONCE, DialPolicy, resolve
 
 RELAY = PeerId("12D3KooWGr9NbThXK1Qf5LqAJAYxngoYbQXcisPpMSsW72V1tfbX")

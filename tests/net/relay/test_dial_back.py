@@ -7,12 +7,12 @@ from typing import cast
 
 import msgpack
 import pytest
+import virtual_time
+from memory_network import MemoryNetwork, MemoryTransport
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net import virtual_time
-from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay.dial_back import (
     DialBackLimits,

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import base58
 import pytest
+import virtual_time
 
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.net import address, virtual_time
+from p2ptrain.net import address
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay import reachability

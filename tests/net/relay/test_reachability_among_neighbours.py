@@ -8,12 +8,13 @@ from random import Random
 from typing import Any, cast
 
 import pytest
+import virtual_time
 from test_reachability import BOOTSTRAP, HIDDEN, OTHER, PRIVATE, PUBLIC, RELAY, FakeNode, sight
 
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.net import address, virtual_time
+from p2ptrain.net import address
 from p2ptrain.net.relay import reachability
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.reachability import (

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import base58
 import pytest
+import virtual_time
 from hivemind.proto import p2pd_pb2
 
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.net import address, virtual_time
+from p2ptrain.net import address
 from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.rate_limiter import PER_PEER
 from p2ptrain.net.relay.circuit_v2 import CircuitStatus

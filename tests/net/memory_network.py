@@ -6,7 +6,7 @@ latency after ``open``, which returns at once. Sending never waits; the bytes in
 cause failures by ``fail`` (failing dials), ``cut`` (open links break at once on both sides with NetworkError, frames in
 flight are lost) and ``MemoryDirectory.down``.
 
-Simultaneous events keep the order of sending and nothing is random: under ``net.virtual_time`` tests are deterministic.
+Simultaneous events keep the order of sending and nothing is random: under ``virtual_time`` tests are deterministic.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+import virtual_time
+from memory_network import MemoryLink, MemoryNetwork
 
 from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net import virtual_time
-from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.ports import Directory, Link, Transport
 from p2ptrain.swarm.messages import PeerState, Presence
 
