@@ -169,6 +169,7 @@ _TERMS = _record(
     state=_STATE,
     partners=_integer(MAX_PARTNERS),
     seconds_per_byte=_AMOUNT,
+    max_decrease=_plain(float, lambda x: x >= 0, "a largest decrease >= 0"),
 )
 _FRAGMENTS = _ascending(_several(_integer(MAX_FRAGMENT_INDEX), MAX_FRAGMENTS))
 _PROTOCOL = _integer(2**16 - 1)
