@@ -19,6 +19,7 @@ from p2ptrain.net.receipt_service import ReceiptService, ask_to_sign
 from p2ptrain.ports import Clock, Notebook, Transport
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.statements import Sign
+from p2ptrain.swarm.events import Commit
 from p2ptrain.swarm.rules import GOODBYE_S
 from peer.ledger import Ledger
 
@@ -59,8 +60,8 @@ class Contributions:
         self._is_full = False
         self.notary = ReceiptService(run, self._book, sign, wall)
 
-    def exchanged(self, partner: PeerId, sent: int, received: int) -> None:
-        self._book.exchanged(partner, sent, received, self._wall())
+    def exchanged(self, commit: Commit) -> None:
+        self._book.exchanged(commit.link.peer, commit.sent_bytes, commit.received_bytes, self._wall())
 
     def given(self, partner: PeerId, size: int) -> None:
         """Count ``size`` bytes of our weights sent to a newcomer."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from queue import SimpleQueue
 from typing import Any, TypeVar, assert_never
 
 from p2ptrain.base.errors import MisfitError, NetworkError, RemoteError, UnbegunError
@@ -80,8 +80,8 @@ class DriverEnvironment:
     begin_training: Callable[[], None]
     work: Callable[..., Awaitable[Any]]
     """Runs ``work(function, *arguments)`` off the event loop, or at once."""
-    committed: Callable[[PeerId, int, int], None] = lambda partner, sent_bytes, received_bytes: None
-    """Called with each committed exchange's partner and its bytes sent and received."""
+    committed: Callable[[Commit], None] = lambda commit: None
+    """Called for each committed exchange."""
     copies: WeightServer | None = None
     """Server of our weights; None: one that serves only newcomers that the core accepted."""
     gatherer: Downloader | None = None
@@ -96,27 +96,29 @@ async def at_once(function: Callable[..., T], *arguments: Any) -> T:
 class Driver:
     """Driver of one peer's protocol core."""
 
-    def __init__(self, core: Peer, learner: Learner, shore: DriverEnvironment) -> None:
+    def __init__(self, core: Peer, learner: Learner, environment: DriverEnvironment) -> None:
         self.live_peers = 0
         """Number of other live peers; any thread may read it, unlike the core."""
         self.exchanges_under_way = 0
         """Number of running exchanges; any thread may read it."""
         self._core = core
         self._learner = learner
-        self._shore = shore
+        self._environment = environment
         self._sessions: dict[LinkId, Session] = {}
         self._tools = SessionEnvironment(
             payloads=learner.payloads,
             buffers=Buffers(),
-            work=shore.work,
-            copies=shore.copies or WeightServer(learner.payloads, shore.work, shore.clock),
-            gatherer=shore.gatherer or Downloader(None, learner.payloads.weight_sizes(), shore.work, shore.notebook),
+            work=environment.work,
+            copies=environment.copies or WeightServer(learner.payloads, environment.work, environment.clock),
+            gatherer=environment.gatherer
+            or Downloader(None, learner.payloads.weight_sizes(), environment.work, environment.notebook),
             donors=self._donors,
             heard=self._heard,
             done=self.handle,
         )
-        self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()
-        self._posted: SimpleQueue[Event] = SimpleQueue()
+        self._events: deque[tuple[Event, float]] = deque()
+        """Events of threads and timers, each with the earliest time to report; any thread may append."""
+        self._has_events = asyncio.Event()
         self._inbound_serial = 0
         self._timer: asyncio.TimerHandle | None = None
         self._finished: asyncio.Future[str] | None = None
@@ -132,10 +134,9 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._finished = self._loop.create_future()
         async with asyncio.TaskGroup() as self._tasks:
-            await self._shore.transport.listen(self._inbound)
+            await self._environment.transport.listen(self._inbound)
             self.handle(Started())
             pump = self._spawn(self._pump())
-            self._take_posted()
             try:
                 why = await self._finished
                 await self._end_sessions()
@@ -149,20 +150,18 @@ class Driver:
 
     def post(self, event: Event) -> None:
         """Pass an event from any thread. Kept until ``run`` begins, dropped once the loop is closed."""
-        self._posted.put(event)
+        self._events.append((event, 0.0))
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._take_posted)
-
-    def _take_posted(self) -> None:
-        while not self._posted.empty():
-            self._events.put_nowait((self._posted.get_nowait(), 0.0))
+                self._loop.call_soon_threadsafe(self._has_events.set)
 
     async def _pump(self) -> None:
         """Handle events of threads and timers in a task, so that a bug ends ``run`` and not only a callback."""
         while True:
-            event, not_before = await self._events.get()
-            self.handle(event, not_before)
+            self._has_events.clear()
+            while self._events:
+                self.handle(*self._events.popleft())
+            await self._has_events.wait()
 
     def handle(self, event: Event, not_before: float = 0.0) -> None:
         """Pass an event to the core and perform the effects. Call it in the event loop's thread.
@@ -174,9 +173,9 @@ class Driver:
         assert self._finished is not None
         if self._finished.done() and not isinstance(event, Received):
             return
-        for effect in self._core.handle(event, max(self._shore.clock(), not_before)):
+        for effect in self._core.handle(event, max(self._environment.clock(), not_before)):
             self._perform(effect)
-        self.live_peers = len(self._core.live_peers(self._shore.clock()))
+        self.live_peers = len(self._core.live_peers(self._environment.clock()))
         self.exchanges_under_way = self._core.exchanges_under_way
 
     def _perform(self, effect: Effect) -> None:
@@ -204,13 +203,13 @@ class Driver:
             case WakeAt():
                 self._wake_at(effect.time)
             case BeginTraining():
-                self._shore.begin_training()
+                self._environment.begin_training()
             case Finished():
                 assert self._finished is not None
                 self._finished.set_result(effect.why)
             case Note():
                 fields = {name: value for name, value in asdict(effect).items() if name != "kind" and value}
-                self._shore.notebook.note(effect.kind, **fields)
+                self._environment.notebook.note(effect.kind, **fields)
             case _:
                 assert_never(effect)
 
@@ -219,7 +218,7 @@ class Driver:
     async def _outbound(self, session: Session, effect: Open) -> None:
         async def converse() -> None:
             session.interruptible = True
-            link = await self._shore.transport.open(effect.link.peer, effect.addresses)
+            link = await self._environment.transport.open(effect.link.peer, effect.addresses)
             try:
                 await session.open(link, effect.message)
             finally:
@@ -275,15 +274,14 @@ class Driver:
             self.handle(Received(link, message, size_bytes))
 
     def _donors(self) -> Mapping[PeerId, Sequence[str]]:
-        return self._core.donors(self._shore.clock())
+        return self._core.donors(self._environment.clock())
 
     def _commit(self, effect: Commit) -> None:
         session = self._sessions[effect.link]
         assert session.swapped is not None
-        swap, done, difference = session.swapped
+        self._learner.inbox.deliver(effect, session.swapped)
         session.swapped = None
-        self._learner.inbox.deliver(effect.link, difference, swap.mine, swap.theirs, effect.progress_displacement)
-        self._shore.committed(effect.link.peer, done.sent_bytes, done.received_bytes)
+        self._environment.committed(effect)
 
     def _adopt(self, effect: Adopt) -> None:
         session = self._sessions[effect.link]
@@ -319,20 +317,20 @@ class Driver:
 
     async def _announce(self, effect: Announce) -> None:
         try:
-            await self._shore.directory.announce(self._shore.sign(effect))
+            await self._environment.directory.announce(self._environment.sign(effect))
         except NetworkError as error:
-            self._shore.notebook.note("not announced", why=str(error))
+            self._environment.notebook.note("not announced", why=str(error))
 
     async def _lookup(self) -> None:
         try:
-            records = await self._shore.directory.lookup()
+            records = await self._environment.directory.lookup()
         except NetworkError:
             self.handle(LookupFailed())
         else:
             self._see(records, from_lookup=True)
 
     def _see(self, records: list[Presence], from_lookup: bool) -> None:
-        live = [(record, until) for record in records if (until := self._shore.live_until(record)) is not None]
+        live = [(record, until) for record in records if (until := self._environment.live_until(record)) is not None]
         if live or from_lookup:
             self.handle(PeersSeen(tuple(live), from_lookup))
 
@@ -340,8 +338,12 @@ class Driver:
         assert self._loop is not None
         if self._timer is not None:
             self._timer.cancel()
-        delay = max(time - self._shore.clock(), 0.0)
-        self._timer = self._loop.call_later(delay, self._events.put_nowait, (Woke(), time))
+        delay = max(time - self._environment.clock(), 0.0)
+        self._timer = self._loop.call_later(delay, self._wake, time)
+
+    def _wake(self, time: float) -> None:
+        self._events.append((Woke(), time))
+        self._has_events.set()
 
     def _send_out(self, errand: Awaitable[None]) -> asyncio.Task[None]:
         task = self._spawn(errand)

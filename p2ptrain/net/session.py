@@ -63,7 +63,7 @@ class Session:
     task: asyncio.Task[None] | None = None
     interruptible: bool = False
     """True while it waits for the partner: a Close then cancels the task and is not queued."""
-    swapped: tuple[Swap, SwapDone, Difference] | None = None
+    swapped: Difference | None = None
     """Result of a swap, until the driver commits it."""
     pulled: tuple[WeightsReply, list[bytearray]] | None = None
     """Downloaded weights, until the driver adopts them."""
@@ -139,9 +139,8 @@ class Session:
         agreeing = sum(sizes)
         sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
         measured = difference.distance, difference.norm, difference.fingerprint, difference.sketched
-        done = SwapDone(self.link, sent_bytes, received_bytes, *measured)
-        self.swapped = (swap, done, difference)
-        self.tools.done(done)
+        self.swapped = difference
+        self.tools.done(SwapDone(self.link, sent_bytes, received_bytes, *measured))
 
     async def _encoded(
         self, swap: Swap, wishes: Sequence[bytes], their_wishes: Sequence[bytearray], snapshot: Snapshot

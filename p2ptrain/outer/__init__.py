@@ -8,7 +8,7 @@ the momentum b. A round in the trainer::
     states = [initial_state(theta[f]) for f in slices(P, F)]
 
     H inner steps move theta                          meanwhile, when an exchange is complete:
-                                                          dx = displacement(difference, share(w_i, w_j), radius)
+                                                          dx = displacement(difference, share, radius)       share of the partners' terms
                                                           theta[f] += dx
                                                           state = displaced(state, dx), or by a share of it
     g = pseudo_gradient(state, theta[f])
@@ -33,7 +33,6 @@ from p2ptrain.outer.mixing import (
     l2_norm,
     late_momentum,
     late_pseudo_gradient,
-    share,
 )
 from p2ptrain.outer.step import (
     NORM_HISTORY,
@@ -67,6 +66,5 @@ __all__ = [
     "own_fresh",
     "pseudo_gradient",
     "pseudo_gradient_fault",
-    "share",
     "slices",
 ]

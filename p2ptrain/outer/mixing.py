@@ -29,26 +29,6 @@ NORM_CHUNK = 1 << 16
 cache."""
 
 
-def share(weight_mine: float, weight_theirs: float, partners: int = 1) -> float:
-    """Return the share of the difference to move by: ``2 / (1 + k) * w_theirs / (w_mine + w_theirs)``.
-
-    The side with the larger weight moves less.
-
-    Args:
-        partners: k, the number of partners that mix a snapshot concurrently, the larger of both sides' numbers. For
-            equal weights the share is 1 / (1 + k): the Metropolis weights of a graph (Xiao and Boyd, 2004), stable for
-            any k. With all n - 1 others at once, it is that of the mean.
-
-    Raises:
-        ValueError: a weight is not positive and finite, or k is less than 1.
-    """
-    if not (math.isfinite(weight_mine + weight_theirs) and weight_mine > 0 and weight_theirs > 0):
-        raise ValueError(f"weights must be positive and finite, not {weight_mine} and {weight_theirs}")
-    if partners < 1:
-        raise ValueError(f"a snapshot is mixed with at least one partner, not {partners}")
-    return 2.0 / (1 + partners) * (weight_theirs / (weight_mine + weight_theirs))
-
-
 def l2_norm(
     vector: Tensor,  # [F] fp32
 ) -> float:

@@ -14,8 +14,17 @@ from typing import NamedTuple
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import LinkId
-from p2ptrain.swarm import Terms
-from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
+from p2ptrain.swarm.events import (
+    Adopted,
+    Applied,
+    Commit,
+    Event,
+    ExchangeDue,
+    OuterStepDone,
+    PhaseDone,
+    TrainingEnded,
+    Unfit,
+)
 from p2ptrain.train.inbox import RoundFinished
 
 
@@ -48,18 +57,13 @@ class BlankDifference:
     sketched: float = 0.0
 
 
-class _CountedDisplacement(NamedTuple):
-    link: LinkId
-    progress: float
-
-
 class _CountedAdoption(NamedTuple):
     link: LinkId
     step: int
     progress: float
 
 
-_Delivery = _CountedDisplacement | RoundFinished | _CountedAdoption
+_Delivery = Commit | RoundFinished | _CountedAdoption
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +146,8 @@ class CountingLearner:
         inbox, self._inbox = self._inbox, []
         for place, ready in enumerate(inbox):
             match ready:
-                case _CountedDisplacement():
-                    self.progress += ready.progress
+                case Commit():
+                    self.progress += ready.progress_displacement
                     events.append(Applied(ready.link, self.progress))
                 case RoundFinished():
                     if self.is_waiting and ready.step == self.step + 1:
@@ -170,7 +174,7 @@ class CountingLearner:
         self._inner = self._phase_tokens = 0
         self.is_waiting = False
         self.ended = self.progress >= self._rules.tokens_per_peer
-        stale = [Applied(each.link, self.progress) for each in later if isinstance(each, _CountedDisplacement)]
+        stale = [Applied(each.link, self.progress) for each in later if isinstance(each, Commit)]
         ended = [TrainingEnded(self.step, self.progress)] if self.ended else []
         return [*stale, Adopted(ready.link, self.step, self.progress), *ended]
 
@@ -201,8 +205,8 @@ class CountingLearner:
             raise RemoteError("its weights are not finite")
         return BlankDifference(self._rules.disagreement)
 
-    def deliver(self, link: LinkId, difference: BlankDifference, mine: Terms, theirs: Terms, progress: float) -> None:
-        self._inbox.append(_CountedDisplacement(link, progress))
+    def deliver(self, commit: Commit, difference: BlankDifference) -> None:
+        self._inbox.append(commit)
 
     def proceed(self, step: int) -> None:
         self._inbox.append(RoundFinished(step))

@@ -219,12 +219,9 @@ class SimulatedPeer:
 
     def _commit(self, effect: Commit) -> None:
         end = self.ends[effect.link]
-        assert end.swap is not None
         assert end.difference is not None
         self.trainer.interrupt()
-        self.learner.inbox.deliver(
-            effect.link, end.difference, end.swap.mine, end.swap.theirs, effect.progress_displacement
-        )
+        self.learner.inbox.deliver(effect, end.difference)
 
     def _adopt(self, effect: Adopt) -> None:
         end = self.ends[effect.link]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2ptrain.base.ids import LinkId, PeerId
-from p2ptrain.swarm.messages import Message, Offer, Presence, Terms, WeightsReply, WeightsRequest
+from p2ptrain.swarm.messages import Message, Offer, Presence, WeightsReply, WeightsRequest
 
 # --- Events -----------------------------------------------------------------------------------------------------
 
@@ -211,8 +211,6 @@ class Swap:
 
     link: LinkId
     fragments: tuple[int, ...]
-    mine: Terms
-    theirs: Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +219,14 @@ class Commit:
 
     link: LinkId
     progress_displacement: float  # tokens per peer
+    share: float
+    """Share of the difference by which this peer moves towards the partner."""
+    clip_radius: float
+    """Maximum L2 norm of a fragment's difference that may move the weights; may be inf."""
+    finished: bool
+    """Whether either side has finished the run."""
+    sent_bytes: int
+    received_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

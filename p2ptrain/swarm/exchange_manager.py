@@ -218,16 +218,27 @@ class ExchangeManager:
         self.last_commit_at = now
         self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
         self.book.commit(exchange)
-        moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), core.rules)
+        mine, theirs = exchange.mine, exchange.theirs
+        moved = progress_displacement(mine, theirs, len(exchange.fragments), core.rules)
         # We may have trained since the terms were agreed on, and all would refuse a peer far beyond the run's end.
         most = max(core.rules.tokens_per_peer - core.progress, 0.0) if core.trusts_progress(link.peer) else 0.0
         moved = min(moved, most)
         # Agreed on before this peer's end: nothing would raise its progress again.
         if core.state is PeerState.FINISHING:
             moved = max(moved, 0.0)
-        core.emit(Commit(link, core.budget.take(moved, link.peer)))
-        core.emit(Close(link))
         sent, received = exchange.sent_bytes, exchange.received_bytes
+        core.emit(
+            Commit(
+                link,
+                progress_displacement=core.budget.take(moved, link.peer),
+                share=mine.share(theirs),
+                clip_radius=min(mine.clip_radius, theirs.clip_radius),
+                finished=PeerState.FINISHING in (mine.state, theirs.state),
+                sent_bytes=sent,
+                received_bytes=received,
+            )
+        )
+        core.emit(Close(link))
         core.emit(Note("exchanged", link.peer, "", seconds, sent, received, exchange.distance))
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, MeetingEvent.COMMIT, now)
@@ -333,4 +344,4 @@ class ExchangeManager:
         patience_s = core.deadlines.payload_s(size, theirs.seconds_per_byte)
         exchange.swap(fragments, theirs, now, now + patience_s)
         self.book.put(exchange)
-        core.emit(Swap(exchange.link, fragments, exchange.mine, theirs))
+        core.emit(Swap(exchange.link, fragments))

@@ -81,7 +81,7 @@ class Terms:
     progress: float
     """Tokens per peer, averaged in exchanges like the weights."""
     weight: float
-    """Mixing weight w; the displacement's share is w_theirs / (w_mine + w_theirs)."""
+    """Mixing weight w; the larger one moves less (``share``)."""
     clip_radius: float
     """Maximum L2 norm of a fragment's difference that may move this side's weights; the smaller of both counts. May be
     inf."""
@@ -98,6 +98,16 @@ class Terms:
     def weight_of(self, theirs: Terms) -> float:
         """Return a partner's mixing weight as it counts beside ours. Both sides compute the same ratio."""
         return min(max(theirs.weight, self.weight / LARGEST_RATIO), self.weight * LARGEST_RATIO)
+
+    def share(self, theirs: Terms) -> float:
+        """Return the share of the difference to move by: ``2 / (1 + k) * w_theirs / (w_mine + w_theirs)``.
+
+        k is the number of partners that mix a snapshot concurrently. For equal weights the share is 1 / (1 + k): the
+        Metropolis weights of a graph (Xiao and Boyd, 2004), stable for any k. With all n - 1 others at once, it is that
+        of the mean.
+        """
+        weight, partners = self.weight_of(theirs), max(self.partners, theirs.partners)
+        return 2.0 / (1 + partners) * (weight / (self.weight + weight))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,21 +16,16 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import LinkId
-from p2ptrain.outer import share
-from p2ptrain.swarm import PeerState, Terms
+from p2ptrain.swarm.events import Commit
 from p2ptrain.train.payloads import Difference
 
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
-    link: LinkId
+    commit: Commit
     difference: Difference
-    share: float
-    """Share of the difference by which this peer moves towards the partner."""
     follow: float
     """Share of the displacement that x takes at once, if the recipe mixes the fast weights."""
-    clip_radius: float
-    progress: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +58,11 @@ class Inbox:
         self._follow = follow
         self._queue: SimpleQueue[Delivery] = SimpleQueue()
 
-    def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
+    def deliver(self, commit: Commit, difference: Difference) -> None:
         """Queue a committed exchange's displacement and the progress that it adds."""
-        clip_radius = min(mine.clip_radius, theirs.clip_radius)
-        portion = share(mine.weight, mine.weight_of(theirs), max(mine.partners, theirs.partners))
         # A finished peer has no pseudo-gradient to come, and both sides must move x by the same share.
-        finished = PeerState.FINISHING in (mine.state, theirs.state)
-        follow = 1.0 if finished else self._follow
-        self._queue.put(Displacement(link, difference, portion, follow, clip_radius, progress))
+        follow = 1.0 if commit.finished else self._follow
+        self._queue.put(Displacement(commit, difference, follow))
 
     def proceed(self, step: int) -> None:
         """Let a trainer that waits at this outer step continue with what was delivered before."""
@@ -95,6 +87,6 @@ class Inbox:
             while True:
                 stale = self._queue.get_nowait()
                 if isinstance(stale, Displacement):
-                    links.append(stale.link)
+                    links.append(stale.commit.link)
         except Empty:
             return links

@@ -214,12 +214,13 @@ class Learner:
         return fault is not None
 
     def _apply(self, ready: Displacement) -> Applied:
+        commit = ready.commit
         weights, recipe = self._weights, self._rules.recipe
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
             stream, fragment = self.payloads.place(piece)
             if stream == "pseudo_gradient":
                 weights.remember_left_out(fragment, ready.difference.mine, piece)
-            displacement_ = displacement(part, ready.share, ready.clip_radius)
+            displacement_ = displacement(part, commit.share, commit.clip_radius)
             if weights.phase is not None and stream in recipe.blocking:
                 weights.phase.take(stream, fragment, displacement_)
             elif stream == "slow":
@@ -233,8 +234,8 @@ class Learner:
             else:
                 late = late_pseudo_gradient(weights.state(fragment), displacement_, self._rules.outer)
                 weights.move(fragment, *late)
-        self.progress += ready.progress
-        return Applied(ready.link, self.progress)
+        self.progress += commit.progress_displacement
+        return Applied(commit.link, self.progress)
 
     def _move_fast(self, fragment: int, displacement_: Tensor, follow: float) -> None:
         """Displace a fragment's fast weights, and its slow weights by the share ``follow`` of it.

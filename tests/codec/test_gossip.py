@@ -10,7 +10,7 @@ from torch import Tensor
 from p2ptrain import codec
 from p2ptrain.base.codec_names import WEIGHT_CODECS
 from p2ptrain.codec import Codec
-from p2ptrain.outer import OuterRule, OuterState, displaced, displacement, initial_state, outer_step, share
+from p2ptrain.outer import OuterRule, OuterState, displaced, displacement, initial_state, outer_step
 
 ELEMENTS = 1100
 RULE = OuterRule(0.7, 0.9)
@@ -19,6 +19,11 @@ EACH_CODEC = [
     codec.get("int8", block_size=64),
     codec.get("modular4", block_size=64),
 ]
+
+
+def share(weight_mine: float, weight_theirs: float) -> float:
+    """Return the share of the difference by which the first side moves, as ``swarm.messages.Terms.share`` does."""
+    return weight_theirs / (weight_mine + weight_theirs)
 
 
 def exchange(

@@ -30,7 +30,7 @@ from p2ptrain.outer import OuterRule, slices
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
-from p2ptrain.swarm.events import LeaveRequested
+from p2ptrain.swarm.events import Commit, LeaveRequested
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply, WeightsRequest
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
@@ -61,7 +61,7 @@ class Trainee:
         )
         self.core = Peer(peer, swarm_rules, Random(1))
         self._begun = asyncio.Event()
-        self.committed: list[tuple[PeerId, int, int]] = []
+        self.committed: list[Commit] = []
         shore = DriverEnvironment(
             transport=network.transport(peer),
             directory=network.directory(0.01, clock=loop.time),
@@ -71,7 +71,7 @@ class Trainee:
             live_until=lambda record: record.issued_at + record.lifetime_s,
             begin_training=self._begun.set,
             work=at_once,
-            committed=lambda *exchange: self.committed.append(exchange),
+            committed=self.committed.append,
         )
         self.driver = Driver(self.core, self.learner, shore)
 
@@ -130,7 +130,8 @@ def play(scene: Scene) -> Trainee:
     run_in_virtual_time(stage())
     assert not actor[0].driver._sessions
     notes = [fields for kind, fields in actor[0].notebook.notes if kind == "exchanged"]
-    assert actor[0].committed == [(each["peer"], each["sent_bytes"], each["received_bytes"]) for each in notes]
+    committed = [(each.link.peer, each.sent_bytes, each.received_bytes) for each in actor[0].committed]
+    assert committed == [(each["peer"], each["sent_bytes"], each["received_bytes"]) for each in notes]
     return actor[0]
 
 

@@ -71,7 +71,7 @@ async def answer(link: TwoStreams) -> None:
         LinkId(OPENER, 1, outbound=False),
         SessionEnvironment(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
     )
-    await session._swap(link, Swap(session.link, (0,), NOTHING, NOTHING))
+    await session._swap(link, Swap(session.link, (0,)))
 
 
 def test_an_offer_that_is_taken_back_costs_no_byte_of_payload() -> None:

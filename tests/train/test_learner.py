@@ -15,7 +15,7 @@ from p2ptrain.outer import OuterRule, slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms
-from p2ptrain.swarm.events import Adopted, Applied, ExchangeDue, OuterStepDone, TrainingEnded, Unfit
+from p2ptrain.swarm.events import Adopted, Applied, Commit, ExchangeDue, OuterStepDone, TrainingEnded, Unfit
 from p2ptrain.train.learner import REWARM_STEPS, Learner
 from p2ptrain.train.rules import LearnerRules
 
@@ -40,6 +40,11 @@ def slow(each: Learner) -> torch.Tensor:
     return each.state_dict()[0]["slow"]
 
 
+def commit(mine: Terms, theirs: Terms, progress: float = 0.0) -> Commit:
+    finished = PeerState.FINISHING in (mine.state, theirs.state)
+    return Commit(LINK, progress, mine.share(theirs), min(mine.clip_radius, theirs.clip_radius), finished, 0, 0)
+
+
 def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0.0) -> None:
     """A whole exchange of the present snapshots, delivered to both and not yet applied."""
     wishes = [each.payloads.wishes(fragments) for each in (one, other)]
@@ -47,8 +52,8 @@ def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0
     theirs = other.payloads.encode(fragments, *reversed(wishes))
     states = [PeerState.FINISHING if each.ended else PeerState.TRAINING for each in (one, other)]
     mine, yours = (replace(TERMS, state=state) for state in states)
-    one.inbox.deliver(LINK, one.payloads.difference(ours, theirs.parts), mine, yours, progress)
-    other.inbox.deliver(LINK, other.payloads.difference(theirs, ours.parts), yours, mine, -progress)
+    one.inbox.deliver(commit(mine, yours, progress), one.payloads.difference(ours, theirs.parts))
+    other.inbox.deliver(commit(yours, mine, -progress), other.payloads.difference(theirs, ours.parts))
 
 
 def advance(steps: int, *learners: Learner) -> None:
@@ -147,12 +152,12 @@ def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mea
     advance(6, one, other)
     ours, theirs = one.payloads.encode((0, 1)), other.payloads.encode((0, 1))
     late = one.payloads.difference(ours, theirs.parts)  # it comes to the trainer after its last outer step
-    other.inbox.deliver(LINK, other.payloads.difference(theirs, ours.parts), TERMS, TERMS, 0.0)
+    other.inbox.deliver(commit(TERMS, TERMS), other.payloads.difference(theirs, ours.parts))
     for _ in range(2):
         one.advance()
     assert one.ended
     mean = (slow(one) + slow(other)) / 2
-    one.inbox.deliver(LINK, late, TERMS, TERMS, 0.0)
+    one.inbox.deliver(commit(TERMS, TERMS), late)
     settled(one, other)
     assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
     assert torch.equal(slow(one), one.task.theta)
