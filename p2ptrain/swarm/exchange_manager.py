@@ -227,8 +227,16 @@ class ExchangeManager:
             moved = max(moved, 0.0)
         core.emit(Commit(link, core.budget.take(moved, link.peer)))
         core.emit(Close(link))
-        sent, received = exchange.sent_bytes, exchange.received_bytes
-        core.emit(Note("exchanged", link.peer, "", seconds, sent, received, exchange.distance))
+        core.emit(
+            Note(
+                kind="exchanged",
+                peer=link.peer,
+                seconds=seconds,
+                sent_bytes=exchange.sent_bytes,
+                received_bytes=exchange.received_bytes,
+                distance=exchange.distance,
+            )
+        )
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, MeetingEvent.COMMIT, now)
         return True

@@ -110,19 +110,19 @@ def test_alone_it_trains_and_exchanges_nothing() -> None:
 
 def test_what_the_owner_gives_holds_for_the_core_of_the_day_and_the_next() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        assert amber.cores[-1]._standing.gives
+        assert amber.cores[-1]._core.gives
         amber.attendance.give(False)
         await asyncio.sleep(1)
-        assert not amber.cores[-1]._standing.gives
+        assert not amber.cores[-1]._core.gives
         amber.attendance.wish(Mode.ABSENT)
         await until(lambda: amber.attendance.state == "away")
         amber.attendance.wish(Mode.PRESENT)
         await more_exchanges(amber, 3)
         assert len(amber.cores) == 2
-        assert not amber.cores[-1]._standing.gives
+        assert not amber.cores[-1]._core.gives
         amber.attendance.give(True)
         await asyncio.sleep(1)
-        assert amber.cores[-1]._standing.gives
+        assert amber.cores[-1]._core.gives
 
     play(scene)
 
