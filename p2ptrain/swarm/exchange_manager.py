@@ -61,9 +61,8 @@ class ExchangeManager:
 
     def make_due(self, now: float) -> None:
         """Make one exchange due without an outer step, for the final gossip."""
-        if self._due == 0 and not len(self.book):
-            self._due = 1
-            self.seek(now)
+        self._due = max(self._due, 1)
+        self.seek(now)
 
     def seek(self, now: float) -> None:
         """Offer what is due to a random free partner, one offer at a time."""
