@@ -56,8 +56,6 @@ def steps_near(donor: PeerInfo, believed: Sequence[PeerInfo], near: float) -> in
 
 
 class CatchUp:
-    """Pulls and donations of one peer."""
-
     def __init__(self, core: CoreState) -> None:
         self._core = core
         self.pull: PullUnderWay | None = None

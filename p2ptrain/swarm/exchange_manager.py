@@ -61,9 +61,8 @@ class ExchangeManager:
 
     def make_due(self, now: float) -> None:
         """Make one exchange due without an outer step, for the final gossip."""
-        if self._due == 0 and not len(self.book):
-            self._due = 1
-            self.seek(now)
+        self._due = max(self._due, 1)
+        self.seek(now)
 
     def seek(self, now: float) -> None:
         """Offer what is due to a random free partner, one offer at a time."""
@@ -226,7 +225,6 @@ class ExchangeManager:
         # Agreed on before this peer's end: nothing would raise its progress again.
         if core.state is PeerState.FINISHING:
             moved = max(moved, 0.0)
-        sent, received = exchange.sent_bytes, exchange.received_bytes
         core.emit(
             Commit(
                 link,
@@ -234,12 +232,21 @@ class ExchangeManager:
                 share=mine.share(theirs),
                 clip_radius=min(mine.clip_radius, theirs.clip_radius),
                 finished=PeerState.FINISHING in (mine.state, theirs.state),
-                sent_bytes=sent,
-                received_bytes=received,
+                sent_bytes=exchange.sent_bytes,
+                received_bytes=exchange.received_bytes,
             )
         )
         core.emit(Close(link))
-        core.emit(Note("exchanged", link.peer, "", seconds, sent, received, exchange.distance))
+        core.emit(
+            Note(
+                kind="exchanged",
+                peer=link.peer,
+                seconds=seconds,
+                sent_bytes=exchange.sent_bytes,
+                received_bytes=exchange.received_bytes,
+                distance=exchange.distance,
+            )
+        )
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, MeetingEvent.COMMIT, now)
         return True

@@ -23,8 +23,6 @@ LONELY_S = 5.0
 
 
 class FinalGossip:
-    """Timing of exchanges after the run's end, and when they suffice."""
-
     def __init__(self, core: CoreState, exchanges: ExchangeManager) -> None:
         self._core = core
         self._exchanges = exchanges

@@ -29,8 +29,6 @@ from p2ptrain.swarm.messages import (
 )
 from p2ptrain.swarm.peer_info import Fault
 
-OFFERED = ExchangeState.OFFERED
-
 
 class MessageRouter:
     def __init__(
@@ -52,7 +50,9 @@ class MessageRouter:
                 self._violation(link, "an answer to an offer in reply to a request for weights", now)
             case WeightsReply() if self._exchanges.book.get(link):
                 self._violation(link, "weights in reply to an offer", now)
-            case Decline() if (exchange := self._exchanges.book.get(link)) and exchange.state is not OFFERED:
+            case Decline() if (
+                exchange := self._exchanges.book.get(link)
+            ) and exchange.state is not ExchangeState.OFFERED:
                 self._violation(link, "it declined what it had accepted", now)
             case Offer():
                 reply = self._exchanges.offered(link, message, now)

@@ -153,7 +153,7 @@ class Round:
     is_blocking: bool
     deadline: float
     recall_at: float
-    """When the awaited partners are asked again, all at once. The field below is the pause before that."""
+    """When the awaited partners are asked again, all at once, after ``recall_pause_s``."""
     recall_pause_s: float = ROUND_RECALL_S
     meetings: dict[PeerId, Meeting] = field(default_factory=dict)
     offered_again: set[PeerId] = field(default_factory=set)

@@ -122,7 +122,7 @@ def play(scene: Scene) -> Trainee:
         elapsed = asyncio.get_running_loop().time() - started
         await asyncio.sleep(1.0)
         assert amber.learner.tokens - before >= int(elapsed / 0.1)  # it never waited
-        assert not amber.core._exchanging.book.engaged()
+        assert not amber.core._exchanges.book.engaged()
         await honest_exchange(network)
         amber.driver.handle(LeaveRequested())
         await living
@@ -260,7 +260,7 @@ def test_a_payload_that_does_not_fit_is_no_reason_to_leave_its_peer_alone(monkey
             link = await opened(network)
             await send_payload(link, [PAYLOAD])
             await until_closed(link)
-        assert not amber.core._standing.members.is_distrusted(BIRCH, asyncio.get_running_loop().time())
+        assert not amber.core._core.members.is_distrusted(BIRCH, asyncio.get_running_loop().time())
         await (await opened(network)).close()  # it is served at once
 
     amber = play(scene)

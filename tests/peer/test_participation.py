@@ -110,19 +110,19 @@ def test_alone_it_trains_and_exchanges_nothing() -> None:
 
 def test_what_the_owner_gives_holds_for_the_core_of_the_day_and_the_next() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        assert amber.cores[-1]._standing.gives
+        assert amber.cores[-1]._core.gives
         amber.participation.give(False)
         await asyncio.sleep(1)
-        assert not amber.cores[-1]._standing.gives
+        assert not amber.cores[-1]._core.gives
         amber.participation.set_mode(Mode.PAUSED)
         await until(lambda: amber.participation.state == "away")
         amber.participation.set_mode(Mode.SWARM)
         await more_exchanges(amber, 3)
         assert len(amber.cores) == 2
-        assert not amber.cores[-1]._standing.gives
+        assert not amber.cores[-1]._core.gives
         amber.participation.give(True)
         await asyncio.sleep(1)
-        assert amber.cores[-1]._standing.gives
+        assert amber.cores[-1]._core.gives
 
     play(scene)
 

@@ -10,7 +10,7 @@ from run_rules import run_rules
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.matching import OfferView, PlannedView, Violation, answer
-from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.messages import LARGEST_RATIO, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.rules import MAX_EXCHANGES
 
 ME, SMALLER, LARGER = PeerId("birch"), PeerId("amber"), PeerId("cedar")
@@ -111,3 +111,17 @@ def test_unplanned_offers(sender, changes, expected):
 def test_planned_offers(sender, crossing, changes, expected):
     view = replace(VIEW, is_crossing=crossing, is_engaged=True, planned=replace(PLANNED, **changes))
     assert answer(OFFER, sender, view) == expected
+
+
+def test_both_sides_shares_add_up_and_the_heavier_peer_moves_less() -> None:
+    heavy, light = replace(TERMS, weight=3.0), TERMS
+    assert (heavy.share(light), light.share(heavy)) == (0.25, 0.75)
+    assert TERMS.share(TERMS) == 0.5
+
+
+def test_a_share_is_smaller_the_more_partners_mix_a_snapshot() -> None:
+    assert replace(TERMS, partners=3).share(TERMS) == TERMS.share(replace(TERMS, partners=3)) == 0.25
+
+
+def test_whatever_weight_a_partner_claims_it_moves_us_by_a_bounded_share() -> None:
+    assert TERMS.share(replace(TERMS, weight=1e9)) == LARGEST_RATIO / (1 + LARGEST_RATIO)

@@ -11,8 +11,8 @@ from table import RULES, Table
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm import SwarmRules
-from p2ptrain.swarm.events import OuterStepDone, Received, Swap
-from p2ptrain.swarm.messages import Accept, Offer, Terms
+from p2ptrain.swarm.events import Commit, OuterStepDone, Received
+from p2ptrain.swarm.messages import Accept, Offer
 from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.trust import (
     FACTOR,
@@ -146,14 +146,14 @@ def train(table: Table, steps: int) -> None:
         table.run(5.0)
 
 
-def terms_of(table: Table, name: str) -> list[tuple[Terms, Terms]]:
-    """What every swap of this peer is about to be agreed on, from now on."""
+def radii_of(table: Table, name: str) -> list[float]:
+    """Clip radii of this peer's exchanges, committed from now on."""
     seat, seen = table[name], []
     original = seat.core.handle
 
     def handle(event: object, now: float) -> list:
         effects = original(event, now)
-        seen.extend((effect.mine, effect.theirs) for effect in effects if isinstance(effect, Swap))
+        seen.extend(effect.clip_radius for effect in effects if isinstance(effect, Commit))
         return effects
 
     seat.core.handle = handle
@@ -163,9 +163,8 @@ def terms_of(table: Table, name: str) -> list[tuple[Terms, Terms]]:
 def test_honest_peers_agree_on_a_radius_and_nobody_is_clipped() -> None:
     table = swarm(0.05)
     train(table, 12)
-    seen = terms_of(table, "amber")
+    radii = radii_of(table, "amber")
     train(table, 3)
-    radii = [min(mine.clip_radius, theirs.clip_radius) for mine, theirs in seen]
     assert radii == [pytest.approx(FACTOR * 0.05 * 10.0)] * len(radii)
     assert radii
     assert all(table[name].core.counters.clipped == 0 for name in HONEST)
@@ -261,10 +260,11 @@ def test_who_says_that_it_begins_is_not_blamed_and_moves_nobody(monkeypatch: pyt
 def test_what_pseudo_gradients_measure_is_not_judged() -> None:
     rules = run_rules((1000, 1000), streams=2)
     table = swarm(2.0, rules)
-    seen = terms_of(table, "amber")
+    radii = radii_of(table, "amber")
     train(table, 12)
     assert table[LIAR].core.counters.exchanges_ok > 0
-    assert all(mine.clip_radius == math.inf for mine, _ in seen)
+    assert radii
+    assert set(radii) == {math.inf}
 
 
 def test_who_sends_the_same_weights_again_and_again_is_found_out() -> None:

@@ -13,7 +13,7 @@ from bench.liars import BLOCK, BLOCKS, COMMON, LIES, coarse, peer, refusals, tol
 from p2ptrain.base.errors import MisfitError
 from p2ptrain.codec import FIRST_PACE, LARGEST_MAGNITUDE, PACE, get
 from p2ptrain.codec.steps import SKETCH_BYTES
-from p2ptrain.swarm.trust import are_strange
+from p2ptrain.swarm.trust import are_unrelated
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
 from p2ptrain.train.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, WidthFeedback, Widths
 
@@ -110,8 +110,8 @@ def test_weights_whose_sketch_tells_that_they_are_far_off_are_strange_whatever_w
     part = torch.cat([8 * true[:BLOCK], true[BLOCK:]])  # the first block wraps, and all others fit
     other.publish(Snapshot(1, (part,), (part,)))
     found = met(one, other)
-    assert not are_strange(found.distance)
-    assert are_strange(found.sketched)
+    assert not are_unrelated(found.distance)
+    assert are_unrelated(found.sketched)
     assert found.sketched == pytest.approx(float((part - one.published.parts[0]).norm()) / found.norm, rel=0.3)
 
 
