@@ -150,8 +150,8 @@ def codecs(device: torch.device) -> dict[str, Any]:
 
 def _encoding(each: Codec, mine: torch.Tensor, on_card: torch.Tensor) -> dict[str, Any]:
     shape = codec.first_shape(each, 0.01 * mine)
-    wishes = codec.wish_for(each, shape, mine), codec.wish_for(each, shape, mine)
-    terms = codec.agree(each, len(mine), *wishes)
+    proposals = codec.proposal_for(each, shape, mine), codec.proposal_for(each, shape, mine)
+    terms = codec.agree(each, len(mine), *proposals)
     gigabytes = mine.nbytes / 1e9
     ways: dict[str, Callable[[], bytes]] = {
         "on_card": lambda: bytes(each.encode(on_card, terms)),

@@ -71,22 +71,22 @@ def _measure_codec(
     reference = theirs - mine
     shape = codec.first_shape(each, reference)
     for _ in range(_SETTLING_EXCHANGES + 1):
-        wishes = codec.wish_for(each, shape, mine), codec.wish_for(each, shape, theirs)
-        terms = codec.agree(each, len(mine), *wishes)
+        proposals = codec.proposal_for(each, shape, mine), codec.proposal_for(each, shape, theirs)
+        terms = codec.agree(each, len(mine), *proposals)
         message_mine, message_theirs = each.encode(mine, terms), each.encode(theirs, terms)
         shape = codec.next_shape(each, shape, terms, codec.compare(each, message_mine, message_theirs, terms))
     gigabytes = mine.numel() * mine.element_size() / 1e9
     encode = gigabytes / _best_seconds(lambda: each.encode(mine, terms), repetitions)
     difference = gigabytes / _best_seconds(lambda: each.difference(message_mine, message_theirs, terms), repetitions)
     error = each.difference(message_mine, message_theirs, terms) - reference
-    wish = _best_seconds(lambda: codec.wish_for(each, shape, mine), repetitions)
+    proposal = _best_seconds(lambda: codec.proposal_for(each, shape, mine), repetitions)
     return {
         "encode_gb_per_s": encode,
         "encode_per_memcpy": encode / memcpy_gb_per_s,
         "difference_gb_per_s": difference,
         "difference_per_memcpy": difference / memcpy_gb_per_s,
-        "wish_gb_per_s": gigabytes / wish if wishes[0] else 0.0,
-        "bits_per_element": 8 * (len(message_mine) + len(wishes[0])) / terms.elements,
+        "proposal_gb_per_s": gigabytes / proposal if proposals[0] else 0.0,
+        "bits_per_element": 8 * (len(message_mine) + len(proposals[0])) / terms.elements,
         "error_per_weight": float(error.norm() / mine.norm()),
         "error_per_disagreement": float(error.norm() / reference.norm()),
     }
@@ -107,14 +107,14 @@ def main() -> None:
     figures = measure()
     click.echo(f"memory copy {figures['memcpy_gb_per_s']:.1f} GB/s of fp32, one core, {figures['elements']} elements")
     click.echo(
-        f"{'codec':20} {'encode':>14} {'difference':>14} {'wish':>5} {'bits':>7} {'error/weight':>13} /disagreement"
+        f"{'codec':20} {'encode':>14} {'difference':>14} {'proposal':>8} {'bits':>7} {'error/weight':>13} /disagreement"
     )
     for label, row in figures["codecs"].items():
         encode = f"{row['encode_gb_per_s']:.2f} ({row['encode_per_memcpy']:.2f}x)"
         difference = f"{row['difference_gb_per_s']:.2f} ({row['difference_per_memcpy']:.2f}x)"
-        wish = f"{row['wish_gb_per_s']:.1f}" if row["wish_gb_per_s"] else ""
+        proposal = f"{row['proposal_gb_per_s']:.1f}" if row["proposal_gb_per_s"] else ""
         errors = f"{row['error_per_weight']:13.2e} {row['error_per_disagreement']:13.2e}"
-        click.echo(f"{label:20} {encode:>14} {difference:>14} {wish:>5} {row['bits_per_element']:7.3f} {errors}")
+        click.echo(f"{label:20} {encode:>14} {difference:>14} {proposal:>8} {row['bits_per_element']:7.3f} {errors}")
     click.echo(json.dumps(figures))
 
 

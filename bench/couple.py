@@ -143,7 +143,7 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
 
         connection = Connection(identity, signed.run_id, bootstraps, cache, notebook, local=True)
         thread.call(connection.start())
-        shore = DriverEnvironment(
+        environment = DriverEnvironment(
             transport=connection,
             directory=connection,
             notebook=notebook,
@@ -153,7 +153,7 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
             begin_training=begun.set,
             work=work,
         )
-        driver = Driver(core, learner, shore)
+        driver = Driver(core, learner, environment)
         running = thread.submit(driver.run())
         try:
             yield Side(learner, core, driver, begun, connection.addresses[0], len(learned.due))

@@ -63,8 +63,8 @@ def refusals(one: Payloads, other: Payloads, exchanges: int, number: int = 0) ->
 
 def exchanged(one: Payloads, other: Payloads, number: int = 0) -> list[Tensor | None]:
     """Return the difference that each side finds; None if it refused."""
-    wish, answer = one.wishes([number]), other.wishes([number])
-    mine, theirs = one.encode([number], wish, answer), other.encode([number], answer, wish)
+    proposal, answer = one.proposals([number]), other.proposals([number])
+    mine, theirs = one.encode([number], proposal, answer), other.encode([number], answer, proposal)
     found: list[Tensor | None] = []
     for each, own, others in ((one, mine, theirs), (other, theirs, mine)):
         try:
@@ -83,21 +83,21 @@ Lie = Callable[[Payloads, Payloads, Random], None]
 
 def garbled(one: Payloads, liar: Payloads, random: Random) -> None:
     """Send random bytes."""
-    wish, answer = one.wishes([0]), liar.wishes([0])
-    theirs = [random.randbytes(len(part)) for part in liar.encode([0], answer, wish).parts]
+    proposal, answer = one.proposals([0]), liar.proposals([0])
+    theirs = [random.randbytes(len(part)) for part in liar.encode([0], answer, proposal).parts]
     with contextlib.suppress(NetworkError):
-        one.difference(one.encode([0], wish, answer), theirs)
+        one.difference(one.encode([0], proposal, answer), theirs)
 
 
 def scaled(factor: float) -> Lie:
     """Return a lie that sends weights times a factor, with the true sketch."""
 
     def lie(one: Payloads, liar: Payloads, random: Random) -> None:
-        wish, answer = one.wishes([0]), liar.wishes([0])
+        proposal, answer = one.proposals([0]), liar.proposals([0])
         part = factor * liar.published.parts[0]
-        false = liar.encode([0], answer, wish, Snapshot(1, (part,), (part,)))
+        false = liar.encode([0], answer, proposal, Snapshot(1, (part,), (part,)))
         with contextlib.suppress(NetworkError):
-            one.difference(one.encode([0], wish, answer), false.parts)
+            one.difference(one.encode([0], proposal, answer), false.parts)
 
     return lie
 
@@ -107,7 +107,7 @@ def coarse(share: float) -> Lie:
 
     def lie(one: Payloads, liar: Payloads, random: Random) -> None:
         wide = round(share * BLOCKS)
-        mine, theirs = one.wishes([0]), [bytes([255]) * wide + liar.wishes([0])[0][wide:]]
+        mine, theirs = one.proposals([0]), [bytes([255]) * wide + liar.proposals([0])[0][wide:]]
         message = bytearray(liar.encode([0], theirs, mine).parts[0])
         for place in range(0, 2 * wide, 2):
             message[place] ^= 1
@@ -119,8 +119,8 @@ def coarse(share: float) -> Lie:
 
 def echoed(one: Payloads, liar: Payloads, random: Random) -> None:
     """Propose the narrowest steps and send our own message back, so that nothing differs."""
-    sketch = liar.wishes([0])[0][-SKETCH_BYTES:]
-    mine = one.encode([0], one.wishes([0]), [bytes(BLOCKS) + sketch])
+    sketch = liar.proposals([0])[0][-SKETCH_BYTES:]
+    mine = one.encode([0], one.proposals([0]), [bytes(BLOCKS) + sketch])
     one.difference(mine, mine.parts)
 
 
@@ -129,7 +129,7 @@ LIES: dict[str, Lie] = {
     "sends negated weights": scaled(-1.0),
     "sends three times its weights": scaled(3.0),
     "sends zeros": scaled(0.0),
-    "wishes for the widest steps in a quarter of the blocks, and they wrap": coarse(0.25),
+    "proposals for the widest steps in a quarter of the blocks, and they wrap": coarse(0.25),
     "the same in two fifths": coarse(0.4),
     "the same in all": coarse(1.0),
     "sends our own message back": echoed,

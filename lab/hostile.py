@@ -94,7 +94,7 @@ class WireAdversary:
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             if self.lie == "enormous" and function == payloads.encode:
                 return await environment.work(enormous, payloads, arguments)
-            if self.lie == "infinite" and function == payloads.wishes:
+            if self.lie == "infinite" and function == payloads.proposals:
                 return await environment.work(infinite, payloads, arguments)
             if self.lie == "infinite" and function == payloads.encode:
                 return await environment.work(encode_truthfully, payloads, arguments)
@@ -153,13 +153,15 @@ def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
 def infinite(payloads: Payloads, question: Sequence[Any]) -> tuple[bytes, ...]:
     """Return the true proposals with a sketch of infinite weights."""
     sketch = struct.pack("<f", math.inf) * SKETCH_SUMS
-    return tuple(wish[:-SKETCH_BYTES] + sketch if wish else wish for wish in payloads.wishes(*question))
+    return tuple(
+        proposal[:-SKETCH_BYTES] + sketch if proposal else proposal for proposal in payloads.proposals(*question)
+    )
 
 
 def encode_truthfully(payloads: Payloads, question: Sequence[Any]) -> Encoded:
     """Encode with the true proposals, because our own codec would reject the altered ones."""
     fragments, _, theirs, true = question
-    return payloads.encode(fragments, payloads.wishes(fragments, true), theirs, true)
+    return payloads.encode(fragments, payloads.proposals(fragments, true), theirs, true)
 
 
 class FrameWriter(Protocol):

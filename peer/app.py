@@ -261,13 +261,13 @@ def _run_in_swarm(
             begin_training=control.begin,
             work=work,
             committed=contributions.exchanged,
-            gatherer=Downloader(dial, sizes, work, record.notebook, contributions.taken),
+            downloader=Downloader(dial, sizes, work, record.notebook, contributions.taken),
         )
         environment = wrap(environment, learner, float(record.tokens_per_peer))
         weight_server = WeightServer(
             learner.payloads, environment.work, time.monotonic, contributions.given, network.rates, admission.counts
         )
-        environment = replace(environment, copies=weight_server)
+        environment = replace(environment, weight_server=weight_server)
         participation = Participation(learner, session.new_core, environment, control)
         record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
 

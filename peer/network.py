@@ -273,13 +273,13 @@ class Connection:
 
     async def _start_node(self) -> Node:
         host = "127.0.0.1" if self._local else "0.0.0.0"
-        wishes = [self._listen] if self._listen else [(address.multiaddress(host, port),) for port in {self.port, 0}]
-        for wish in sorted(wishes, reverse=True):  # the last port before any free one
+        choices = [self._listen] if self._listen else [(address.multiaddress(host, port),) for port in {self.port, 0}]
+        for choice in sorted(choices, reverse=True):  # the last port before any free one
             try:
                 return await Node.start(
                     self._identity,
                     self._run,
-                    listen=wish,
+                    listen=choice,
                     announce=self._announce,
                     bootstraps=self._bootstraps,
                     known=self._cache.load(self._run),
@@ -287,7 +287,7 @@ class Connection:
                     rates=self._rates,
                 )
             except UserError:
-                if self._listen or address.port_of(wish) == 0:
+                if self._listen or address.port_of(choice) == 0:
                     raise
         raise AssertionError("any free port is always tried")
 

@@ -43,9 +43,9 @@ from p2ptrain.codec.negotiation import (
     compare,
     first_shape,
     next_shape,
+    proposal_for,
+    proposal_size,
     unexplained,
-    wish_for,
-    wish_size,
 )
 from p2ptrain.codec.shapes import effective_rank, matrices
 from p2ptrain.codec.steps import FIRST_PACE, PACE
@@ -115,7 +115,7 @@ __all__ = [
     "matrices",
     "needs_feedback",
     "next_shape",
+    "proposal_for",
+    "proposal_size",
     "unexplained",
-    "wish_for",
-    "wish_size",
 ]

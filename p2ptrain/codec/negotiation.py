@@ -4,7 +4,7 @@ Modular codecs keep a shape, one byte per block, for each fragment. For all othe
 and nothing is sent. The caller need not know the codec::
 
     shape = first_shape(codec, reference)              once per fragment, before its first exchange
-    mine  = wish_for(codec, shape, snapshot)           our proposal, sent before the message
+    mine  = proposal_for(codec, shape, snapshot)           our proposal, sent before the message
     terms = agree(codec, n, mine, theirs)              equal terms on both sides
     message = codec.encode(snapshot, terms)
     comparison = compare(codec, message, their_message, terms)
@@ -37,12 +37,12 @@ def first_shape(
     return steps.first_shape(reference, codec.block_size, codec.bits)
 
 
-def wish_size(codec: Codec, elements: int) -> int:
+def proposal_size(codec: Codec, elements: int) -> int:
     """Return the bytes of a proposal for a fragment of that many elements."""
     return codec.blocks(elements) + steps.SKETCH_BYTES if isinstance(codec, ModularCodec) else 0
 
 
-def wish_for(
+def proposal_for(
     codec: Codec,
     shape: bytes,
     snapshot: Tensor,  # [n] fp32, host memory

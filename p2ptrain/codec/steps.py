@@ -113,7 +113,7 @@ def agreed(mine: bytes, theirs: bytes) -> tuple[bytes, int]:
 
 def apart(mine: bytes, theirs: bytes) -> Tensor:
     """Return the sketch of theirs - mine from two proposals, [64] fp64."""
-    own, other = (torch.frombuffer(bytearray(wish[-SKETCH_BYTES:]), dtype=torch.float32) for wish in (mine, theirs))
+    own, other = (torch.frombuffer(bytearray(each[-SKETCH_BYTES:]), dtype=torch.float32) for each in (mine, theirs))
     return other.double() - own.double()
 
 

@@ -82,9 +82,9 @@ class DriverEnvironment:
     """Runs ``work(function, *arguments)`` off the event loop, or at once."""
     committed: Callable[[Commit], None] = lambda commit: None
     """Called for each committed exchange."""
-    copies: WeightServer | None = None
+    weight_server: WeightServer | None = None
     """Server of our weights; None: one that serves only newcomers that the core accepted."""
-    gatherer: Downloader | None = None
+    downloader: Downloader | None = None
     """Downloads weights; None: only from the donor that accepted our request."""
 
 
@@ -105,13 +105,13 @@ class Driver:
         self._learner = learner
         self._environment = environment
         self._sessions: dict[LinkId, Session] = {}
+        work, sizes = environment.work, learner.payloads.weight_sizes()
         self._tools = SessionEnvironment(
             payloads=learner.payloads,
             buffers=Buffers(),
-            work=environment.work,
-            copies=environment.copies or WeightServer(learner.payloads, environment.work, environment.clock),
-            gatherer=environment.gatherer
-            or Downloader(None, learner.payloads.weight_sizes(), environment.work, environment.notebook),
+            work=work,
+            weight_server=environment.weight_server or WeightServer(learner.payloads, work, environment.clock),
+            downloader=environment.downloader or Downloader(None, sizes, work, environment.notebook),
             donors=self._donors,
             heard=self._heard,
             done=self.handle,

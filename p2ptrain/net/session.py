@@ -41,9 +41,9 @@ class SessionEnvironment:
     buffers: Buffers
     work: Callable[..., Awaitable[Any]]
     """Runs ``work(function, *arguments)`` off the event loop, or at once."""
-    copies: WeightServer
+    weight_server: WeightServer
     """Server of our weights."""
-    gatherer: Downloader
+    downloader: Downloader
     """Downloads weights."""
     donors: Callable[[], Mapping[PeerId, Sequence[str]]]
     """Returns further donors and their addresses."""
@@ -97,7 +97,7 @@ class Session:
                 case Pull():
                     await self._pull(link, instruction)
                 case Donate():
-                    self.tools.done(Donated(self.link, await self.tools.copies.give(link)))
+                    self.tools.done(Donated(self.link, await self.tools.weight_server.give(link)))
                 case Close():
                     return
                 case _:
@@ -114,17 +114,17 @@ class Session:
 
     async def _swap(self, link: Link, swap: Swap) -> None:
         payloads, work = self.tools.payloads, self.tools.work
-        sizes, lengths = payloads.wish_sizes(swap.fragments), payloads.encoded_sizes(swap.fragments)
+        sizes, lengths = payloads.proposal_sizes(swap.fragments), payloads.encoded_sizes(swap.fragments)
         snapshot = payloads.published  # one for proposals and payload, whatever is published meanwhile
-        wishes: Sequence[bytes] = ()
-        their_wishes: Sequence[bytearray] = ()
+        proposals: Sequence[bytes] = ()
+        their_proposals: Sequence[bytearray] = ()
         try:
             if sizes:  # a codec that negotiates step widths
-                wishes = await work(payloads.wishes, swap.fragments, snapshot)
-                _, their_wishes = await concurrently(send_payload(link, wishes), receive_payload(link, sizes))
+                proposals = await work(payloads.proposals, swap.fragments, snapshot)
+                _, their_proposals = await concurrently(send_payload(link, proposals), receive_payload(link, sizes))
         except ValueError as error:
             raise _unsendable(error) from error
-        encoded = self._encoded(swap, wishes, their_wishes, snapshot)
+        encoded = self._encoded(swap, proposals, their_proposals, snapshot)
         mine, others = await concurrently(encoded, link.open_parallel(sum(lengths)))
         del snapshot  # a payload may take minutes, and this is a whole model
         if not (self.link.outbound or sizes):  # the initiator may withdraw a late-accepted offer without a payload
@@ -143,18 +143,18 @@ class Session:
         self.tools.done(SwapDone(self.link, sent_bytes, received_bytes, *measured))
 
     async def _encoded(
-        self, swap: Swap, wishes: Sequence[bytes], their_wishes: Sequence[bytearray], snapshot: Snapshot
+        self, swap: Swap, proposals: Sequence[bytes], their_proposals: Sequence[bytearray], snapshot: Snapshot
     ) -> Encoded:
         """Encode our part of these fragments."""
         encode = self.tools.payloads.encode
         try:
-            mine: Encoded = await self.tools.work(encode, swap.fragments, wishes, their_wishes, snapshot)
+            mine: Encoded = await self.tools.work(encode, swap.fragments, proposals, their_proposals, snapshot)
         except ValueError as error:
             raise _unsendable(error) from error
         return mine
 
     async def _pull(self, link: Link, pull: Pull) -> None:
-        parts = await self.tools.gatherer.gather(link, self.tools.donors())
+        parts = await self.tools.downloader.gather(link, self.tools.donors())
         await self.tools.work(self.tools.payloads.check_weights, parts)
         self.pulled = (pull.reply, parts)
         self.tools.done(Pulled(self.link, sum(map(len, parts))))

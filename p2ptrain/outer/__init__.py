@@ -8,7 +8,7 @@ the momentum b. A round in the trainer::
     states = [initial_state(theta[f]) for f in slices(P, F)]
 
     H inner steps move theta                          meanwhile, when an exchange is complete:
-                                                          dx = displacement(difference, share, radius)       share of the partners' terms
+                                                          dx = displacement(difference, share, radius)
                                                           theta[f] += dx
                                                           state = displaced(state, dx), or by a share of it
     g = pseudo_gradient(state, theta[f])

@@ -80,7 +80,7 @@ class CountingRules:
     """Tensors of each fragment that partners may have."""
     fragments: tuple[Blank, ...]
     """Encoded fragments of all streams."""
-    wishes: tuple[Blank, ...]
+    proposals: tuple[Blank, ...]
     """Proposal sent before each fragment; empty if the codec needs no negotiation."""
     weights: tuple[Blank, ...]
     """Fragments in fp32."""
@@ -188,11 +188,11 @@ class CountingLearner:
     published = None
     """Snapshot for partners: none."""
 
-    def wishes(self, fragments: Sequence[int], snapshot: None) -> list[Blank]:
-        return [self._rules.wishes[fragment] for fragment in fragments] if self._rules.wishes else []
+    def proposals(self, fragments: Sequence[int], snapshot: None) -> list[Blank]:
+        return [self._rules.proposals[fragment] for fragment in fragments] if self._rules.proposals else []
 
-    def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
-        return [wish.size for wish in self.wishes(fragments, self.published)]
+    def proposal_sizes(self, fragments: Sequence[int]) -> list[int]:
+        return [proposal.size for proposal in self.proposals(fragments, self.published)]
 
     def encode(
         self, fragments: Sequence[int], mine: Sequence[Blank], theirs: Sequence[Blank], snapshot: None

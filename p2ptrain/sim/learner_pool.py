@@ -12,7 +12,7 @@ from torch import Tensor
 
 from p2ptrain.base.ids import RunId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.codec import CodecTerms, Matrices, wish_size
+from p2ptrain.codec import CodecTerms, Matrices, proposal_size
 from p2ptrain.outer import slices
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.recipes import RECIPES
@@ -71,7 +71,7 @@ class BytesLearnerPool:
             codecs = codecs_of(scenario.codec)[: 1 if recipe.mix("pseudo_gradient") is None else 2]
             lengths = [piece.stop - piece.start for piece in _slices(scenario)]
             each = [(codec, length) for codec in codecs for length in lengths]
-            wishes = [wish_size(codec, length) for codec, length in each]
+            proposals = [proposal_size(codec, length) for codec, length in each]
             self._rules[inner_steps] = CountingRules(
                 inner_steps=inner_steps,
                 tokens_per_peer=float(scenario.tokens_per_peer),
@@ -79,7 +79,7 @@ class BytesLearnerPool:
                 blocks=recipe.blocks,
                 streams=len(codecs),
                 fragments=tuple(Blank(codec.encoded_size(CodecTerms(length))) for codec, length in each),
-                wishes=tuple(map(Blank, wishes)) if any(wishes) else (),
+                proposals=tuple(map(Blank, proposals)) if any(proposals) else (),
                 weights=tuple(Blank(4 * length) for length in lengths),
                 disagreement=scenario.learner.disagreement,
                 due=replace(learner_rules(scenario.outer, 0.0), inner_steps=inner_steps).due,

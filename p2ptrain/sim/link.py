@@ -41,10 +41,10 @@ class LinkEnd:
     swap: Swap | None = None
     snapshot: Any = None
     """Learner's published snapshot when the swap began."""
-    wishes: Sequence[Any] = ()
-    their_wishes: Sequence[Any] = ()
-    """Proposals of both sides, sent before they encode if the codec needs them; ``wished`` once ours are sent."""
-    wished: bool = False
+    proposals: Sequence[Any] = ()
+    their_proposals: Sequence[Any] = ()
+    """Proposals of both sides, sent before they encode if the codec needs them; ``has_proposed`` once ours are sent."""
+    has_proposed: bool = False
     payload_begun: bool = False
     """Whether the other side's payload has begun to arrive."""
     transfer: Transfer | None = None
@@ -109,38 +109,38 @@ class LinkEnd:
         if self.swap is None and self.other.swap is None:
             self.breaks = self.other.breaks = owner.network.conditions.breaks_swap(owner.peer, self.link.peer)
         self.swap, self.snapshot = swap, owner.learner.payloads.published
-        if sizes := owner.learner.payloads.wish_sizes(swap.fragments):
-            self.wishes = owner.learner.payloads.wishes(swap.fragments, self.snapshot)
-            self._start_transfer(payload_bytes(sizes), self._wishes_sent)
+        if sizes := owner.learner.payloads.proposal_sizes(swap.fragments):
+            self.proposals = owner.learner.payloads.proposals(swap.fragments, self.snapshot)
+            self._start_transfer(payload_bytes(sizes), self._proposals_sent)
         else:
             self._send_payload()
 
-    def _wishes_sent(self) -> None:
+    def _proposals_sent(self) -> None:
         assert self.other is not None
-        self.other.owner.later(self.latency_s, self.other._take_wishes, self.wishes)
-        self.wished = True
-        if self.their_wishes:
+        self.other.owner.later(self.latency_s, self.other._take_proposals, self.proposals)
+        self.has_proposed = True
+        if self.their_proposals:
             self.owner.later(0.0, self._send_payload)
 
     def _payload_begins(self) -> None:
         self.payload_begun = True
         self._send_payload()
 
-    def _take_wishes(self, wishes: Sequence[Any]) -> None:
-        self.their_wishes = wishes
+    def _take_proposals(self, proposals: Sequence[Any]) -> None:
+        self.their_proposals = proposals
         self._send_payload()
 
     def _send_payload(self) -> None:
         """Send the payload once both proposals are known and the initiator has not withdrawn its offer."""
         if not self.is_open or self.swap is None or self.encoded is not None:
             return
-        if self.wishes and not (self.wished and self.their_wishes):
+        if self.proposals and not (self.has_proposed and self.their_proposals):
             return
-        if not (self.wishes or self.link.outbound or self.payload_begun):
+        if not (self.proposals or self.link.outbound or self.payload_begun):
             return
         assert self.other is not None
         payloads, adversary = self.owner.learner.payloads, self.owner.adversary
-        question = self.swap.fragments, self.wishes, self.their_wishes, self.snapshot
+        question = self.swap.fragments, self.proposals, self.their_proposals, self.snapshot
         payload = self.encoded = payloads.encode(*question)
         if adversary is not None:
             lie = adversary.sends(payload, payloads, question)
@@ -153,7 +153,7 @@ class LinkEnd:
             self._start_transfer(size * self.breaks, self.owner.later, self.latency_s, self._lose)
         else:
             self._start_transfer(size, self._payload_sent, payload)
-        if self.link.outbound and not self.wishes:
+        if self.link.outbound and not self.proposals:
             self.other.owner.later(self.latency_s, self.other._payload_begins)
 
     def _lose(self) -> None:
@@ -181,7 +181,7 @@ class LinkEnd:
         except (NetworkError, RemoteError) as error:
             self.fail(str(error), isinstance(error, RemoteError), misfit=isinstance(error, MisfitError))
             return
-        agreeing = sum(map(len, self.wishes))
+        agreeing = sum(map(len, self.proposals))
         sent_bytes, received_bytes = agreeing + self.encoded.size_bytes, agreeing + self.arrived.size_bytes
         found = self.difference
         measured = found.distance, found.norm, found.fingerprint, found.sketched

@@ -27,9 +27,9 @@ from p2ptrain.codec import (
     agree,
     apart,
     compare,
+    proposal_for,
+    proposal_size,
     unexplained,
-    wish_for,
-    wish_size,
 )
 from p2ptrain.outer import l2_norm
 from p2ptrain.recipes import Stream
@@ -133,7 +133,7 @@ class Payloads:
     @property
     def knows_nothing(self) -> bool:
         """Whether the codec needs step widths and none are measured or predicted yet (see ``foresee``)."""
-        return self._widths.are_unknown and bool(self.wish_sizes(range(len(self._lengths))))
+        return self._widths.are_unknown and bool(self.proposal_sizes(range(len(self._lengths))))
 
     def foresee(
         self,
@@ -150,22 +150,23 @@ class Payloads:
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
-    def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
+    def proposal_sizes(self, fragments: Sequence[int]) -> list[int]:
         """Return the bytes of each proposal, equal on both sides; empty if the codec has none."""
-        sizes = [wish_size(self.codec(number), self._length(number)) for number in fragments]
+        sizes = [proposal_size(self.codec(number), self._length(number)) for number in fragments]
         return sizes if any(sizes) else []
 
-    def wishes(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
+    def proposals(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
         """Return the proposals to send before encoding, one part per fragment; empty if the codec needs no agreement.
 
         They describe ``snapshot``, by default the one published now.
         """
-        if not self.wish_sizes(fragments):
+        if not self.proposal_sizes(fragments):
             return ()
         parts = (snapshot or self.published).parts
         shapes = [self._widths.shape(number, self.codec(number), parts[number]) for number in fragments]
         return tuple(
-            wish_for(self.codec(number), shape, parts[number]) for number, shape in zip(fragments, shapes, strict=True)
+            proposal_for(self.codec(number), shape, parts[number])
+            for number, shape in zip(fragments, shapes, strict=True)
         )
 
     def encode(

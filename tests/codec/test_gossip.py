@@ -30,8 +30,8 @@ def exchange(
     each: Codec, a: OuterState, b: OuterState, weight_a: float = 1.0, weight_b: float = 1.0, radius: float = math.inf
 ) -> tuple[Tensor, Tensor]:
     """Both sides' displacements, each computed as that side would."""
-    wishes = (codec.wish_for(each, codec.first_shape(each, state.slow), state.slow) for state in (a, b))
-    terms = codec.agree(each, len(a.slow), *wishes)
+    proposals = (codec.proposal_for(each, codec.first_shape(each, state.slow), state.slow) for state in (a, b))
+    terms = codec.agree(each, len(a.slow), *proposals)
     from_a, from_b = each.encode(a.slow, terms), each.encode(b.slow, terms)
     return (
         displacement(each.difference(from_a, from_b, terms), share(weight_a, weight_b), radius),

@@ -58,8 +58,8 @@ def test_memory_beside_input_and_output_is_bounded(name: str) -> None:
     shape = codec.first_shape(each, mine)
     steps: list[Callable[[], object]] = [lambda: codec.first_shape(each, mine)]
     if name in WEIGHT_CODECS:
-        steps.append(lambda: codec.wish_for(each, shape, mine))
-    terms = codec.agree(each, ELEMENTS, codec.wish_for(each, shape, mine), codec.wish_for(each, shape, theirs))
+        steps.append(lambda: codec.proposal_for(each, shape, mine))
+    terms = codec.agree(each, ELEMENTS, codec.proposal_for(each, shape, mine), codec.proposal_for(each, shape, theirs))
     steps.append(lambda: each.encode(mine, terms))
     for step in steps:
         with watched(mine, theirs) as large:

@@ -40,8 +40,8 @@ def swapped(each: ModularCodec, mine: Tensor, theirs: Tensor, terms: CodecTerms)
 
 def met(each: ModularCodec, mine: Tensor, theirs: Tensor, shape: bytes) -> tuple[CodecTerms, Comparison]:
     """One exchange of two peers that have the same shape."""
-    wishes = codec.wish_for(each, shape, mine), codec.wish_for(each, shape, theirs)
-    terms = codec.agree(each, len(mine), *wishes)
+    proposals = codec.proposal_for(each, shape, mine), codec.proposal_for(each, shape, theirs)
+    terms = codec.agree(each, len(mine), *proposals)
     return terms, swapped(each, mine, theirs, terms)
 
 
@@ -242,12 +242,12 @@ def test_sketches_measure_the_distance(elements: int, seed: int, ratio: float) -
 def test_both_sides_agree_on_the_same_steps() -> None:
     each = ModularCodec(4, 64)
     mine, theirs = random(1000, 1), random(1000, 2)
-    wishes = (
-        codec.wish_for(each, codec.first_shape(each, mine), mine),
-        codec.wish_for(each, codec.first_shape(each, random(1000, 3, 1e-3)), theirs),
+    proposals = (
+        codec.proposal_for(each, codec.first_shape(each, mine), mine),
+        codec.proposal_for(each, codec.first_shape(each, random(1000, 3, 1e-3)), theirs),
     )
-    assert len(wishes[0]) == codec.wish_size(each, 1000) == 16 + SKETCH_BYTES
-    assert codec.agree(each, 1000, *wishes) == codec.agree(each, 1000, *reversed(wishes))
+    assert len(proposals[0]) == codec.proposal_size(each, 1000) == 16 + SKETCH_BYTES
+    assert codec.agree(each, 1000, *proposals) == codec.agree(each, 1000, *reversed(proposals))
 
 
 @settings(max_examples=60, deadline=None)
@@ -255,9 +255,9 @@ def test_both_sides_agree_on_the_same_steps() -> None:
 def test_any_wish_is_refused_or_yields_steps(theirs: bytes) -> None:
     each = ModularCodec(4, 64)
     mine = random(250, 1)
-    wish = codec.wish_for(each, codec.first_shape(each, mine), mine)
+    proposal = codec.proposal_for(each, codec.first_shape(each, mine), mine)
     try:
-        terms = codec.agree(each, 250, wish, theirs)
+        terms = codec.agree(each, 250, proposal, theirs)
     except RemoteError:
         return
     assert bool(swapped(each, mine, -mine, terms).difference.isfinite().all())
@@ -265,20 +265,20 @@ def test_any_wish_is_refused_or_yields_steps(theirs: bytes) -> None:
 
 def test_wishes_that_are_none() -> None:
     each = ModularCodec(4, 64)
-    wish = codec.wish_for(each, bytes(4), torch.zeros(250))
+    proposal = codec.proposal_for(each, bytes(4), torch.zeros(250))
     with pytest.raises(RemoteError, match="has 5 bytes instead of 260"):
-        codec.agree(each, 250, wish, b"hello")
+        codec.agree(each, 250, proposal, b"hello")
     with pytest.raises(RemoteError, match="sketch of its weights is not finite"):
-        codec.agree(each, 250, wish, wish[:-4] + struct.pack("<f", math.nan))
+        codec.agree(each, 250, proposal, proposal[:-4] + struct.pack("<f", math.nan))
     with pytest.raises(RemoteError, match="which codec int8 does not use"):
-        codec.agree(codec.get("int8"), 250, b"", wish)
+        codec.agree(codec.get("int8"), 250, b"", proposal)
 
 
 @pytest.mark.parametrize("name", codec.GRADIENT_CODECS)
 def test_other_codecs_wish_for_nothing(name: str) -> None:
     each, snapshot = codec.get(name), random(100, 1)
-    assert codec.first_shape(each, snapshot) == codec.wish_for(each, b"", snapshot) == b""
-    assert codec.wish_size(each, 100) == 0
+    assert codec.first_shape(each, snapshot) == codec.proposal_for(each, b"", snapshot) == b""
+    assert codec.proposal_size(each, 100) == 0
     terms = codec.agree(each, 100, b"", b"")
     assert terms == CodecTerms(100)
     message, other = each.encode(snapshot, terms), each.encode(-snapshot, terms)
@@ -298,8 +298,8 @@ def test_first_contact(bits: int, reference: str) -> None:
     moved = [scale * random(len(scale), seed) for seed in (3, 4)]
     mine, theirs = start + moved[0], start + moved[1]
     shapes = [codec.first_shape(each, moved[k] if reference == "movement" else (mine, theirs)[k]) for k in range(2)]
-    wishes = codec.wish_for(each, shapes[0], mine), codec.wish_for(each, shapes[1], theirs)
-    found = swapped(each, mine, theirs, codec.agree(each, len(mine), *wishes))
+    proposals = codec.proposal_for(each, shapes[0], mine), codec.proposal_for(each, shapes[1], theirs)
+    found = swapped(each, mine, theirs, codec.agree(each, len(mine), *proposals))
     error = float((found.difference - (theirs - mine)).norm() / (theirs - mine).norm())
     if reference == "movement":
         assert found.wrapped == 0
@@ -359,8 +359,8 @@ def test_gossip_reaches_agreement_and_keeps_the_mean(bits: int) -> None:
     before = float((torch.stack(peers) - mean).norm(dim=1).mean())
     for _ in range(100):
         i, j = choice.sample(range(6), 2)
-        wishes = codec.wish_for(each, shapes[i], peers[i]), codec.wish_for(each, shapes[j], peers[j])
-        terms = codec.agree(each, 2000, *wishes)
+        proposals = codec.proposal_for(each, shapes[i], peers[i]), codec.proposal_for(each, shapes[j], peers[j])
+        terms = codec.agree(each, 2000, *proposals)
         found = swapped(each, peers[i], peers[j], terms)
         peers[i], peers[j] = peers[i] + found.difference / 2, peers[j] - found.difference / 2
         shapes[i], shapes[j] = (codec.next_shape(each, shapes[k], terms, found) for k in (i, j))
@@ -391,6 +391,6 @@ def test_references_and_snapshots_that_are_broken_are_our_bug() -> None:
         with pytest.raises(ValueError, match="not finite or beyond"):
             codec.first_shape(each, broken)
         with pytest.raises(ValueError, match="not finite or beyond"):
-            codec.wish_for(each, bytes(1), broken)
+            codec.proposal_for(each, bytes(1), broken)
     high = torch.full((10,), LARGEST_MAGNITUDE)
     assert bool(met(each, high, -high, codec.first_shape(each, high))[1].difference.isfinite().all())

@@ -187,16 +187,16 @@ def test_partners_reject_a_sketch_of_infinite_weights_and_the_adversary_does_not
         return payloads
 
     theirs, liars = modular(), modular()
-    honest, environment = theirs.wishes((0,)), disguised("infinite", payloads=liars)
+    honest, environment = theirs.proposals((0,)), disguised("infinite", payloads=liars)
 
     async def lie() -> tuple[Any, Any]:
-        wishes = await environment.work(liars.wishes, (0,), liars.published)
-        return wishes, await environment.work(liars.encode, (0,), wishes, honest, liars.published)
+        proposals = await environment.work(liars.proposals, (0,), liars.published)
+        return proposals, await environment.work(liars.encode, (0,), proposals, honest, liars.published)
 
-    wishes, payload = asyncio.run(lie())
-    assert payload.parts == liars.encode((0,), liars.wishes((0,)), honest).parts
+    proposals, payload = asyncio.run(lie())
+    assert payload.parts == liars.encode((0,), liars.proposals((0,)), honest).parts
     with pytest.raises(RemoteError, match="sketch of its weights is not finite"):
-        theirs.encode((0,), honest, wishes)
+        theirs.encode((0,), honest, proposals)
 
 
 HONEST_IN_WEIGHTS = ("frames", "shapes", "endless", "drip", "lingering", "heavy", "flood", "forged_record")

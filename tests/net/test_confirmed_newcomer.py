@@ -46,7 +46,7 @@ class Swarm:
     """Donors that give when they are asked, some of them liars, some of which break off after one fragment."""
 
     def __init__(self, liars: Collection[PeerId], breaking: Collection[PeerId]) -> None:
-        self.links, self.copies = MemoryNetwork(0.01), MemoryNetwork(0.01)
+        self.links, self.weight_server = MemoryNetwork(0.01), MemoryNetwork(0.01)
         self.asked: list[PeerId] = []
         self._liars, self._breaking = liars, breaking
 
@@ -57,7 +57,7 @@ class Swarm:
             payloads = Payloads([P // F] * F, codec.get("fp32"), None)
             payloads.publish(Snapshot(100, parts, parts))
             copies = WeightServer(payloads, at_once, loop.time)
-            await self.copies.transport(peer).listen(copies.answer)
+            await self.weight_server.transport(peer).listen(copies.answer)
             await self.links.transport(peer).listen(self._donor(peer, payloads, copies))
             await self.links.directory(0.0).announce(
                 Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), PeerState.TRAINING, 100, 400.0, True, "", 1.0, 3600.0)
@@ -101,8 +101,8 @@ def joined(
         loop = asyncio.get_running_loop()
         sizes = learner.payloads.weight_sizes()
         rules = run_rules(sizes, weights_bytes=sum(sizes), tokens_per_peer=1e9, tokens_per_outer_step=4.0)
-        gatherer = Downloader(swarm.copies.transport(ME).open, sizes, at_once, notebook)
-        shore = DriverEnvironment(
+        downloader = Downloader(swarm.weight_server.transport(ME).open, sizes, at_once, notebook)
+        environment = DriverEnvironment(
             transport=swarm.links.transport(ME),
             directory=swarm.links.directory(0.01),
             notebook=notebook,
@@ -111,10 +111,10 @@ def joined(
             live_until=lambda record: record.issued_at + record.lifetime_s,
             begin_training=lambda: None,
             work=at_once,
-            gatherer=gatherer,
+            downloader=downloader,
         )
         await swarm.begin()
-        driver = Driver(Peer(ME, rules, Random(seed)), learner, shore)
+        driver = Driver(Peer(ME, rules, Random(seed)), learner, environment)
         running = asyncio.create_task(driver.run())
         for _ in range(600):
             await asyncio.sleep(1.0)

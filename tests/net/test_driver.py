@@ -62,7 +62,7 @@ class Trainee:
         self.core = Peer(peer, swarm_rules, Random(1))
         self._begun = asyncio.Event()
         self.committed: list[Commit] = []
-        shore = DriverEnvironment(
+        environment = DriverEnvironment(
             transport=network.transport(peer),
             directory=network.directory(0.01, clock=loop.time),
             notebook=self.notebook,
@@ -73,7 +73,7 @@ class Trainee:
             work=at_once,
             committed=self.committed.append,
         )
-        self.driver = Driver(self.core, self.learner, shore)
+        self.driver = Driver(self.core, self.learner, environment)
 
     async def live(self) -> None:
         training = asyncio.create_task(self._train())
@@ -445,7 +445,7 @@ def test_a_dead_directory_does_not_hold_up_who_leaves():
 
     async def stage() -> None:
         amber = Trainee(MemoryNetwork(latency=0.01), AMBER)
-        amber.driver._shore = replace(amber.driver._shore, directory=Dead())
+        amber.driver._environment = replace(amber.driver._environment, directory=Dead())
         living = asyncio.create_task(amber.driver.run())
         await asyncio.sleep(1.0)
         started = asyncio.get_running_loop().time()

@@ -134,7 +134,7 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
         core, learner = make_peer(peer, case)
         notebook = MemoryLog()
         begun = asyncio.Event()
-        shore = DriverEnvironment(
+        environment = DriverEnvironment(
             transport=network.transport(peer),
             directory=network.directory(LOOKUP_S, clock=loop.time),
             notebook=notebook,
@@ -146,7 +146,7 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
             begin_training=begun.set,
             work=at_once,
         )
-        driver = Driver(core, learner, shore)
+        driver = Driver(core, learner, environment)
         proceed = asyncio.Event()
         learner.inbox.proceed = lambda step, then=learner.inbox.proceed: (then(step), proceed.set())
         await asyncio.sleep(delay)

@@ -26,11 +26,11 @@ NOTHING = cast(Any, None)
 
 
 class Plain:
-    """Two chunks of a codec without wishes (``train.payloads.Payloads``)."""
+    """Two chunks of a codec without proposals (``train.payloads.Payloads``)."""
 
     published = None
 
-    def wish_sizes(self, fragments: object) -> list[int]:
+    def proposal_sizes(self, fragments: object) -> list[int]:
         return []
 
     def encoded_sizes(self, fragments: object) -> list[int]:

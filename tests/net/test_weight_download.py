@@ -104,8 +104,8 @@ def gathered(
 
     async def main() -> tuple[list[bytearray], float]:
         network, promised = await around.open()
-        gatherer = Downloader(network.transport(ME).open, sizes or [4 * N] * F, at_once, notebook, around.taken)
-        whole = await gatherer.gather(promised, dict.fromkeys([GIVER, *others], ()))
+        downloader = Downloader(network.transport(ME).open, sizes or [4 * N] * F, at_once, notebook, around.taken)
+        whole = await downloader.gather(promised, dict.fromkeys([GIVER, *others], ()))
         seconds = asyncio.get_running_loop().time()
         await asyncio.sleep(1.0)  # until the farewell is heard
         return whole, seconds
@@ -239,11 +239,11 @@ def test_what_a_failed_pull_had_fetched_is_not_asked_for_again(notebook):
         await promises.transport(A).listen(breaking(given, 3))
         await promises.transport(B).listen(counting)
         await network.transport(B).listen(copies_of(honest(1)).answer)
-        gatherer = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
         with pytest.raises(NetworkError, match="stopped sending"):
-            await gatherer.gather(await promises.transport(ME).open(A), {})
+            await downloader.gather(await promises.transport(ME).open(A), {})
         await asyncio.sleep(pause_s)
-        return await gatherer.gather(await promises.transport(ME).open(B), {})
+        return await downloader.gather(await promises.transport(ME).open(B), {})
 
     pause_s = 10.0
     assert virtual_time.run(main()) == as_bytes(given)
@@ -260,14 +260,14 @@ def test_what_honest_donors_gave_while_the_one_that_promised_lied_is_not_asked_f
 
     async def main() -> tuple[int, list[bytearray]]:
         network, promised = await around.open()
-        gatherer = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook, around.taken)
+        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook, around.taken)
         others = dict.fromkeys(donors, ())
         with pytest.raises(RemoteError, match="differ too much from those of others"):
-            await gatherer.gather(promised, others)
+            await downloader.gather(promised, others)
         before = sum(size for peer, size in around.given.items() if peer != GIVER)
         again = MemoryNetwork(0.05)
         await again.transport(A).listen(copies_of(donors[A]).give)
-        whole = await gatherer.gather(await again.transport(ME).open(A), others)
+        whole = await downloader.gather(await again.transport(ME).open(A), others)
         return before, whole
 
     before, whole = virtual_time.run(main())
@@ -285,16 +285,16 @@ def test_a_pull_that_is_broken_off_keeps_what_it_had_for_a_while_and_leaves_no_t
             await silence(link)
 
         await promises.transport(A).listen(dripping)
-        gatherer = Downloader(None, [4 * N] * F, at_once, notebook)
+        downloader = Downloader(None, [4 * N] * F, at_once, notebook)
         link = await promises.transport(ME).open(A)
-        pulling = asyncio.create_task(gatherer.gather(link, {}))
+        pulling = asyncio.create_task(downloader.gather(link, {}))
         await asyncio.sleep(5.0)
         pulling.cancel()
         await asyncio.wait([pulling])
         assert pulling.cancelled()
-        kept, left = len(gatherer._kept.givers), asyncio.all_tasks() - {asyncio.current_task()}
+        kept, left = len(downloader._kept.givers), asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.sleep(KEEP_S)
-        return kept, left, gatherer._kept
+        return kept, left, downloader._kept
 
     kept, left, later = virtual_time.run(main())
     assert kept == 2
@@ -327,8 +327,8 @@ def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
         await promises.transport(GIVER).listen(donor(0))
         await network.transport(GIVER).listen(donor(0))
         await network.transport(A).listen(donor(1))
-        gatherer = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
-        whole = await gatherer.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
+        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        whole = await downloader.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(1.0)
         return whole
 
@@ -371,8 +371,8 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
         await promises.transport(GIVER).listen(promised)
         await network.transport(GIVER).listen(copies(0))
         await network.transport(A).listen(copies(1))
-        gatherer = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
-        whole = await gatherer.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
+        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        whole = await downloader.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(10.0)
         return whole
 

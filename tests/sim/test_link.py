@@ -48,9 +48,9 @@ def test_the_other_side_hears_whether_the_payload_had_begun(in_order: bool, has_
 
 @pytest.mark.parametrize("sends", [True, False])
 def test_whoever_answers_waits_for_the_openers_payload_to_begin(sends: bool) -> None:
-    """A codec without wishes. Of one who sends nothing it never begins."""
+    """A codec without proposals. Of one who sends nothing it never begins."""
     started: list[str] = []
-    payloads = SimpleNamespace(published=None, wish_sizes=lambda _: [], encode=lambda *_: ENCODED)
+    payloads = SimpleNamespace(published=None, proposal_sizes=lambda _: [], encode=lambda *_: ENCODED)
 
     def owner(name: str, adversary: object = None) -> SimulatedPeer:
         network = SimpleNamespace(

@@ -42,11 +42,11 @@ def test_without_a_card_auto_is_the_cpu(no_cuda):
 
 
 @pytest.mark.parametrize(
-    ("wish", "index"),
+    ("proposal", "index"),
     [("auto", 0), ("cuda", 0), ("cuda:1", 1)],
 )
-def test_with_cards(two_cards, wish, index):
-    assert choose_device(wish) == torch.device("cuda", index)
+def test_with_cards(two_cards, proposal, index):
+    assert choose_device(proposal) == torch.device("cuda", index)
     assert choose_device("cpu") == torch.device("cpu")
 
 
@@ -98,10 +98,10 @@ def test_a_card_too_many_is_explained(two_cards):
     assert "cuda:0, cuda:1" in caught.value.remedy
 
 
-@pytest.mark.parametrize("wish", ["gpu", "cuda:", "cuda:-1", "cuda:x", "", "mps"])
-def test_a_device_of_no_known_kind_is_refused(no_cuda, wish):
+@pytest.mark.parametrize("proposal", ["gpu", "cuda:", "cuda:-1", "cuda:x", "", "mps"])
+def test_a_device_of_no_known_kind_is_refused(no_cuda, proposal):
     with pytest.raises(DeviceError, match="There is no device"):
-        choose_device(wish)
+        choose_device(proposal)
 
 
 @pytest.mark.parametrize(

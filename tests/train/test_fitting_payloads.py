@@ -26,9 +26,9 @@ def lopsided(part: Tensor) -> Tensor:
 
 def met(one: Payloads, other: Payloads, garble: Random | None = None, number: int = 0) -> Difference:
     """What one makes of an exchange; with ``garble`` the other's codes are any bytes."""
-    wishes = one.wishes([number]), other.wishes([number])
-    mine: Encoded = one.encode([number], *wishes)
-    theirs = other.encode([number], *reversed(wishes)).parts
+    proposals = one.proposals([number]), other.proposals([number])
+    mine: Encoded = one.encode([number], *proposals)
+    theirs = other.encode([number], *reversed(proposals)).parts
     return one.difference(mine, [garble.randbytes(len(part)) for part in theirs] if garble else theirs)
 
 
@@ -40,10 +40,10 @@ def acquainted(one: Payloads, other: Payloads) -> float:
 def test_bytes_that_are_no_weights_are_refused_and_teach_little() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     before = acquainted(one, other)
-    widths = one.wishes([0])[0]
+    widths = one.proposals([0])[0]
     with pytest.raises(MisfitError, match="not where it said"):
         met(one, other, random)
-    assert all(0 <= after - known <= PACE for known, after in zip(widths, one.wishes([0])[0], strict=True))
+    assert all(0 <= after - known <= PACE for known, after in zip(widths, one.proposals([0])[0], strict=True))
     assert met(one, other).distance == pytest.approx(before, rel=0.2)
 
 
@@ -61,11 +61,11 @@ def test_weights_that_are_as_good_as_equal_fit_whatever_wraps(told: float, verdi
 def test_weights_other_than_the_sketch_told_of_are_refused(factor: float) -> None:
     one, other = peer(2), peer(3)
     acquainted(one, other)
-    wishes = one.wishes([0]), other.wishes([0])
+    proposals = one.proposals([0]), other.proposals([0])
     part = factor * other.published.parts[0]
-    false = other.encode([0], *reversed(wishes), Snapshot(1, (part,), (part,)))
+    false = other.encode([0], *reversed(proposals), Snapshot(1, (part,), (part,)))
     with pytest.raises(MisfitError, match="not where it said"):
-        one.difference(one.encode([0], *wishes), false.parts)
+        one.difference(one.encode([0], *proposals), false.parts)
 
 
 @pytest.mark.parametrize("factor", [3.0, -1.0, 0.0, 0.5, LARGEST_MAGNITUDE / 8])
@@ -73,21 +73,21 @@ def test_who_has_measured_nothing_yet_mixes_nothing_of_them(factor: float) -> No
     """Or refuses them: as they decode in widths made for far smaller differences."""
     one, other = peer(2), peer(3)
     part = factor * other.published.parts[0]
-    wishes = one.wishes([0]), other.wishes([0])
-    false = other.encode([0], *reversed(wishes), Snapshot(1, (part,), (part,)))
+    proposals = one.proposals([0]), other.proposals([0])
+    false = other.encode([0], *reversed(proposals), Snapshot(1, (part,), (part,)))
     with contextlib.suppress(MisfitError):
-        assert one.difference(one.encode([0], *wishes), false.parts).distance <= 0.05
+        assert one.difference(one.encode([0], *proposals), false.parts).distance <= 0.05
 
 
 def test_what_the_sketch_told_of_is_sent_though_something_newer_is_published() -> None:
     one, other = peer(2), peer(3)
     acquainted(one, other)
     told = one.published, other.published
-    wishes = one.wishes([0], told[0]), other.wishes([0], told[1])
+    proposals = one.proposals([0], told[0]), other.proposals([0], told[1])
     for each, snapshot in zip((one, other), told, strict=True):
         part = 2.0 * snapshot.parts[0]
         each.publish(Snapshot(2, (part,), (part,)))
-    found = one.difference(one.encode([0], *wishes, told[0]), other.encode([0], *reversed(wishes), told[1]).parts)
+    found = one.difference(one.encode([0], *proposals, told[0]), other.encode([0], *reversed(proposals), told[1]).parts)
     apart = told[1].parts[0] - told[0].parts[0]
     assert float((found.parts[0] - apart).norm()) <= 0.5 * float(apart.norm())
     assert found.mine.step == 1
@@ -96,11 +96,11 @@ def test_what_the_sketch_told_of_is_sent_though_something_newer_is_published() -
 def test_weights_that_moved_since_the_sketch_are_refused_however_near() -> None:
     one, other = peer(2), peer(3)
     acquainted(one, other)
-    wishes = one.wishes([0]), other.wishes([0])
+    proposals = one.proposals([0]), other.proposals([0])
     part = other.published.parts[0] + 0.1 * torch.randn(len(COMMON), generator=torch.Generator().manual_seed(4))
-    moved = other.encode([0], *reversed(wishes), Snapshot(2, (part,), (part,)))
+    moved = other.encode([0], *reversed(proposals), Snapshot(2, (part,), (part,)))
     with pytest.raises(MisfitError, match="not where it said"):
-        one.difference(one.encode([0], *wishes), moved.parts)
+        one.difference(one.encode([0], *proposals), moved.parts)
 
 
 def test_weights_whose_sketch_tells_that_they_are_far_off_are_strange_whatever_wraps() -> None:
@@ -122,9 +122,9 @@ def test_the_sketched_distance_of_near_weights_is_about_theirs() -> None:
 
 def test_what_never_fitted_is_learnt_from() -> None:
     one, other, random = peer(2), peer(3), Random(1)
-    before = one.wishes([0])[0][:-SKETCH_BYTES]
+    before = one.proposals([0])[0][:-SKETCH_BYTES]
     met(one, other, random)  # nothing is known yet: widths rise
-    assert all(after > width for after, width in zip(one.wishes([0])[0], before, strict=False))
+    assert all(after > width for after, width in zip(one.proposals([0])[0], before, strict=False))
 
 
 def test_widths_far_too_narrow_widen_with_each_honest_exchange_that_is_refused() -> None:
@@ -170,10 +170,10 @@ def test_a_liar_that_has_drifted_far_away_is_refused_as_well(factor: float) -> N
     other.publish(Snapshot(9, (far,), (far,)))
     part = factor * far
     for _ in range(2):
-        wishes = one.wishes([0]), other.wishes([0])
-        false = other.encode([0], *reversed(wishes), Snapshot(9, (part,), (part,)))
+        proposals = one.proposals([0]), other.proposals([0])
+        false = other.encode([0], *reversed(proposals), Snapshot(9, (part,), (part,)))
         with pytest.raises(MisfitError, match="not where it said"):
-            one.difference(one.encode([0], *wishes), false.parts)
+            one.difference(one.encode([0], *proposals), false.parts)
 
 
 def test_an_honest_one_that_has_drifted_far_away_fits() -> None:
@@ -236,9 +236,9 @@ def test_liars_that_make_two_fifths_of_the_exchanges_lock_nobody_out(lie: str) -
 def test_who_knows_nothing_yet_takes_one_octave_of_a_wish_for_the_widest_steps() -> None:
     one, liar = Payloads([BLOCKS * BLOCK], get("modular4", BLOCK), None), peer(4)
     one.publish(peer(2).published)
-    guess = one.wishes([0])[0]
+    guess = one.proposals([0])[0]
     widened(one, liar, 0.4)
-    wished = one.wishes([0])[0]
+    wished = one.proposals([0])[0]
     assert all(abs(after - before) <= FIRST_PACE for before, after in zip(guess, wished, strict=True))
     assert wished != guess
 

@@ -47,9 +47,9 @@ def commit(mine: Terms, theirs: Terms, progress: float = 0.0) -> Commit:
 
 def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0.0) -> None:
     """A whole exchange of the present snapshots, delivered to both and not yet applied."""
-    wishes = [each.payloads.wishes(fragments) for each in (one, other)]
-    ours = one.payloads.encode(fragments, *wishes)
-    theirs = other.payloads.encode(fragments, *reversed(wishes))
+    proposals = [each.payloads.proposals(fragments) for each in (one, other)]
+    ours = one.payloads.encode(fragments, *proposals)
+    theirs = other.payloads.encode(fragments, *reversed(proposals))
     states = [PeerState.FINISHING if each.ended else PeerState.TRAINING for each in (one, other)]
     mine, yours = (replace(TERMS, state=state) for state in states)
     one.inbox.deliver(commit(mine, yours, progress), one.payloads.difference(ours, theirs.parts))
@@ -293,9 +293,9 @@ def test_the_first_exchange_knows_how_wide_its_steps_must_be():
     one, other = (learner(far_out(seed), inner_steps=8, codec_name="modular8") for seed in (1, 2))
     advance(4, one, other)
     for fragment in (0, 1):
-        wishes = [each.payloads.wishes((fragment,)) for each in (one, other)]
-        ours = one.payloads.encode((fragment,), *wishes)
-        theirs = other.payloads.encode((fragment,), *reversed(wishes))
+        proposals = [each.payloads.proposals((fragment,)) for each in (one, other)]
+        ours = one.payloads.encode((fragment,), *proposals)
+        theirs = other.payloads.encode((fragment,), *reversed(proposals))
         found = one.payloads.difference(ours, theirs.parts)
         apart = other.payloads.published.parts[fragment] - one.payloads.published.parts[fragment]
         assert float((found.parts[0] - apart).norm()) < 0.2 * float(apart.norm())

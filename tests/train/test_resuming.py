@@ -33,8 +33,8 @@ def resumed(seed: int, codec_name: str, inner_steps: int) -> Learner:
 def apart(one: Learner, other: Learner) -> tuple[float, float]:
     """How far the exchange says that they are apart, and how far they are."""
     fragments = (0, 1)
-    wishes = [each.payloads.wishes(fragments) for each in (one, other)]
-    ours, theirs = one.payloads.encode(fragments, *wishes), other.payloads.encode(fragments, *reversed(wishes))
+    proposals = [each.payloads.proposals(fragments) for each in (one, other)]
+    ours, theirs = one.payloads.encode(fragments, *proposals), other.payloads.encode(fragments, *reversed(proposals))
     found = torch.cat(one.payloads.difference(ours, theirs.parts).parts)
     other.payloads.difference(theirs, ours.parts)
     true = torch.cat(other.payloads.published.parts) - torch.cat(one.payloads.published.parts)

@@ -102,12 +102,12 @@ async def answer(
         case ["look", int(port)] if 0 <= port < 2**16:
             dialed, why = await _dial(link.peer, place, port, allowances, dial, clock)
             await say(link, [place, dialed.value, why, wall()])
-        case ["give" | "take" as wish, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
+        case ["give" | "take" as action, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
             if not gives or not allowances.samples.take(origin(place), clock()):
                 raise NetworkError(f"{short(link.peer)} exceeded the rate limit for samples")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAMPLE_DEADLINE_S):
-                    if wish == "give":
+                    if action == "give":
                         await _give(link, size)
                     else:
                         await _take(link, size)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgpack
 import people
 import torch
+import virtual_time
 
 from bootstrap.swarm_view import SwarmView
 from fuzz_targets.common import (
@@ -45,7 +46,6 @@ from p2ptrain.net import (
     manifest_service,
     parallel_streams,
     receipt_service,
-    virtual_time,
 )
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.links import StreamLink
@@ -159,9 +159,9 @@ def _is_gathered(link: Callable[[PeerId], BytesLink]) -> bool:
     async def dial(peer: PeerId, addresses: Any) -> BytesLink:
         return link(peer)
 
-    gatherer = Downloader(dial, SIZES, at_once, Silence())
+    downloader = Downloader(dial, SIZES, at_once, Silence())
     with contextlib.suppress(*OURS):
-        parts = virtual_time.run(gatherer.gather(link(PEER), dict.fromkeys(DONORS, ())))
+        parts = virtual_time.run(downloader.gather(link(PEER), dict.fromkeys(DONORS, ())))
         assert tuple(map(len, parts)) == SIZES
         with contextlib.suppress(RemoteError):
             PAYLOADS.check_weights(parts)

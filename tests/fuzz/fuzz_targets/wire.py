@@ -137,8 +137,8 @@ def codec_target(name: str) -> Target:
     each = codec.get(name)
     terms = codec.CodecTerms(ELEMENTS)
     if isinstance(each, codec.ModularCodec):
-        wish = codec.wish_for(each, codec.first_shape(each, SNAPSHOT), SNAPSHOT)
-        terms = codec.agree(each, ELEMENTS, wish, wish)
+        proposal = codec.proposal_for(each, codec.first_shape(each, SNAPSHOT), SNAPSHOT)
+        terms = codec.agree(each, ELEMENTS, proposal, proposal)
     mine = each.encode(SNAPSHOT, terms)
 
     @refusing(RemoteError)
@@ -156,10 +156,10 @@ def codec_target(name: str) -> Target:
     return Target(check, (mine, each.encode(-SNAPSHOT, terms)), runs=20)
 
 
-def wishes_target() -> Target:
-    """What a modular codec's partner wishes for, of whatever length."""
+def proposals_target() -> Target:
+    """What a modular codec's partner proposals for, of whatever length."""
     each = codec.get("modular4")
-    mine = codec.wish_for(each, codec.first_shape(each, SNAPSHOT), SNAPSHOT)
+    mine = codec.proposal_for(each, codec.first_shape(each, SNAPSHOT), SNAPSHOT)
 
     @refusing(RemoteError)
     def is_agreed(theirs: bytes) -> None:
@@ -190,6 +190,6 @@ def targets() -> dict[str, Target]:
         "join_link": Target(join_link, (str(JoinLink(RUN, (f"{PLACE}/p2p/{PEER}",))).encode(),)),
         "signed_manifest": Target(signed_manifest, (SIGNED.to_bytes(),), 5),
         "written_manifest": Target(written_manifest, (render_toml(MANIFEST).encode(),), 5),
-        "wishes": wishes_target(),
+        "proposals": proposals_target(),
         **{f"codec_{name}": codec_target(name) for name in codec.CODECS},
     }
