@@ -1,4 +1,4 @@
-# p2ptrain: `make demo` trains a swarm on this machine, `make test` tests it. Everything lands in .venv and out.
+# p2ptrain: `make demo` trains a swarm on this machine, `make test` runs the tests. Output goes to .venv and out.
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,17 +9,17 @@ OUT    := out/demo
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo    train a swarm of 3 peers on this machine and compare it to one alone (minutes)"
-	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; two hours)"
-	@echo "make soak    four peers for half an hour: does anything grow? (root)"
-	@echo "make docker-testnet  a swarm in containers, of which one is killed and comes back (Docker; PAGE=8080 shows it)"
-	@echo "make docker-check    the compose file: everybody healthy, some killed, one stopped, all taken down (Docker, compose)"
+	@echo "make demo    train a swarm of 3 peers on this machine and compare it with a solo run (minutes)"
+	@echo "make lab     run fault scenarios with real peers in network namespaces (root; two hours)"
+	@echo "make soak    run four peers for half an hour and check for leaks (root)"
+	@echo "make docker-testnet  run a swarm in containers; one is killed and returns (Docker; PAGE=8080 shows it)"
+	@echo "make docker-check    test the compose file on this machine (Docker, Compose)"
 	@echo "make test    run all tests"
-	@echo "make check   lint, format and types"
-	@echo "make fuzz    search for inputs that break a decoder of what strangers send (ten minutes or more; Linux)"
-	@echo "make bench   the figures of docs/results/FIGURES.md on this machine"
-	@echo "make results        the experiments R1 to R11 of docs/results, resumable (hours; RESULTS='--only R1,R5' for a part)"
-	@echo "make results-quick  a small part of them under out/ (minutes; not the evidence)"
+	@echo "make check   check lint, format and types"
+	@echo "make fuzz    fuzz the decoders of network input (ten minutes or more; Linux)"
+	@echo "make bench   measure the figures of docs/results/FIGURES.md on this machine"
+	@echo "make results        run the experiments of docs/results, resumable (hours; RESULTS='--only R1,R5' for a part)"
+	@echo "make results-quick  run a small version of them under out/ (minutes; not evidence)"
 	@echo "make clean   remove .venv, out and caches"
 
 demo: $(STAMP)
@@ -70,10 +70,10 @@ results-quick: $(STAMP)
 
 install: $(STAMP)
 
-# Installed once, and again when the pins or the package's description change.
+# Installs once, and again when the pins or the package metadata change.
 $(STAMP): setup.cfg pyproject.toml constraints.txt .ci/venv
 	.ci/venv $(VENV)
-	@echo 'installing p2ptrain and what it needs into $(VENV); torch is large, the first time takes minutes'
+	@echo 'installing p2ptrain and its dependencies into $(VENV); torch is large, the first time takes minutes'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 

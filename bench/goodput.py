@@ -28,7 +28,7 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload, widened
+from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
 
@@ -42,10 +42,10 @@ PARTS = 4
 async def swap_payload(link: Link, parts: list[bytes], buffers: Buffers) -> None:
     """Swap a payload over our transport, then confirm its arrival on both sides."""
     lengths = [len(part) for part in parts]
-    road = await widened(link, sum(lengths))
+    others = await link.open_parallel(sum(lengths))
     async with asyncio.TaskGroup() as both:
-        both.create_task(send_payload(road, parts))
-        received = both.create_task(receive_payload(road, lengths, buffers))
+        both.create_task(send_payload(link, parts, others))
+        received = both.create_task(receive_payload(link, lengths, buffers, others=others))
     buffers.give_back(received.result())
     await link.send(FrameKind.CHUNK, b"done")
     await link.receive()

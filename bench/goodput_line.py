@@ -32,9 +32,9 @@ import uvloop
 
 from bench.environment import ROOT
 from bench.goodput import OURS, RUN, parts_of, receive_bare, send_bare, swap_bare, swap_payload
-from lab.cell import hear_sigterm, run_in_a_cell
-from lab.hosts import Access, Host, Network, rehearse
-from lab.namespaces import check_means
+from lab.cell import run_in_cell, unblock_sigterm
+from lab.hosts import Access, Host, Network, check_network_support
+from lab.namespaces import check_support
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.net.identity import Identity
@@ -70,8 +70,8 @@ class LineCase:
 def why_not() -> str | None:
     """Return why this machine cannot measure it, or None if it can."""
     try:
-        check_means()
-        rehearse()
+        check_support()
+        check_network_support()
     except DeviceError as error:
         return error.problem
     return None
@@ -80,10 +80,10 @@ def why_not() -> str | None:
 def measure(case: LineCase | None = None) -> dict[str, Any]:
     """Return ``figures`` by delay. Raises DeviceError if ``why_not`` gives a reason."""
     case = case or LineCase()
-    check_means()
+    check_support()
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", __spec__.name, *case.words(), "--inside", folder]
-        if status := run_in_a_cell(command, STOP_S, PYTHONPATH=str(ROOT)):
+        if status := run_in_cell(command, STOP_S, PYTHONPATH=str(ROOT)):
             raise RuntimeError(f"the inside ended with status {status}; see its output above")
         seconds = json.loads((Path(folder) / "seconds.json").read_bytes())
     return {
@@ -117,7 +117,7 @@ def inside(folder: Path, case: LineCase) -> None:
     """Make each line in turn, measure on it, and write ``seconds.json``. The whole delay is on one of the two access
     lines: each that has any costs the processor a pass over all packets (``lab.line``)."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    hear_sigterm()
+    unblock_sigterm()
     seconds = {}
     for delay_ms in case.delays_ms:
         with Network() as network:

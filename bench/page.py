@@ -88,7 +88,7 @@ class FakeSwarm:
         with self._lock:
             a, b = self._random.sample([row.id for row in self._rows], 2)
             row = ExchangeRow(self._view.next_serial(), time.time(), a, b, 0.3, 360_000, 0.02)
-            self._view.add_exchange(row)
+            self._view.add(row)
         return {"kind": "exchange", **plain(row)}
 
 

@@ -1,4 +1,4 @@
-"""``python -m bootstrap``."""
+"""Entry point of ``python -m bootstrap``."""
 
 from bootstrap.cli import bootstrap
 from p2ptrain.cli import run_command

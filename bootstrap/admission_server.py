@@ -1,10 +1,10 @@
-"""What a bootstrap does in a run that does not take everybody: witness, and hand out the author's rulings.
+"""Admission at a bootstrap of a closed run: it issues certificates for invites and serves the author's access list.
 
 ::
 
-    RUN/rulings.signed    the author's; looked at every few seconds, and replaced by newer ones from the DHT: an author
-                          who begins anew on another machine has lost no ban
-    HOME/guests.json      who came by which invite: a use that was given is given, also after a crash
+    RUN/rulings.signed    access list; read when it changes, and replaced by a newer one from the DHT, so that an
+                          author who continues on another machine loses no ban
+    HOME/guests.json      register of used invites, written before a certificate is issued
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 
 LOOK_EVERY_S = 3.0
-"""How soon a ruling that the author wrote is handed out. A guess; the file is small, and mostly not even read."""
+"""Interval between checks of the access list file. Guess: ask authors; a check is one ``stat``."""
 
 
 class AdmissionServer:
-    """Lives as long as the bootstrap; nodes come and go. Raises UserError where a file of its owner's is wrong."""
+    """Admission to one run, on the current node and later ones. Raises UserError if a file is not valid."""
 
     def __init__(self, run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> None:
         self._say = say
@@ -43,18 +43,18 @@ class AdmissionServer:
         policy = signed.manifest.admission.policy
         self.gate = Gate(policy, signed.run_id, author_of(signed), rulings=load_access_list(self._file, signed))
         self._desk = AdmissionHandler(self.gate, self._register(identity), identity.state, self._keep)
-        say("doorman", f"the link alone lets nobody in; for each guest: {_order(run, policy)}")
+        say("doorman", f"the join link alone admits nobody; for each peer: {_order(run, policy)}")
 
     async def serve(self, node: Node, rates: Throttles) -> P2PTransport:
-        """Stand at a node's door until the returned transport is closed."""
+        """Serve admission on a node until the returned transport is closed."""
         node.stand_at(self.gate)
         return await serve_admission(node, self._desk, rates)
 
     async def watch(self, node: Node) -> None:
-        """Keep the file's, the DHT's and our own rulings the same: the newest. For ever; survives NetworkError."""
+        """Keep the newest access list in the file, in the DHT and here, until cancelled. Survives NetworkError."""
         shelf = AccessListStore(lambda: node.dht, self.gate, self._learnt)
         keeping = asyncio.create_task(shelf.run())
-        keeping.add_done_callback(reporting("the keeper of rulings"))
+        keeping.add_done_callback(reporting("the access list store"))
         try:
             while True:
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -62,13 +62,12 @@ class AdmissionServer:
                     try:
                         await shelf.store()
                     except NetworkError:
-                        continue  # it looks again within a minute
+                        continue  # the store tries again within a minute
         finally:
             keeping.cancel()
             await asyncio.wait([keeping])
 
     def _look(self) -> bool:
-        """Read the author's file if it changed; whether it is newer than what we hand out."""
         stamp = self._stamp()
         if stamp == self._seen:
             return False
@@ -76,7 +75,7 @@ class AdmissionServer:
         try:
             rulings = load_access_list(self._file, self._signed)
         except AdmissionError as error:
-            self._say("doorman", f"{error.problem} What was handed out before still counts.")
+            self._say("doorman", f"{error.problem} The previous access list stays in force.")
             return False
         if rulings is None or not self.gate.take(rulings.encode()):
             return False
@@ -84,19 +83,18 @@ class AdmissionServer:
         return True
 
     def _learnt(self) -> None:
-        """The DHT had newer rulings than the author's directory."""
         self._tell()
         try:
             files.replace(self._file, self.gate.rulings.encode())
         except OSError as error:
-            self._say("doorman", f"the newest rulings could not be saved in {self._file}: {error.strerror}")
+            self._say("doorman", f"the newest access list could not be saved in {self._file}: {error.strerror}")
         self._seen = self._stamp()
 
     def _tell(self) -> None:
         rulings = self.gate.rulings
         self._say(
             "doorman",
-            f"rulings {rulings.serial}: {len(rulings.admitted)} admitted, {len(rulings.banned)} banned,"
+            f"access list {rulings.serial}: {len(rulings.admitted)} admitted, {len(rulings.banned)} banned,"
             f" {len(rulings.revoked)} invites revoked",
         )
 
@@ -118,7 +116,7 @@ class AdmissionServer:
         except ValueError as error:
             raise HomeError(
                 f"{path} cannot be used: {error}.",
-                "Move it away; invites that were used can then be used again, so revoke those first.",
+                "Revoke the used invites first: without this file they can be used again. Then move it away.",
             ) from error
 
     def _keep(self, encoded: bytes, guest: PeerId, invite: str) -> None:
@@ -127,14 +125,9 @@ class AdmissionServer:
 
 
 def _order(run: Path, policy: str) -> str:
-    """By what the author lets a guest in, here or where the key is: a rented server has the signed manifest alone."""
+    """Return the command by which the author admits a peer: here, or on the machine that has the key."""
     if (run / KEY_FILE).exists():
         return f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
     if policy == "invite":
         return f"where {KEY_FILE} lies, p2ptrain invite RUN --link LINK"
     return f"where {KEY_FILE} lies, p2ptrain admit RUN PEER_ID; then copy RUN/{RULINGS_FILE} to {run}"
-
-
-def doorman_of(run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> AdmissionServer | None:
-    """None: the run is open."""
-    return None if signed.manifest.admission.policy == "open" else AdmissionServer(run, home, signed, identity, say)

@@ -1,4 +1,4 @@
-"""What stands for a whole swarm: sums and medians of what its peers tell, decided by no few of them. Pure."""
+"""Swarm-wide figures: sums and medians of what peers report, which a few peers cannot dominate. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ SUMMED = {
     "up": (1.0, 1.25e6),
     "down": (1.0, 1.25e6),
 }
-"""Figures of the swarm that are sums: the share of what peers tell that counts (both sides count an exchange), and what
-counts of anybody, whatever the others have. A guess: what a peer comes to within minutes."""
+"""Figures that are summed: the factor of the sum (both sides count an exchange), and the value of one peer that always
+counts in full. Guess: measure what a peer reaches within minutes."""
 MEDIANS = ("loss", "held_out", "disagreement", "blocked_share")
 MOST_TIMES = 20.0
-"""In a sum nobody counts for more than so many times the upper quartile, or one stranger's word would be all that is
-seen. A guess: a data centre's card beside gamers' is within it."""
+"""Most that one peer counts in a sum, in multiples of the upper quartile, so that one report cannot dominate. Guess:
+measure the ratio of throughputs; data centre and gaming GPUs should be within it."""
 
 
 def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, float], float]:
-    """Figures of those who are here and tell, by name, and how far they are, in tokens per peer.
-
-    Args:
-        tokens_per_peer: the run's end; 0: not known.
+    """Return the swarm's figures by name and its median progress; ``tokens_per_peer`` is the run's end, 0 if
+    unknown.
     """
     figures: dict[str, float] = {}
     for name, (share, least) in SUMMED.items():
@@ -39,7 +37,7 @@ def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, flo
     for name in MEDIANS:
         if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
             figures[name] = median(known)
-    # Who is still joining has come nowhere, and says nothing of the run.
+    # A joining peer has no progress yet.
     progress = median([row.progress for row in rows if row.state != PeerState.JOINING.value] or [0.0])
     if rows and tokens_per_peer:
         figures["fraction"] = min(progress / tokens_per_peer, 1.0)
@@ -47,6 +45,6 @@ def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, flo
 
 
 def _bounded_sum(told: Sequence[float], least: float) -> float:
-    """See ``MOST_TIMES``; ``least`` counts always. Of two the lower one is the quartile."""
+    """Return the sum with each value bounded by ``MOST_TIMES`` the upper quartile, or by ``least`` if that is more."""
     most = max(MOST_TIMES * sorted(told)[3 * (len(told) - 1) // 4], least)
     return sum(min(each, most) for each in told)

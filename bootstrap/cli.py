@@ -12,9 +12,9 @@ from p2ptrain.net.throttle import LOWEST_RATE, MBIT
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
-"""One fixed port, so that it can be forwarded once; 31337 is unassigned and easily remembered."""
+"""Default address; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
 LOWEST_MBIT, HIGHEST_MBIT = LOWEST_RATE / MBIT, 1e6
-"""As of a peer's settings."""
+"""Bounds of a cap in Mbit/s, equal to those of a peer's settings."""
 
 
 def _cap(context: click.Context, option: click.Parameter, value: float) -> float:
@@ -25,26 +25,28 @@ def _cap(context: click.Context, option: click.Parameter, value: float) -> float
 
 @click.command(short_help="Run a swarm's entry point and print its join link.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--listen", multiple=True, metavar="MULTIADDR", help=f"Where to listen; else {PUBLIC_LISTEN}.")
+@click.option("--listen", multiple=True, metavar="MULTIADDR", help=f"Address to listen on; default {PUBLIC_LISTEN}.")
 @click.option(
     "--announce",
     multiple=True,
     metavar="MULTIADDR",
-    help="What to tell others instead: the public side of a forwarded port, /ip4/PUBLIC_IP/tcp/PORT.",
+    help="Address to announce instead, such as a forwarded port: /ip4/PUBLIC_IP/tcp/PORT.",
 )
 @click.option(
-    "--home", type=click.Path(file_okay=False, path_type=Path), help="Identity and join link; else RUN/bootstrap."
+    "--home",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for identity and link; else RUN/bootstrap.",
 )
-@click.option("--local", is_flag=True, help="A swarm on this machine alone: any free port of the loopback.")
+@click.option("--local", is_flag=True, help="Run a swarm on this machine only, on a free loopback port.")
 @click.option(
-    "--relay/--no-relay", default=True, show_default=True, help="Carry the traffic of peers whom nobody can dial."
+    "--relay/--no-relay", default=True, show_default=True, help="Relay traffic of peers that nobody can dial."
 )
-@click.option("--upload-mbit", default=0.0, callback=_cap, help="Most that it sends, relayed bytes too. 0: no cap.")
-@click.option("--download-mbit", default=0.0, callback=_cap, help="Most that it receives, likewise.")
-@click.option("--beside", metavar="LINK", help="Another bootstrap's join link: be one swarm with it.")
-@click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser, at this port of this computer.")
-@click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="What a page elsewhere than here asks for.")
-@click.option("--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="The page opens by these alone.")
+@click.option("--upload-mbit", default=0.0, callback=_cap, help="Upload cap, relayed bytes included. 0: no cap.")
+@click.option("--download-mbit", default=0.0, callback=_cap, help="Download cap, relayed bytes included. 0: no cap.")
+@click.option("--beside", metavar="LINK", help="Join link of another bootstrap of the same swarm.")
+@click.option("--page", metavar="[HOST:]PORT", help="Serve a web page about the swarm on this port.")
+@click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that a page beyond this machine requires.")
+@click.option("--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names of the page.")
 def bootstrap(
     run: Path,
     listen: tuple[str, ...],
@@ -59,9 +61,9 @@ def bootstrap(
     page_token: str | None,
     page_hosts: str | None,
 ) -> None:
-    """Be the entry point of the signed run in the directory RUN, until Ctrl+C.
+    """Serve as the entry point of the signed run in the directory RUN, until Ctrl+C.
 
-    Prints the command that others join with, then a line whenever a peer comes or goes. With --beside the command
+    Prints the command that others join with, then a line whenever a peer joins or leaves. With --beside the command
     names both bootstraps, and one of them is enough to join.
     """
     other = None if beside is None else JoinLink.parse(beside)
@@ -70,17 +72,9 @@ def bootstrap(
 
     default = app.LOCAL_LISTEN if local else PUBLIC_LISTEN
     shown = None if page is None else PagePlace.parse(page, page_token or "", page_hosts or "")
+    place = home or run / "bootstrap"
     where = app.BootstrapOptions(
-        run,
-        home or run / "bootstrap",
-        listen or (default,),
-        announce,
-        local,
-        relay,
-        other,
-        shown,
-        upload_mbit,
-        download_mbit,
+        run, place, listen or (default,), announce, local, relay, other, shown, upload_mbit, download_mbit
     )
     app.run(where, _say)
 

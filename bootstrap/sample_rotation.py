@@ -1,7 +1,4 @@
-"""Whose text a page shows that has room for one: that of whoever has waited longest, and long enough to be read. Pure.
-
-A text that came in first, or changes most often, is none the better for it.
-"""
+"""Rotation of the peers' generated texts on a page that shows one: the peer that waited longest is next. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +8,23 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.page import SampleText
 
 HELD_S = 20.0
-"""A text is shown for so long at least. A guess: to read a hundred words; and no peer writes more often."""
+"""Shortest time that a text is shown, for a hundred words. Guess: ask readers; no peer writes more often."""
 
 
 @dataclass(slots=True)
 class SampleRotation:
-    """What peers told last, and what is shown of it."""
+    """The newest text of each peer, and the one that is shown."""
 
     shown: SampleText | None = None
     _told: dict[PeerId, SampleText] = field(default_factory=dict)
-    """By peer; ``at``: since when it is this one."""
+    """The text of each peer; ``at`` is when it arrived first."""
     _waits: dict[PeerId, float] = field(default_factory=dict)
-    """Since when each of them has waited for its turn: since it had one, or since it first told."""
-    _new: set[PeerId] = field(default_factory=set)
-    """Those whose text was not shown yet."""
+    """When each peer's wait began: at its last turn, or at its first text."""
+    _new: set[PeerId] = field(default_factory=set)  # peers with a text that was not shown yet
     _turn_at: float = float("-inf")
 
     def told(self, text: SampleText) -> None:
-        """A peer's text of this moment; also the same again."""
+        """Take a peer's current text, which may be unchanged."""
         peer = PeerId(text.peer)
         if peer not in self._told or self._told[peer].text != text.text:
             self._told[peer] = text
@@ -37,13 +33,13 @@ class SampleRotation:
         self.turn(text.at)
 
     def keep(self, peers: set[PeerId]) -> None:
-        """The others are gone. What is shown stays until somebody else's turn comes."""
+        """Drop all other peers. The shown text stays until the next turn."""
         self._told = {peer: text for peer, text in self._told.items() if peer in peers}
         self._waits = {peer: since for peer, since in self._waits.items() if peer in peers}
         self._new &= peers
 
     def forget(self, peer: PeerId, now: float) -> None:
-        """It is not to be shown any more, from now on."""
+        """Drop a peer's text, and show another one if it is shown."""
         self._told.pop(peer, None)
         self._waits.pop(peer, None)
         self._new.discard(peer)
@@ -52,7 +48,7 @@ class SampleRotation:
             self.turn(now)
 
     def turn(self, now: float) -> None:
-        """Whoever has waited longest is next, of those who have written anything since their last turn."""
+        """Show the next text if it is time: of the peers with a new text, the one that waited longest."""
         if now - self._turn_at < HELD_S:
             return
         ready = self._new if self.shown is not None else self._new or set(self._told)

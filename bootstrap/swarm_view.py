@@ -1,8 +1,7 @@
-"""The swarm as a bootstrap sees it: presence records, and what peers whose owners agreed tell of themselves.
+"""The swarm as a bootstrap's page shows it: presence records, and the figures that peers report if their owners agreed.
 
-All of it is strangers' word, checked for shape and bounds (``p2ptrain.page``), shown to people and used for nothing.
-What stands for everybody is a median, or a sum in which nobody counts for much more than others: no few of them decide
-it. Safe from any thread.
+All of it comes from strangers. It is checked for shape and bounds (``p2ptrain.page``), shown to people, and used for
+nothing else. Swarm-wide figures are medians and bounded sums, which a few peers cannot dominate. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -44,40 +43,35 @@ from p2ptrain.ports import Transport
 from p2ptrain.swarm import PeerState, Presence
 
 POLL_S = 3.0
-"""Between two rounds of questions. A guess: the gossip that is shown is so old at most."""
+"""Interval between two rounds of requests, and so the age of what is shown. Guess: ask readers."""
 MOST_ASKED = 64
-"""Peers that tell and are asked in one round: of more, a sample. What they may answer is bounded
-(``figures_service``): 2 MB a round."""
+"""Most reporting peers asked in one round; responses are bounded (``figures_service``) to 2 MB together."""
 AT_ONCE = 8
-"""Questions under way to peers that tell, and as many to those of whom nothing is known: who does not answer holds up
-nobody who does. A guess: an answer takes well below a second, and none 10 s."""
+"""Most concurrent requests to reporting peers, and to other peers, so that silent peers delay no reporting ones. Guess:
+measure response times; well below a second is usual, and a timeout takes 10 s."""
 KEPT_S = 60.0
-"""Who keeps its figures, or does not answer, is asked again after so long."""
+"""Pause before another request to a peer that declined or did not answer."""
 SILENT_S = 120.0
-"""Figures of a peer that answers no more are taken down after so long. A guess: two questions later."""
+"""Time after which the figures of a silent peer are removed. Guess: measure outages; this is two requests."""
 MOST_SERIALS = 4 * MOST_PEERS
-"""Peers of whom it is remembered how much of their news is known. A guess: for those who come back."""
+"""Most peers whose last event is remembered. Guess: count the peers that return."""
 CURVE_S = 300.0
-"""Of more peers that tell than curves are drawn, another gets its turn so often. A guess: each is drawn for hours."""
+"""Interval at which another peer's curve replaces the oldest one. Guess: ask readers; a curve stays for hours."""
 OVER = 0.995
-"""Of a run, by which it has come to its end: what the page shows as 100 %."""
+"""Fraction of a run that counts as its end: what the page shows as 100 %."""
 BEYOND_THE_END = 1.1
-"""Nobody is further, in runs: peers end at the run's end, and exchanges move their progress little. A guess."""
+"""Largest plausible progress, in runs: exchanges move a peer little past the end. Guess: measure finished peers."""
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What a peer told last."""
-
+class Report:
     at: float
     row: Mapping[str, Any]
 
 
 class SwarmView:
-    """See the module."""
-
     def __init__(self, signed: SignedManifest, wall: Callable[[], float] = time.time) -> None:
         manifest = signed.manifest
         self._view = View("bootstrap", state="serving")
@@ -93,17 +87,13 @@ class SwarmView:
         self._wall = wall
         self._lock = threading.Lock()
         self._most_progress = BEYOND_THE_END * manifest.run.tokens_per_peer
-        self._records: dict[PeerId, Presence] = {}
-        """Of who is here: the newest record of each."""
+        self._records: dict[PeerId, Presence] = {}  # the newest record of each live peer
         self._left: dict[PeerId, Presence] = {}
-        """The records by which peers took their leave, while they last: older ones may still be found."""
-        self._told: dict[PeerId, Word] = {}
-        """Of those among them who tell."""
+        """Records of peers that left, until they expire, because older ones may still be found."""
+        self._told: dict[PeerId, Report] = {}
         self._texts = SampleRotation()
-        self._curve_at = float("-inf")
-        """When the last curve was begun."""
-        self._serials: BoundedDict[PeerId, int] = BoundedDict(MOST_SERIALS)
-        """Of the last news of each, the one heard of last at the end."""
+        self._curve_at = float("-inf")  # when the last curve began
+        self._serials: BoundedDict[PeerId, int] = BoundedDict(MOST_SERIALS)  # serial number of each peer's last event
         self._not_before: dict[PeerId, float] = {}
         self._tells: list[Tell] = []
 
@@ -112,25 +102,24 @@ class SwarmView:
         self._tells.append(tell)
 
     def join(self, command: str, note: str = "") -> None:
-        """How others join, and how far that reaches."""
+        """Show the command for others to join, and a note about its reach, if the run is open."""
         if self._is_open:
             self._view.join, self._view.join_note = command, note
 
     def failed(self, why: str) -> None:
-        """Something of our own did not work."""
         with self._lock:
             row = FailureRow(self._view.next_serial(), self._wall(), "", words(why))
-            self._view.add_failure(row)
+            self._view.add(row)
         for tell in self._tells:
             tell({"kind": "failure", **plain(row)})
 
     def meet(self, records: Iterable[Presence], total: int | None) -> None:
-        """Who is here now.
+        """Update the live peers.
 
         Args:
-            records: those that were found, also of peers that are leaving.
-            total: None: they are all. Else a sample of about so many peers: who is not in it stays until its record
-                runs out.
+            records: found records, of leaving peers, too.
+            total: None if these are all peers; otherwise the approximate number of peers of which they are a sample,
+                and other peers stay until their records expire.
         """
         now = self._wall()
         with self._lock:
@@ -141,12 +130,12 @@ class SwarmView:
             self._sum_up(now)
 
     def told(self, peer: PeerId, row: Mapping[str, Any], news: Sequence[Any]) -> None:
-        """A peer told of itself."""
+        """Take a peer's report."""
         now, events = self._wall(), list[dict[str, Any]]()
         with self._lock:
             if peer not in self._records:
-                return  # it has left meanwhile
-            self._told[peer] = Word(now, row)
+                return  # it has left
+            self._told[peer] = Report(now, row)
             known = self._row(self._records[peer], now)
             self._view.renew(known, now)
             self._draw(known, now)
@@ -160,7 +149,7 @@ class SwarmView:
                 tell(event)
 
     def forget(self, peer: PeerId) -> None:
-        """It tells no more: take down its figures, its curve and its text. What happened stays among what happened."""
+        """Remove the figures, curve and text of a peer that stopped reporting; its past events stay."""
         now = self._wall()
         with self._lock:
             if self._told.pop(peer, None) is None:
@@ -173,12 +162,11 @@ class SwarmView:
             self._sum_up(now)
 
     def document(self) -> dict[str, Any]:
-        """What ``/status`` hands out."""
         with self._lock:
             return self._view.document(self._wall())
 
     async def ask(self, transport: Transport, random: Random) -> None:
-        """Ask peers for their figures, for ever. Survives NetworkError and RemoteError."""
+        """Ask peers for their figures, until cancelled. Survives NetworkError and RemoteError."""
         loop = asyncio.get_running_loop()
         tellers: set[PeerId] = set()
         others: set[PeerId] = set()
@@ -205,7 +193,6 @@ class SwarmView:
                 await asyncio.sleep(POLL_S)
 
     async def _answers(self, transport: Transport, peer: PeerId, places: Sequence[str]) -> bool:
-        """Ask one of them, and take in what it tells."""
         try:
             answer = await ask_figures(transport, peer, places, self._serials.get(peer, 0))
         except (NetworkError, RemoteError):
@@ -222,19 +209,18 @@ class SwarmView:
     # --- under the lock ---------------------------------------------------------------------------------------------
 
     def _take(self, found: Iterable[Presence], is_all: bool, now: float) -> None:
-        """Records that were found, into those that are known: of two the newer one counts, and those last that last."""
         before = {} if is_all else self._records | self._left
         newest = {peer: each for peer, each in before.items() if each.issued_at + each.lifetime_s > now}
         for each in found:
             if each.peer not in newest or newest[each.peer].issued_at <= each.issued_at:
                 newest[each.peer] = each
         here = [each for each in newest.values() if each.state is not PeerState.LEAVING]
-        self._records = {each.peer: each for each in here[:MOST_PEERS]}  # who is shown stays shown
+        self._records = {each.peer: each for each in here[:MOST_PEERS]}  # shown peers stay
         gone = [each for each in newest.values() if each.state is PeerState.LEAVING]
         self._left = {each.peer: each for each in gone[-MOST_PEERS:]}
 
     def _row(self, record: Presence, now: float) -> PeerRow:
-        """Its age is by our own clock, once it has told us anything: its may be wrong."""
+        """Return a peer's row; its last report gives the age by our clock, because the peer's clock may be wrong."""
         word = self._told.get(record.peer)
         seen_at = record.issued_at if word is None else max(record.issued_at, word.at)
         base = PeerRow(
@@ -249,7 +235,7 @@ class SwarmView:
         return base if word is None else row_of(record.peer, word.row, base, self._most_progress)
 
     def _draw(self, row: PeerRow, now: float) -> None:
-        """Its curves go on. Where all places are taken, whoever was drawn for longest makes room now and then."""
+        """Extend a peer's curves; now and then a new peer takes the place of the longest drawn one."""
         curves = self._view.curves
         is_new, curve = row.id not in curves, self._view.curve(row.id, row.nickname)
         if curve is None and now - self._curve_at > CURVE_S:
@@ -265,52 +251,46 @@ class SwarmView:
             curve.held_out.add(row.progress, now, row.held_out)
 
     def _news(self, peer: PeerId, told: Any, now: float) -> list[dict[str, Any]]:
-        """Take in one thing that a peer tells of; what to tell those who follow. Nonsense is dropped.
-
-        Its clock may be fast, but nothing has happened in the future: that would stand first for ever.
-        """
+        """Take one event of a peer, dated ``now`` at most; return the events for readers, none if it is malformed."""
         view = self._view
         match told:
-            case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest] if _are_good(serial, at):
-                self._serials[peer] = serial  # also a lower one: that of a process that was started again
+            case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest]:
+                if number(serial, 1) is None or number(at) is None:
+                    return []
+                self._serials[peer] = serial  # also a lower one, after a restart
             case _:
                 return []
         if kind == "exchange" and (made := self._exchange(peer, min(at, now), rest)) is not None:
-            view.add_exchange(made)
+            view.add(made)
             return [{"kind": "exchange", **plain(made)}]
         match kind, rest:
             case "failure", [str(line)]:
                 failure = FailureRow(view.next_serial(), min(at, now), peer, words(line))
-                view.add_failure(failure)
+                view.add(failure)
                 return [{"kind": "failure", **plain(failure)}]
             case "checkpoint", [int(step)] if number(step) is not None:
-                view.add_checkpoint(CheckpointRow(view.next_serial(), min(at, now), peer, step))
+                view.add(CheckpointRow(view.next_serial(), min(at, now), peer, step))
         return []
 
     def _exchange(self, peer: PeerId, at: float, told: Any) -> ExchangeRow | None:
-        """Of an exchange that both tell of, the word of the smaller id counts; None: it is the other's, or nonsense."""
+        """Return an exchange; None if it is malformed, or if the partner, with the smaller id, reports it, too."""
         match told:
-            case [str(partner), seconds, size, distance, str(path)]:
-                pass
-            case _:
-                return None
-        if number(seconds, 0.0, 1e6) is None or number(size) is None:
-            return None
-        if partner in self._told and partner < peer:
-            return None
-        return ExchangeRow(
-            n=self._view.next_serial(),
-            at=at,
-            a=peer,
-            b=words(partner, 128),
-            seconds=float(seconds),
-            bytes=int(size),
-            distance=number(distance, 0.0, MOST_SHOWN),
-            path="relayed" if path == "relayed" else "direct",
-        )
+            case [str(partner), seconds, size, distance, str(path)] if not (partner in self._told and partner < peer):
+                if number(seconds, 0.0, 1e6) is not None and number(size) is not None:
+                    return ExchangeRow(
+                        n=self._view.next_serial(),
+                        at=at,
+                        a=peer,
+                        b=words(partner, 128),
+                        seconds=float(seconds),
+                        bytes=int(size),
+                        distance=number(distance, 0.0, MOST_SHOWN),
+                        path="relayed" if path == "relayed" else "direct",
+                    )
+        return None
 
     def _sum_up(self, now: float) -> None:
-        """Totals and medians of those who tell. Once the last peer has left, what the swarm came to stays."""
+        """Update the swarm-wide figures; after the last peer has left, the last ones stay."""
         view = self._view
         rows = [row for row in view.peers.values() if row.state != "gone"]
         if not rows and view.figures:
@@ -320,7 +300,7 @@ class SwarmView:
             if left and view.run.tokens_per_peer:
                 fraction = min(median(left) / view.run.tokens_per_peer, 1.0)
                 view.figures["fraction"] = max(fraction, view.figures.get("fraction", 0.0))
-            view.why = "nobody is here just now; these are the last figures"
+            view.why = "no peer is here at the moment; these are the last figures"
             if view.figures.get("fraction", 0.0) >= OVER:
                 view.why = "the run has ended; these are the last figures"
             return
@@ -331,7 +311,3 @@ class SwarmView:
             view.disagreement.add(progress, now, figures["disagreement"])
         if "up" in figures and "down" in figures:
             view.traffic.add(now, figures["up"], figures["down"])
-
-
-def _are_good(serial: int, at: object) -> bool:
-    return number(serial, 1) is not None and number(at) is not None

@@ -1,31 +1,32 @@
-# p2ptrain-entry bootstrap|peer [OPTION]...: how a container begins. Whatever follows goes to p2ptrain.
+# p2ptrain-entry bootstrap|peer [OPTION]...: the entry point of both images. OPTIONs are passed on to p2ptrain.
 #
-# /data    this container's own: run, identity, checkpoints
+# /data    this container's own volume: run, identity, checkpoints
 # /swarm   shared by a compose project: the bootstrap writes the join link there, peers read it
 #
-# LINK          a peer's join link; without it the one in /swarm; without that a peer that lives in /data goes on with its
-#               run, and a new one waits for /swarm's
-# PRESET        of a new run: demo, llama-15m, llama-135m
-# TOKENS_PER_PEER   of a new run: where it ends, in place of what the preset says
-# PORT          of a bootstrap, unless an option --listen says it; p2ptrain-health dials there
-# UP_MBIT, DOWN_MBIT, DELAY_MS, LOSS_PERCENT   of this container's line (p2ptrain-line; needs the capability NET_ADMIN, and
-#               to begin as root)
+# LINK          a peer's join link. Without it a peer uses the link in /swarm; without that, a peer with a home in /data
+#               resumes its run, and a new peer waits for the link in /swarm
+# PRESET        preset of a new run: demo, llama-15m, llama-135m
+# TOKENS_PER_PEER   length of a new run, in place of the preset's
+# PORT          port of a bootstrap without an option --listen; p2ptrain-health connects to it
+# UP_MBIT, DOWN_MBIT, DELAY_MS, LOSS_PERCENT   emulated link of this container (p2ptrain-line; the container must start
+#               as root with the capability NET_ADMIN)
 set -eu
 what=$1
 shift
 
 if [ "$(id -u)" -eq 0 ]; then
   sh /usr/local/bin/p2ptrain-line "${UP_MBIT:-}" "${DOWN_MBIT:-}" "${DELAY_MS:-}" "${LOSS_PERCENT:-}"
-  unset UP_MBIT DOWN_MBIT DELAY_MS LOSS_PERCENT  # done
-  export HOME=/data  # not root's, which nobody else may even look into
+  unset UP_MBIT DOWN_MBIT DELAY_MS LOSS_PERCENT  # applied; not for the peer
+  export HOME=/data  # root's home is unreadable for the unprivileged user
   exec setpriv --reuid=10001 --regid=10001 --clear-groups --bounding-set=-all sh "$0" "$what" "$@"
 fi
 if [ -n "${UP_MBIT:-}${DOWN_MBIT:-}${DELAY_MS:-}${LOSS_PERCENT:-}" ]; then
-  echo "UP_MBIT, DOWN_MBIT, DELAY_MS and LOSS_PERCENT need a container that begins as root: --user root --cap-add NET_ADMIN" >&2
+  echo "UP_MBIT, DOWN_MBIT, DELAY_MS and LOSS_PERCENT need a container that starts as root." \
+       "Run it with --user root --cap-add NET_ADMIN." >&2
   exit 2
 fi
 
-# Where a bootstrap with these options listens, if they say it.
+# Prints the address of the options --listen or --local, if present.
 listens() {
   while [ $# -gt 0 ]; do
     case "$1" in
@@ -41,7 +42,10 @@ case "$what" in
   bootstrap)
     for option; do
       case "$option" in
-        --home | --home=*) echo "error: --home has no place here: the bootstrap lives in /data/run; mount that" >&2; exit 2 ;;
+        --home | --home=*)
+          echo "error: --home is not available in a container. The bootstrap's run is in /data/run: mount that." >&2
+          exit 2
+          ;;
       esac
     done
     listen=$(listens "$@")
@@ -50,8 +54,8 @@ case "$what" in
       set -- --listen "$listen" "$@"
     fi
     echo "$listen" > /data/listen
-    rm -f /swarm/join-link.txt /data/run/bootstrap/join-link.txt  # of last time: nobody may join by it meanwhile
-    if [ ! -e /data/run ]; then  # it is there as a whole or not at all, whenever we are killed
+    rm -f /swarm/join-link.txt /data/run/bootstrap/join-link.txt  # stale: peers must not join by it
+    if [ ! -e /data/run ]; then  # created atomically, in case we are killed
       rm -rf /data/run.new
       python3 -m p2ptrain.cli init /data/run.new --preset "${PRESET:-demo}"
       if [ -n "${TOKENS_PER_PEER:-}" ]; then
@@ -66,7 +70,7 @@ case "$what" in
     ;;
   peer)
     if [ -z "${LINK:-}" ] && [ ! -f /swarm/join-link.txt ] && [ ! -f /data/peer/manifest.signed ]; then
-      echo "[join] waiting for the bootstrap's join link in /swarm; or set LINK" >&2
+      echo "[join] waiting for the bootstrap's join link in /swarm; set LINK to join another swarm" >&2
       until [ -f /swarm/join-link.txt ]; do sleep 0.5; done
     fi
     [ -n "${LINK:-}" ] || [ ! -f /swarm/join-link.txt ] || LINK=$(cat /swarm/join-link.txt)

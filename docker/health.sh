@@ -1,5 +1,5 @@
-# p2ptrain-health: whether a bootstrap has told its join link and can be dialed where it listens, which p2ptrain-entry
-# has noted. (At whatever port is free: nobody knows which, so the link alone counts.)
+# p2ptrain-health: succeeds if the bootstrap has written its join link and accepts connections at the address that
+# p2ptrain-entry wrote to /data/listen. With port 0 (any free port) the join link alone counts.
 set -eu
 test -f /swarm/join-link.txt
 exec python3 -c '

@@ -1,13 +1,16 @@
-# The router of the compose file: its own network may go out, masqueraded, and nothing new comes in.
-# ROUTER   its address on that network. Nobody's name is asked for: the bootstrap may be away when we come back.
+# Runs the compose file's router: masquerades connections from its inner network and drops new ones from outside.
+# ROUTER   the router's address on the inner network. The script resolves no names: the bootstrap may be down.
 set -eu
-: "${ROUTER:?the address of the router on its own network}"
-for _ in $(seq 20); do  # an engine may connect a network a moment later
+: "${ROUTER:?set it to the address of the router on its inner network}"
+for _ in $(seq 20); do  # the engine may connect the network a moment later
   inside=$(ip -o -4 address show to "$ROUTER/32" | awk '{ sub(/@.*/, "", $2); print $2; exit }')
   [ -n "$inside" ] && break
   sleep 0.5
 done
-[ -n "$inside" ] || { echo "[router] no link of ours has the address $ROUTER" >&2; exit 1; }
+if [ -z "$inside" ]; then
+  echo "[router] No network interface has the address $ROUTER. Attach the container to that network." >&2
+  exit 1
+fi
 if ! nft -f - <<RULES
 table ip router
 delete table ip router
@@ -21,8 +24,9 @@ table ip router {
 }
 RULES
 then
-  echo "[router] no rules can be set; why is told above. On the host: sudo modprobe -a nf_tables nft_masq" >&2
+  echo "[router] Cannot set the nftables rules, for the reason above. Type on the host:" \
+       "sudo modprobe -a nf_tables nft_masq" >&2
   exit 1
 fi
-echo "[router] all of $inside may go out; nothing new comes in"
+echo "[router] forwarding connections from $inside; dropping new connections from outside"
 exec sleep infinity

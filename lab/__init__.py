@@ -1,41 +1,38 @@
-"""The laboratory: a scenario acted out by real peers, each with its own p2pd, on this machine.
+"""Laboratory: runs a scenario with real peers, each with its own p2pd, on this machine.
 
-``p2ptrain testnet --scenario FILE`` takes what ``p2ptrain simulate`` takes, and makes it happen: peers come late, are
-killed, sleep, leave and return; computers break, and some peers lie; lines are slow, delay and lose packets; routers
-let nothing in; the network falls apart and heals. Then it reads what everybody left, and holds the figures against the
-scenario's limits.
+``p2ptrain testnet --scenario FILE`` reads the file that ``p2ptrain simulate`` reads, and performs it: peers come late,
+are killed, suspended, leave and return; computers fail, and some peers are adversarial; links are slow and lose
+packets; routers drop inbound connections; the network is partitioned. It then computes figures from the artifacts of
+all peers and compares them with the scenario's limits.
 
-There are two stages. ``local`` puts everybody on the loopback, for the timeline alone. ``namespaces`` gives each a host
-of its own, in network namespaces that lead nowhere else; it needs root, and runs in a cell that leaves nothing behind.
-
-==========  ====================================================================================
-command     the outside: scenario in, report and exit status out; starts the cell
-plan        the scenario as a manifest, and what cannot be acted out, refused by name
-script      who exists and what happens when, as plain data (pure)
-play        the inside: stage, conduct, count what is left
-conduct     start, do what the script says, end everybody
-window      where all of it can be watched meanwhile
-stages      loopback and namespaces: where processes run, and what happens to their lines
-freezing    machines that sleep, and wake also when we die
-breakage    disks, file descriptors and network daemons that fail
-clock       clocks that are wrong
-hostile     a real peer that lies
-pulse       memory and open files over time
-hosts       a small internet of namespaces: lines, routers, partitions
-line        a line's delay and loss: a process between two TUN devices
-namespaces  network namespaces without names
-cell        processes that end together with their starter, without exception
-course      how it all went, as plain data
-left        what one peer left in its home
-broken      exchanges that somebody's death or sleep broke off (pure)
-newcomers   how soon they are in step (pure)
-healing     what a partition did to exchanges, and how soon that was over (pure)
-noticing    whether a lie reached anybody (pure)
-figures     numbers from what everybody left (pure)
-report      figures held against limits (pure)
-==========  ====================================================================================
+=================  ==================================================================================
+command            the outside process: reads a scenario, writes the report, starts the cell
+plan               the scenario as a manifest, and what a stage does not support
+scenario           fields of a scenario that only real peers support (pure)
+script             peers and events as plain data (pure)
+inner_main         the inside process: makes the stage, runs the script, counts leftovers
+runner             starts the initial peers, follows the script, ends all processes
+conductor          performs the script's acts on peers and bootstraps
+stages             loopback and namespaces: where processes run, and what happens to their links
+containers         stage of containers
+freezing           suspended machines, resumed even if this process dies
+breakage           disks, file descriptors, network daemons and clocks that fail
+hostile            adversarial peer
+resource_monitor   memory and open files over time
+exchange_probe     waits until a peer is in an exchange
+hosts              small internet of namespaces: links, routers, partitions
+line               network link with delay and loss
+namespaces         network namespaces without names
+cell               processes that always end together with their starter
+run_record         what happened, as plain data
+artifacts          files that one peer leaves in its home
+figures            numbers from the artifacts of all peers (pure)
+healing            figures of partitions (pure)
+report             figures compared with limits (pure)
+container_summary  summary of a testnet in containers
+=================  ==================================================================================
 """
 
-from lab.command import act_out
+from lab.command import run_scenario
 
-__all__ = ["act_out"]
+__all__ = ["run_scenario"]

@@ -1,15 +1,15 @@
-"""``python -m lab OUT THREADS``: the inside of a testnet in namespaces; ``lab.command`` starts it in a cell."""
+"""``python -m lab OUT THREADS``: inside process of a testnet in namespaces; ``lab.command`` starts it in a cell."""
 
 import sys
 from pathlib import Path
 
-from lab.inner_main import play
-from p2ptrain.sim import testbed_fields
+from lab import scenario as scenarios
+from lab.inner_main import run_inside
 
 if __name__ == "__main__":
     out, threads = Path(sys.argv[1]), int(sys.argv[2])
-    scenario = testbed_fields.RealScenario.model_validate_json((out / "scenario.json").read_bytes())
+    scenario = scenarios.RealScenario.model_validate_json((out / "scenario.json").read_bytes())
     try:
-        play(out, scenario, "namespaces", threads)
+        run_inside(out, scenario, "namespaces", threads)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,8 +1,11 @@
-"""What breaks on a computer while its peer runs: the disk of its home, its file descriptors, its network daemon.
+"""Failures of a computer while its peer runs: its disk, file descriptors, network daemon and clock.
 
-A disk that can fill up is a small file system in memory, mounted where the home is; one that is read-only is the home
-mounted over itself. Both need a mount namespace that others do not see, which a cell has (``lab.cell``). What the peer
-left is copied from memory into the folder at the end; what it prints goes to a file that no such disk holds.
+A disk that can fill up is a small in-memory file system mounted at the peer's home; a read-only disk is the home
+bind-mounted onto itself. Both need a mount namespace of their own, which a cell has (``lab.cell``). At the end the
+in-memory files are copied to the folder. The peer's printed output goes to a file outside that disk.
+
+A wrong clock is libfaketime's: it changes the time of day of Python processes. Monotonic clocks, which deadlines use,
+and file times stay true. p2pd is statically linked, sees the true time, and needs none.
 """
 
 from __future__ import annotations
@@ -19,29 +22,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.freezing import family
+from lab.freezing import process_tree
 from lab.namespaces import COMMAND_DEADLINE_S
-from lab.script import BREAKS, Act, Do
+from lab.script import TROUBLE_ACTS, Act, ActKind
+from p2ptrain.base.errors import DeviceError
+from peer.testnet.processes import Wrap
 
 DISK_BYTES = 64 << 20
-"""Of a disk that can fill up: a guess, twenty checkpoints of a laboratory's model."""
+"""Size of a disk that can fill up: about twenty checkpoints of a lab model. Guess: the largest home of a lab run would
+settle it."""
 DAEMON = "p2pd"
-BREAKAGE = frozenset(do for pair in BREAKS.values() for do in pair if do is not None)
-"""What ``Breakages.do`` does."""
+BREAKAGE_ACTS = frozenset(kind for pair in TROUBLE_ACTS.values() for kind in pair if kind is not None)
+"""Acts that ``Breakages.perform`` performs."""
 
 _FILLER = ".filler"
 
 
 @dataclass(slots=True)
 class Disk:
-    """What a peer's home lies on. ``close`` leaves an ordinary folder with all that was written."""
+    """Disk that holds a peer's home. ``close`` leaves an ordinary folder with everything that was written."""
 
     home: Path
     _locked: bool = False
 
     @classmethod
     def small(cls, home: Path) -> Disk:
-        """A disk of DISK_BYTES with what lies in the home."""
+        """Mount a disk of DISK_BYTES that holds the current content of the home."""
         aside = home.with_name(f"{home.name}.before")
         shutil.copytree(home, aside, ignore=_sockets)
         _mount("-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(home))
@@ -50,7 +56,7 @@ class Disk:
         return cls(home)
 
     def fill(self) -> None:
-        """Take all the room there is, also when others take some of it meanwhile."""
+        """Fill the disk, even if other processes write meanwhile."""
         block = bytes(1 << 16)
         with (self.home / _FILLER).open("wb", buffering=0) as file:
             try:
@@ -64,19 +70,19 @@ class Disk:
         (self.home / _FILLER).unlink(missing_ok=True)
 
     def lock(self) -> None:
-        """Files cannot be made, changed or removed by their names. (Who has one open goes on writing to it.)"""
+        """Make the home read-only. Files that are already open stay writable."""
         _mount("--bind", str(self.home), str(self.home))
         self._locked = True
         _mount("-o", "remount,bind,ro", str(self.home))
 
     def unlock(self) -> None:
-        """Safe to call twice."""
+        """Make the home writable again. May be called twice."""
         if self._locked:
             self._locked = False
             _unmount(self.home)
 
     def close(self) -> None:
-        """Nobody may have a file there open any more."""
+        """Copy the files to an ordinary folder. No process may have a file of the home open."""
         self.unlock()
         self.drain()
         kept = self.home.with_name(f"{self.home.name}.kept")
@@ -87,21 +93,21 @@ class Disk:
 
 
 @dataclass(slots=True)
-class Exhausted:
-    """Processes that can open nothing more, until ``end``."""
+class ExhaustedDescriptors:
+    """Processes that cannot open another file until ``end``."""
 
     pids: Sequence[int]
     _before: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for pid in self.pids:
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the process has just ended
                 self._before[pid] = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-                # The limit is on a descriptor's number, and the lowest free one is always taken.
+                # The limit bounds a descriptor's number, and a new one is always the lowest free number.
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (_first_free(pid), self._before[pid][1]))
 
     def end(self) -> None:
-        """Safe to call twice."""
+        """Restore the limits. May be called twice."""
         for pid, limits in self._before.items():
             with contextlib.suppress(OSError):
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
@@ -110,49 +116,52 @@ class Exhausted:
 
 @dataclass(slots=True)
 class Breakages:
-    """What is broken of whom. Who closes what: ``close`` gives every home back as a folder."""
+    """Current failures by peer.
+
+    Owns the disks: ``close`` turns every home into an ordinary folder again.
+    """
 
     _disks: dict[str, Disk] = field(default_factory=dict)
-    """By the peer's name."""
-    _exhausted: dict[str, Exhausted] = field(default_factory=dict)
+    """Disks by peer name."""
+    _exhausted: dict[str, ExhaustedDescriptors] = field(default_factory=dict)
     _logs: dict[Path, Path] = field(default_factory=dict)
-    """What somebody prints while its disk may break, and where it belongs."""
+    """Temporary path of each log outside a failing disk, with its final path."""
 
     def prepare(self, acts: Iterable[Act], homes: Mapping[str, Path]) -> None:
-        """Before anybody starts: disks for those whose disks will break."""
-        for who in sorted({act.who for act in acts if act.do in (Do.FILL, Do.LOCK)}):
+        """Mount disks for the peers whose disks will fail. Call it before any peer starts."""
+        for who in sorted({act.who for act in acts if act.kind in (ActKind.FILL, ActKind.LOCK)}):
             self._disks[who] = Disk.small(homes[who])
 
     def log(self, who: str, log: Path) -> Path:
-        """Where to write what it prints: beside its home where its disk will break, or its words would be lost."""
+        """Return where to write a peer's output: outside its home if its disk will fail, so that nothing is lost."""
         if who not in self._disks:
             return log
         beside = log.parent.with_name(f"{log.parent.name}.log")
         self._logs[beside] = log
         return beside
 
-    def do(self, act: Act, pid: int) -> None:
-        """Something of the computer on which this process is a peer breaks, or works again."""
-        match act.do:
-            case Do.FILL:
+    def perform(self, act: Act, pid: int) -> None:
+        """Begin or end a failure of the computer on which this process is a peer."""
+        match act.kind:
+            case ActKind.FILL:
                 self._disks[act.who].fill()
-            case Do.DRAIN:
+            case ActKind.DRAIN:
                 self._disks[act.who].drain()
-            case Do.LOCK:
+            case ActKind.LOCK:
                 self._disks[act.who].lock()
-            case Do.UNLOCK:
+            case ActKind.UNLOCK:
                 self._disks[act.who].unlock()
-            case Do.EXHAUST:
-                self._exhausted[act.who] = Exhausted([pid, *daemons(pid)])
-            case Do.RELIEVE:
+            case ActKind.EXHAUST:
+                self._exhausted[act.who] = ExhaustedDescriptors([pid, *daemons(pid)])
+            case ActKind.RELIEVE:
                 self._exhausted.pop(act.who).end()
-            case Do.LOSE_DAEMON:
-                kill_daemon(pid)
+            case ActKind.LOSE_DAEMON:
+                kill_daemons(pid)
             case _:
-                raise ValueError(f"nothing breaks when somebody {act.do}")
+                raise ValueError(f"not a failure: {act.kind}")
 
-    def mend(self) -> None:
-        """Everything works again."""
+    def repair(self) -> None:
+        """End all failures."""
         for each in self._exhausted.values():
             each.end()
         for disk in self._disks.values():
@@ -160,7 +169,7 @@ class Breakages:
             disk.drain()
 
     def close(self) -> None:
-        """Nobody may have a file in these homes open any more."""
+        """Turn the homes into ordinary folders. No process may have a file of them open."""
         for disk in self._disks.values():
             disk.close()
         self._disks.clear()
@@ -171,26 +180,53 @@ class Breakages:
 
 
 def daemons(pid: int) -> list[int]:
-    """The network daemons among a process and all below it."""
-    return [each for each in family(pid) if _program(each) == DAEMON]
+    """Return the p2pd processes among a process and its descendants."""
+    return [each for each in process_tree(pid) if _program(each) == DAEMON]
 
 
-def kill_daemon(pid: int) -> None:
-    """As a bug of it would."""
+def kill_daemons(pid: int) -> None:
+    """Kill the network daemons of a peer, as a crash would."""
     for each in daemons(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
 
 
+def with_clock_error(seconds: float, inside: Wrap) -> Wrap:
+    """Return a command wrapper that also makes the clock fast by this many seconds."""
+    if not seconds:
+        return inside
+    wrong = {
+        "LD_PRELOAD": str(faketime_library()),
+        "FAKETIME": f"{seconds:+.0f}s",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",
+    }
+
+    def wrapped(*command: str) -> Sequence[str]:
+        return inside("/usr/bin/env", *(f"{name}={value}" for name, value in wrong.items()), *command)
+
+    return wrapped
+
+
+def faketime_library() -> Path:
+    """Return the path of libfaketime. Raises DeviceError if it is not installed."""
+    for place in ("/usr/lib", "/usr/local/lib"):
+        for found in sorted(Path(place).glob("**/faketime/libfaketime.so.1")):
+            return found
+    raise DeviceError(
+        "peers.clock_off_s needs libfaketime, which is not installed.", "Type: apt-get install libfaketime."
+    )
+
+
 def _sockets(folder: str, names: list[str]) -> list[str]:
-    """Those that are sockets: nobody listens there any more, and no copy of one is any use."""
+    """Return the names of sockets: a copy of a socket is of no use."""
     return [name for name in names if stat.S_ISSOCK((Path(folder) / name).lstat().st_mode)]
 
 
 def _program(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/exe").readlink().name
-    except OSError:  # just gone, or a zombie
+    except OSError:  # the process has ended or is a zombie
         return ""
 
 

@@ -1,15 +1,16 @@
-"""A cell: processes that end together with their starter, at once and without exception, and leave nothing behind.
+"""Cell: processes that end together with their starter, at once and in every case, and leave nothing behind.
 
-A process may die by SIGKILL while its children are frozen (SIGSTOP) and cannot even be told. So the first process of a
-cell is the init of a PID namespace of its own: when it ends, the kernel kills all that is in the cell, frozen or not,
-grandchildren too. It ends when its guard ends (parent-death signal), and the guard when we do. Inside, /proc shows the
-cell alone, and temporary files, sockets among them, lie in memory: mounted for the cell and gone with it.
+A process may die by SIGKILL while its children are stopped (SIGSTOP) and cannot receive any other signal. The first
+process of a cell is therefore the init of its own PID namespace: when it ends, the kernel kills everything in the cell,
+stopped processes and grandchildren included. The init ends when its guard ends (parent-death signal), and the guard
+ends when we do. Inside, /proc shows only the cell, and temporary files, including sockets, are in a file system in
+memory that is unmounted with the cell.
 
 ::
 
     starter ── guard ── init of the cell ── everything else
 
-The guard passes SIGTERM on and ends with the init's status. Linux only, and root only.
+The guard forwards SIGTERM and ends with the init's status. Needs Linux and root.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from pathlib import Path
 from p2ptrain.base.errors import DeviceError
 
 PLACES = ("/mnt", "/media", "/srv", "/opt")
-"""Where a cell's temporary files may lie: directories that every system has and that are often empty (Filesystem
-Hierarchy Standard 3.0, chapter 3). The path must be short: a socket's may have 108 bytes."""
+"""Candidates for a cell's temporary directory: they exist on every system and are often empty (Filesystem Hierarchy
+Standard 3.0, chapter 3). The path must be short because a socket's path is limited to 108 bytes."""
 
 REFUSED = 125
-"""The exit status of a cell that this machine does not let us make; its standard error says why."""
+"""Exit status if this machine does not allow a cell; standard error says why."""
 
 _GUARD = r"""
 import ctypes, json, os, select, signal, sys
@@ -55,13 +56,13 @@ child = os.fork()
 if child == 0:
     os.close(there)
     libc.prctl(1, signal.SIGKILL)
-    if select.select([here], [], [], 0)[0]:  # closed: the guard was gone before
+    if select.select([here], [], [], 0)[0]:  # closed: the guard has already ended
         os._exit(1)
     checked(libc.mount(b"none", b"/", None, REC | PRIVATE, None), "mount /")
     checked(libc.mount(b"proc", b"/proc", b"proc", NOSUID | NODEV | NOEXEC, None), "mount /proc")
     checked(libc.mount(b"tmpfs", sockets.encode(), b"tmpfs", NOSUID | NODEV, b"mode=700"), "mount " + sockets)
     os.environ.update(environment, TMPDIR=sockets)
-    os.execv(command[0], command)  # SIGTERM stays blocked until the command is ready for it
+    os.execv(command[0], command)  # SIGTERM stays blocked until the command handles it
 signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -69,24 +70,26 @@ sys.exit(status if status >= 0 else 128 - status)
 """
 
 
-def in_a_cell(command: Sequence[str], **environment: str) -> list[str]:
-    """The command that runs ``command`` (first an absolute path) as the init of a cell, with these variables set.
+def cell_command(command: Sequence[str], **environment: str) -> list[str]:
+    """Return the command that runs ``command`` (an absolute path and arguments) as the init of a cell, with these
+    variables.
 
-    It starts with SIGTERM blocked, which an init without a handler would miss: ``hear_sigterm`` when there is one.
-    Whoever starts it must live as long as the cell shall: the thread that does counts, as with ``launched``.
+    The command starts with SIGTERM blocked, because an init without a handler would miss it: call ``unblock_sigterm``
+    once there is a handler. The thread that starts the cell must live as long as the cell, as with ``launched``.
     """
-    place = place_for_sockets(PLACES)
+    place = empty_directory(PLACES)
     return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), place, json.dumps(environment), *command]
 
 
-def run_in_a_cell(command: Sequence[str], grace_s: float, **environment: str) -> int:
-    """Run ``command`` in a cell to its end; its status.
+def run_in_cell(command: Sequence[str], grace_s: float, **environment: str) -> int:
+    """Run ``command`` in a cell to its end and return its status.
 
-    While it runs, SIGTERM interrupts us as Ctrl+C does. When we are interrupted, it has ``grace_s`` seconds to end.
+    Meanwhile SIGTERM interrupts this process as Ctrl+C does. After an interrupt the cell has ``grace_s`` seconds to
+    end.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        inside = subprocess.Popen(in_a_cell(command, **environment), stdin=subprocess.DEVNULL)
+        inside = subprocess.Popen(cell_command(command, **environment), stdin=subprocess.DEVNULL)
         try:
             return inside.wait()
         except BaseException:
@@ -102,17 +105,19 @@ def run_in_a_cell(command: Sequence[str], grace_s: float, **environment: str) ->
         signal.signal(signal.SIGTERM, before)
 
 
-def place_for_sockets(places: Sequence[str]) -> str:
-    """The first of them that is an empty directory, so that nothing is hidden in the cell. DeviceError without one."""
+def empty_directory(places: Sequence[str]) -> str:
+    """Return the first of these that is an empty directory, so that the mount hides no file. Raises DeviceError without
+    one.
+    """
     for place in map(Path, places):
         if place.is_dir() and not any(place.iterdir()):
             return str(place)
     raise DeviceError(
-        f"Temporary files of a testnet in namespaces need an empty directory among {', '.join(places)}.",
-        "Make one of them; nothing will be written to it.",
+        f"A testnet in namespaces needs one empty directory for temporary files: {', '.join(places)}.",
+        "Create or empty one of them; nothing is written to it.",
     )
 
 
-def hear_sigterm() -> None:
-    """Call it in the init of a cell when SIGTERM has a handler: what came before comes now."""
+def unblock_sigterm() -> None:
+    """Unblock SIGTERM in the init of a cell once it has a handler; a signal that came earlier is delivered now."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])

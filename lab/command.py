@@ -1,4 +1,4 @@
-"""``p2ptrain testnet --scenario``: a scenario file in, ``report.json`` and an exit status out."""
+"""``p2ptrain testnet --scenario``: runs a scenario file and writes ``report.json``."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from lab import closing
+from lab import container_summary
 from lab import report as reports
-from lab.artifacts import Artifacts, read_left
-from lab.cell import REFUSED, run_in_a_cell
-from lab.clock import library
+from lab import scenario as scenarios
+from lab.artifacts import Artifacts, read_artifacts
+from lab.breakage import faketime_library
+from lab.cell import REFUSED, run_in_cell
 from lab.containers import build, check_engine, check_folder, has_netem, line_of, sweep_folder
 from lab.figures import compared, figures_of
-from lab.freezing import marked
-from lab.hosts import rehearse
-from lab.inner_main import MARK, course_of, play
-from lab.namespaces import check_means
+from lab.freezing import processes_with
+from lab.hosts import check_network_support
+from lab.inner_main import MARK, read_run, run_inside
+from lab.namespaces import check_support
 from lab.plan import check, manifest_of
 from lab.report import ScenarioVerdict
-from lab.script import Script, written
-from lab.showing import show, terminal
-from lab.stages import StageName, members
-from lab.window import TOKEN, looked_at, token
+from lab.scenario import RealScenario
+from lab.script import Script, script_of
+from lab.stages import TOKEN, StageName, hosts_on_side, page_argument, page_token
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
-from p2ptrain.sim import testbed_fields
-from p2ptrain.sim.testbed_fields import RealScenario
+from p2ptrain.base.text import PLAIN_WIDTH
 from peer.testnet.plan import Plan, claimed, lay_out
 from peer.testnet.processes import PACKAGES
 from peer.testnet.report import machine
@@ -46,34 +46,37 @@ from peer.testnet.report import machine
 EXIT_FAILED = 1
 FOLDER_PREFIX = "p2pt-lab-"
 UNDISTURBED = "undisturbed"
-"""The folder of what a scenario is compared with."""
-Calms = dict[str, tuple[str, dict[str, Any]]]
-"""Undisturbed runs, as they were written: of which scenario they were, and their figures."""
+"""Folder of the run that a scenario is compared with."""
+UndisturbedRuns = dict[str, tuple[str, dict[str, Any]]]
+"""Undisturbed runs by scenario as JSON: the title of the scenario that ran it, and its figures."""
 STOP_DEADLINE_S = 30.0
-"""For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
+"""Time for everything inside to end after Ctrl+C; then the kernel ends it. Guess: the time of an interrupted save would
+settle it."""
 
 
-def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, page: str = "") -> int:
-    """Act out every scenario of a folder, one after the other; ``out/report.json`` has all reports. As ``act_out``."""
+def run_scenarios(
+    folder: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, page: str = ""
+) -> int:
+    """Run each scenario of a folder and write all reports to ``out/report.json``. Arguments as ``run_scenario``."""
     paths = sorted(folder.glob("*.toml"))
     if not paths:
-        raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
-    _check_stage(stage, page)  # what this machine cannot do is told once
+        raise ScenarioError(f"{folder} contains no scenario.", "Name a scenario file or a folder of *.toml files.")
+    _check_stage(stage, page)  # reported once, not for every scenario
     reports_of: list[Any] = []
-    console = terminal()
-    calms: Calms = {}
+    console = report_console()
+    undisturbed_runs: UndisturbedRuns = {}
     for path in paths:
-        reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, page, console, calms))
+        reports_of.append(_report_of(path, changes, stage, out / path.stem, threads, page, console, undisturbed_runs))
         out.mkdir(parents=True, exist_ok=True)
-        files.replace(out / "report.json", _json(reports_of))  # what is done is kept, also when the next one is stopped
+        files.replace(out / "report.json", _json(reports_of))  # keeps the reports if the next one is interrupted
     missed = [each["scenario"] for each in reports_of if not each["passed"]]
-    console.print(f"{len(paths) - len(missed)} of {len(paths)} scenarios passed; all figures in {out / 'report.json'}")
+    console.print(f"{len(paths) - len(missed)} of {len(paths)} scenarios passed; all figures: {out / 'report.json'}")
     for name in missed:
         console.print(f"FAILED: {name}", style="bold red")
     return EXIT_FAILED if missed else 0
 
 
-def _acted_out(
+def _report_of(
     path: Path,
     changes: Sequence[str],
     stage: StageName,
@@ -81,141 +84,150 @@ def _acted_out(
     threads: int,
     page: str,
     console: Console,
-    calms: Calms,
+    undisturbed_runs: UndisturbedRuns,
 ) -> Any:
-    """``act_out`` one of several: its report. What fails it fails no other, but that the owner stops it."""
+    """Run one of several scenarios and return its report. A failure does not affect the others, except an interrupt."""
     try:
-        status = act_out(path, changes, stage, out, threads, page, calms)
+        status = run_scenario(path, changes, stage, out, threads, page, undisturbed_runs)
         report = json.loads((out / "report.json").read_bytes())
         return report | {"passed": report["passed"] and not status}
-    except OutputError:  # nobody takes what we print: no scenario's fault
+    except OutputError:  # our output is broken, which is not the scenario's fault
         raise
     except UserError as error:
         why = str(error)
-    except Exception as error:  # a fault of ours in one scenario: hours of the others must not be lost for it
+    except Exception as error:  # a bug of ours must not cost the results of the other scenarios
         why = f"{type(error).__name__}: {error}"
         console.print(traceback.format_exc(), markup=False, soft_wrap=True)
     console.print(f"{path.stem} FAILED: {why}", style="bold red", markup=False, soft_wrap=True)
-    return _dated(reports.refused(path.stem, stage, why))
+    return _dated(reports.not_run(path.stem, stage, why))
 
 
 def _check_stage(stage: StageName, page: str) -> str:
-    """Where the stage shows the swarm. Raises DeviceError where this machine has no such stage, UserError as there."""
+    """Return where the stage shows the swarm. Raises DeviceError if this machine does not support the stage; UserError
+    if no page can open there.
+    """
     if stage == "namespaces":
-        check_means()
-        rehearse()
+        check_support()
+        check_network_support()
     if stage == "docker":
         check_engine()
-    return looked_at(page, stage)
+    return page_argument(page, stage)
 
 
-def act_out(
+def run_scenario(
     path: Path,
     changes: Sequence[str],
     stage: StageName,
     out: Path,
     threads: int,
     page: str = "",
-    calms: Calms | None = None,
+    undisturbed_runs: UndisturbedRuns | None = None,
 ) -> int:
-    """Act out the scenario of a file; the exit status. Raises UserError, and KeyboardInterrupt when all has ended.
+    """Run the scenario of a file and return the exit status. Raises UserError, and KeyboardInterrupt once all processes
+    ended.
 
     Args:
-        page: where to show the swarm meanwhile; empty: nowhere.
-        calms: undisturbed runs of other scenarios of the same folder. One that is the same to the letter is not acted
-            out again; one that was acted out here is added.
+        page: where to show the swarm meanwhile; empty for no page.
+        undisturbed_runs: those of other scenarios of the same folder. An identical one is not run again; one that ran
+            here is added.
     """
     if path.is_dir():
-        return act_out_all(path, changes, stage, out, threads, page)
-    scenario = testbed_fields.load(path, changes)
-    script = written(scenario)
+        return run_scenarios(path, changes, stage, out, threads, page)
+    scenario = scenarios.load(path, changes)
+    script = script_of(scenario)
     check(scenario, script, stage)
     page = _check_stage(stage, page)
     if any(group.clock_off_s for group in scenario.peers):
-        library()
-    calm = scenario.calm()
-    if calm is not None:
-        check(calm, written(calm), stage)
-    manifest_of(scenario)  # whatever is wrong with it is told before anything is removed
+        faketime_library()
+    undisturbed = scenario.calm()
+    if undisturbed is not None:
+        check(undisturbed, script_of(undisturbed), stage)
+    manifest_of(scenario)  # a faulty manifest must be reported before anything is removed
     if stage == "docker":
-        out = out.absolute()  # a container begins in another folder
+        out = out.absolute()  # a container starts in another folder
         check_folder(out)
         build()
-        _check_lines([scenario] if calm is None else [scenario, calm])
+        _check_lines([scenario] if undisturbed is None else [scenario, undisturbed])
     with claimed(out, lambda: _sweep(out, stage)):
         figures = dict[str, Any]()
-        if calm is not None and calms is not None and (same := calms.get(calm.model_dump_json())) is not None:
-            terminal().print(f"{path.stem}, compared with what {same[0]} was compared with")
+        if (
+            undisturbed is not None
+            and undisturbed_runs is not None
+            and (same := undisturbed_runs.get(undisturbed.model_dump_json())) is not None
+        ):
+            report_console().print(f"{path.stem}: using the undisturbed run of {same[0]}")
             figures["undisturbed"] = same[1]
-        elif calm is not None:
-            terminal().print(f"{path.stem}, undisturbed first, to compare with")
-            course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads, page)
-            if course["troubles"]:
-                verdict = reports.spoiled(path.stem, stage, figures["undisturbed"], course)
+        elif undisturbed is not None:
+            report_console().print(f"{path.stem}: undisturbed run, for comparison")
+            record, figures["undisturbed"] = _run_and_read(undisturbed, stage, out / UNDISTURBED, threads, page)
+            if record["troubles"]:
+                verdict = reports.comparison_failed(path.stem, stage, figures["undisturbed"], record)
                 files.replace(out / "report.json", _json(_dated(verdict)))
-                show(verdict, out, terminal())
+                print_verdict(verdict, out, report_console())
                 return EXIT_FAILED
-            if calms is not None:
-                calms[calm.model_dump_json()] = path.stem, figures["undisturbed"]
-            terminal().print(f"{path.stem}, as it is written")
-        course, own = _acted(scenario, stage, out, threads, page)
-        if calm is not None:
+            if undisturbed_runs is not None:
+                undisturbed_runs[undisturbed.model_dump_json()] = path.stem, figures["undisturbed"]
+            report_console().print(f"{path.stem}: run as written")
+        record, own = _run_and_read(scenario, stage, out, threads, page)
+        if undisturbed is not None:
             figures["compared"] = compared(own, figures["undisturbed"])
-        verdict = reports.judged(path.stem, stage, scenario, {**own, **figures}, course)
+        verdict = reports.verdict_of(path.stem, stage, scenario, {**own, **figures}, record)
         files.replace(out / "report.json", _json(_dated(verdict)))
         if stage == "docker":
-            verdict = verdict.beside(closing.conclude(out, script, course, verdict.faults, threads, terminal()))
+            verdict = verdict.with_faults(
+                container_summary.write_summary(out, script, record, verdict.faults, threads, report_console())
+            )
             files.replace(out / "report.json", _json(_dated(verdict)))
-        show(verdict, out, terminal())
+        print_verdict(verdict, out, report_console())
     return 0 if verdict.passed else EXIT_FAILED
 
 
 def _check_lines(scenarios: Sequence[RealScenario]) -> None:
-    """Raises ScenarioError where containers' lines are to be late or lossy, and the kernel under them cannot."""
+    """Raise ScenarioError if links of containers need delay or loss that the host's kernel does not support."""
     if not any("both" in line_of(group) for scenario in scenarios for group in scenario.peers) or has_netem():
         return
     for scenario in scenarios:
-        check(scenario, written(scenario), "docker", netem=False)
+        check(scenario, script_of(scenario), "docker", netem=False)
 
 
 def _sweep(out: Path, stage: StageName) -> None:
-    """Containers of a testnet that was killed write there until they are gone."""
+    """Remove containers of a killed testnet, which write to the folder until they end."""
     if stage == "docker":
         for folder in (out, out / UNDISTURBED):
             sweep_folder(folder)
 
 
-def _acted(
+def _run_and_read(
     scenario: RealScenario, stage: StageName, out: Path, threads: int, page: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Act it out in an empty folder: its course and its figures."""
-    script = written(scenario)
+    """Run a scenario in an empty folder and return its run record and figures."""
+    script = script_of(scenario)
     out.mkdir(exist_ok=True)
     plan = lay_out(
-        out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None, has_door=True
+        out, manifest_of(scenario), [peer.name for peer in script.peers], solo=False, seed=None, has_door=True
     )
     mark = uuid.uuid4().hex
     if stage == "namespaces":
-        _play_in_a_cell(out, scenario, threads, mark)
+        _run_in_cell(out, scenario, threads, mark)
     else:
-        with _own_place(mark):
-            play(out, scenario, stage, threads, page)
-    return _measured(scenario, script, plan, threads, mark)
+        with _marked_environment(mark):
+            run_inside(out, scenario, stage, threads, page)
+    return _read_run(scenario, script, plan, threads, mark)
 
 
 @contextlib.contextmanager
-def _own_place(mark: str) -> Iterator[None]:
-    """A mark for all children, and a folder of its own for their sockets; both are gone afterwards.
+def _marked_environment(mark: str) -> Iterator[None]:
+    """Set a mark that all children inherit and a folder for their sockets; both are removed afterwards.
 
-    Where we are killed, the folder stays, without any socket that anyone uses, and the next one that comes removes it.
+    If this process is killed, the folder remains without any socket in use, and the next run removes it.
     """
     for debris in Path("/tmp").glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(debris):
             shutil.rmtree(debris)
     before = {name: os.environ.get(name) for name in (MARK, "TMPDIR", TOKEN)}
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))  # short: sockets' paths are limited
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))  # short, because socket paths are limited
     os.environ[MARK], os.environ["TMPDIR"], tempfile.tempdir = mark, str(folder), None
-    os.environ[TOKEN] = token()
+    os.environ[TOKEN] = page_token()
     try:
         with _locked(folder):
             yield
@@ -231,7 +243,7 @@ def _own_place(mark: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The folder is ours as long as this lasts. Raises OSError where it is somebody else's."""
+    """Hold the lock of a folder for the block. Raises OSError if another process holds it."""
     handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -240,61 +252,61 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) -> None:
-    """``play``, inside. It ends when we do, whatever ends us; SIGTERM ends us as Ctrl+C does."""
+def _run_in_cell(out: Path, scenario: RealScenario, threads: int, mark: str) -> None:
+    """Run the inside of a testnet in a cell, which ends when this process does. SIGTERM interrupts as Ctrl+C does."""
     (out / "scenario.json").write_text(scenario.model_dump_json(indent=1), encoding="utf-8")
     command = [sys.executable, "-P", "-m", "lab", str(out.absolute()), str(threads)]
-    status = run_in_a_cell(command, STOP_DEADLINE_S, **{MARK: mark, "PYTHONPATH": str(PACKAGES)})
+    status = run_in_cell(command, STOP_DEADLINE_S, **{MARK: mark, "PYTHONPATH": str(PACKAGES)})
     if status == REFUSED:
         raise DeviceError(
-            "This machine does not let a testnet be shut in; why is told above.",
-            "In a container, start that with --privileged; --stage local needs nothing of this.",
+            "This machine does not allow the isolation of a testnet; the reason is printed above.",
+            "If this is a container, start it with --privileged; or take --stage local, which needs no isolation.",
         )
     if status:
-        raise RuntimeError(f"the inside of the testnet ended with status {status}; its words are above")
+        raise RuntimeError(f"the inside of the testnet ended with status {status}; its output is above")
 
 
-def _measured(
+def _read_run(
     scenario: RealScenario, script: Script, plan: Plan, threads: int, mark: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The course, and figures from what everybody left and what is left of them."""
-    document = course_of(plan.out)
-    course, inside = document["course"], document["left"]
-    left = [
-        read_left(part, trainer.peer_id, trainer.home.path)
-        for part, trainer in zip(script.parts, plan.peers, strict=True)
+    """Return the run record and the figures of the artifacts and leftovers."""
+    document = read_run(plan.out)
+    record, inside = document["course"], document["left"]
+    artifacts = [
+        read_artifacts(peer, trainer.peer_id, trainer.home.path)
+        for peer, trainer in zip(script.peers, plan.peers, strict=True)
     ]
     sides = {
-        str(place): [members(side, lambda group: _names(script, group)) for side in partition.sides]
+        str(place): [hosts_on_side(side, lambda group: _names(script, group)) for side in partition.sides]
         for place, partition in enumerate(scenario.partitions)
     }
-    figures = figures_of(course, left, _disagreement(plan, course, left, threads), sides)
+    figures = figures_of(record, artifacts, _disagreement(plan, record, artifacts, threads), sides)
     there = _namespaces_in_use()
     figures |= {
-        "left_processes": inside["processes"] + len(marked(MARK, mark)),
+        "left_processes": inside["processes"] + len(processes_with(MARK, mark)),
         "left_sockets": inside["sockets"],
         "left_namespaces": sum(each in there for each in inside["namespaces"]),
     }
-    return course, figures
+    return record, figures
 
 
 def _names(script: Script, group: str) -> list[str]:
-    return [part.name for part in script.parts if part.group == group]
+    return [peer.name for peer in script.peers if peer.group == group]
 
 
-def _disagreement(plan: Plan, course: Mapping[str, Any], left: Sequence[Artifacts], threads: int) -> float | None:
-    """Of the last checkpoints of those who stayed; None where fewer than two have one."""
+def _disagreement(plan: Plan, record: Mapping[str, Any], artifacts: Sequence[Artifacts], threads: int) -> float | None:
+    """Return the disagreement of the last checkpoints of the peers that stayed; None if fewer than two have one."""
     import torch
 
     from peer.testnet.measure import disagreement, weights_of
 
     torch.set_num_threads(threads)
     weights = []
-    for trainer, its in zip(plan.peers, left, strict=True):
-        lives = course["lives"].get(trainer.name)
-        if not lives or lives[-1]["ended_by_us"] or its.part.settings.lie is not None:
+    for trainer, its in zip(plan.peers, artifacts, strict=True):
+        lives = record["lives"].get(trainer.name)
+        if not lives or lives[-1]["ended_by_us"] or its.peer.settings.lie is not None:
             continue
-        with contextlib.suppress(HomeError):  # its exit status tells more
+        with contextlib.suppress(HomeError):  # the peer's exit status already reports it
             weights.append(weights_of(trainer.home.checkpoints))
     return disagreement(weights) if len(weights) > 1 else None
 
@@ -302,15 +314,54 @@ def _disagreement(plan: Plan, course: Mapping[str, Any], left: Sequence[Artifact
 def _namespaces_in_use() -> set[str]:
     found = set()
     for place in Path("/proc").glob("[0-9]*/ns/net"):
-        with contextlib.suppress(OSError):  # just gone, or another user's
+        with contextlib.suppress(OSError):  # the process has ended or belongs to another user
             found.add(str(place.readlink()))
     return found
 
 
 def _dated(verdict: ScenarioVerdict) -> dict[str, Any]:
-    """The report as it is kept: with the machine that it is of, and when it was written."""
+    """Return the report with the machine and the date."""
     return verdict.document() | {"machine": machine(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _json(document: Any) -> bytes:
-    return (json.dumps(reports.finite(document), indent=1, allow_nan=False, default=str) + "\n").encode()
+    return (json.dumps(reports.json_safe(document), indent=1, allow_nan=False, default=str) + "\n").encode()
+
+
+def report_console() -> Console:
+    """Return a console that is wide enough for tables even if the output is a file."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+
+
+def print_verdict(verdict: ScenarioVerdict, out: Path, console: Console) -> None:
+    """Print the verdict; ``out`` is the folder of its files."""
+    table = Table(title=f"{verdict.scenario}, stage {verdict.stage}")
+    for heading in ("", "loss", "tokens", "exchanges", "failed", "blocked", "ended"):
+        table.add_column(heading, justify="left" if heading in ("", "ended") else "right")
+    for name, each in verdict.figures["peers"].items():
+        loss, blocked = each["loss"], each["blocked_share"]
+        table.add_row(
+            name,
+            "" if loss is None else f"{loss:.3f}",
+            "" if each["tokens"] is None else f"{each['tokens']:,}",
+            str(each["exchanges_made"]),
+            str(each["exchanges_failed"]),
+            "" if blocked is None else f"{100 * blocked:.2f} %",
+            ", ".join(map(str, each["exits"])) or "never started",
+        )
+    console.print(table)
+    for line in [*reports.growth_lines(verdict.figures), *verdict.course]:
+        console.print(line, markup=False, soft_wrap=True)
+    for name, limit in verdict.limits.items():
+        bounds = ", ".join(
+            f"{word.replace('_', ' ')} {limit[word]:g}" for word in ("at_least", "at_most") if word in limit
+        )
+        found = "none" if limit["found"] is None else f"{limit['found']:g}"
+        console.print(f"{'kept  ' if limit['kept'] else 'MISSED'} {name}: {found} ({bounds})", markup=False)
+    console.print(f"figures: {out / 'report.json'}", markup=False, soft_wrap=True)
+    if not verdict.passed:
+        console.print("FAILED:", style="bold red")
+        for fault in verdict.faults:
+            console.print(f"- {fault}", markup=False, soft_wrap=True)
+        console.print(f"Output of each process: {out}/*/output.log", markup=False, soft_wrap=True)

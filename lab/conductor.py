@@ -1,171 +1,257 @@
-"""Who was started, and how each thing that the script says is done to somebody.
+"""Conductor: starts the peers and bootstraps and performs the script's acts.
 
-Acts take turns (``lab.turns``): those that concern one host one after the other, all others side by side, since a stage
-may take its time. One that the stage cannot do is missed, with its reason; the testnet goes on.
+Acts on one host run one after the other, acts on different hosts in parallel, because a stage may be slow. An act that
+the stage cannot perform is recorded as missed, with its reason, and the testnet continues.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from lab.breakage import BREAKAGE, Breakages
-from lab.clock import beside
-from lab.exchange_probe import amid_exchange
-from lab.pulse import Pulse
+from lab.breakage import BREAKAGE_ACTS, Breakages, with_clock_error
+from lab.exchange_probe import wait_for_exchange
+from lab.resource_monitor import ResourceMonitor
 from lab.run_record import Done
-from lab.script import Act, Do, Script, told
-from lab.stages import Stage
-from lab.suspends import Suspends
-from lab.task_queue import TaskQueue
+from lab.scenario import BOOTSTRAP, RealGroup
+from lab.script import Act, ActKind, Script, describe
+from lab.stages import Stage, Suspension
 from p2ptrain.admission import author
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import JoinLink
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, RealGroup
 from peer.testnet import processes
 from peer.testnet.plan import Plan, TrainerProcess
 from peer.testnet.processes import Child
 from peer.testnet.runner import SILENCE_S, said
 from peer.testnet.watch import Watch
 
-STARTING_S = 90.0
-"""So long the script waits until somebody who comes trains. A guess: imports take 3 s, and 30 s on a busy machine."""
-INVITED_S = 3600
-"""For how long an invite is good, longer than any scenario."""
-ENDING_S = 10.0
-"""For a process that was killed to be gone. A guess: it takes milliseconds."""
+START_TIMEOUT_S = 90.0
+"""Longest that the script waits for a started peer to train. Guess: imports take 3 s, and 30 s on a busy machine; start
+times of lab runs would settle it."""
+INVITE_VALIDITY_S = 3600
+"""Validity of an invite, longer than any scenario."""
+END_TIMEOUT_S = 10.0
+"""Time for a killed process to end. Guess: it takes milliseconds; the waits of lab runs would settle it."""
 
 
 @dataclass(slots=True)
-class Life:
+class SuspendedPeers:
+    """Suspended peers by name, each with its host. Calls of the stage that may be slow run in threads."""
+
+    stage: Stage
+    _held: dict[str, tuple[str, Suspension]] = field(default_factory=dict)
+
+    def __contains__(self, who: str) -> bool:
+        return who in self._held
+
+    async def begin(self, who: str, host: str, pid: int) -> None:
+        """Suspend a peer and cut its host's link. Raises DeviceError if it keeps running."""
+        self._held[who] = host, await asyncio.to_thread(self.stage.suspend, who, pid)
+        self.stage.cut_link(host, True)
+
+    async def end(self, who: str) -> None:
+        """Resume a peer and its link. Raises DeviceError if it stays suspended."""
+        host, suspension = self._held[who]
+        await asyncio.to_thread(suspension.end)
+        del self._held[who]
+        self.stage.cut_link(host, False)
+
+    async def forget(self, who: str) -> None:
+        """Drop a killed peer and restore the link of its host, which another peer may use now."""
+        if who in self._held:
+            host, suspension = self._held.pop(who)
+            with contextlib.suppress(DeviceError):
+                await asyncio.to_thread(suspension.end)
+            self.stage.cut_link(host, False)
+
+    async def end_all(self) -> list[str]:
+        """Resume all peers; return which could not be resumed, and why."""
+        failed = []
+        for who in list(self._held):
+            try:
+                await self.end(who)
+            except DeviceError as error:
+                failed.append(f"{describe(who, ActKind.THAW)} at the end: {error.problem.rstrip('.')}")
+        return failed
+
+
+@dataclass(slots=True)
+class TaskQueue:
+    """Asynchronous work in order for each key, in parallel for different keys.
+
+    Owns the tasks: wait for them with ``join`` or end them with ``cancel``.
+    """
+
+    _last: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def add(self, key: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Start work when all earlier work of the key is done. After a failure nothing more of that key runs."""
+        self._last[key] = asyncio.ensure_future(_run_after(self._last.get(key), work))
+
+    def check(self) -> None:
+        """Raise the error of finished work, if any."""
+        for key, task in list(self._last.items()):
+            if task.done():
+                del self._last[key]
+                task.result()
+
+    async def join(self) -> None:
+        """Wait until all work is done. Raises the error of any of it."""
+        while self._last:
+            await asyncio.wait(self._last.values())
+            self.check()
+
+    async def cancel(self) -> None:
+        """Cancel all work. Calls that run in a thread continue there."""
+        tasks = list(self._last.values())
+        self._last.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run_after(before: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]]) -> None:
+    if before is not None:
+        await before
+    await work()
+
+
+@dataclass(slots=True)
+class PeerProcess:
     """One process of a peer."""
 
     child: Child
     ended_by_us: str = ""
-    """What we did to end it before its run did: a ``Do``; empty: nothing."""
+    """``ActKind`` by which we ended the process before its run did; empty if we did not."""
 
 
 @dataclass(slots=True)
 class Conductor:
-    """Everybody who was started so far, and what became of the script."""
+    """Processes that were started so far, and the outcome of the script's acts."""
 
     plan: Plan
     script: Script
     stage: Stage
     threads: int
     watch: Watch
-    lives: dict[str, list[Life]] = field(default_factory=dict)
-    bootstraps: dict[str, list[Life]] = field(default_factory=dict)
-    """By name, each one's processes."""
-    naps: Suspends = field(init=False)
+    lives: dict[str, list[PeerProcess]] = field(default_factory=dict)
+    bootstraps: dict[str, list[PeerProcess]] = field(default_factory=dict)
+    """Processes of each bootstrap, by name."""
+    suspended: SuspendedPeers = field(init=False)
     breakages: Breakages = field(default_factory=Breakages)
-    pulse: Pulse = field(default_factory=Pulse)
-    turns: TaskQueue = field(default_factory=TaskQueue)
-    """Acts that are under way, by host."""
+    monitor: ResourceMonitor = field(default_factory=ResourceMonitor)
+    queue: TaskQueue = field(default_factory=TaskQueue)
+    """Acts in progress, by host."""
     done: list[Done] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
-    coming: set[str] = field(default_factory=set)
-    """Who is just being started by the script."""
-    starting: dict[str, float] = field(default_factory=dict)
-    """Whom the script waits for, and until when, on the monotonic clock."""
-    why_unended: dict[str, str] = field(default_factory=dict)
-    """Hosts whose last occupant we did not end as we should have, and why not: nobody comes in its place."""
+    being_started: set[str] = field(default_factory=set)
+    """Peers that the script is starting."""
+    awaited: dict[str, float] = field(default_factory=dict)
+    """Started peers for which the script waits, with the deadline on the monotonic clock."""
+    not_ended: dict[str, str] = field(default_factory=dict)
+    """Hosts whose last peer we could not end as planned, and why: no other peer starts in its place."""
     link: str = ""
 
     def __post_init__(self) -> None:
-        self.naps = Suspends(self.stage)
+        self.suspended = SuspendedPeers(self.stage)
 
-    def begin(self, act: Act) -> None:
-        """Let one thing happen, after what happens on the same host before it. The script goes on meanwhile."""
-        if act.do is Do.START:
-            self.coming.add(act.who)
-        self.turns.give(self._host(act.who), partial(self._act, act))
+    def schedule(self, act: Act) -> None:
+        """Queue an act behind earlier acts on the same host. The script continues meanwhile."""
+        if act.kind is ActKind.START:
+            self.being_started.add(act.who)
+        self.queue.add(self._host(act.who), partial(self._perform, act))
 
-    async def _act(self, act: Act) -> None:
-        """Make it happen, or note why it cannot."""
-        self.watch.say(f"{act.at_s:g} s: {told(act.who, act.do)}")
+    async def _perform(self, act: Act) -> None:
+        """Perform an act and record it as done or missed."""
+        self.watch.say(f"{act.at_s:g} s: {describe(act.who, act.kind)}")
         try:
-            why_not = await self._happens(act)
-        except DeviceError as error:  # of the stage, which mostly can do the next thing
+            why_not = await self._attempt(act)
+        except DeviceError as error:  # the stage can usually perform the next act
             why_not = error.problem.rstrip(".")
         finally:
-            if act.do is Do.START:
-                self.coming.discard(act.who)
+            if act.kind is ActKind.START:
+                self.being_started.discard(act.who)
         if why_not:
-            self.missed.append(f"{told(act.who, act.do)}: {why_not}")
+            self.missed.append(f"{describe(act.who, act.kind)}: {why_not}")
         else:
-            self.done.append(Done(act.at_s, time.time(), act.do, act.who))
+            self.done.append(Done(act.at_s, time.time(), act.kind, act.who))
 
-    async def _happens(self, act: Act) -> str:
-        """Why it cannot, if so."""
-        match act.do:
-            case Do.PART:
-                self.stage.parts(act.who)
-            case Do.HEAL:
-                self.stage.heals(act.who)
-            case Do.START:
-                if why_not := self.why_unended.pop(self._host(act.who), ""):
-                    return f"who was there before {why_not}"
+    async def _attempt(self, act: Act) -> str:
+        """Perform an act; return why it is not possible, or an empty string."""
+        match act.kind:
+            case ActKind.PART:
+                self.stage.partition(act.who)
+            case ActKind.HEAL:
+                self.stage.heal(act.who)
+            case ActKind.START:
+                if why_not := self.not_ended.pop(self._host(act.who), ""):
+                    return f"the previous peer {why_not}"
                 if act.who in self.running:
-                    return "it is still there"
+                    return "it is still running"
                 await self.start(act.who)
             case _:
                 if act.who not in self.running:
-                    if act.do in (Do.KILL, Do.STOP):
-                        self.why_unended[self._host(act.who)] = "had gone by itself"
-                    return "it is not there any more"
-                return await self._do_to(self.running[act.who], act)
+                    if act.kind in (ActKind.KILL, ActKind.STOP):
+                        self.not_ended[self._host(act.who)] = "had ended by itself"
+                    return "it has already ended"
+                return await self._perform_on(self.running[act.who], act)
         return ""
 
-    async def _do_to(self, child: Child, act: Act) -> str:
-        """Something happens to somebody who is there: why it cannot, if so."""
-        if self._waits(act) and not await amid_exchange(self._trainer(act.who).home.path):
-            return "it was amid no exchange"
-        if act.do in BREAKAGE:
-            self.breakages.do(act, child.process.pid)
-        elif act.do is Do.FREEZE:
-            await self.naps.begin(act.who, self._host(act.who), child.process.pid)
-        elif act.do is Do.BAN:
+    async def _perform_on(self, child: Child, act: Act) -> str:
+        """Perform an act on a running peer; return why it is not possible, or an empty string."""
+        if self._needs_exchange(act) and not await wait_for_exchange(self._trainer(act.who).home.path):
+            return "it was in no exchange"
+        if act.kind in BREAKAGE_ACTS:
+            self.breakages.perform(act, child.process.pid)
+        elif act.kind is ActKind.FREEZE:
+            await self.suspended.begin(act.who, self._host(act.who), child.process.pid)
+        elif act.kind is ActKind.BAN:
             author.revoke(self.plan.run, [self._trainer(act.who).peer_id], time.time())
-        elif act.do is not Do.THAW:
+        elif act.kind is not ActKind.THAW:
             await self._end(child, act)
-        elif act.who in self.naps:
-            await self.naps.end(act.who)
+        elif act.who in self.suspended:
+            await self.suspended.end(act.who)
         else:
-            return "it did not fall asleep"
+            return "it was not asleep"
         return ""
 
-    def _waits(self, act: Act) -> bool:
-        """Until the peer is amid an exchange."""
-        return act.do in (Do.KILL, Do.FREEZE) and act.who in self.lives and self._settings(act.who).amid_exchange
+    def _needs_exchange(self, act: Act) -> bool:
+        """Return whether an act waits until the peer is in an exchange."""
+        return (
+            act.kind in (ActKind.KILL, ActKind.FREEZE)
+            and act.who in self.lives
+            and self._settings(act.who).amid_exchange
+        )
 
     async def _end(self, child: Child, act: Act) -> None:
-        """Kill it, or wake it and ask it to leave."""
+        """Kill a process, or resume it and ask it to leave."""
         life = (self.lives | self.bootstraps)[act.who][-1]
-        life.ended_by_us = act.do  # before it ends, since this is no crash
+        life.ended_by_us = act.kind  # set before it ends, so that it does not count as a crash
         try:
-            if act.do is Do.KILL:
+            if act.kind is ActKind.KILL:
                 await asyncio.to_thread(self.stage.kill, act.who, child.process.pid)
-            elif act.who in self.naps:  # or it would not hear us
-                await self.naps.end(act.who)
+            elif act.who in self.suspended:  # a suspended process does not receive SIGTERM
+                await self.suspended.end(act.who)
         except DeviceError:
             life.ended_by_us = ""
-            self.why_unended[self._host(act.who)] = "could not be ended"
+            self.not_ended[self._host(act.who)] = "could not be ended"
             raise
-        if act.do is Do.KILL:
-            await self.naps.forget(act.who)
-            await asyncio.wait([child.ended], timeout=ENDING_S)  # or who comes at once would find it there
+        if act.kind is ActKind.KILL:
+            await self.suspended.forget(act.who)
+            await asyncio.wait([child.ended], timeout=END_TIMEOUT_S)  # before another process uses its home
         else:
             child.terminate()
 
     async def start(self, who: str) -> None:
-        """A peer, or the bootstrap again."""
+        """Start a peer, or the bootstrap again."""
         if who == BOOTSTRAP:
             await self.start_bootstrap(who)
-            self.starting[who] = time.monotonic() + STARTING_S
+            self.awaited[who] = time.monotonic() + START_TIMEOUT_S
             return
         trainer, settings = self._trainer(who), self._settings(who)
         arguments = [
@@ -179,37 +265,37 @@ class Conductor:
         module = "peer" if settings.lie is None else "lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []
-        inside = beside(settings.clock_off_s, self.stage.inside(self._host(who), who))
+        inside = with_clock_error(settings.clock_off_s, self.stage.inside(self._host(who), who))
         log = self.breakages.log(who, trainer.log)
         child = await processes.start(who, module, arguments, log, self.threads, inside)
-        life = Life(child) if settings.invited else Life(child, Do.TURN_AWAY)
-        self.lives.setdefault(who, []).append(life)  # from here on it ends with us
+        life = PeerProcess(child) if settings.invited else PeerProcess(child, ActKind.TURN_AWAY)
+        self.lives.setdefault(who, []).append(life)  # from here on the runner ends it
         try:
             await asyncio.to_thread(self.stage.started, who, settings)
-        except DeviceError:  # without its line it would be another
-            self.lives[who][-1].ended_by_us = Do.STOP
+        except DeviceError:  # without its link it would be another kind of peer
+            self.lives[who][-1].ended_by_us = ActKind.STOP
             child.terminate()
             raise
         self.watch.views[who] = replace(self.watch.views[who], begun=False, catches_up=False, last="starting")
-        self.starting[who] = time.monotonic() + STARTING_S
+        self.awaited[who] = time.monotonic() + START_TIMEOUT_S
 
     def _invitation(self, settings: RealGroup) -> str:
-        """The link by which one of this group joins."""
+        """Return the link by which a peer of this group joins."""
         if self.plan.signed.manifest.admission.policy == "open" or not settings.invited:
             return self.link
-        invited, _ = author.invite(self.plan.run, JoinLink.parse(self.link), INVITED_S, 1, time.time())
+        invited, _ = author.invite(self.plan.run, JoinLink.parse(self.link), INVITE_VALIDITY_S, 1, time.time())
         return str(invited)
 
     async def start_bootstrap(self, name: str, beside: str = "") -> Child:
-        """Or another, once it has died; ``beside`` is the link of those that are there before it."""
+        """Start a bootstrap; ``beside`` is the link of the bootstraps started before it."""
         home = self.plan.bootstrap.with_name(name)
-        self.link_file(name).unlink(missing_ok=True)  # of its last process, which may have had other addresses
+        self.link_file(name).unlink(missing_ok=True)  # the last process may have had other addresses
         arguments = [str(self.plan.run), *self.stage.arguments, "--home", str(home)]
         arguments += ["--beside", beside] if beside else []
         arguments += self.stage.page if name == BOOTSTRAP else []
         inside = self.stage.inside(name, name)
         child = await processes.start(name, "bootstrap", arguments, home / "output.log", 1, inside)
-        self.bootstraps.setdefault(name, []).append(Life(child))
+        self.bootstraps.setdefault(name, []).append(PeerProcess(child))
         return child
 
     def link_file(self, name: str) -> Path:
@@ -219,36 +305,38 @@ class Conductor:
         return next(each for each in self.plan.peers if each.name == who)
 
     def _settings(self, who: str) -> RealGroup:
-        return next(part.settings for part in self.script.parts if part.name == who)
+        return next(peer.settings for peer in self.script.peers if peer.name == who)
 
     def _host(self, who: str) -> str:
-        return next((part.host for part in self.script.parts if part.name == who), who)
+        return next((peer.host for peer in self.script.peers if peer.name == who), who)
 
     @property
     def running(self) -> dict[str, Child]:
-        """Who is there, bootstraps too."""
+        """Running peers and bootstraps."""
         found = {name: lives[-1].child for name, lives in (self.lives | self.bootstraps).items()}
         return {name: child for name, child in found.items() if not child.ended.done()}
 
     @property
     def is_waiting(self) -> bool:
-        """Somebody comes and is not there yet: the script's clock stands still."""
+        """Whether a peer is still starting, so that the script's clock stands still."""
         now, running = time.monotonic(), self.running
-        self.starting = {
+        self.awaited = {
             who: until
-            for who, until in self.starting.items()
-            if who in running and now < until and not self._has_come(who)
+            for who, until in self.awaited.items()
+            if who in running and now < until and not self._has_arrived(who)
         }
-        return bool(self.coming or self.starting)
+        return bool(self.being_started or self.awaited)
 
-    def _has_come(self, who: str) -> bool:
-        """Who starts trains, or takes weights, where that is what is awaited; a bootstrap that starts again has told
-        its link, by which others join from now on."""
+    def _has_arrived(self, who: str) -> bool:
+        """Return whether a started peer trains, or takes weights if the scenario awaits that.
+
+        A restarted bootstrap has arrived once it has written its link, which later peers join by.
+        """
         if who != BOOTSTRAP:
             view = self.watch.views[who]
             return view.begun or (view.catches_up and self._settings(who).awaited == "weights")
         link = self.link_file(who).read_text(encoding="utf-8").strip() if self.link_file(who).exists() else ""
-        if link and len(self.script.bootstraps) == 1:  # where there are several, the old link names the others too
+        if link and len(self.script.bootstraps) == 1:  # with several bootstraps the old link names the others, too
             self.link = link
         return bool(link)
 
@@ -265,12 +353,12 @@ class Conductor:
         return [child for name, child in self.running.items() if name not in self.bootstraps]
 
     @property
-    def somebody_finished(self) -> bool:
-        """A peer has ended by itself and well."""
+    def any_finished(self) -> bool:
+        """Whether a peer has finished the run by itself."""
         return any(life.child.status == 0 and not life.ended_by_us for lives in self.lives.values() for life in lives)
 
     def troubles(self, silence_s: float) -> list[str]:
-        """Why it makes no sense to go on, if so."""
+        """Return reasons to end the testnet early."""
         found = [
             f"{name} ended with status {life.child.status}; {said(life.child)}"
             for name, lives in self.lives.items()
@@ -284,10 +372,10 @@ class Conductor:
             if life.child.ended.done() and not life.ended_by_us
         ]
         if silence_s > SILENCE_S:
-            found.append(f"no peer has noted anything for {silence_s:.0f} s")
+            found.append(f"no peer has logged anything for {silence_s:.0f} s")
         return found
 
-    async def mend_all(self) -> None:
-        """Whoever sleeps wakes, and whatever is broken works again: now everybody may save."""
-        self.missed += await self.naps.end_all()
-        self.breakages.mend()
+    async def restore_all(self) -> None:
+        """Resume all peers and end all failures, so that every peer can save."""
+        self.missed += await self.suspended.end_all()
+        self.breakages.repair()

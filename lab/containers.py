@@ -1,11 +1,11 @@
-"""The stage ``docker``: everybody in a container of their own, on one bridge network, from the images of docker/.
+"""Stage ``docker``: each peer and bootstrap in a container on one bridge network, from the images of docker/.
 
-The processes that are started here are clients (``docker run`` in the foreground): they pass SIGTERM on and end with
-their container's status. A container is killed, put to sleep and narrowed by name. Homes are folders of OUT, mounted
-where they are, so that what everybody left is read as on the other stages.
+The processes started here are clients (``docker run`` in the foreground): they forward SIGTERM and end with their
+container's status. Containers are killed, suspended and throttled by name. Homes are folders of OUT, mounted at the
+same path, so that artifacts are read as on the other stages.
 
-Who closes what: ``Containers.close`` removes what is left of its mark, the network with it. Where we are killed, the
-next testnet in that OUT does (``sweep_folder``); clients end with us, and mostly their containers with them.
+``Containers.close`` removes all containers with its mark, and the network. If this process is killed, the next testnet
+in the same OUT removes them (``sweep_folder``); clients end with this process, and usually their containers with them.
 """
 
 from __future__ import annotations
@@ -20,46 +20,48 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab import window
+from lab import stages
+from lab.scenario import BOOTSTRAP, RealGroup
 from lab.script import Script
 from lab.stages import own_latency
 from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.page.listen_address import LOOPBACK
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, RealGroup
 from peer.testnet.processes import Wrap
 
 LABEL = "p2ptrain.testnet"
-"""Of all containers and networks of one testnet: its mark."""
+"""Label of all containers and networks of one testnet; the value is its mark."""
 FOLDER_LABEL = "p2ptrain.testnet.out"
-"""Of the same: the folder that it writes to, by which the next one there finds them."""
+"""Label of the same containers and networks; the value is the folder that they write to, by which the next testnet
+there finds them."""
 COMMAND_DEADLINE_S = 60.0
-"""For one call of docker. A guess: it answers within a second."""
+"""Timeout of a docker command. Guess: it answers within a second; times on a busy machine would settle it."""
 IMAGES = {"bootstrap": "p2ptrain-testnet-bootstrap", "peer": "p2ptrain-testnet-peer"}
-"""Names of its own: the documentation calls the images of public peers ``p2ptrain-peer``, and those may have CUDA."""
+"""Image names, distinct from ``p2ptrain-peer`` in the documentation, which may contain CUDA."""
 SOURCE = Path(__file__).parent.parent
-"""The clone: images are built from it."""
+"""Clone from which images are built."""
 LINE = "/usr/local/bin/p2ptrain-line"
-"""docker/line.sh in the images."""
+"""Path of docker/line.sh in the images."""
 PROBE_S = 20.0
-"""For a container to try what its kernel can. A guess: less than a second."""
+"""Time for a container to try what its kernel supports. Guess: less than a second; times on a busy machine would settle
+it."""
 START_S = 30.0
-"""For a container to run. A guess: one second."""
+"""Time for a container to run. Guess: one second; times on a busy machine would settle it."""
 BUILD_VARIABLE = "P2PTRAIN_DOCKER_BUILD"
-"""Further options of ``docker build``, as a shell would split them."""
+"""Variable with further options of ``docker build``, in shell syntax."""
 
 
 @dataclass(slots=True)
 class Containers:
-    """See the module. ``mark`` tells our containers from others'."""
+    """Stage ``docker``. ``mark`` distinguishes our containers from others."""
 
     script: Script
     out: Path
     mark: str
     page_port: str = ""
-    """Of this computer, where the first bootstrap shows the swarm; empty: nowhere."""
+    """Port of this computer at which the first bootstrap shows the swarm; empty for no page."""
     arguments: Sequence[str] = ()
     _names: dict[str, str] = field(default_factory=dict)
-    """By whom: its container of the day."""
+    """Current container name by peer."""
     _count: int = 0
     _owner: Sequence[str] = ()
 
@@ -80,21 +82,23 @@ class Containers:
         return ["--page", f"0.0.0.0:{self.page_port}"] if self.page_port else ()
 
     def _published(self, who: str) -> list[str]:
-        """Its token is not in the command line, which every user of this computer may read."""
+        """Return options that publish the page. The token is not on the command line, which every user of this
+        computer can read.
+        """
         if who != BOOTSTRAP or not self.page_port:
             return []
         port = f"{LOOPBACK}:{self.page_port}:{self.page_port}"
-        return ["--publish", port, "--env", window.TOKEN, "--env", f"{window.HOSTS}={window.OWN_NAMES}"]
+        return ["--publish", port, "--env", stages.TOKEN, "--env", f"{stages.HOSTS}={stages.OWN_NAMES}"]
 
     def inside(self, host: str, who: str) -> Wrap:
         self._count += 1
         name = self._names[who] = f"{self._network}-{self._count}"
         image = IMAGES["bootstrap" if who in self.script.bootstraps else "peer"]
-        settings = next((part.settings for part in self.script.parts if part.name == who), None)
+        settings = next((peer.settings for peer in self.script.peers if peer.name == who), None)
         shaped = ["--cap-add", "NET_ADMIN"] if line_of(settings) else []
 
         def contained(*command: str) -> list[str]:
-            _, *rest = command  # our Python; theirs is another
+            _, *rest = command  # drop the path of our Python; images have their own
             options = [
                 *("--rm", "--init", "--pull", "never", "--name", name, "--hostname", name, "--network", self._network),
                 *(*self._labels, *self._owner, "--workdir", "/tmp", "--no-healthcheck"),
@@ -110,32 +114,34 @@ class Containers:
     def kill(self, who: str, pid: int) -> None:
         docker("kill", self._names[who])
 
-    def nap(self, who: str, pid: int) -> ContainerPause:
+    def suspend(self, who: str, pid: int) -> ContainerPause:
         return ContainerPause(self._names[who])
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
-        """A paused container answers nothing; its line is not cut."""
+    def cut_link(self, host: str, is_cut: bool) -> None:
+        """Do nothing: a suspended container answers nothing, and its link is not cut."""
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         raise AssertionError("plan.check refuses partitions here")
 
-    heals = parts
+    heal = partition
 
     def started(self, who: str, settings: RealGroup | None) -> None:
-        """Make its line as soon as it runs (docker/line.sh). Raises DeviceError where that cannot be done."""
+        """Set up the container's link as soon as it runs (docker/line.sh). Raises DeviceError if that fails."""
         line = line_of(settings)
         if not line:
             return
         name = self._names[who]
         if not self._runs(name):
             raise DeviceError(
-                f"The container of {who} did not run within {START_S:.0f} s, so its line could not be made narrow.",
-                f"Why it did not is told in {self.out / who / 'output.log'}; on a busy machine try again.",
+                f"The container of {who} did not start within {START_S:.0f} s, so its link could not be set up.",
+                f"See {self.out / who / 'output.log'}; on a busy machine try again.",
             )
         docker("exec", "--user", "root", name, "sh", LINE, *line)
 
     def _runs(self, name: str) -> bool:
-        """Whether it does, within a while. (In a thread of its own: docker has no call that waits for a start.)"""
+        """Wait until the container runs; return whether it does within START_S. Docker has no call that waits for a
+        start.
+        """
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if docker("inspect", "--format", "{{.State.Running}}", name, check=False).strip() == "true":
@@ -143,8 +149,8 @@ class Containers:
             time.sleep(0.2)
         return False
 
-    def left(self) -> int:
-        """Containers of ours that are still there."""
+    def count_left(self) -> int:
+        """Return the number of our containers that still exist."""
         return len(docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self.mark}").split())
 
     def close(self) -> None:
@@ -153,7 +159,9 @@ class Containers:
 
 @dataclass(slots=True)
 class ContainerPause:
-    """A container that sleeps until ``end``: all but its init, by signals (not every engine may freeze containers)."""
+    """Suspended container: all its processes but init are stopped by signals, since not every engine can freeze
+    containers.
+    """
 
     name: str
     _over: bool = False
@@ -162,41 +170,45 @@ class ContainerPause:
         docker("exec", self.name, "sh", "-c", "kill -STOP -1")
 
     def end(self) -> None:
-        """Safe to call twice. Raises DeviceError where it sleeps on."""
+        """Resume the container. May be called twice. Raises DeviceError if it stays suspended."""
         if not self._over:
             docker("exec", self.name, "sh", "-c", "kill -CONT -1")
             self._over = True
 
 
 def owner(security: str) -> list[str]:
-    """Options of ``docker run`` by which homes are written as our user. ``security``: what the engine says it has."""
-    options = ["--security-opt", "label=disable"] if "name=selinux" in security else []  # OUT has no such label
-    if "name=rootless" in security:  # its containers' root is the user who started it
+    """Return options of ``docker run`` by which homes belong to our user.
+
+    Args:
+        security: the engine's security options.
+    """
+    options = ["--security-opt", "label=disable"] if "name=selinux" in security else []  # OUT has no SELinux label
+    if "name=rootless" in security:  # root in its containers is our user
         return [*options, "--user", "0:0"]
     own = ["--user", f"{os.getuid()}:{os.getgid()}"]
     return [*options, *own, "--userns", "host"] if "name=userns" in security else [*options, *own]
 
 
 def line_of(settings: RealGroup | None) -> list[str]:
-    """What docker/line.sh takes for such a peer's line; nothing: it has none of its own. Pure."""
+    """Return the arguments of docker/line.sh for a peer's link; empty if it needs none. Pure."""
     if settings is None:
         return []
     rates = ["" if rate is None else f"{rate:.15g}" for rate in (settings.up_mbit_s, settings.down_mbit_s)]
     late_s, lost = own_latency(settings), settings.packet_loss
-    if late_s or lost:  # only what leaves can be late, so by twice as much: a round trip takes what it should
+    if late_s or lost:  # netem delays only outgoing packets: twice the delay makes round trips correct
         return [*rates, f"{2000 * late_s:g}", f"{100 * lost:g}", "both"]
     return rates if any(rates) else []
 
 
 def sweep_folder(out: Path) -> None:
-    """Remove what a testnet left that was killed. Only for who has claimed this folder."""
+    """Remove what a killed testnet left. Call it only while holding the folder's lock."""
     _sweep(f"label={FOLDER_LABEL}={out.absolute()}")
 
 
 def _sweep(mine: str) -> None:
-    """Remove containers and networks that this filter finds; containers first, since they are on the networks."""
+    """Remove containers, then networks, that match a filter; a network in use cannot be removed."""
     if left := docker("ps", "--all", "--quiet", "--filter", mine).split():
-        docker("rm", "--force", "--volumes", *left, check=False)  # some may be removing themselves just now
+        docker("rm", "--force", "--volumes", *left, check=False)  # some may be removing themselves at the same time
     if networks := docker("network", "ls", "--quiet", "--filter", mine).split():
         docker("network", "rm", *networks, check=False)
 
@@ -205,18 +217,18 @@ _VERSION_FAILED = "docker version failed: "
 
 
 def check_engine() -> None:
-    """Raises DeviceError where no Docker engine answers us, with what would help."""
+    """Raise DeviceError with a remedy if no Docker engine answers."""
     if shutil.which("docker") is None:
         raise DeviceError("The command docker is not installed.", "Install Docker (docs.docker.com/engine/install).")
     try:
         docker("version", "--format", "{{.Server.Version}}")
     except DeviceError as error:
-        if not error.problem.startswith(_VERSION_FAILED):  # it hangs, and that is told
+        if not error.problem.startswith(_VERSION_FAILED):  # a timeout, which has its own message
             raise
         if "permission denied" in error.problem.lower():
             raise DeviceError(
                 "The Docker engine does not let this user in.",
-                "Type: sudo usermod -aG docker $USER; then log in again. Or start this with sudo.",
+                "Type: sudo usermod -aG docker $USER; then log in again. Or run this command with sudo.",
             ) from None
         raise DeviceError(
             f"No Docker engine answers: {error.problem.removeprefix(_VERSION_FAILED)}",
@@ -225,34 +237,32 @@ def check_engine() -> None:
 
 
 def check_folder(out: Path) -> None:
-    """Raises HomeError where containers cannot have this folder mounted: ``--mount`` takes fields of a line of CSV."""
+    """Raise HomeError if containers cannot mount this folder: ``--mount`` takes fields of a CSV line."""
     if any(mark in str(out.absolute()) for mark in ',"\n'):
         raise HomeError(
-            f"{out} cannot be mounted in a container: its path holds a comma, a double quote or a line break.",
+            f"{out} cannot be mounted in a container: its path contains a comma, a double quote or a line break.",
             "Choose another folder with --out.",
         )
 
 
 def build() -> None:
-    """Build both images from this clone; the engine's own words go to our output. Raises DeviceError."""
+    """Build both images from this clone; the engine's output goes to ours. Raises DeviceError."""
     arguments = shlex.split(os.environ.get(BUILD_VARIABLE, ""))
     if not (SOURCE / "docker" / "Dockerfile").exists():
-        raise DeviceError(
-            "There is no docker/Dockerfile beside this installation of p2ptrain.", "Run it from a clone of p2ptrain."
-        )
+        raise DeviceError(f"{SOURCE / 'docker' / 'Dockerfile'} does not exist.", "Run this from a clone of p2ptrain.")
     for target, image in IMAGES.items():
         command = [executable(), "build", "--file", str(SOURCE / "docker" / "Dockerfile"), "--target", target]
         done = subprocess.run([*command, "--tag", image, *arguments, str(SOURCE)], check=False)
         if done.returncode:
             raise DeviceError(
-                f"The image {image} could not be built; the engine's own words are above.",
-                f"Mostly a network is lacking, or containers have none: try {BUILD_VARIABLE}='--network host'."
-                ' Other causes are in docs/DOCKER.md, "Usual causes".',
+                f"The image {image} could not be built; the engine's output is above.",
+                f"The usual cause is a missing network in containers: try {BUILD_VARIABLE}='--network host'."
+                ' For others see docs/DOCKER.md, "Usual causes".',
             )
 
 
 def executable() -> str:
-    """Docker's. FileNotFoundError where there is none."""
+    """Return the path of docker. Raises FileNotFoundError without it."""
     found = shutil.which("docker")
     if found is None:
         raise FileNotFoundError("docker")
@@ -260,7 +270,9 @@ def executable() -> str:
 
 
 def docker(*arguments: str, check: bool = True) -> str:
-    """What a call of docker prints. Raises DeviceError where it fails, unless that does not matter."""
+    """Run a docker command and return its output. Raises DeviceError if it times out, or fails and ``check`` is
+    set.
+    """
     try:
         done = subprocess.run(
             [executable(), *arguments], check=False, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S
@@ -273,17 +285,17 @@ def docker(*arguments: str, check: bool = True) -> str:
     if check and done.returncode:
         raise DeviceError(
             f"docker {arguments[0]} failed: {' '.join(done.stderr.split())}",
-            'The engine\'s own words; docs/DOCKER.md, "Usual causes", has what they mostly mean.',
+            'This is the engine\'s message; docs/DOCKER.md, "Usual causes", explains the most frequent ones.',
         )
     return done.stdout
 
 
 @functools.cache
 def has_netem(run: Callable[..., str] = docker) -> bool:
-    """Whether a line of a container can be late and lossy. Tried once, on the loopback of a container that ends then.
+    """Return whether a container's link can have delay and loss. Tried once, on the loopback of a container.
 
     Args:
-        run: as ``docker``. It needs the image of a peer.
+        run: as ``docker``. Needs the image of a peer.
     """
     attempt = f'DEVICE=lo timeout {PROBE_S:.0f} sh {LINE} "" "" 1 1 both >&2 && echo yes || echo no'
     options = ["--rm", "--pull", "never", "--network", "none", "--user", "root", "--cap-add", "NET_ADMIN"]

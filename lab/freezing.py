@@ -1,7 +1,7 @@
-"""Machines that sleep: all processes of a peer stopped (SIGSTOP), and woken again also when we die meanwhile.
+"""Suspended machines: all processes of a peer are stopped (SIGSTOP), and resumed even if this process dies meanwhile.
 
-A stopped process does not hear that its parent died. So a helper stops it, holds it, and wakes it when our end of a
-pipe closes, which the kernel does for us whatever happens.
+A stopped process does not notice that its parent died. A helper therefore stops the processes and resumes them when our
+end of a pipe closes, which the kernel does in every case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os, signal, sys
 held = []
 for pid in map(int, sys.argv[1:]):
     try:
-        held.append(os.pidfd_open(pid))  # a number may be somebody else's when we wake it; this may not
+        held.append(os.pidfd_open(pid))  # a process id may be reused; a pidfd is not
         signal.pidfd_send_signal(held[-1], signal.SIGSTOP)
     except ProcessLookupError:
         pass
@@ -37,16 +37,16 @@ class Suspend:
     def __init__(self, pids: Sequence[int]) -> None:
         command = [sys.executable, "-I", "-S", "-c", _HOLD, *map(str, pids)]
         self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        assert self._holder.stdout is not None  # asked for
+        assert self._holder.stdout is not None  # stdout=PIPE
         self._holder.stdout.readline()
 
     def end(self) -> None:
-        """Wake them. Safe to call twice."""
+        """Resume them. May be called twice."""
         self._holder.communicate()
 
 
-def family(pid: int) -> list[int]:
-    """A process and all below it, parents first."""
+def process_tree(pid: int) -> list[int]:
+    """Return a process and its descendants, parents first."""
     children: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit() and (parent := _parent(place)) is not None:
@@ -57,17 +57,17 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def marked(name: str, value: str) -> list[int]:
-    """Processes, ourselves and the dead not counted, that have this environment variable with this value."""
+def processes_with(name: str, value: str) -> list[int]:
+    """Return live processes other than this one with this value of an environment variable."""
     wanted = f"{name}={value}".encode()
     found = []
     for place in Path("/proc").iterdir():
         if not place.name.isdigit() or int(place.name) == os.getpid():
             continue
         try:
-            if wanted in (place / "environ").read_bytes().split(b"\0"):  # a zombie's is empty
+            if wanted in (place / "environ").read_bytes().split(b"\0"):  # empty for a zombie
                 found.append(int(place.name))
-        except OSError:  # just gone, or another user's
+        except OSError:  # the process has ended or belongs to another user
             continue
     return found
 

@@ -1,8 +1,7 @@
-"""A peer that lies, to see what becomes of honest ones: ``python -m lab.hostile LIE LINK --home HOME …``.
+"""Adversarial real peer, to test its effect on honest ones: ``python -m lab.hostile LIE LINK --home HOME …``.
 
-It is a whole real peer, with its own p2pd, but for what stands between its two cores and the world: a transport, a
-directory and a codec pool that lie. ``sim.testbed_fields`` names the lies; what a lie in weights does to them is the
-simulator's (``sim.adversaries``), so that both mean the same. Nothing but the laboratory starts it.
+It is a complete peer with its own p2pd, except for its transport, directory and codec pool, which alter what it sends.
+``lab.scenario`` lists the lies; ``sim.adversaries`` alters weights, as in simulations. Only the lab starts it.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import click
 import torch
 from torch import Tensor
 
+from lab.scenario import WireLie
 from p2ptrain import codec as codecs
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
@@ -35,7 +35,6 @@ from p2ptrain.net.parallel_streams import ParallelLink
 from p2ptrain.ports import Directory, Link, Notebook, Transport
 from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.scenario import Lie
-from p2ptrain.sim.testbed_fields import WireLie
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
@@ -48,226 +47,233 @@ from peer.assembly import PeerOptions
 LIES: tuple[str, ...] = (*get_args(Lie), *get_args(WireLie))
 
 DRIP_S = 2.0
-"""Between two bytes: no frame of ours may take so long."""
+"""Pause between two bytes: no frame of an honest peer takes that long."""
 LINGERING_BYTES_PER_S = 5000.0
-"""A little more than ``net.links.Limits.slowest_rate``, below which a link is given up by itself."""
+"""Slightly above ``net.links.Limits.slowest_rate``, below which a link times out."""
 LINGERING_S_PER_BYTE = 1.0
-"""How long it says that others may take: a day for 86 kB."""
+"""Waiting time that it announces: a day for 86 kB."""
 LINGERING_PIECE = 500
-HEAVY = 1e6
+HEAVY_WEIGHT = 1e6
 FLOOD_PAUSE_S = 0.02
-"""Between two calls of a flood to the same peer: fifty a second, far beyond what one is allowed."""
-FLOOD_AT_ONCE = 20
-"""Calls to one peer under way at a time. A guess: more wait in the flood's own p2pd."""
-FLOOD_LOOK_S = 5.0
-"""Between two looks at who is there to be flooded."""
+"""Pause between two connections of a flood to the same peer: fifty per second, far beyond the rate limit."""
+FLOOD_CONNECTIONS = 20
+"""Open connections to one peer. Guess: more only queue in the flood's own p2pd; its connection rate at 40 would settle
+it."""
+FLOOD_LOOKUP_S = 5.0
+"""Interval of directory lookups for peers to flood."""
 FOREVER_S = 3600.0
 
 
 @dataclass(slots=True)
-class Hostility:
-    """One peer's lie, and what it does to all that leaves it."""
+class WireAdversary:
+    """Lie of one peer, and its effect on everything that the peer sends."""
 
     lie: str
     progress: float
-    """The run's end, in tokens per peer."""
+    """Tokens per peer at the run's end."""
     random: Random = field(default_factory=lambda: Random(1))
-    liar: Adversary = field(init=False)
-    forger: Forger | None = field(default=None, init=False)
-    """Its directory, where it forges records."""
+    simulated: Adversary = field(init=False)
+    forging_directory: ForgingDirectory | None = field(default=None, init=False)
+    """Directory that forges records, if that is the lie."""
     notebook: Notebook = field(init=False)
-    """Of the shore that it disguises."""
+    """Notebook of the honest environment."""
 
     def __post_init__(self) -> None:
-        simulated: Any = self.lie if self.lie in get_args(Lie) else "stalling"
-        self.liar = Adversary(simulated, self.progress, self.random, self.garbled)
+        lie: Any = self.lie if self.is_simulated else "stalling"
+        self.simulated = Adversary(lie, self.progress, self.random, self.garbled)
 
     @property
     def is_simulated(self) -> bool:
-        """The lie is one of the simulator's, and ``liar`` tells it."""
+        """Whether the lie is one of the simulator's."""
         return self.lie in get_args(Lie)
 
-    def disguised(self, shore: DriverEnvironment, learner: Learner) -> DriverEnvironment:
-        """What an honest peer stands on, lying."""
-        payloads, self.notebook = learner.payloads, shore.notebook
+    def wrapped(self, environment: DriverEnvironment, learner: Learner) -> DriverEnvironment:
+        """Return an honest peer's environment with this lie."""
+        payloads, self.notebook = learner.payloads, environment.notebook
 
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             if self.lie == "enormous" and function == payloads.encode:
-                return await shore.work(enormous, payloads, arguments)
+                return await environment.work(enormous, payloads, arguments)
             if self.lie == "infinite" and function == payloads.wishes:
-                return await shore.work(infinite, payloads, arguments)
+                return await environment.work(infinite, payloads, arguments)
             if self.lie == "infinite" and function == payloads.encode:
-                return await shore.work(with_true_wishes, payloads, arguments)
-            result = await shore.work(function, *arguments)
+                return await environment.work(encode_truthfully, payloads, arguments)
+            result = await environment.work(function, *arguments)
             if not self.is_simulated or self.lie == "stalling":
                 return result
             if function == payloads.encode:
-                return await shore.work(self.liar.sends, result, payloads, arguments)
+                return await environment.work(self.simulated.sends, result, payloads, arguments)
             if function == payloads.slow:
-                return await shore.work(self._copies, payloads)
+                return await environment.work(self._weights_for_newcomers, payloads)
             return result
 
         def sign(announce: Announce) -> Presence:
-            return shore.sign(self.liar.announces(announce) if self.is_simulated else announce)
+            return environment.sign(self.simulated.announces(announce) if self.is_simulated else announce)
 
-        directory: Directory = shore.directory
+        directory: Directory = environment.directory
         if self.lie == "forged_record":
-            directory = self.forger = Forger(shore.directory)
+            directory = self.forging_directory = ForgingDirectory(environment.directory)
         return replace(
-            shore, transport=Lying(shore.transport, self, directory), directory=directory, work=work, sign=sign
+            environment,
+            transport=AdversarialTransport(environment.transport, self, directory),
+            directory=directory,
+            work=work,
+            sign=sign,
         )
 
-    def gossips(self, message: Message, to: PeerId) -> Message:
-        """The same message, with forged records where it could pass records on, once there are any."""
-        forged = self.forger.forged[:MAX_KNOWN] if self.forger is not None else ()
+    def with_forged_records(self, message: Message, to: PeerId) -> Message:
+        """Return a message with forged records in place of known ones, if it carries any and some are forged."""
+        forged = self.forging_directory.forged[:MAX_KNOWN] if self.forging_directory is not None else ()
         if not forged or not isinstance(message, Offer | Accept | WeightsReply):
             return message
-        self.lied(to)
+        self.note_lie(to)
         return replace(message, known=forged)
 
-    def lied(self, to: PeerId, times: int = 1) -> None:
-        """Note a lie that honest peers drop without a word."""
+    def note_lie(self, to: PeerId, times: int = 1) -> None:
+        """Note a lie that honest peers drop without a note."""
         self.notebook.note("lied", peer=to, times=times)
 
-    def _copies(self, payloads: Payloads) -> list[Tensor]:
-        """To newcomers, in place of its weights: pieces, and what they are compared with."""
-        return [torch.frombuffer(bytearray(part), dtype=torch.float32) for part in self.liar.gives(payloads.weights())]
+    def _weights_for_newcomers(self, payloads: Payloads) -> list[Tensor]:
+        """Return weights for newcomers and for comparison with other donors, in place of the true ones."""
+        return [
+            torch.frombuffer(bytearray(part), dtype=torch.float32) for part in self.simulated.gives(payloads.weights())
+        ]
 
     def garbled(self, payload: Encoded, random: Random) -> Encoded:
         return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
 
 
 def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
-    """What it would send if its weights were as large as codecs take them."""
+    """Encode weights that are as large as codecs accept."""
     fragments, mine, theirs, true = question
     parts = tuple(part * (codecs.LARGEST_MAGNITUDE / 2 / float(part.abs().max())) for part in true.parts)
     return payloads.encode(fragments, mine, theirs, replace(true, parts=parts))
 
 
 def infinite(payloads: Payloads, question: Sequence[Any]) -> tuple[bytes, ...]:
-    """Its wishes, with the sketch of weights that are infinite."""
+    """Return the true proposals with a sketch of infinite weights."""
     sketch = struct.pack("<f", math.inf) * SKETCH_SUMS
     return tuple(wish[:-SKETCH_BYTES] + sketch if wish else wish for wish in payloads.wishes(*question))
 
 
-def with_true_wishes(payloads: Payloads, question: Sequence[Any]) -> Encoded:
-    """What it would send had it not lied in its wishes, so that it does not stumble over them itself."""
+def encode_truthfully(payloads: Payloads, question: Sequence[Any]) -> Encoded:
+    """Encode with the true proposals, because our own codec would reject the altered ones."""
     fragments, _, theirs, true = question
     return payloads.encode(fragments, payloads.wishes(fragments, true), theirs, true)
 
 
-class Raw(Protocol):
-    """``net.links.StreamLink`` below its frames: an honest peer has no use for that."""
+class FrameWriter(Protocol):
+    """``net.links.StreamLink`` below its frames, for writing parts of a frame."""
 
     async def _write(self, header: bytes, body: bytes | memoryview) -> None: ...
 
 
-def raw(link: Link) -> Raw:
-    """What a conversation's first lane is made of."""
-    return cast(Raw, link._link if isinstance(link, ParallelLink) else link)
+def frame_writer(link: Link) -> FrameWriter:
+    """Return the link under the first stream of a connection."""
+    return cast(FrameWriter, link._link if isinstance(link, ParallelLink) else link)
 
 
-async def drip(link: Raw, kind: int, body: bytes | memoryview) -> None:
-    """A true frame, its header at once and then a byte now and then."""
+async def drip(link: FrameWriter, kind: int, body: bytes | memoryview) -> None:
+    """Send a true frame: the header at once, then one byte per DRIP_S."""
     await link._write(encode_header(kind, len(body)), b"")
     for place in range(len(body)):
         await asyncio.sleep(DRIP_S)
         await link._write(b"", memoryview(body)[place : place + 1])
 
 
-async def linger(link: Raw, kind: int, body: bytes | memoryview) -> None:
-    """A true frame, so slowly that it just counts as alive."""
+async def linger(link: FrameWriter, kind: int, body: bytes | memoryview) -> None:
+    """Send a true frame just fast enough that the link does not time out."""
     await link._write(encode_header(kind, len(body)), b"")
     for start in range(0, len(body), LINGERING_PIECE):
         await asyncio.sleep(LINGERING_PIECE / LINGERING_BYTES_PER_S)
         await link._write(b"", memoryview(body)[start : start + LINGERING_PIECE])
 
 
-def on_terms(message: Message, **lie: Any) -> Message:
-    """The same message, with other terms where it has any."""
+def with_terms(message: Message, **lie: Any) -> Message:
+    """Return a message with altered terms, if it has terms."""
     if isinstance(message, Offer | Accept):
         return replace(message, terms=replace(message.terms, **lie))
     return message
 
 
 @dataclass(slots=True)
-class Lying:
-    """A transport whose links lie."""
+class AdversarialTransport:
+    """Transport whose links alter what they send."""
 
     transport: Transport
-    hostility: Hostility
+    adversary: WireAdversary
     directory: Directory
     _flood: asyncio.Task[None] | None = None
-    _calls: Counter[PeerId] = field(default_factory=Counter)
-    """Of a flood: those that came through and are over, since they were last noted."""
+    _connections: Counter[PeerId] = field(default_factory=Counter)
+    """Completed connections of a flood since they were last noted."""
 
     async def open(self, peer: PeerId, addresses: Sequence[str]) -> Link:
-        return LyingLink(await self.transport.open(peer, addresses), self.hostility)
+        return AdversarialLink(await self.transport.open(peer, addresses), self.adversary)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
-        if self.hostility.lie == "flood":
-            self._flood = asyncio.get_running_loop().create_task(self._call_everybody())
-        await self.transport.listen(lambda link: handler(LyingLink(link, self.hostility)))
+        if self.adversary.lie == "flood":
+            self._flood = asyncio.get_running_loop().create_task(self._flood_peers())
+        await self.transport.listen(lambda link: handler(AdversarialLink(link, self.adversary)))
 
-    async def _call_everybody(self) -> None:
-        """For ever, all at once, and with nothing to say."""
-        loop, known, looked_at = asyncio.get_running_loop(), list[Presence](), -FLOOD_LOOK_S
+    async def _flood_peers(self) -> None:
+        """Dial every peer forever, in parallel, and send nothing."""
+        loop, known, looked_at = asyncio.get_running_loop(), list[Presence](), -FLOOD_LOOKUP_S
         calls = dict[PeerId, set[asyncio.Task[None]]]()
         while True:
-            if loop.time() - looked_at >= FLOOD_LOOK_S:
+            if loop.time() - looked_at >= FLOOD_LOOKUP_S:
                 looked_at = loop.time()
-                for peer, times in self._calls.items():
-                    self.hostility.lied(peer, times)
-                self._calls.clear()
+                for peer, times in self._connections.items():
+                    self.adversary.note_lie(peer, times)
+                self._connections.clear()
                 with contextlib.suppress(NetworkError):
                     known = await self.directory.lookup()
             for presence in known:
-                if len(under_way := calls.setdefault(presence.peer, set())) < FLOOD_AT_ONCE:
-                    under_way.add(call := loop.create_task(self._call(presence)))
+                if len(under_way := calls.setdefault(presence.peer, set())) < FLOOD_CONNECTIONS:
+                    under_way.add(call := loop.create_task(self._connect_idle(presence)))
                     call.add_done_callback(under_way.discard)
             await asyncio.sleep(FLOOD_PAUSE_S)
 
-    async def _call(self, presence: Presence) -> None:
+    async def _connect_idle(self, presence: Presence) -> None:
         with contextlib.suppress(NetworkError, RemoteError):
             link = await self.transport.open(presence.peer, presence.addresses)
             try:
-                await link.receive()  # they wait for us to speak
+                await link.receive()  # the peer waits for our first message
             finally:
-                self._calls[presence.peer] += 1
+                self._connections[presence.peer] += 1
                 await link.close()
 
 
 @dataclass(slots=True)
-class LyingLink:
-    """A link over which the lie goes out, and to which a silent peer does not listen."""
+class AdversarialLink(Link):
+    """Link that alters what it sends; with the lie ``silent`` it ignores messages."""
 
     link: Link
-    hostility: Hostility
+    adversary: WireAdversary
     peer: PeerId = field(init=False)
 
     def __post_init__(self) -> None:
         self.peer = self.link.peer
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
-        hostility = self.hostility
-        match hostility.lie:
+        adversary = self.adversary
+        match adversary.lie:
             case "frames" if kind == FrameKind.MESSAGE:
-                body = hostility.random.randbytes(len(body))
-                kind = hostility.random.choice([FrameKind.MESSAGE, FrameKind.CHUNK])  # of any length
+                body = adversary.random.randbytes(len(body))
+                kind = adversary.random.choice([FrameKind.MESSAGE, FrameKind.CHUNK])  # of any length
             case "progress" | "behind" if kind == FrameKind.MESSAGE:
                 said = decode_message(bytes(body))
-                lie = hostility.liar.says(said)
+                lie = adversary.simulated.says(said)
                 if lie != said:
-                    hostility.lied(self.peer)
+                    adversary.note_lie(self.peer)
                 body = encode_message(lie)
             case "forged_record" if kind == FrameKind.MESSAGE:
-                body = encode_message(hostility.gossips(decode_message(bytes(body)), self.peer))
+                body = encode_message(adversary.with_forged_records(decode_message(bytes(body)), self.peer))
             case "heavy" if kind == FrameKind.MESSAGE:
-                body = encode_message(on_terms(decode_message(bytes(body)), weight=HEAVY))
+                body = encode_message(with_terms(decode_message(bytes(body)), weight=HEAVY_WEIGHT))
             case "lingering" if kind == FrameKind.MESSAGE:
-                body = encode_message(on_terms(decode_message(bytes(body)), seconds_per_byte=LINGERING_S_PER_BYTE))
+                body = encode_message(with_terms(decode_message(bytes(body)), seconds_per_byte=LINGERING_S_PER_BYTE))
             case "lingering" if kind == FrameKind.CHUNK:
-                await linger(raw(self.link), kind, body)
+                await linger(frame_writer(self.link), kind, body)
                 return
             case "stalling" if kind == FrameKind.CHUNK:
                 await asyncio.sleep(FOREVER_S)
@@ -275,17 +281,17 @@ class LyingLink:
                 body = memoryview(body)[: len(body) // 2]
             case "endless" if kind == FrameKind.PART:
                 while True:
-                    await self.link.send(FrameKind.CHUNK, hostility.random.randbytes(1 << 16))
+                    await self.link.send(FrameKind.CHUNK, adversary.random.randbytes(1 << 16))
             case "drip" if kind == FrameKind.CHUNK:
-                await drip(raw(self.link), kind, body)
+                await drip(frame_writer(self.link), kind, body)
                 return
         await self.link.send(kind, body)
 
     async def receive(self) -> tuple[int, bytes]:
         kind, body = await self.link.receive()
-        lie = self.hostility.lie
-        if lie == "silent" and kind == FrameKind.MESSAGE and not self.hostility.liar.hears(decode_message(body)):
-            self.hostility.lied(self.peer)
+        lie = self.adversary.lie
+        if lie == "silent" and kind == FrameKind.MESSAGE and not self.adversary.simulated.hears(decode_message(body)):
+            self.adversary.note_lie(self.peer)
             await asyncio.sleep(FOREVER_S)
         return kind, body
 
@@ -294,13 +300,12 @@ class LyingLink:
 
 
 @dataclass(slots=True)
-class Forger:
-    """A directory in which it announces others, too, at its own address."""
+class ForgingDirectory:
+    """Directory that also announces other peers at its own address."""
 
     directory: Directory
     forged: tuple[Presence, ...] = ()
-    """Its own last record, in the names of all others that it knows: as new as can be, and with a signature of its
-    own."""
+    """Copies of its last record under the names of all other known peers, with its own signature."""
     _own: Presence | None = None
 
     async def announce(self, presence: Presence) -> None:
@@ -308,7 +313,7 @@ class Forger:
         await self.directory.announce(presence)
         await self.lookup()
         for record in self.forged:
-            with contextlib.suppress(NetworkError):  # nobody stored it
+            with contextlib.suppress(NetworkError):  # no node stored it
                 await self.directory.announce(record)
 
     async def lookup(self) -> list[Presence]:
@@ -325,13 +330,13 @@ class Forger:
 @click.option("--nickname", default="")
 @click.option("--local", is_flag=True)
 def hostile(lie: str, link: str, home: Path, nickname: str, local: bool) -> None:
-    """A peer of the laboratory's that tells LIE to the swarm of LINK."""
+    """Run an adversarial peer of the lab that tells LIE to the swarm of LINK."""
 
-    def disguise(shore: DriverEnvironment, learner: Learner, progress: float) -> DriverEnvironment:
-        return Hostility(lie, progress).disguised(shore, learner)
+    def disguise(environment: DriverEnvironment, learner: Learner, progress: float) -> DriverEnvironment:
+        return WireAdversary(lie, progress).wrapped(environment, learner)
 
     run_peer(PeerOptions(JoinLink.parse(link), home, nickname=nickname, local=local), disguise)
 
 
 if __name__ == "__main__":
-    run_command(hostile, name=f"{Path(sys.argv[0]).name} (a liar of the laboratory)")
+    run_command(hostile, name=f"{Path(sys.argv[0]).name} (adversarial peer of the lab)")

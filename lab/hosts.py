@@ -1,22 +1,21 @@
-"""A small internet of network namespaces: hosts on access lines around one backbone.
+"""Small internet of network namespaces: hosts on access links around one backbone.
 
 ::
 
-    host ── access line ── backbone ── access line ── router (masquerades) ── host
+    host ── access link ── backbone ── access link ── router (masquerades) ── host
     11.0.1.2              11.0.n.1                    11.0.2.2, 192.168.1.1   192.168.1.2
 
-The backbone is a router in a namespace of its own: a bridge among the machine's own links would meet its firewall (a
-Docker host drops what is bridged). No link leads from any of these namespaces to the machine's own network, so nothing
-here reaches anything outside. Addresses are of 11.0.0.0/8, which counts as public (private ones are not announced to
-the world), and whose owners cannot be reached from inside.
+The backbone is a router in its own namespace: bridged packets among the machine's own links would pass its firewall,
+and a Docker host drops them. No link leads from these namespaces to the machine's network, so nothing here reaches the
+outside. Addresses are in 11.0.0.0/8, which counts as public (private addresses are not announced); their owners cannot
+be reached from inside.
 
-A line is a veth pair; with delay or loss it is two TUN devices and a process that carries the packets (``lab.line``:
-not every kernel has netem). Rates are token buckets (tbf), the upstream's at the host, the downstream's at the
-backbone.
+A link is a veth pair; with delay or loss it is two TUN devices and a process that forwards packets (``lab.line``),
+because not every kernel has netem. Rates are token buckets (tbf): upload at the host, download at the backbone.
 
-Who closes what: ``Network.close`` ends the lines and lets go of the namespaces. It is also what the kernel does when we
-die: descriptors close, and lines follow their parent (``p2ptrain.base.launcher``). Processes inside belong to their
-starters.
+``Network.close`` ends the link processes and closes the namespaces. The kernel does the same if this process dies: it
+closes descriptors, and link processes end with their parent (``p2ptrain.base.launcher``). Processes inside belong to
+their starters.
 """
 
 from __future__ import annotations
@@ -36,11 +35,12 @@ from p2ptrain.base.launcher import launched
 
 MOST_HOSTS = 250
 QUEUE_MS = 300
-"""Longest a packet waits before a narrow line. A guess: home routers buffer between 50 ms and a second."""
+"""Longest queueing delay before a slow link. Guess: home routers buffer between 50 ms and a second; measured routers
+would settle it."""
 SMALLEST_BURST = 32_000
-"""Bytes that pass a narrow line at once; some twenty packets. A guess."""
+"""Bytes that pass a slow link at once, about twenty packets. Guess: bursts on measured home links would settle it."""
 LINE_DEADLINE_S = 20.0
-"""For a line's process to come up. A guess: .05 s here."""
+"""Time for a link process to start. Guess: .05 s; start times on a busy machine would settle it."""
 
 _ROUTER_FILTER = """
 table ip router {
@@ -57,39 +57,39 @@ table ip router {
     }
 }
 """
-"""A home router as it comes out of the box: everything may go out, nothing new comes in."""
+"""Home router with factory settings: everything may go out, no new connection may come in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The line between a host and the backbone."""
+    """Access link between a host and the backbone."""
 
     up_mbit_s: float | None = None
-    """None: as fast as this machine is."""
+    """Upload rate; None for no limit."""
     down_mbit_s: float | None = None
     delay_s: float = 0.0
-    """One way."""
+    """Delay, one way."""
     loss: float = 0.0
-    """Share of the packets, each way."""
+    """Share of packets lost, each way."""
     router: bool = False
-    """Behind a router that masquerades and lets nothing in that was not asked for."""
+    """Whether the host is behind a router that masquerades and drops unsolicited packets."""
 
 
 @dataclass(slots=True)
 class Host:
-    """A computer: processes started with ``inside`` see its links and nothing else."""
+    """Computer whose processes, started with ``inside``, see only its links."""
 
     name: str
     namespace: Namespace
     address: str
-    """Its own; behind a router a private one."""
+    """Address of the host; private behind a router."""
     public: str
-    """What others see; behind a router the router's."""
+    """Address that others see; behind a router, the router's."""
     _line: subprocess.Popen[bytes] | None = None
     _router: Namespace | None = None
 
     def inside(self, *command: str) -> list[str]:
-        """The command that runs ``command`` (first an absolute path) on this host."""
+        """Return the command that runs ``command`` (an absolute path and arguments) on this host."""
         return self.namespace.inside(*command)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Host:
 
 @dataclass(slots=True)
 class Network:
-    """The backbone and its hosts. Use as a context manager. Call ``namespaces.check_means`` first."""
+    """Backbone and its hosts; a context manager. Call ``namespaces.check_support`` first."""
 
     hosts: dict[str, Host] = field(default_factory=dict)
     _backbone: Namespace = field(init=False)
@@ -131,43 +131,43 @@ class Network:
         self.close()
 
     def add(self, name: str, access: Access | None = None, seed: int = 0) -> Host:
-        """A new host on a line of its own. ``seed`` decides which packets the line loses."""
+        """Add a host with its own access link. ``seed`` decides which packets the link loses."""
         access = access or Access()
         number = len(self.hosts) + 1
         if name in self.hosts or number > MOST_HOSTS:
-            raise ValueError(f"{name} is taken, or there are {MOST_HOSTS} hosts already")
+            raise ValueError(f"{name} exists, or there are already {MOST_HOSTS} hosts")
         public = f"11.0.{number}.2"
         host = Host(name, Namespace(name), public, public)
-        self.hosts[name] = host  # from now on close() knows it, whatever fails below
+        self.hosts[name] = host  # from here on close() covers it, whatever fails below
         edge = host.namespace
         if access.router:
             edge = host._router = Namespace(f"{name}'s router")
         host._line = self._connect(edge, number, access, seed)
         edge.ip(["link set lo up", f"route add default via 11.0.{number}.1"])
         if host._router is not None:
-            _put_behind(host, host._router)
+            _connect_behind_router(host, host._router)
         return host
 
     def _connect(self, edge: Namespace, number: int, access: Access, seed: int) -> subprocess.Popen[bytes] | None:
-        """The line: wan0 at the edge, line<number> at the backbone."""
+        """Make the access link: wan0 at the edge, line<number> at the backbone."""
         far, line = f"line{number}", None
         if access.delay_s or access.loss:
-            line = _started_line(edge, self._backbone, far, access, seed)
+            line = _start_link_process(edge, self._backbone, far, access, seed)
         else:
             self._backbone.ip([f"link add {far} type veth peer name wan0 netns {edge.path}"])
         self._backbone.ip([f"address add 11.0.{number}.1/30 dev {far}", f"link set {far} up"])
         edge.ip([f"address add 11.0.{number}.2/30 dev wan0", "link set wan0 up"])
-        _narrow(edge, "wan0", access.up_mbit_s)
-        _narrow(self._backbone, far, access.down_mbit_s)
+        _limit_rate(edge, "wan0", access.up_mbit_s)
+        _limit_rate(self._backbone, far, access.down_mbit_s)
         return line
 
     def cut(self, name: str, is_cut: bool = True) -> None:
-        """Nothing passes this host's line, or everything does again. Connections are not told."""
+        """Drop all packets of a host's link, or none again. Open connections are not closed."""
         (self._asleep.add if is_cut else self._asleep.discard)(name)
         self._filter()
 
-    def part(self, key: int, sides: Sequence[Collection[str]]) -> None:
-        """Nothing passes between hosts of different sides until ``heal(key)``; who is on no side reaches all."""
+    def partition(self, key: int, sides: Sequence[Collection[str]]) -> None:
+        """Drop packets between hosts of different sides until ``heal(key)``; a host on no side reaches all."""
         self._partitions[key] = [sorted(side) for side in sides]
         self._filter()
 
@@ -176,7 +176,7 @@ class Network:
         self._filter()
 
     def _filter(self) -> None:
-        """One atomic replacement of everything that the backbone drops."""
+        """Replace all of the backbone's drop rules atomically."""
         rules = []
         for name in sorted(self._asleep):
             rules += [f"ip saddr {self.hosts[name].public} drop", f"ip daddr {self.hosts[name].public} drop"]
@@ -191,27 +191,27 @@ class Network:
         self._backbone.run("nft", "-f", "-", given=table)
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close all hosts and the backbone. May be called twice."""
         for host in self.hosts.values():
             host.close()
         self._backbone.close()
 
 
-def rehearse() -> None:
-    """Make one of everything and let it go again. Raises DeviceError where this machine refuses something."""
+def check_network_support() -> None:
+    """Create and remove one network of each kind of link. Raises DeviceError if this machine does not support one."""
     try:
         with Network() as network:
             network.add("one", Access(up_mbit_s=1.0, delay_s=0.001, router=True))
             network.cut("one")
     except (RuntimeError, OSError) as error:
         raise DeviceError(
-            f"This machine lacks something that hosts in namespaces need: {' '.join(str(error).split())}",
-            "The kernel may lack veth, tbf, nftables or TUN, or a container hides /dev/net/tun. Or take --stage local.",
+            f"This machine cannot set up hosts in namespaces: {' '.join(str(error).split())}",
+            "The kernel may lack veth, tbf, nftables or TUN; a container may hide /dev/net/tun. Or take --stage local.",
         ) from error
 
 
-def _put_behind(host: Host, router: Namespace) -> None:
-    """Between them a private network, the same behind every router, as at people's homes."""
+def _connect_behind_router(host: Host, router: Namespace) -> None:
+    """Connect a host to its router by a private network, with the same addresses behind every router, as at home."""
     host.address = "192.168.1.2"
     router.ip(
         [
@@ -232,19 +232,21 @@ def _put_behind(host: Host, router: Namespace) -> None:
     router.run("nft", "-f", "-", given=_ROUTER_FILTER)
 
 
-def _narrow(namespace: Namespace, link: str, mbit_s: float | None) -> None:
-    """Let so much leave through the link."""
+def _limit_rate(namespace: Namespace, link: str, mbit_s: float | None) -> None:
+    """Limit the rate of packets that leave through a link."""
     if mbit_s is None:
         return
-    burst = max(SMALLEST_BURST, round(mbit_s * 1e6 / 8 / 100))  # 10 ms' worth: kernels that tick 100 times a second
+    burst = max(SMALLEST_BURST, round(mbit_s * 1e6 / 8 / 100))  # 10 ms: one tick of a kernel with HZ=100
     rate = f"{round(mbit_s * 1e6)}bit"
     namespace.run(
         "tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", rate, "burst", f"{burst}b", "latency", f"{QUEUE_MS}ms"
     )
 
 
-def _started_line(edge: Namespace, backbone: Namespace, far: str, access: Access, seed: int) -> subprocess.Popen[bytes]:
-    """The process that carries packets between wan0 and ``far``; both are there when this returns."""
+def _start_link_process(
+    edge: Namespace, backbone: Namespace, far: str, access: Access, seed: int
+) -> subprocess.Popen[bytes]:
+    """Start the process that forwards packets between wan0 and ``far``; both devices exist when this returns."""
     program = str(Path(__file__).with_name("line.py"))
     ends = [edge.path, "wan0", backbone.path, far]
     options = [str(access.delay_s), str(access.loss), str(seed)]
@@ -253,11 +255,11 @@ def _started_line(edge: Namespace, backbone: Namespace, far: str, access: Access
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     )
-    assert process.stdout is not None  # asked for
+    assert process.stdout is not None  # stdout=PIPE
     ready, _, _ = select.select([process.stdout], [], [], LINE_DEADLINE_S)
     if not ready or process.stdout.readline() != b"ready\n":
         process.kill()
         process.wait()
         process.stdout.close()
-        raise RuntimeError(f"the line of {edge.name} did not come up: status {process.returncode}")
+        raise RuntimeError(f"the link process of {edge.name} did not start: status {process.returncode}")
     return process

@@ -1,4 +1,4 @@
-"""The part of a testnet that runs inside: make the stage, conduct, count what is left, write ``course.json``.
+"""Inside of a testnet: makes the stage, runs the script, counts leftovers, writes ``course.json``.
 
 In stage ``namespaces`` this is the init of a cell (``lab.cell``), started as ``python -m lab``.
 """
@@ -19,46 +19,47 @@ from typing import Any
 
 from rich.console import Console
 
-from lab.cell import hear_sigterm
+from lab.cell import unblock_sigterm
 from lab.containers import Containers
-from lab.freezing import marked
+from lab.freezing import processes_with
 from lab.run_record import RunRecord
-from lab.runner import conduct
-from lab.script import Script, written
+from lab.runner import run_script
+from lab.scenario import RealScenario
+from lab.script import Script, script_of
 from lab.stages import Loopback, Namespaces, Stage, StageName
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.text import PLAIN_WIDTH
 from p2ptrain.net.p2pd.socket_folder import sweep
-from p2ptrain.sim.testbed_fields import RealScenario
 from peer.testnet.plan import laid_out
 from peer.testnet.watch import Watch
 
 MARK = "P2PTRAIN_TESTNET"
-"""A variable that every process of a testnet inherits, so that what is left can be told from others' processes."""
+"""Variable that all processes of a testnet inherit, so that leftovers can be distinguished from other processes."""
 LEFT_GRACE_S = 10.0
-"""For grandchildren whose parents have just ended. A guess."""
+"""Time for grandchildren to end after their parents. Guess: the longest wait of lab runs would settle it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What was still there after everybody had ended."""
+    """What still existed after all processes should have ended."""
 
     processes: int
     sockets: int
     namespaces: list[str]
-    """Those that were made; whoever started us looks whether they are gone."""
+    """Network namespaces that were made; the outside process checks whether they are gone."""
 
 
-def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int, page: str = "") -> None:
-    """Act the scenario out in ``out``, which ``testnet.plan.lay_out`` prepared; writes ``out/course.json``.
+def run_inside(out: Path, scenario: RealScenario, stage_name: StageName, threads: int, page: str = "") -> None:
+    """Run the scenario in ``out``, which ``testnet.plan.lay_out`` prepared, and write ``out/course.json``.
 
-    ``page``: what ``lab.window`` found.
+    Raises KeyboardInterrupt after an interrupt, once all processes have ended.
 
-    KeyboardInterrupt: the owner stopped it, and everybody has ended.
+    Args:
+        page: result of ``lab.stages.page_argument``.
     """
-    script = written(scenario)
-    plan = laid_out(out, [part.name for part in script.parts])
+    script = script_of(scenario)
+    plan = laid_out(out, [peer.name for peer in script.peers])
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
@@ -66,38 +67,38 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int,
 
         async def interruptible() -> tuple[RunRecord, Leftovers]:
             task = asyncio.current_task()
-            assert task is not None  # asyncio.run made it
+            assert task is not None  # asyncio.run creates it
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-            hear_sigterm()
+            unblock_sigterm()
             stage, there = _stage(stage_name, script, scenario, out, page), 0
             try:
-                course = await conduct(plan, script, stage, scenario.run.seconds, threads, watch)
+                record = await run_script(plan, script, stage, scenario.run.seconds, threads, watch)
             except BaseException:
                 stage.close()
                 raise
             made = _namespaces()
-            with _told(course):
-                there = stage.left()
-            with _told(course):
+            with _recording_troubles(record):
+                there = stage.count_left()
+            with _recording_troubles(record):
                 stage.close()
-            return course, Leftovers(await _left_running() + there, sockets_left(Path(tempfile.gettempdir())), made)
+            return record, Leftovers(await _count_running() + there, sockets_left(Path(tempfile.gettempdir())), made)
 
         try:
-            course, left = asyncio.run(interruptible())
+            record, left = asyncio.run(interruptible())
         except (asyncio.CancelledError, KeyboardInterrupt):
-            watch.say("interrupted; everything is stopped")
+            watch.say("interrupted; all processes have ended")
             raise KeyboardInterrupt from None
-    document = {"course": asdict(course), "left": asdict(left)}
+    document = {"course": asdict(record), "left": asdict(left)}
     files.replace(out / "course.json", json.dumps(document, indent=1).encode())
 
 
 @contextlib.contextmanager
-def _told(course: RunRecord) -> Iterator[None]:
-    """A stage that fails in the end does not take away what was seen on it."""
+def _recording_troubles(record: RunRecord) -> Iterator[None]:
+    """Record a DeviceError of the block as a trouble, so that the run record is kept."""
     try:
         yield
     except DeviceError as error:
-        course.troubles.append(f"in the end: {error.problem}")
+        record.troubles.append(f"at the end: {error.problem}")
 
 
 def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path, page: str) -> Stage:
@@ -108,24 +109,24 @@ def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path, p
     return Namespaces(script, scenario.partitions, scenario.run.seed)
 
 
-async def _left_running() -> int:
-    """Processes of this testnet beside ourselves, once those that are just ending have."""
+async def _count_running() -> int:
+    """Return the number of processes of this testnet besides this one, after waiting for those that are ending."""
     mark = os.environ.get(MARK, "")
     for _ in range(round(LEFT_GRACE_S / 0.1)):
-        if not marked(MARK, mark):
+        if not processes_with(MARK, mark):
             return 0
         await asyncio.sleep(0.1)
-    return len(marked(MARK, mark))
+    return len(processes_with(MARK, mark))
 
 
 def sockets_left(folder: Path) -> int:
-    """Sockets below the folder that the next start would not sweep away. (Those of killed processes it does.)"""
+    """Count sockets below a folder that the next start would not remove. It removes those of killed processes."""
     sweep(folder)
     return sum(stat.S_ISSOCK(path.lstat().st_mode) for path in folder.rglob("*"))
 
 
 def _namespaces() -> list[str]:
-    """The network namespaces that our descriptors hold."""
+    """Return the network namespaces that our descriptors hold."""
     held = [_target(each) for each in Path("/proc/self/fd").iterdir()]
     return sorted({each for each in held if each.startswith("net:")})
 
@@ -137,7 +138,7 @@ def _target(link: Path) -> str:
         return ""
 
 
-def course_of(out: Path) -> dict[str, Any]:
-    """What ``play`` wrote. FileNotFoundError where it did not come that far."""
+def read_run(out: Path) -> dict[str, Any]:
+    """Read what ``run_inside`` wrote. Raises FileNotFoundError if it did not come that far."""
     document: dict[str, Any] = json.loads((out / "course.json").read_bytes())
     return document

@@ -1,10 +1,10 @@
-"""A line with delay and loss: a process that carries packets between two TUN devices, one in each namespace.
+"""Network link with delay and loss: a process that forwards packets between two TUN devices, one in each namespace.
 
     python -I -S line.py NAMESPACE DEVICE NAMESPACE DEVICE DELAY_S LOSS SEED
 
-It makes both devices, prints ``ready``, and carries until it is ended; the devices go with it. Every packet comes out
-``DELAY_S`` after it went in, in order, or with probability ``LOSS`` never. It needs the standard library alone: it is
-started once for each line, and must not cost what our packages cost.
+It makes both devices, prints ``ready`` and forwards until it is ended; the devices end with it. Every packet leaves
+``DELAY_S`` after it arrived, in order, or is lost with probability ``LOSS``. It uses the standard library only, because
+one process runs for each link.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ TUNSETIFF = 0x400454CA  # linux/if_tun.h
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
 LARGEST_PACKET = 65_536
 MOST_WAITING_BYTES = 32_000_000
-"""On the way in one direction; more is dropped. A guess: 100 ms of 2.5 Gbit/s."""
+"""Bytes queued in one direction; more is dropped. Guess: 100 ms at 2.5 Gbit/s; the fastest link of a scenario would
+settle it."""
 
 
 @dataclass(slots=True)
 class Direction:
-    """The packets that are on the way from one end to the other. Pure: time and chance come in."""
+    """Packets on their way in one direction. Pure: time and randomness are arguments."""
 
     delay_s: float
     loss: float
     chance: Callable[[], float]
-    """Evenly between 0 and 1."""
+    """Draws uniformly from [0, 1)."""
     dropped: int = 0
     _waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
     _waiting_bytes: int = 0
@@ -49,7 +50,7 @@ class Direction:
         self._waiting_bytes += len(packet)
 
     def take(self, now: float) -> list[bytes]:
-        """What has arrived by now."""
+        """Return the packets that have arrived."""
         arrived = []
         while self._waiting and self._waiting[0][0] <= now:
             packet = self._waiting.popleft()[1]
@@ -59,12 +60,12 @@ class Direction:
 
     @property
     def next_at(self) -> float | None:
-        """When the next one arrives."""
+        """Arrival time of the next packet."""
         return self._waiting[0][0] if self._waiting else None
 
 
 def tun(namespace: str, device: str) -> int:
-    """A new TUN device in a namespace; this process moves there to make it."""
+    """Make a TUN device in a namespace, which this process enters for that."""
     libc = ctypes.CDLL(None, use_errno=True)
     home = os.open(namespace, os.O_RDONLY)
     try:
@@ -78,7 +79,7 @@ def tun(namespace: str, device: str) -> int:
 
 
 def carry(ends: tuple[int, int], directions: tuple[Direction, Direction]) -> None:
-    """For ever. ``directions[0]`` leads from the first end to the second."""
+    """Forward packets until the process ends. ``directions[0]`` leads from the first end to the second."""
     while True:
         now = time.monotonic()
         for place, direction in enumerate(directions):
@@ -92,17 +93,17 @@ def carry(ends: tuple[int, int], directions: tuple[Direction, Direction]) -> Non
 
 
 def _read(handle: int, direction: Direction) -> None:
-    """What lies there; not for ever, since the other direction waits."""
+    """Read the waiting packets, at most 64, since the other direction waits."""
     for _ in range(64):
         try:
             packet = os.read(handle, LARGEST_PACKET)
-        except OSError:  # nothing left; or the device is not up yet
+        except OSError:  # no packet waits, or the device is not up yet
             return
         direction.put(packet, time.monotonic())
 
 
 def _write(handle: int, packet: bytes) -> None:
-    """The device may be down, or its queue full: then the packet is lost, as on any line."""
+    """Write a packet; it is lost if the device is down or its queue full, as on any link."""
     try:
         os.write(handle, packet)
     except OSError:

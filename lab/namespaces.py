@@ -1,9 +1,9 @@
-"""Network namespaces that nobody has to clean up: each is a file descriptor of ours, without any name.
+"""Network namespaces that need no cleanup: each is a file descriptor of this process, without a name.
 
 The kernel keeps a namespace, with its links, addresses and filters, while a process is inside or a descriptor is open.
-Ours close when we end, however we end, SIGKILL included. (``ip netns add`` would leave a name in /run/netns behind.)
+Ours are closed when this process ends, even by SIGKILL. (``ip netns add`` would leave a name in /run/netns.)
 
-Linux only, and root only.
+Needs Linux and root.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ T = TypeVar("T")
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 COMMAND_DEADLINE_S = 20.0
-"""For one call of ip, tc or nft. A guess: they take 5 ms here."""
+"""Timeout of a call of ip, tc or nft. Guess: they take 5 ms; times on a busy machine would settle it."""
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "nsenter": "util-linux"}
-"""What we call, and the Debian packages that have it."""
-_PLACES = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
-"""Where root's tools are, also when root's PATH does not say so (su without -)."""
+"""Programs that are used, with their Debian packages."""
+_SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+"""Search path for root's tools, which root's own PATH may lack (su without -)."""
 
 
-def check_means() -> None:
-    """Raises DeviceError where this machine cannot make namespaces, with what would help."""
+def check_support() -> None:
+    """Raise DeviceError with a remedy if this machine cannot make network namespaces."""
     remedy = "Or take --stage local: the same peers on the loopback, without rates, routers and partitions."
     if sys.platform != "linux":
-        raise DeviceError(f"Network namespaces are Linux's, and this is {sys.platform}.", remedy)
+        raise DeviceError(f"Network namespaces need Linux, and this is {sys.platform}.", remedy)
     if os.geteuid() != 0:
-        how = 'Start it with sudo, by its path: sudo "$(command -v p2ptrain)" testnet'
-        raise DeviceError("Making network namespaces is root's to do.", f"{how} …. {remedy}")
-    missing = {tool: package for tool, package in TOOLS.items() if shutil.which(tool, path=_PLACES) is None}
+        how = 'Run it with sudo and its full path: sudo "$(command -v p2ptrain)" testnet'
+        raise DeviceError("Network namespaces need root.", f"{how} …. {remedy}")
+    missing = {tool: package for tool, package in TOOLS.items() if shutil.which(tool, path=_SEARCH_PATH) is None}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
         raise DeviceError(f"Not installed: {', '.join(missing)}.", f"Type: apt-get install {packages}. {remedy}")
@@ -47,21 +47,21 @@ def check_means() -> None:
         Namespace("probe").close()
     except OSError as error:
         raise DeviceError(
-            f"This machine makes no network namespaces: {error.strerror}.",
-            f"In a container, start that with --privileged. {remedy}",
+            f"This machine cannot make network namespaces: {error.strerror}.",
+            f"If this is a container, start it with --privileged. {remedy}",
         ) from error
 
 
 def tool(name: str) -> str:
-    """The absolute path of one of TOOLS."""
-    found = shutil.which(name, path=_PLACES)
+    """Return the absolute path of one of TOOLS."""
+    found = shutil.which(name, path=_SEARCH_PATH)
     if found is None:
         raise FileNotFoundError(name)
     return found
 
 
 class Namespace:
-    """A fresh network namespace: nothing in it but a loopback that is down. ``close`` lets go of it."""
+    """New network namespace, which contains only a loopback that is down."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,15 +69,17 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """What ``ip … netns`` and ``nsenter --net=`` take, from any process that sees us."""
+        """Argument for ``ip … netns`` and ``nsenter --net=``, in any process that sees this one."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def inside(self, *command: str) -> list[str]:
-        """The command that runs ``command`` (first an absolute path) in here; it replaces itself, so the pid is one."""
+        """Return the command that runs ``command`` (an absolute path and arguments) in here, with the same process
+        id.
+        """
         return [tool("nsenter"), f"--net={self.path}", "--", *command]
 
     def run(self, name: str, *arguments: str, given: str = "") -> str:
-        """Run one of TOOLS in here and return what it prints. RuntimeError with its own words when it fails."""
+        """Run one of TOOLS in here and return its output. Raises RuntimeError with its error output if it fails."""
         done = subprocess.run(
             self.inside(tool(name), *arguments),
             input=given,
@@ -91,15 +93,15 @@ class Namespace:
         return done.stdout
 
     def ip(self, lines: Sequence[str]) -> None:
-        """Several ``ip`` commands at once."""
+        """Run several ``ip`` commands in one call."""
         self.run("ip", "-batch", "-", given="\n".join([*lines, ""]))
 
     def forward(self) -> None:
-        """Pass packets on from one link to another, as routers do."""
+        """Forward packets between links, as routers do."""
         self.call(lambda: Path("/proc/sys/net/ipv4/ip_forward").write_text("1"))
 
     def call(self, function: Callable[[], T]) -> T:
-        """Call the function in a thread that is in here: sockets that it makes stay here."""
+        """Call the function in a thread inside; sockets that it makes stay in the namespace."""
 
         def entered() -> T:
             _checked(_libc().setns(self._descriptor, CLONE_NEWNET))
@@ -108,7 +110,7 @@ class Namespace:
         return _in_a_thread(entered)
 
     def close(self) -> None:
-        """Safe to call twice. What runs inside keeps the namespace alive until it ends."""
+        """Close the descriptor. May be called twice. Processes inside keep the namespace alive until they end."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -130,14 +132,14 @@ def _checked(result: int) -> None:
 
 
 def _in_a_thread(function: Callable[[], T]) -> T:
-    """Its result. A thread has a network namespace of its own to change; it ends with the thread."""
+    """Call a function in a new thread and return its result. A thread can enter another namespace alone."""
     results: list[T] = []
     errors: list[BaseException] = []
 
     def body() -> None:
         try:
             results.append(function())
-        except BaseException as error:  # raised again in the caller's thread
+        except BaseException as error:  # raised again in the calling thread
             errors.append(error)
 
     thread = threading.Thread(target=body, name="namespace")

@@ -1,72 +1,78 @@
-"""A scenario as a run of real peers: its manifest, and what a stage cannot act out."""
+"""Scenario as a run of real peers: its manifest, and what a stage does not support."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from lab.scenario import RealGroup, RealScenario
 from lab.script import Script
 from lab.stages import StageName, own_latency
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.scenario_file import by_name
-from p2ptrain.sim.testbed_fields import RealGroup, RealScenario
 
 MOST_PEERS = 64
-"""Processes of half a gigabyte each; as in a testnet without a scenario."""
+"""Limit of peers, at half a gigabyte each; as in a testnet without a scenario."""
 
 _NO_AUTHOR = "00" * 32
 
 
 def check(scenario: RealScenario, script: Script, stage: StageName, netem: bool = True) -> None:
-    """Raises ScenarioError with one line for each thing that real peers, or this stage, cannot act out.
+    """Raise ScenarioError with a line for everything that real peers, or this stage, do not support.
 
     Args:
-        netem: whether the kernel under containers makes packets late and loses them (``containers.has_netem``).
+        netem: whether links of containers can have delay and loss (``containers.has_netem``).
     """
     faults = [*_learner_faults(scenario), *_crowd_faults(scenario, script)]
     for place, group in enumerate(scenario.peers):
         faults += [f"peers[{place}].{fault}" for fault in _group_faults(group, stage, netem)]
     if stage != "namespaces" and scenario.partitions:
-        has = "has one loopback for all" if stage == "local" else "has one network for all"
+        has = "has one loopback for all peers" if stage == "local" else "has one network for all peers"
         faults.append(f"partitions: stage {stage} {has}; take --stage namespaces")
     if faults:
         lines = by_name(faults, [group.name for group in scenario.peers])
-        raise ScenarioError("\n".join(lines), "Change these fields; docs/LABORATORY.md tells what a testnet can do.")
+        raise ScenarioError("\n".join(lines), "Change these fields; docs/LABORATORY.md lists what a testnet supports.")
 
 
 def _learner_faults(scenario: RealScenario) -> list[str]:
     faults, learner = [], scenario.learner
     if learner.kind != "lm":
-        faults.append(f"learner.kind: real peers train a language model, and not {learner.kind}; take lm")
+        faults.append(f"learner.kind: real peers train a language model, not {learner.kind}; take lm")
     elif learner.data != "iid":
-        faults.append(f"learner.data: a run's peers all read the whole corpus, and not {learner.data}; take iid")
+        faults.append(f"learner.data: real peers all read the whole corpus, not {learner.data}; take iid")
     if scenario.run.failed_exchanges:
-        faults.append("run.failed_exchanges: no real exchange fails to order; take peers.packet_loss or partitions")
+        faults.append(
+            "run.failed_exchanges: real exchanges cannot be made to fail; take peers.packet_loss or partitions"
+        )
     if scenario.run.split != "validation":
-        faults.append(f"run.split: real peers have one held-out split, and no {scenario.run.split}; take validation")
+        faults.append(f"run.split: real peers have one held-out split, not {scenario.run.split}; take validation")
     if scenario.pace.policy != "fixed":
-        faults.append(f"pace.policy: real peers make the run's inner steps, and not {scenario.pace.policy}; take fixed")
+        faults.append(
+            f"pace.policy: real peers do fixed numbers of inner steps, not {scenario.pace.policy}; take fixed"
+        )
     if not RECIPES[scenario.outer.recipe].exchanges:
-        faults.append(f"outer.recipe: {scenario.outer.recipe} exchanges nothing, so its peers are no swarm")
+        faults.append(f"outer.recipe: {scenario.outer.recipe} exchanges nothing, so there is nothing to test")
     elif scenario.needs_everybody:
-        faults.append(f"outer.recipe: {scenario.outer.recipe} averages over all peers at once; only simulate can")
+        faults.append(
+            f"outer.recipe: {scenario.outer.recipe} averages over all peers, which only p2ptrain simulate can"
+        )
     return faults
 
 
 def _crowd_faults(scenario: RealScenario, script: Script) -> list[str]:
     faults = []
-    if len(script.hosts) > MOST_PEERS:  # of those on one host only one is there at a time
-        faults.append(f"peers: {len(script.hosts)} in all, and at most {MOST_PEERS} are acted out")
+    if len(script.hosts) > MOST_PEERS:  # peers on one host run one after the other
+        faults.append(f"peers: {len(script.hosts)} in total; a testnet supports at most {MOST_PEERS}")
     if not script.first:
-        faults.append("peers: nobody is there from the beginning; give a group arrives_at_s = 0")
+        faults.append("peers: no peer starts at second 0; give a group arrives_at_s = 0")
     return faults
 
 
 def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
     faults = []
     if group.loss:
-        faults.append("loss: no real exchange fails to order; take packet_loss")
+        faults.append("loss: real exchanges cannot be made to fail; take packet_loss")
     if stage == "local":
         wanted = {
             "up_mbit_s": group.up_mbit_s,
@@ -76,11 +82,11 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             "router": group.router,
         }
         faults += [
-            f"{field}: stage local has no lines; take --stage namespaces" for field, value in wanted.items() if value
+            f"{field}: stage local has no links; take --stage namespaces" for field, value in wanted.items() if value
         ]
     if stage != "namespaces":
         faults += [
-            f"troubles: stage {stage} has no disk to break ({trouble.what}); take --stage namespaces"
+            f"troubles: stage {stage} has no disk that can fail ({trouble.what}); take --stage namespaces"
             for trouble in group.troubles
             if trouble.what in ("disk_full", "read_only")
         ]
@@ -94,7 +100,7 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             "troubles": [each.what for each in group.troubles if each.what not in ("disk_full", "read_only")],
         }
         faults += [
-            f"{field}: stage docker cannot act that out; take --stage namespaces"
+            f"{field}: stage docker does not support this; take --stage namespaces"
             for field, value in beyond.items()
             if value
         ]
@@ -102,12 +108,14 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
 
 
 def manifest_of(scenario: RealScenario) -> Manifest:
-    """The run that trains what the scenario's learner ``lm`` trains. Raises ManifestError where it is none."""
+    """Return the manifest of a run that trains the scenario's learner ``lm``. Raises ManifestError if the scenario
+    has no valid one.
+    """
     from p2ptrain.sim.learning import LanguageModelLearner
     from p2ptrain.sim.lm.language import description, training
 
     learner = scenario.learner
-    assert isinstance(learner, LanguageModelLearner)  # check() saw to it
+    assert isinstance(learner, LanguageModelLearner)  # guaranteed by check()
     changes: dict[str, Any] = {
         "run.name": "laboratory",
         "run.seed": scenario.run.seed,

@@ -1,4 +1,4 @@
-"""What became of a scenario: its figures (``lab.figures``) held against its limits. Without torch."""
+"""Report of a scenario: its figures (``lab.figures``) compared with its limits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lab.script import told
-from p2ptrain.sim.testbed_fields import Limit, RealScenario
+from lab.scenario import Limit, RealScenario
+from lab.script import describe
 
 ALWAYS = {
     "unexpected_exits": Limit(at_most=0),
@@ -16,93 +16,91 @@ ALWAYS = {
     "left_sockets": Limit(at_most=0),
     "left_namespaces": Limit(at_most=0),
 }
-"""Limits that no scenario need name."""
+"""Limits of every scenario."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioVerdict:
-    """The report."""
+    """Report of one scenario."""
 
     scenario: str
     stage: str
     passed: bool
     figures: dict[str, Any]
     limits: dict[str, dict[str, Any]]
-    """Each with its bounds, what was found, and whether it was kept."""
+    """Each limit's bounds, the figure found, and whether it was kept."""
     faults: list[str]
-    """Why it did not pass, in plain words."""
+    """Why the scenario did not pass."""
     course: list[str]
-    """What happened, in order."""
+    """Events, in order."""
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
-    def beside(self, faults: Sequence[str]) -> ScenarioVerdict:
-        """The same with faults that were found otherwise."""
+    def with_faults(self, faults: Sequence[str]) -> ScenarioVerdict:
+        """Return the verdict with more faults."""
         return replace(self, passed=self.passed and not faults, faults=[*self.faults, *faults])
 
 
-def spoiled(title: str, stage: str, figures: Mapping[str, Any], course: Mapping[str, Any]) -> ScenarioVerdict:
-    """What it was to be compared with did not come about, so that nothing else was acted out."""
-    troubles = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
-    return ScenarioVerdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, troubles, _happened(course))
+def comparison_failed(title: str, stage: str, figures: Mapping[str, Any], record: Mapping[str, Any]) -> ScenarioVerdict:
+    """Return the verdict if the undisturbed run failed, so that the scenario itself was not run."""
+    troubles = [f"undisturbed: {trouble}" for trouble in record["troubles"]]
+    return ScenarioVerdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, troubles, _happened(record))
 
 
-def refused(title: str, stage: str, why: str) -> ScenarioVerdict:
-    """It could not be acted out, or not be measured."""
+def not_run(title: str, stage: str, why: str) -> ScenarioVerdict:
+    """Return the verdict of a scenario that could not be run or measured."""
     return ScenarioVerdict(title, stage, False, {"peers": {}}, {}, [why], [])
 
 
-def judged(
+def verdict_of(
     title: str,
     stage: str,
     scenario: RealScenario,
     figures: Mapping[str, Any],
-    course: Mapping[str, Any],
+    record: Mapping[str, Any],
 ) -> ScenarioVerdict:
-    """The figures held against the scenario's limits and those that always hold."""
+    """Compare the figures with the scenario's limits and those that always hold."""
     limits: dict[str, dict[str, Any]] = {}
-    troubles = list(course["troubles"])
+    troubles = list(record["troubles"])
     for name, limit in {**ALWAYS, **scenario.limits}.items():
         found = figure(figures, name)
         kept = found is not None and limit.holds(found)
         limits[name] = {**limit.model_dump(exclude_none=True), "found": found, "kept": kept}
         if not kept:
             bounds = ", ".join(f"{word.replace('_', ' ')} {bound:g}" for word, bound in _bounds(limit))
-            shown = "there is no such figure" if found is None else f"{found:g}"
-            troubles.append(f"{name}: {shown}, where {bounds} was to be")
-    return ScenarioVerdict(title, stage, not troubles, dict(figures), limits, troubles, _happened(course))
+            shown = "no such figure" if found is None else f"{found:g}"
+            troubles.append(f"{name}: {shown}; required: {bounds}")
+    return ScenarioVerdict(title, stage, not troubles, dict(figures), limits, troubles, _happened(record))
 
 
-def _happened(course: Mapping[str, Any]) -> list[str]:
-    happened = [f"{act['at_s']:g} s: {told(act['who'], act['do'])}" for act in course["done"]]
-    return happened + [f"missed: {each}" for each in course["missed"]]
+def _happened(record: Mapping[str, Any]) -> list[str]:
+    happened = [f"{act['at_s']:g} s: {describe(act['who'], act['do'])}" for act in record["done"]]
+    return happened + [f"missed: {each}" for each in record["missed"]]
 
 
-def grown(figures: Mapping[str, Any]) -> list[str]:
-    """Of each process that a limit on growth may be about: what it had at first, once it had settled, and at last."""
-    if figures.get("memory_growth") is None:  # nobody was watched for long enough
+def growth_lines(figures: Mapping[str, Any]) -> list[str]:
+    """Return a line for each watched process: its values from once settled to the end."""
+    if figures.get("memory_growth") is None:  # no process was watched for long enough
         return []
     return [
         f"{name}: "
-        + ", ".join(
-            f"{seen.replace('_', ' ')} {first:,.0f} and at last {last:,.0f}" for seen, (first, last) in those.items()
-        )
+        + ", ".join(f"{seen.replace('_', ' ')} {first:,.0f} to {last:,.0f}" for seen, (first, last) in those.items())
         for name, those in figures["watched"].items()
     ]
 
 
-def finite(tree: Any) -> Any:
-    """The same with null for numbers that JSON does not have."""
+def json_safe(tree: Any) -> Any:
+    """Return a tree with null in place of numbers that JSON does not have."""
     if isinstance(tree, Mapping):
-        return {str(name): finite(value) for name, value in tree.items()}
+        return {str(name): json_safe(value) for name, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return [finite(value) for value in tree]
+        return [json_safe(value) for value in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def figure(figures: Mapping[str, Any], name: str) -> float | None:
-    """A number by its dotted name; True is 1. None: there is none, or it was not measured."""
+    """Return a number by its dotted name; True is 1. None if it does not exist or was not measured."""
     found = _leaf(figures, name)
     if not isinstance(found, int | float) or not math.isfinite(found):
         return None
@@ -110,7 +108,9 @@ def figure(figures: Mapping[str, Any], name: str) -> float | None:
 
 
 def _leaf(tree: Any, name: str) -> Any:
-    """What a dotted name leads to. Names of peers may have dots too (``seat-1-1.2``), so the longest one counts."""
+    """Return the value at a dotted name. Names of peers may contain dots (``seat-1-1.2``), so the longest match
+    counts.
+    """
     if not name or not isinstance(tree, Mapping):
         return tree if not name else None
     steps = name.split(".")

@@ -1,27 +1,27 @@
-"""How a scenario went, as plain data: what happened when, how everybody ended, and what was seen meanwhile."""
+"""Run record as plain data: what happened when, how each process ended, and samples of memory and files."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.pulse import Sample
+from lab.resource_monitor import Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Something that happened as the script says."""
+    """Act of the script that was performed."""
 
     at_s: float
-    """When it should have."""
+    """Time at which it was due, in scenario seconds."""
     time: float
-    """When it did, in seconds since 1970, as event logs count."""
+    """Time at which it was done, in seconds since 1970, as in event logs."""
     do: str
     who: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one process of a peer ended."""
+    """End of one process of a peer."""
 
     status: int
     ended_by_us: str
@@ -29,20 +29,20 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """How it all went."""
+    """Record of a whole run."""
 
     lives: dict[str, list[Ended]]
-    """Of each peer that was started."""
+    """Ends of the processes of each peer that was started."""
     done: list[Done]
     missed: list[str]
-    """What could not happen, and why: whom it concerns was not there any more, or the stage could not do it."""
+    """Acts that were not possible, and why: the peer had gone, or the stage failed."""
     troubles: list[str]
-    """What ended it before its time, or went wrong when it was over."""
+    """Errors that ended the run early, or occurred at its end."""
     cut_short: bool
-    """The scenario's seconds were over, and everybody was asked to leave."""
+    """Whether the scenario's seconds were over, so that all peers were asked to leave."""
     wall_s: float
-    """Since second 0; 0 where that never came."""
+    """Seconds since second 0; 0 if that never came."""
     samples: dict[str, list[Sample]]
-    """Of the last process of each peer and bootstrap, while it was watched."""
+    """Samples of the last process of each peer and bootstrap."""
     peaks: dict[str, int]
-    """Of the same, the most memory that it and its network daemon ever had resident, in bytes."""
+    """Largest resident bytes of the same process and its network daemon."""

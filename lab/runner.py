@@ -1,8 +1,8 @@
-"""From the first process to the last: start who is there from the beginning, then do what the script says.
+"""Runner: starts the initial peers, follows the script, and ends all processes.
 
-Who closes what: every child that was started is in ``Conductor.lives`` or ``bootstraps`` and ends before ``conduct``
-returns, whatever happens; cancelling ``conduct`` ends them too, without asking long. Naps end there as well, and acts
-that are under way. The stage is its maker's.
+Every started child is in ``Conductor.lives`` or ``bootstraps`` and ends before ``run_script`` returns, in every case;
+cancelling ``run_script`` ends them after a short grace. Suspended peers are resumed, and acts in progress end. The
+stage belongs to the code that made it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections import deque
 
 from lab.conductor import Conductor
 from lab.run_record import Ended, RunRecord
-from lab.script import Act, Do, Script, told
+from lab.scenario import BOOTSTRAP
+from lab.script import Act, ActKind, Script, describe
 from lab.stages import Stage
-from p2ptrain.sim.testbed_fields import BOOTSTRAP
 from peer.testnet import processes
 from peer.testnet.plan import Plan
 from peer.testnet.report import LEARNED
@@ -24,24 +24,29 @@ from peer.testnet.runner import SAVE_GRACE_S, TICK_S, join_link, page_url, said
 from peer.testnet.watch import Watch
 
 ABANDON_GRACE_S = 3.0
-"""For a trainer when the owner interrupts: time to end, not to save. A guess."""
+"""Time for a trainer to end, without saving, after an interrupt. Guess: the times of interrupted lab runs would settle
+it."""
 
 LEARNING_S = 600.0
-"""So long second 0 waits for a swarm to learn. The demo model takes about 2 s (our measurement, 2 cores)."""
+"""Longest wait for the swarm to learn before second 0. The demo model needs about 2 s (measured on 2 cores)."""
 
 
-async def conduct(
+async def run_script(
     plan: Plan, script: Script, stage: Stage, seconds: float | None, threads: int, watch: Watch
 ) -> RunRecord:
-    """Act the script out. ``seconds``: after second 0, when everybody who is still there saves and leaves."""
+    """Run the script and return its record.
+
+    Args:
+        seconds: time after second 0 at which all remaining peers save and leave; None to wait for the run's end.
+    """
     conductor = Conductor(plan, script, stage, threads, watch)
     try:
-        return await _conducted(conductor, seconds)
+        return await _run(conductor, seconds)
     finally:
         conductor.breakages.close()
 
 
-async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
+async def _run(conductor: Conductor, seconds: float | None) -> RunRecord:
     watch = conductor.watch
     began: float | None = None
     cut_short = False
@@ -50,18 +55,18 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
         troubles = await _begin(conductor)
         if not troubles:
             began = time.monotonic()
-            watch.say(f"everybody {'has learned' if conductor.script.waits_for_learning else 'trains'}: second 0")
+            watch.say(f"second 0: all peers {'have learned' if conductor.script.waits_for_learning else 'train'}")
             troubles, cut_short = await _until_over(conductor, seconds)
-        await conductor.turns.over()
-        await conductor.mend_all()
-        await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap: they say goodbye to it
+        await conductor.queue.join()
+        await conductor.restore_all()
+        await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap, which they tell that they leave
         watch.refresh()
         wall_s = 0.0 if began is None else time.monotonic() - began
         await processes.stop(conductor.all_bootstraps, SAVE_GRACE_S)
     except BaseException:
         try:
-            await conductor.turns.cancel()
-            await conductor.mend_all()
+            await conductor.queue.cancel()
+            await conductor.restore_all()
         finally:
             await processes.stop([*conductor.trainers, *conductor.all_bootstraps], ABANDON_GRACE_S)
         raise
@@ -70,15 +75,15 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> RunRecord:
         for name, lives in conductor.lives.items()
     }
     last = {name: those[-1].child.process.pid for name, those in (conductor.lives | conductor.bootstraps).items()}
-    order = {(act.at_s, str(act.do), act.who): place for place, act in enumerate(conductor.script.acts)}
-    samples = {name: conductor.pulse.samples.get(pid, []) for name, pid in last.items()}
-    peaks = {name: conductor.pulse.peaks[pid] for name, pid in last.items() if pid in conductor.pulse.peaks}
+    order = {(act.at_s, str(act.kind), act.who): place for place, act in enumerate(conductor.script.acts)}
+    samples = {name: conductor.monitor.samples.get(pid, []) for name, pid in last.items()}
+    peaks = {name: conductor.monitor.peaks[pid] for name, pid in last.items() if pid in conductor.monitor.peaks}
     done = sorted(conductor.done, key=lambda each: order[each.at_s, each.do, each.who])
     return RunRecord(lives, done, conductor.missed, troubles, cut_short, wall_s, samples, peaks)
 
 
 async def _begin(conductor: Conductor) -> list[str]:
-    """The bootstrap and who is there from the beginning, until all of them train; returns what went wrong."""
+    """Start the bootstraps and the initial peers, and wait until all train; return what went wrong."""
     for name in conductor.script.bootstraps:
         bootstrap = await conductor.start_bootstrap(name, conductor.link)
         link = await join_link(conductor.link_file(name), bootstrap)
@@ -91,68 +96,73 @@ async def _begin(conductor: Conductor) -> list[str]:
         watch.say(f"watch them at {page_url(conductor.link_file(BOOTSTRAP).with_name('output.log'))}")
     for who in first:
         await conductor.start(who)
-    while not all(watch.views[who].begun for who in first):  # troubles() notices where that never comes
+    while not all(watch.views[who].begun for who in first):  # troubles() reports a peer that never trains
         if troubles := await _tick(conductor):
             return troubles
     return await _learning(conductor) if conductor.script.waits_for_learning else []
 
 
 async def _learning(conductor: Conductor) -> list[str]:
-    """Until all who are there have learned; returns what went wrong."""
+    """Wait until all initial peers have learned; return what went wrong."""
     until = time.monotonic() + LEARNING_S
     while slow := _have_not_learned(conductor):
         if not conductor.running_trainers:
-            return [f"all was over before {', '.join(slow)} had learned anything: there is no second 0"]
+            return [f"all peers ended before {', '.join(slow)} had learned anything, so second 0 never came"]
         if time.monotonic() >= until:
-            return [f"after {LEARNING_S:.0f} s {', '.join(slow)} had learned nothing: there is no second 0"]
+            return [f"{', '.join(slow)} had learned nothing after {LEARNING_S:.0f} s, so second 0 never came"]
         if troubles := await _tick(conductor):
             return troubles
     return []
 
 
 async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list[str], bool]:
-    """Follow the script until nobody is left or the time is up: what went wrong, and whether it was time.
+    """Follow the script until no peer is left or the time is up; return what went wrong, and whether the time was up.
 
-    Its clock stands still while somebody starts, which takes no time in a simulation.
+    The script's clock stands still while a peer starts, which takes no time in a simulation.
     """
     pending = deque(conductor.script.acts)
     clock_s, looked_at = 0.0, time.monotonic()
     while True:
-        if any(view.fraction >= 1.0 for view in conductor.watch.views.values()):  # churn ends before the run's end does
+        if any(view.fraction >= 1.0 for view in conductor.watch.views.values()):  # then churn ends
             pending = deque(act for act in pending if act.who not in conductor.script.churning)
         while pending and pending[0].at_s <= clock_s and not conductor.is_waiting:
-            conductor.begin(pending.popleft())
+            conductor.schedule(pending.popleft())
         if troubles := await _tick(conductor):
             return troubles, False
         elapsed_s, looked_at = time.monotonic() - looked_at, time.monotonic()
         if not conductor.is_waiting:
             clock_s += elapsed_s
         if seconds is not None and clock_s >= seconds:
-            conductor.watch.say(f"{seconds:g} s are over; everybody saves and leaves")
-            _miss(conductor, pending)
+            conductor.watch.say(f"{seconds:g} s are over; all peers save and leave")
+            _mark_missed(conductor, pending)
             return [], True
         peers = conductor.running_trainers
-        somebody_comes = conductor.coming or any(act.do is Do.START and act.who != BOOTSTRAP for act in pending)
-        if not peers and (conductor.somebody_finished or not somebody_comes):
-            _miss(conductor, pending)
+        more_to_come = conductor.being_started or any(
+            act.kind is ActKind.START and act.who != BOOTSTRAP for act in pending
+        )
+        if not peers and (conductor.any_finished or not more_to_come):
+            _mark_missed(conductor, pending)
             return [], False
 
 
 def _have_not_learned(conductor: Conductor) -> list[str]:
-    """The measure is the loss that the swarm began with: who came a moment later began with the others' weights."""
+    """Return the initial peers whose loss has not fallen enough.
+
+    The reference is the swarm's first loss, because a peer that starts a moment later may begin with others' weights.
+    """
     views = {who: conductor.watch.views[who] for who in conductor.script.first}
     began = max((view.first_loss for view in views.values() if not math.isnan(view.first_loss)), default=math.nan)
-    return [who for who, view in views.items() if not view.loss < LEARNED * began]  # NaN has not
+    return [who for who, view in views.items() if not view.loss < LEARNED * began]  # true for NaN
 
 
-def _miss(conductor: Conductor, pending: deque[Act]) -> None:
-    conductor.missed += [f"{told(act.who, act.do)} at {act.at_s:g} s: all was over" for act in pending]
+def _mark_missed(conductor: Conductor, pending: deque[Act]) -> None:
+    conductor.missed += [f"{describe(act.who, act.kind)} at {act.at_s:g} s: the run was over" for act in pending]
 
 
 async def _tick(conductor: Conductor) -> list[str]:
-    """A moment later: what went wrong in it."""
+    """Wait for one tick and return what went wrong in it."""
     await asyncio.sleep(TICK_S)
-    conductor.turns.check()
+    conductor.queue.check()
     conductor.watch.refresh()
-    conductor.pulse.beat(time.monotonic(), [child.process.pid for child in conductor.running.values()])
+    conductor.monitor.sample(time.monotonic(), [child.process.pid for child in conductor.running.values()])
     return conductor.troubles(time.monotonic() - conductor.watch.heard_at)

@@ -1,8 +1,7 @@
-"""A scenario's timeline as plain data: who exists, and what happens when. Pure; it draws what is left to chance.
+"""Script: a scenario's timeline as plain data, with random events drawn. Pure.
 
-Second 0 is when everybody who is there from the beginning trains: in a simulation they train from the first instant,
-and real peers take some seconds to start. A scenario may ask that they have learned by then.
-What is drawn depends on ``run.seed`` alone.
+Second 0 is when all initial peers train: simulated peers train from the first instant, real peers need some seconds to
+start. A scenario may also require that they have learned by then. Random draws depend on ``run.seed`` only.
 """
 
 from __future__ import annotations
@@ -12,16 +11,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, Breakage, RealGroup, RealScenario
+from lab.scenario import BOOTSTRAP, Breakage, RealGroup, RealScenario
 
 HORIZON_S = 3600.0
-"""Where a scenario without run.seconds goes on being drawn. A guess: a testnet takes minutes."""
-MOST_OCCUPANTS = 50
-"""Peers in one place, one after the other."""
+"""Time up to which a scenario without run.seconds is drawn. Guess: a testnet takes minutes; the longest lab run would
+settle it."""
+MAX_PEERS_PER_HOST = 50
+"""Peers on one host, one after the other."""
 
 
-class Do(StrEnum):
-    """What can happen to somebody."""
+class ActKind(StrEnum):
+    """Kind of act."""
 
     START = "starts"
     STOP = "is asked to leave"
@@ -41,150 +41,159 @@ class Do(StrEnum):
     TURN_AWAY = "is not invited"
 
 
-BREAKS: Mapping[Breakage, tuple[Do, Do | None]] = {
-    "disk_full": (Do.FILL, Do.DRAIN),
-    "read_only": (Do.LOCK, Do.UNLOCK),
-    "no_descriptors": (Do.EXHAUST, Do.RELIEVE),
-    "daemon_dies": (Do.LOSE_DAEMON, None),
+TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {
+    "disk_full": (ActKind.FILL, ActKind.DRAIN),
+    "read_only": (ActKind.LOCK, ActKind.UNLOCK),
+    "no_descriptors": (ActKind.EXHAUST, ActKind.RELIEVE),
+    "daemon_dies": (ActKind.LOSE_DAEMON, None),
 }
-"""How each trouble begins, and how it ends."""
+"""Acts that begin and end each trouble."""
 
 
-def told(who: str, do: str) -> str:
-    """``home-1 is killed``, ``the network falls apart``."""
-    return do if do in (Do.PART, Do.HEAL) else f"{who} {do}"
+def describe(who: str, kind: str) -> str:
+    """Describe an act: ``home-1 is killed``, ``the network falls apart``."""
+    return kind if kind in (ActKind.PART, ActKind.HEAL) else f"{who} {kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing that happens."""
+    """One event of the timeline."""
 
     at_s: float
-    do: Do
+    kind: ActKind
     who: str
-    """A part's name, or ``BOOTSTRAP``; of partitions their place in the scenario."""
+    """Name of a peer, or ``BOOTSTRAP``; for partitions their index in the scenario."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One peer that the scenario has."""
+class ScriptedPeer:
+    """One peer of the scenario."""
 
     name: str
     group: str
     settings: RealGroup
     host: str
-    """The computer it runs on: who comes in another's place has the same line."""
+    """Host that it runs on: a peer that replaces another has the same link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Everybody, and everything that happens, in order. Who starts at second 0 has no act for that."""
+    """All peers and acts, in order. Peers that start at second 0 have no act for that."""
 
-    parts: tuple[Part, ...]
+    peers: tuple[ScriptedPeer, ...]
     first: tuple[str, ...]
-    """Who is there from the beginning."""
+    """Initial peers."""
     acts: tuple[Act, ...]
     bootstraps: tuple[str, ...] = (BOOTSTRAP,)
-    """In the order in which they start."""
+    """Bootstraps in the order of their starts."""
     waits_for_learning: bool = False
-    """Second 0 is when all who are there from the beginning have learned."""
+    """Whether second 0 is when all initial peers have learned."""
 
     @property
     def churning(self) -> frozenset[str]:
-        """Who goes or comes for the sake of churn alone, which ends when somebody has done the whole run."""
-        return frozenset(part.name for part in self.parts if part.settings.leaves_every_s is not None)
+        """Peers that leave or come only for churn, which ends when a peer has completed the run."""
+        return frozenset(peer.name for peer in self.peers if peer.settings.leaves_every_s is not None)
 
     @property
-    def hosts(self) -> dict[str, Part]:
-        """The computers, each with the first who runs there."""
-        found: dict[str, Part] = {}
-        for part in self.parts:
-            found.setdefault(part.host, part)
+    def hosts(self) -> dict[str, ScriptedPeer]:
+        """Hosts, each with its first peer."""
+        found: dict[str, ScriptedPeer] = {}
+        for peer in self.peers:
+            found.setdefault(peer.host, peer)
         return found
 
-    def seats(self, group: str) -> list[str]:
-        """The hosts of a group."""
-        return [host for host, part in self.hosts.items() if part.group == group]
+    def hosts_of(self, group: str) -> list[str]:
+        """Return the hosts of a group."""
+        return [host for host, peer in self.hosts.items() if peer.group == group]
 
 
-def written(scenario: RealScenario) -> Script:
-    """The script of a scenario."""
-    parts: list[Part] = []
+def script_of(scenario: RealScenario) -> Script:
+    """Return the script of a scenario."""
+    peers: list[ScriptedPeer] = []
     acts: list[Act] = []
     end_s = scenario.run.seconds or HORIZON_S
     for (name, _), group in zip(scenario.named(), scenario.peers, strict=True):
         for number in range(1, group.count + 1):
             host = f"{name}-{number}"
-            _write_seat(parts, acts, host, (name, number), group, scenario.run.seed, end_s)
+            _add_host(peers, acts, host, (name, number), group, scenario.run.seed, end_s)
     for place, partition in enumerate(scenario.partitions):
-        acts.append(Act(partition.at_s, Do.PART, str(place)))
-        acts.append(Act(partition.at_s + partition.for_s, Do.HEAL, str(place)))
+        acts.append(Act(partition.at_s, ActKind.PART, str(place)))
+        acts.append(Act(partition.at_s + partition.for_s, ActKind.HEAL, str(place)))
     bootstrap = scenario.bootstrap
     if bootstrap.dies_at_s is not None:
-        acts.append(Act(bootstrap.dies_at_s, Do.KILL, BOOTSTRAP))
+        acts.append(Act(bootstrap.dies_at_s, ActKind.KILL, BOOTSTRAP))
         if bootstrap.returns_after_s is not None:
-            acts.append(Act(bootstrap.dies_at_s + bootstrap.returns_after_s, Do.START, BOOTSTRAP))
-    first = tuple(act.who for act in acts if act.do is Do.START and act.at_s <= 0)
-    later = [act for act in acts if not (act.do is Do.START and act.at_s <= 0)]
+            acts.append(Act(bootstrap.dies_at_s + bootstrap.returns_after_s, ActKind.START, BOOTSTRAP))
+    first = tuple(act.who for act in acts if act.kind is ActKind.START and act.at_s <= 0)
+    later = [act for act in acts if not (act.kind is ActKind.START and act.at_s <= 0)]
     names = (BOOTSTRAP, *(f"{BOOTSTRAP}-{number}" for number in range(2, bootstrap.count + 1)))
     later.sort(key=lambda act: act.at_s)
-    return Script(tuple(parts), first, tuple(later), names, scenario.begins == "learned")
+    return Script(tuple(peers), first, tuple(later), names, scenario.begins == "learned")
 
 
-def _write_seat(
-    parts: list[Part], acts: list[Act], host: str, place: tuple[str, int], group: RealGroup, seed: int, end_s: float
+def _add_host(
+    peers: list[ScriptedPeer],
+    acts: list[Act],
+    host: str,
+    place: tuple[str, int],
+    group: RealGroup,
+    seed: int,
+    end_s: float,
 ) -> None:
-    """All who live on one computer, one after the other, and what happens to them. ``place``: in which group, and the
-    how manieth."""
+    """Append the peers of one host, which run one after the other, and their acts.
+
+    Args:
+        place: name of the group, and the host's number in it.
+    """
     name, number = place
-    # The same draw as the simulator's, for the same reason: the same scenario is the same story.
+    # Draws as the simulator does, so that a scenario has the same timeline there.
     share = Random(f"{seed}/{host}/arrival").random() if group.arrives_over_s else 0.0
     arrives = group.arrives_at_s + share * group.arrives_over_s
-    part = Part(host, name, group, host)
-    parts.append(part)
-    for life in range(1, MOST_OCCUPANTS + 1):
-        acts.append(Act(arrives, Do.START, part.name))
+    peer = ScriptedPeer(host, name, group, host)
+    peers.append(peer)
+    for life in range(1, MAX_PEERS_PER_HOST + 1):
+        acts.append(Act(arrives, ActKind.START, peer.name))
         leaves = _leaves(group, number, arrives, life, Random(f"{seed}/{host}/{life}/stay"))
         until = end_s if leaves is None else leaves
-        acts += _naps(group, part.name, arrives, until)
-        acts += _troubles(group, part.name, arrives, until)
+        acts += _freezes(group, peer.name, arrives, until)
+        acts += _troubles(group, peer.name, arrives, until)
         if group.banned_at_s is not None and arrives <= group.banned_at_s < until:
-            acts.append(Act(group.banned_at_s, Do.BAN, part.name))
+            acts.append(Act(group.banned_at_s, ActKind.BAN, peer.name))
         if leaves is None or leaves > end_s:
             return
-        acts.append(Act(leaves, Do.KILL if group.leaves == "killed" else Do.STOP, part.name))
+        acts.append(Act(leaves, ActKind.KILL if group.leaves == "killed" else ActKind.STOP, peer.name))
         if group.returns_after_s is None:
             return
         arrives = leaves + group.returns_after_s
-        if group.returns == "anew" and life < MOST_OCCUPANTS:
-            part = Part(f"{host}.{life + 1}", name, group, host)
-            parts.append(part)
+        if group.returns == "anew" and life < MAX_PEERS_PER_HOST:
+            peer = ScriptedPeer(f"{host}.{life + 1}", name, group, host)
+            peers.append(peer)
 
 
 def _leaves(group: RealGroup, number: int, arrives: float, life: int, random: Random) -> float | None:
-    if group.leaves_at_s is not None and group.leaves_every_s is not None:  # in turn, again and again
+    if group.leaves_at_s is not None and group.leaves_every_s is not None:  # in turn, repeatedly
         return group.leaves_at_s + group.leaves_every_s * (number - 1 + (life - 1) * group.count)
     if group.leaves_at_s is not None:
         return group.leaves_at_s if life == 1 else None
     return None if group.stays_s is None else arrives + random.expovariate(1.0 / group.stays_s)
 
 
-def _naps(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequence[Act]:
-    """Of the freezes those that find it there; who leaves asleep is not woken for it."""
+def _freezes(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequence[Act]:
+    """Return acts for the suspensions that begin while the peer runs; a peer that leaves meanwhile is not resumed."""
     acts = []
     for freeze in group.freezes:
         if arrives <= freeze.at_s < leaves:
-            acts.append(Act(freeze.at_s, Do.FREEZE, who))
+            acts.append(Act(freeze.at_s, ActKind.FREEZE, who))
             if freeze.at_s + freeze.for_s < leaves:
-                acts.append(Act(freeze.at_s + freeze.for_s, Do.THAW, who))
+                acts.append(Act(freeze.at_s + freeze.for_s, ActKind.THAW, who))
     return acts
 
 
 def _troubles(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequence[Act]:
-    """Of the troubles those that find it there."""
+    """Return acts for the troubles that begin while the peer runs."""
     acts = []
     for trouble in group.troubles:
-        breaks, mends = BREAKS[trouble.what]
+        breaks, mends = TROUBLE_ACTS[trouble.what]
         if arrives <= trouble.at_s < leaves:
             acts.append(Act(trouble.at_s, breaks, who))
             if mends is not None and trouble.for_s is not None and trouble.at_s + trouble.for_s < leaves:

@@ -1,104 +1,115 @@
-"""Where a scenario is acted out: on the loopback of this machine, or on hosts in network namespaces.
+"""Stages: where a scenario's processes run. The loopback of this machine, or hosts in network namespaces.
 
-(Or in containers: ``lab.containers``.)
+``lab.containers`` is the third stage.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from lab.freezing import Suspend, family
+from lab.freezing import Suspend, process_tree
 from lab.hosts import Access, Network
+from lab.scenario import BOOTSTRAP, Partition, RealGroup
 from lab.script import Script
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, Partition, RealGroup
+from p2ptrain.base.errors import UserError
+from p2ptrain.page.listen_address import LOOPBACK, ListenAddress, check_listen_address, listener_at
 from peer.testnet.processes import Wrap
 
 StageName = Literal["local", "namespaces", "docker"]
 
+TOKEN = "P2PTRAIN_PAGE_TOKEN"
+"""Variable that bootstraps read, so that the page's address stays the same when its bootstrap restarts."""
+HOSTS = "P2PTRAIN_PAGE_HOSTS"
+"""Variable that bootstraps read: host names at which the page opens."""
+OWN_NAMES = f"{LOOPBACK},localhost"
 
-class Sleep(Protocol):
-    """Somebody is asleep."""
+
+class Suspension(Protocol):
+    """Suspended peer."""
 
     def end(self) -> None:
-        """Wake up. Safe to call twice. In a thread, as ``Stage.nap``; raises DeviceError where it sleeps on."""
+        """Resume it. May be called twice and in a thread. Raises DeviceError if it stays suspended."""
         ...
 
 
 class Stage(Protocol):
-    """What the conductor needs of it."""
+    """What the conductor needs of a stage."""
 
     arguments: Sequence[str]
-    """For every process that it starts here."""
+    """Arguments of every process on this stage."""
 
     @property
     def page(self) -> Sequence[str]:
-        """For the first bootstrap: where it shows the swarm; none: nowhere."""
+        """Arguments by which the first bootstrap shows the swarm; empty for no page."""
         ...
 
     def inside(self, host: str, who: str) -> Wrap:
-        """Where the processes of somebody on this host run."""
+        """Return the wrapper that runs a command on a host."""
         ...
 
     def started(self, who: str, settings: RealGroup | None) -> None:
-        """Somebody's first process was started; None: a bootstrap's."""
+        """Prepare a peer whose process was started; None for a bootstrap."""
         ...
 
-    def left(self) -> int:
-        """What is still there of everybody and is no process of this system."""
+    def count_left(self) -> int:
+        """Count what remains besides processes of this system."""
         ...
 
     def kill(self, who: str, pid: int) -> None:
-        """As when the power fails: all of somebody's processes, of which ``pid`` was started here, at once.
+        """Kill all processes of a peer at once, as a power failure does; ``pid`` is the one that was started here.
 
-        Called in a thread, where it may take its time. Raises DeviceError where they live on.
+        Called in a thread and may block. Raises DeviceError if they live on.
         """
         ...
 
-    def nap(self, who: str, pid: int) -> Sleep:
-        """All of them stop until the end of the nap. In a thread, as ``kill``; raises DeviceError where they go on."""
+    def suspend(self, who: str, pid: int) -> Suspension:
+        """Suspend all processes of a peer. Called in a thread and may block. Raises DeviceError if they keep
+        running.
+        """
         ...
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
-        """Nothing passes a sleeping host's line."""
+    def cut_link(self, host: str, is_cut: bool) -> None:
+        """Cut or restore the link of a suspended host."""
         ...
 
-    def parts(self, key: str) -> None:
-        """The network falls apart as this partition says."""
+    def partition(self, key: str) -> None:
+        """Begin a partition of the scenario."""
         ...
 
-    def heals(self, key: str) -> None:
-        """That is over."""
+    def heal(self, key: str) -> None:
+        """End a partition."""
         ...
 
     def close(self) -> None: ...
 
 
-class OwnProcesses:
-    """Everybody's processes are this system's."""
+class LocalProcesses:
+    """Stage whose processes belong to this system."""
 
     page: Sequence[str] = ()
 
     def started(self, who: str, settings: RealGroup | None) -> None:
-        """Lines are made before anybody starts."""
+        """Do nothing: links are made before any process starts."""
 
-    def left(self) -> int:
+    def count_left(self) -> int:
         return 0
 
     def kill(self, who: str, pid: int) -> None:
-        for each in family(pid):
+        for each in process_tree(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
 
-    def nap(self, who: str, pid: int) -> Sleep:
-        return Suspend(family(pid))
+    def suspend(self, who: str, pid: int) -> Suspension:
+        return Suspend(process_tree(pid))
 
 
-class Loopback(OwnProcesses):
-    """Everybody on 127.0.0.1, without lines."""
+class Loopback(LocalProcesses):
+    """Stage ``local``: all processes on 127.0.0.1, without links."""
 
     arguments: Sequence[str] = ("--local",)
 
@@ -108,20 +119,20 @@ class Loopback(OwnProcesses):
     def inside(self, host: str, who: str) -> Wrap:
         return lambda *command: command
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
-        """Its processes are frozen; a loopback has no line to cut."""
+    def cut_link(self, host: str, is_cut: bool) -> None:
+        """Do nothing: the loopback has no link to cut."""
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         raise AssertionError("plan.check refuses partitions here")
 
-    heals = parts
+    heal = partition
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Do nothing."""
 
 
-class Namespaces(OwnProcesses):
-    """Each peer and the bootstrap on a host of its own."""
+class Namespaces(LocalProcesses):
+    """Stage ``namespaces``: each peer and bootstrap on its own host."""
 
     arguments: Sequence[str] = ()
 
@@ -132,8 +143,8 @@ class Namespaces(OwnProcesses):
         try:
             for name in script.bootstraps:
                 self._network.add(name)
-            for number, (host, part) in enumerate(script.hosts.items()):
-                self._network.add(host, access(part.settings), seed + number)
+            for number, (host, peer) in enumerate(script.hosts.items()):
+                self._network.add(host, access_of(peer.settings), seed + number)
         except BaseException:
             self._network.close()
             raise
@@ -141,30 +152,60 @@ class Namespaces(OwnProcesses):
     def inside(self, host: str, who: str) -> Wrap:
         return self._network.hosts[host].inside
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
-        self._network.cut(host, is_asleep)
+    def cut_link(self, host: str, is_cut: bool) -> None:
+        self._network.cut(host, is_cut)
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         sides = self._partitions[int(key)].sides
-        self._network.part(int(key), [members(side, self._script.seats) for side in sides])
+        self._network.partition(int(key), [hosts_on_side(side, self._script.hosts_of) for side in sides])
 
-    def heals(self, key: str) -> None:
+    def heal(self, key: str) -> None:
         self._network.heal(int(key))
 
     def close(self) -> None:
         self._network.close()
 
 
-def access(group: RealGroup) -> Access:
-    """The line of one of these peers."""
+def access_of(group: RealGroup) -> Access:
+    """Return the access link of a group's peers."""
     return Access(group.up_mbit_s, group.down_mbit_s, group.latency_s, group.packet_loss, group.router)
 
 
 def own_latency(group: RealGroup) -> float:
-    """What the scenario says itself, for stages that have no lines but those that are asked for; else none."""
+    """Return the latency if the scenario sets it, else 0; for stages whose links have no default latency."""
     return group.latency_s if "latency_s" in group.model_fields_set else 0.0
 
 
-def members(side: Sequence[str], seats: Callable[[str], list[str]]) -> list[str]:
-    """The hosts on one side of a partition."""
-    return [host for name in side for host in ([BOOTSTRAP] if name == BOOTSTRAP else seats(name))]
+def hosts_on_side(side: Sequence[str], hosts_of: Callable[[str], list[str]]) -> list[str]:
+    """Return the hosts on one side of a partition."""
+    return [host for name in side for host in ([BOOTSTRAP] if name == BOOTSTRAP else hosts_of(name))]
+
+
+def page_argument(page: str, stage: StageName) -> str:
+    """Return the page argument for this stage: ``page``, on stage docker a port of this computer, or empty for no page.
+
+    Raises UserError if the stage cannot show a page there.
+    """
+    if not page:
+        return ""
+    if stage == "namespaces":
+        raise UserError(
+            "Stage namespaces cannot show a page: no link leads out of it.",
+            "Leave out --page, or take --stage docker or --stage local.",
+        )
+    place = ListenAddress.parse(page)
+    if stage == "local":
+        check_listen_address(place)
+        return page
+    if place.host not in (LOOPBACK, "localhost"):
+        raise UserError(
+            "On stage docker the page is only published at 127.0.0.1.",
+            "Give a port, such as --page 8080. From another computer: ssh -L 8080:127.0.0.1:8080 HOST.",
+        )
+    with listener_at(ListenAddress(LOOPBACK, place.port)) as listener:
+        return str(listener.getsockname()[1])
+
+
+def page_token() -> str:
+    """Return the owner's page token, or a random one."""
+    return os.environ.get(TOKEN) or secrets.token_urlsafe(18)

@@ -11,9 +11,7 @@ that comes back, a newer p2ptrain). Then nothing is loaded, because continuing f
 remove it.
 
 Replacing a checkpoint of the same step takes two renames: the old one away, the new one into its place. In between, the
-old one is still found under its new name.
-
-One process at a time writes to a directory, because the peer's home is locked.
+old one is still found under its new name. One process at a time writes, because the peer's home is locked.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -37,6 +34,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import p2ptrain
+from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
 
 FORMAT = 1
@@ -128,7 +126,7 @@ class Checkpoints:
             temporary.rename(target)
             self._torn.discard(step)
             self._whole.add(step)
-            _sync(directory)
+            files.sync(directory)
             self._prune(step)
             _remove_leftovers(directory)
         except (OSError, SafetensorError) as error:
@@ -136,7 +134,7 @@ class Checkpoints:
                 _put_back(directory)
             shutil.rmtree(temporary, ignore_errors=True)
             raise HomeError(
-                f"the checkpoint could not be saved in {directory}: {plainly(error)}",
+                f"{directory} cannot be written: {plainly(error)}.",
                 "Free space on that disk or make it writable. Earlier checkpoints are unchanged.",
             ) from error
         return target
@@ -189,7 +187,7 @@ def _look(directory: Path) -> tuple[Found, set[int]]:
 
 def _write_files(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
     save_file({name: _own_memory(tensor) for name, tensor in tensors.items()}, directory / TENSORS)
-    _sync(directory / TENSORS)
+    files.sync(directory / TENSORS)
     document = {
         **state,
         "format": FORMAT,
@@ -198,8 +196,8 @@ def _write_files(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[
     }
     document["digest"] = _document_digest(document)
     (directory / STATE).write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    _sync(directory / STATE)
-    _sync(directory)
+    files.sync(directory / STATE)
+    files.sync(directory)
 
 
 def _load(path: Path) -> Checkpoint:
@@ -264,18 +262,8 @@ def _put_back(directory: Path) -> None:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """Remove checkpoints that a killed process left incomplete."""
     for path in directory.glob(f"{_TEMPORARY_PREFIX}*"):
         shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file's or directory's content to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def plainly(error: Exception) -> str:

@@ -132,7 +132,7 @@ def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:
     if platform not in ("linux", "darwin"):
         return UserError(
             f"p2ptrain runs on Linux and macOS, and this is {platform}.",
-            "On Windows, run it in WSL 2.",
+            "Run it in WSL 2 on Windows.",
         )
     return None
 
@@ -162,7 +162,6 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
 
 
 def main() -> NoReturn:
-    """Entry point of ``p2ptrain``."""
     run_command(cli, name="p2ptrain")
 
 

@@ -39,7 +39,6 @@ presence record carries one."""
 MAX_IDENTIFIER_CHARS = 64
 """Maximum length of a RunId or a peer id on the wire."""
 DIGEST_BYTES = 32
-"""Length of a BLAKE3 digest."""
 
 # --- Frames -----------------------------------------------------------------------------------------------------
 
@@ -89,12 +88,12 @@ def encode_header(kind: int, length: int) -> bytes:
 def decode_header(header: bytes) -> tuple[int, int]:
     """Return a header's kind and body length. Raises RemoteError if it is invalid."""
     if len(header) != HEADER_BYTES:
-        raise RemoteError(f"a frame header of {len(header)} bytes instead of {HEADER_BYTES}")
+        raise RemoteError(f"expected a frame header of {HEADER_BYTES} bytes, got {len(header)}")
     magic, kind, length = _HEADER.unpack(header)
     if magic != MAGIC and not (kind in OF_EVERY_VERSION and magic & 0xF0 == 0xA0):
-        raise RemoteError(f"a frame begins with 0x{magic:02x} instead of 0x{MAGIC:02x}")
+        raise RemoteError(f"expected a frame that begins with 0x{MAGIC:02x}, got 0x{magic:02x}")
     if length > MAX_BODY_BYTES.get(kind, -1):
-        raise RemoteError(f"a frame of kind {kind} with {length} bytes")
+        raise RemoteError(f"expected a frame of a known kind and length, got kind {kind} with {length} bytes")
     return kind, length
 
 
@@ -112,5 +111,5 @@ def encode_part_end(end: PartEnd) -> bytes:
 
 def decode_part_end(body: bytes) -> PartEnd:
     if len(body) != _PART_END.size:
-        raise RemoteError(f"a part ends with {len(body)} bytes instead of {_PART_END.size}")
+        raise RemoteError(f"expected a part end of {_PART_END.size} bytes, got {len(body)}")
     return PartEnd(*_PART_END.unpack(body))

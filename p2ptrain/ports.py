@@ -1,4 +1,4 @@
-"""Ports between the layers: small protocols, each with a real implementation and a fake that ships beside it.
+"""Ports between the layers: small interfaces, each with a real implementation and a fake that ships beside it.
 
 =============  ==============================  =================================
 port           real                            fake
@@ -13,10 +13,12 @@ Notebook       telemetry.EventLog              telemetry.MemoryLog
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm import Presence
 
 if TYPE_CHECKING:
@@ -66,19 +68,51 @@ class StepResult(Protocol):
     def tokens(self) -> int: ...
 
 
-class Link(Protocol):
-    """Two-way stream of frames to one partner. Any call may raise NetworkError or RemoteError, nothing else."""
+class Link(ABC):
+    """Two-way stream of frames to one partner. Any call may raise NetworkError or RemoteError, nothing else.
+
+    An implementation defines ``send``, ``receive`` and ``close``; the other methods have plain forms here.
+    """
 
     peer: PeerId
 
+    @abstractmethod
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         """Send one frame; return when the transport has taken it (back-pressure)."""
 
+    @abstractmethod
     async def receive(self) -> tuple[int, bytes]:
         """Return the next frame's kind and body. Raises RemoteError on an invalid frame, NetworkError at the end."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Close both directions. Safe to call twice."""
+
+    async def wait_for_frame(self) -> None:
+        """Wait until the next frame begins, without consuming it. Plain form: do not wait."""
+        return
+
+    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+        """Receive a frame's body into the front of the buffer; return its kind and length. Plain form: with a copy.
+
+        Raises RemoteError if the body does not fit.
+        """
+        kind, body = await self.receive()
+        if len(body) > len(buffer):
+            raise RemoteError(f"expected a frame of at most {len(buffer)} bytes, got {len(body)}")
+        buffer[: len(body)] = body
+        return kind, len(body)
+
+    async def open_parallel(self, size_bytes: int) -> Sequence[Link]:
+        """Return further streams for one payload of that size each way, in one order on both sides. Plain form: none.
+
+        Both sides call this at the same point of the conversation; ``close`` closes the streams too.
+        """
+        return ()
+
+    def record_transfer(self, size_bytes: int, seconds: float) -> None:
+        """Record the size and time of a received payload. Plain form: do nothing."""
+        return
 
 
 class Transport(Protocol):
@@ -112,5 +146,3 @@ class Notebook(Protocol):
 
 Clock = Callable[[], float]
 """Seconds on a monotonic clock with an arbitrary zero."""
-
-__all__ = ["Clock", "Directory", "InnerTask", "Link", "LinkId", "Notebook", "StepResult", "Transport"]

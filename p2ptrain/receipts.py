@@ -61,19 +61,15 @@ class Receipt:
     served: int
     """Weight bytes that the peer sent the partner as its donor."""
     signature: bytes = b""
-    """Signature of the peer."""
     countersignature: bytes = b""
-    """Signature of the partner."""
 
     def numbers(self) -> list[Any]:
         return [getattr(self, each.name) for each in fields(self)[:-2]]
 
     def signed(self, run: RunId, sign: Sign) -> Receipt:
-        """Return a copy with the peer's signature."""
         return replace(self, signature=sign(CLAIM, [run, *self.numbers()]))
 
     def countersigned(self, run: RunId, sign: Sign) -> Receipt:
-        """Return a copy with the partner's signature."""
         return replace(self, countersignature=sign(AGREEMENT, [run, *self.numbers()]))
 
     def is_claimed(self, run: RunId) -> bool:
@@ -105,7 +101,7 @@ class Receipt:
                 and is_blob(signature, SIGNATURE_BYTES)
             ):
                 return cls(*raw)
-        raise RemoteError("expected a receipt")
+        raise RemoteError("expected a receipt, got something else")
 
 
 def _signed(peer: PeerId, signature: bytes, purpose: bytes, said: list[Any]) -> bool:
@@ -130,11 +126,10 @@ class PendingReceipt:
     received: int = 0
     served: int = 0
 
-    def add(self, exchanges: int, sent: int, received: int, served: int) -> None:
-        self.exchanges += exchanges
+    def add(self, sent: int, received: int) -> None:
+        self.exchanges += 1
         self.sent += sent
         self.received += received
-        self.served += served
 
     def less(self, receipt: Receipt) -> PendingReceipt:
         return PendingReceipt(
@@ -187,18 +182,17 @@ class Book:
         self._accounts: BoundedDict[PeerId, _PartnerReceipts] = BoundedDict(MAX_PARTNERS)
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
-        """Count a committed exchange."""
         account = self._account(partner, now)
-        account.ours.add(1, sent, received, 0)
-        account.theirs.add(1, received, sent, 0)
+        account.ours.add(sent, received)
+        account.theirs.add(received, sent)
 
     def served(self, partner: PeerId, size: int, now: float) -> None:
         """Count weights that this peer gave to the partner."""
-        self._account(partner, now).ours.add(0, 0, 0, size)
+        self._account(partner, now).ours.served += size
 
     def was_served(self, partner: PeerId, size: int, now: float) -> None:
         """Count weights that the partner gave to this peer."""
-        self._account(partner, now).theirs.add(0, 0, 0, size)
+        self._account(partner, now).theirs.served += size
 
     def claim(self, step: int, tokens: int, now: float, sign: Sign) -> Receipt | None:
         """Return the next claim, for the partner asked longest ago; None if there is nothing to claim."""
@@ -255,8 +249,7 @@ class Book:
                 account.give_up(now)
 
     def judge(self, claim: Receipt, speaker: PeerId, now: float) -> Objection | None:
-        """Check a partner's claim; None means countersign it, and then it is subtracted from what the partner may
-        claim.
+        """Check a partner's claim. None: countersign it; the partner may then claim that much less.
 
         A repeated claim whose answer was lost is countersigned again.
         """
@@ -301,14 +294,23 @@ class Total:
     faulty: dict[str, int] = field(default_factory=dict)
     """Receipts that do not count: how many for each reason."""
 
+    def add(self, receipt: Receipt) -> None:
+        self.receipts += 1
+        self.exchanges += receipt.exchanges
+        self.sent += receipt.sent
+        self.received += receipt.received
+        self.served += receipt.served
+        self.tokens = max(self.tokens, receipt.tokens)
+        self.first = min(self.first or receipt.since, receipt.since)
+        self.last = max(self.last, receipt.until)
+        self.partners[receipt.partner] = self.partners.get(receipt.partner, 0) + receipt.exchanges
+
     def reject(self, why: str) -> None:
         self.faulty[why] = self.faulty.get(why, 0) + 1
 
 
 def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
-    """Check every receipt of one peer and add up the valid ones; receipts of one partner never count the same time
-    twice.
-    """
+    """Check one peer's receipts and add up the valid ones; those of one partner never count the same time twice."""
     result = Total()
     until: dict[PeerId, int] = {}
     for receipt in sorted(receipts, key=lambda each: (each.until, each.since)):
@@ -322,24 +324,11 @@ def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
             result.reject("its time is already counted")
         else:
             until[receipt.partner] = receipt.until
-            _count(result, receipt)
+            result.add(receipt)
     return result
 
 
-def _count(result: Total, receipt: Receipt) -> None:
-    result.receipts += 1
-    result.exchanges += receipt.exchanges
-    result.sent += receipt.sent
-    result.received += receipt.received
-    result.served += receipt.served
-    result.tokens = max(result.tokens, receipt.tokens)
-    result.first = min(result.first or receipt.since, receipt.since)
-    result.last = max(result.last, receipt.until)
-    result.partners[receipt.partner] = result.partners.get(receipt.partner, 0) + receipt.exchanges
-
-
 def to_json(receipt: Receipt) -> dict[str, Any]:
-    """Convert a receipt to JSON values."""
     signatures = {"signature": receipt.signature.hex(), "countersignature": receipt.countersignature.hex()}
     return asdict(receipt) | signatures
 
@@ -350,4 +339,4 @@ def from_json(entry: Mapping[str, Any]) -> Receipt:
         raw = [entry[each.name] for each in fields(Receipt)]
         return Receipt.read([*raw[:-2], *map(bytes.fromhex, raw[-2:])])
     except (KeyError, TypeError, ValueError):
-        raise RemoteError("expected a receipt") from None
+        raise RemoteError("expected a receipt, got something else") from None

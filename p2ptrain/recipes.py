@@ -63,19 +63,12 @@ class Recipe:
     """One set of answers; pure data, interpreted by the trainer, the protocol core and the simulator."""
 
     name: str
-    """Name in the manifest."""
-
     mixes: tuple[Mix, ...]
     """Averages that peers take; empty: peers train alone."""
 
     outer: OuterForm
-
     source: str
-    """Publication of the method."""
-
     summary: str
-    """Description in one sentence."""
-
     delay: Delay = "none"
 
     every_step: bool = False
@@ -93,7 +86,6 @@ class Recipe:
 
     @property
     def exchanges(self) -> bool:
-        """Whether peers exchange anything."""
         return bool(self.mixes)
 
     @property
@@ -110,11 +102,6 @@ class Recipe:
     def mixes_before_step(self) -> bool:
         """Whether the trainer waits before the outer step, which needs the mixed pseudo-gradient, or after it."""
         return "pseudo_gradient" in self.blocking
-
-    @property
-    def overlapped(self) -> tuple[Stream, ...]:
-        """Streams that are mixed during the inner steps."""
-        return tuple(mix.stream for mix in self.mixes if mix.when == "overlapped")
 
     @property
     def is_random(self) -> bool:
@@ -291,6 +278,3 @@ _ALL = (
 )
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
-"""Recipes by name."""
-
-__all__ = ["RECIPES", "Delay", "Mix", "OuterForm", "Recipe", "Stream", "When", "Who"]

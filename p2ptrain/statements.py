@@ -49,7 +49,7 @@ def packed(fields: object) -> bytes:
 def unpacked(body: bytes, most_bytes: int) -> list[Any]:
     """Parse the result of ``packed``. Raises RemoteError if it is too long or not canonical."""
     if len(body) > most_bytes:
-        raise RemoteError(f"a statement of {len(body)} bytes where {most_bytes} are allowed")
+        raise RemoteError(f"expected a statement of at most {most_bytes} bytes, got {len(body)}")
     try:
         fields = msgpack.unpackb(body, max_array_len=_MAX_ITEMS, max_map_len=0, max_ext_len=0)
         is_ours = type(fields) is list and packed(fields) == body

@@ -80,7 +80,6 @@ def _blob(largest: int) -> _Shape:
 
 
 def is_nickname(text: str) -> bool:
-    """Return whether the text is a valid nickname."""
     return len(text) <= MAX_NICKNAME_CHARS and text.isprintable()
 
 
@@ -170,7 +169,7 @@ _TERMS = _record(
     state=_STATE,
     partners=_integer(MAX_PARTNERS),
     seconds_per_byte=_AMOUNT,
-    max_decrease=_plain(float, lambda x: x >= 0, "a max_decrease >= 0"),
+    max_decrease=_plain(float, lambda x: x >= 0, "a largest decrease >= 0"),
 )
 _FRAGMENTS = _ascending(_several(_integer(MAX_FRAGMENT_INDEX), MAX_FRAGMENTS))
 _PROTOCOL = _integer(2**16 - 1)
@@ -252,13 +251,13 @@ def trimmed(presence: Presence) -> Presence:
 def _packed(fields: object, most: int) -> bytes:
     body = packed(fields)
     if len(body) > most:
-        raise ValueError(f"{len(body)} bytes where {most} are allowed")
+        raise ValueError(f"expected at most {most} bytes, got {len(body)}")
     return body
 
 
 def _unpacked(body: bytes, most: int) -> object:
     if len(body) > most:
-        raise RemoteError(f"{len(body)} bytes where {most} are allowed")
+        raise RemoteError(f"expected at most {most} bytes, got {len(body)}")
     try:
         raw: object = msgpack.unpackb(
             body,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
 from p2ptrain.admission.author import RULINGS_FILE, author_of, load_access_list
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.clock import CLOCK_SKEW_S, steady
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
@@ -33,22 +34,19 @@ from peer.home import Home
 from peer.manifest_fetch import PAUSE_S
 from peer.network import Connection
 
-BADGE_FILE = "badge"
+CERTIFICATE_FILE = "badge"
 MOST_ASKED = 4
 """Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
-
-Guess: how often the first nodes have an outdated access list or are gone.
-"""
+Guess: how often the first nodes have an outdated access list or are gone."""
 _CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
 """Refusals by one invite issuer that another issuer may lift."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
-"""Refusals that a new certificate lifts."""
 
 
 class AdmissionClient:
     """Admission of one peer to one run. ``gate`` is None if the run is open.
 
-    ``enter`` runs in the network loop before anything else of the run, ``tending`` for as long as the peer runs.
+    ``enter`` runs in the network loop before anything else of the run, ``updating`` for as long as the peer runs.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class AdmissionClient:
         self._signed = signed
         self._me = me
         self._notebook = notebook
-        self._why: Refusal | None = None
+        self._refusal: Refusal | None = None
         self.gate = gate_of(home, signed)
 
     def transport(self, over: Transport | None = None) -> Transport:
@@ -97,11 +95,11 @@ class AdmissionClient:
         return steady() + min(left, PRESENCE_LIFETIME_S)
 
     @property
-    def standing(self) -> str:
+    def status(self) -> str:
         """Whether the run admits this peer, or why not, in a few words; empty in an open run. Safe from any thread."""
         if self.gate is None:
             return ""
-        why = self._why
+        why = self._refusal
         return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why}. {remedy(why, self._me)}"
 
     async def enter(self, link: JoinLink | None) -> None:
@@ -117,20 +115,22 @@ class AdmissionClient:
         gate = self.gate
         if gate is None:
             return
-        ticket = InviteCredential.parse(link.invite, self._signed.run_id, gate.author) if link and link.invite else None
+        credential = (
+            InviteCredential.parse(link.invite, self._signed.run_id, gate.author) if link and link.invite else None
+        )
         self._connection.stand_at(gate)
         await self._connection.serve(ADMISSION_PROTOCOL, LIMITS, AdmissionHandler(gate).answer)
-        pause, longest = PAUSE_S
-        while self._look(gate) is not None:
-            answered = await self._ask_rulings(gate)
-            why = self._look(gate)
-            if why in _CURED_BY_INVITE and ticket is not None:
+        pauses_s = backoff(*PAUSE_S)
+        while self._check(gate) is not None:
+            answered = await self._fetch_access_list(gate)
+            why = self._check(gate)
+            if why in _CURED_BY_INVITE and credential is not None:
                 try:
-                    why = await self._come_in(gate, ticket)
+                    why = await self._request_certificate(gate, credential)
                 except NetworkError as error:
-                    self._notebook.note("no badge", why=str(error), seconds=pause)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, longest)
+                    pause_s = next(pauses_s)
+                    self._notebook.note("no badge", why=str(error), seconds=pause_s)
+                    await asyncio.sleep(pause_s)
                     continue
             elif not answered and not gate.rulings.serial:
                 return  # no access list was found, and it may name us: partners decide
@@ -138,20 +138,20 @@ class AdmissionClient:
                 raise AdmissionError(f"This run does not let this peer in: {why}.", remedy(why, self._me))
 
     @contextlib.asynccontextmanager
-    async def tending(self) -> AsyncIterator[None]:
+    async def updating(self) -> AsyncIterator[None]:
         """Keep our access list and the DHT's in sync while the block runs."""
         if self.gate is None:
             yield
             return
-        shelf = AccessListStore(lambda: self._connection.node.dht, self.gate, self._ruled)
-        task = asyncio.create_task(shelf.run())
+        store = AccessListStore(lambda: self._connection.node.dht, self.gate, self._access_list_changed)
+        task = asyncio.create_task(store.run())
         task.add_done_callback(reporting("the update of the access list"))
         try:
             yield
         finally:
             task.cancel()
 
-    async def _ask_rulings(self, gate: Gate) -> bool:
+    async def _fetch_access_list(self, gate: Gate) -> bool:
         """Ask nodes for the access list until one admits us, as some are outdated; return whether any answered."""
         answered = False
         try:
@@ -161,8 +161,8 @@ class AdmissionClient:
         others = [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))]
         for peer in [each for each in others if each != self._me][:MOST_ASKED]:
             try:
-                if await ask_rulings(self._asking(), peer, node.known.get(peer, ()), gate):
-                    self._ruled()
+                if await ask_rulings(self._admission_transport(), peer, node.known.get(peer, ()), gate):
+                    self._access_list_changed()
             except (NetworkError, RemoteError):  # try the next one, or the DHT later
                 continue
             answered = True
@@ -170,23 +170,20 @@ class AdmissionClient:
                 break
         return answered
 
-    async def _come_in(self, gate: Gate, ticket: InviteCredential) -> Refusal | None:
+    async def _request_certificate(self, gate: Gate, credential: InviteCredential) -> Refusal | None:
         """Ask the invite's issuers for a certificate; return why we are not admitted, or None.
 
         An issuer with a newer access list or a better clock may grant what another refuses. USED_UP is final, so that
-        asking several issuers does not multiply an invite's uses.
-
-        Raises:
-            NetworkError: no issuer answered.
+        asking several issuers does not multiply an invite's uses. Raises NetworkError if no issuer answered.
         """
-        whys: list[str] = []
+        failures: list[str] = []
         refusal: Refusal | None = None
-        for witness in ticket.invite.witnesses:
-            places = self._connection.node.known.get(witness, ())
+        for issuer in credential.invite.witnesses:
+            addresses = self._connection.node.known.get(issuer, ())
             try:
-                made = await come_in(self._asking(), witness, places, ticket, gate, self._me)
+                made = await come_in(self._admission_transport(), issuer, addresses, credential, gate, self._me)
             except (NetworkError, RemoteError) as error:
-                whys.append(str(error))
+                failures.append(str(error))
                 continue
             if made is Refusal.USED_UP:
                 return made
@@ -195,34 +192,37 @@ class AdmissionClient:
                 refusal = refusal or why
                 continue
             gate.badge = made.encode()
-            self._home.write(self._home.path / BADGE_FILE, gate.badge)
-            self._notebook.note("let in", peer=witness, invite=ticket.invite.id)
+            self._home.write(self._home.path / CERTIFICATE_FILE, gate.badge)
+            self._notebook.note("let in", peer=issuer, invite=credential.invite.id)
             return None
-        if refusal is None or (whys and refusal in _CURED_BY_ANOTHER):
-            raise NetworkError("; ".join([*whys, *([] if refusal is None else [refusal])]))
+        if refusal is None or (failures and refusal in _CURED_BY_ANOTHER):
+            raise NetworkError("; ".join([*failures, *([] if refusal is None else [refusal])]))
         return refusal
 
-    def _asking(self) -> Transport:
+    def _admission_transport(self) -> Transport:
         return self._connection.speaking(ADMISSION_PROTOCOL, LIMITS)
 
-    def _ruled(self) -> None:
-        """Save the gate's newer access list and note it."""
+    def _access_list_changed(self) -> None:
         assert self.gate is not None
-        rulings = self.gate.rulings
+        access_list = self.gate.rulings
         try:
-            self._home.write(self._home.path / RULINGS_FILE, rulings.encode())
+            self._home.write(self._home.path / RULINGS_FILE, access_list.encode())
         except HomeError as error:
-            self._notebook.note("not saved", what="the access list", why=error.problem)
-        counts = {"admitted": len(rulings.admitted), "banned": len(rulings.banned), "revoked": len(rulings.revoked)}
-        self._notebook.note("rulings", serial=rulings.serial, **counts)
-        before, why = self._why, self._look(self.gate)
+            self._notebook.note("not saved", what="the access list", why=error.problem.removesuffix("."))
+        counts = {
+            "admitted": len(access_list.admitted),
+            "banned": len(access_list.banned),
+            "revoked": len(access_list.revoked),
+        }
+        self._notebook.note("rulings", serial=access_list.serial, **counts)
+        before, why = self._refusal, self._check(self.gate)
         if why is not None and why is not before:
             self._notebook.note("put out", why=why.value, remedy=remedy(why, self._me))
 
-    def _look(self, gate: Gate) -> Refusal | None:
-        """Return why we are not admitted now, and keep it for ``standing``."""
-        self._why = gate.refusal(self._me, gate.badge, time.time())
-        return self._why
+    def _check(self, gate: Gate) -> Refusal | None:
+        """Return why we are not admitted now, and keep it for ``status``."""
+        self._refusal = gate.refusal(self._me, gate.badge, time.time())
+        return self._refusal
 
 
 def gate_of(home: Home, signed: SignedManifest) -> Gate | None:
@@ -230,8 +230,8 @@ def gate_of(home: Home, signed: SignedManifest) -> Gate | None:
     policy = signed.manifest.admission.policy
     if policy == "open":
         return None
-    rulings = load_access_list(home.path / RULINGS_FILE, signed)
-    return Gate(policy, signed.run_id, author_of(signed), _read(home.path / BADGE_FILE), rulings)
+    access_list = load_access_list(home.path / RULINGS_FILE, signed)
+    return Gate(policy, signed.run_id, author_of(signed), _read(home.path / CERTIFICATE_FILE), access_list)
 
 
 def _read(path: Path) -> bytes:

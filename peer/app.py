@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
-from peer.contributions import Contributions, HearingNotebook, TrainingPosition
+from peer.contributions import Contributions
 from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
 from peer.ledger import Ledger
 from peer.network import Connection, describe_addresses
@@ -58,16 +57,12 @@ CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
 
 
-Disguise = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
+WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
 """Maps an honest peer's environment, its learner and the run's tokens per peer to the environment to use."""
 
 
-def run_peer(options: PeerOptions, disguise: Disguise = lambda shore, learner, progress: shore) -> None:
-    """Run a peer until the run ends or the owner stops it. Raises UserError.
-
-    Args:
-        disguise: changes the environment; for the lab's adversarial peers.
-    """
+def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
+    """Run a peer until the run ends or the owner stops it; ``wrap`` is for the lab's adversaries. Raises UserError."""
     home = _home(options)
     with home.locked(), lossy_output(), logging_installed(), closing(EventLog(home.events)) as log, Screen() as screen:
         file = SettingsFile(home.path)
@@ -76,29 +71,34 @@ def run_peer(options: PeerOptions, disguise: Disguise = lambda shore, learner, p
         device = choose_device(options.device or "auto")
         log.listen(screen.show)
         signals, rates = Signals(), Throttles()
-        hand = OwnerControl(home, file, settings, rates, signals, log)
-        log.listen(hand.hear)
-        with Stopping(signals, log) as stopping, hand, contextlib.ExitStack() as stack, stopping.minding_errors():
+        owner = OwnerControl(home, file, settings, rates, signals, log)
+        log.listen(owner.on_note)
+        with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
-            state = StatusView(identity.peer_id, options.nickname, hand.standing)
-            showing = Sharing(state, hand, options.page, options.share)
-            log.listen(showing.state.hear)
-            showing.open(stack, log)  # before the network starts: the page's port may be taken
-            is_alone = signed is not None and not _exchanges(signed)
-            link = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
+            state = StatusView(identity.peer_id, options.nickname, owner.state)
+            sharing = Sharing(state, owner, options.page, options.share)
+            log.listen(sharing.state.on_note)
+            sharing.open(stack, log)  # before the network starts: the page's port may be taken
+            is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
+            network = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
-                assert link is not None  # a home without a manifest needs a link, hence a network
-                signed = _fetch_manifest(link, options, home)
-            entrance = None if link is None else _enter(link, options, home, signed, log)
+                assert network is not None
+                assert options.link is not None  # _home checked it
+                signed = network.thread.call(network.connection.fetch_manifest(options.link))
+                home.save_manifest(signed)
+            admission = None
+            if network is not None:  # checked before anything costly
+                admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
+                network.thread.call(admission.enter(options.link))
             session = build(options, device, home, identity, signed, log)
-            showing.know(signed, home, session.record, options.local)
+            sharing.set_run(signed, home, session.record, options.local)
             stopping.let_finish(session.record.learner.inbox.wake)
             try:
-                if link is None or entrance is None:
-                    _run_alone(session, signals, hand)
+                if network is None or admission is None:
+                    _run_alone(session, signals, owner)
                 else:
-                    _run_in_swarm(session, signals, hand, link, signed, entrance, showing, disguise)
+                    _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
             except Exception:  # save hours of training, whatever failed
                 session.record.rescue()
                 raise
@@ -140,10 +140,6 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
     return replace(options, device=device, nickname=options.nickname or settings.nickname)
 
 
-def _exchanges(signed: SignedManifest) -> bool:
-    return RECIPES[signed.manifest.outer.recipe].exchanges
-
-
 def _connect(
     stack: contextlib.ExitStack,
     options: PeerOptions,
@@ -153,7 +149,6 @@ def _connect(
     log: EventLog,
     rates: Throttles,
 ) -> NetworkStack:
-    """Start the network; the stack closes it."""
     if options.link is not None:
         run = options.link.run_id
     else:
@@ -186,29 +181,13 @@ def _connect(
         await connection.start()
         await book.begin()
 
-    def close(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(kind: type[BaseException] | None, *_: object) -> None:
         thread.call(connection.close(in_haste=kind is KeyboardInterrupt))  # the owner's second Ctrl+C
 
     stack.push(close)
     thread.call(start())
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
     return NetworkStack(thread, connection, paths, identity, rates)
-
-
-def _fetch_manifest(line: NetworkStack, options: PeerOptions, home: Home) -> SignedManifest:
-    assert options.link is not None
-    signed = line.thread.call(line.connection.fetch_manifest(options.link))
-    home.save_manifest(signed)
-    return signed
-
-
-def _enter(
-    line: NetworkStack, options: PeerOptions, home: Home, signed: SignedManifest, log: EventLog
-) -> AdmissionClient:
-    """Check that the run admits this peer, before anything costly. Raises AdmissionError."""
-    entrance = AdmissionClient(line.connection, home, signed, line.identity.peer_id, log)
-    line.thread.call(entrance.enter(options.link))
-    return entrance
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -220,7 +199,7 @@ def _hooks(record: SessionRecorder) -> Hooks:
     )
 
 
-def _run_alone(session: TrainingSession, signals: Signals, hand: OwnerControl) -> None:
+def _run_alone(session: TrainingSession, signals: Signals, owner: OwnerControl) -> None:
     """Train without a network, for a recipe without exchanges; the events that would end the core end the run."""
     record = session.record
 
@@ -230,36 +209,24 @@ def _run_alone(session: TrainingSession, signals: Signals, hand: OwnerControl) -
 
     record.begin()
     signals.begin.set()
-    hand.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.inbox.wake)))
+    owner.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.inbox.wake)))
     train(record.learner, signals, post, _hooks(record))
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
-
-
-def _contributions(session: TrainingSession, signed: SignedManifest, identity: Identity) -> Contributions:
-    learner = session.record.learner
-    return Contributions(
-        signed.run_id,
-        identity.peer_id,
-        identity.state,
-        Ledger(session.record.home.contributions),
-        lambda: TrainingPosition(learner.step, learner.tokens),
-        session.notebook,
-    )
 
 
 def _run_in_swarm(
     session: TrainingSession,
     signals: Signals,
-    hand: OwnerControl,
-    line: NetworkStack,
+    owner: OwnerControl,
+    network: NetworkStack,
     signed: SignedManifest,
-    entrance: AdmissionClient,
-    showing: Sharing,
-    disguise: Disguise,
+    admission: AdmissionClient,
+    sharing: Sharing,
+    wrap: WrapEnvironment,
 ) -> None:
     record = session.record
     learner = record.learner
-    reins = TrainerControl(signals, learner.inbox.wake)
+    control = TrainerControl(signals, learner.inbox.wake)
 
     def end(_: Future[str]) -> None:
         signals.finished.set()
@@ -270,55 +237,63 @@ def _run_in_swarm(
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
-        connection = line.connection
-        contributions = _contributions(session, signed, line.identity)
+        connection = network.connection
+        contributions = Contributions(
+            signed.run_id,
+            network.identity.peer_id,
+            network.identity.state,
+            Ledger(record.home.contributions),
+            lambda: (learner.step, learner.tokens),
+            record.notebook,
+        )
 
         async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
-            return await entrance.transport(connection.speaking(COPIES_PROTOCOL, COPIES_LIMITS)).open(peer, addresses)
+            return await admission.transport(connection.speaking(COPIES_PROTOCOL, COPIES_LIMITS)).open(peer, addresses)
 
         sizes = learner.payloads.weight_sizes()
-        shore = DriverEnvironment(
-            transport=entrance.transport(),
+        environment = DriverEnvironment(
+            transport=admission.transport(),
             directory=connection,
-            notebook=HearingNotebook(PathNotebook(session.notebook, line.paths), contributions.hear),
+            notebook=PathNotebook(record.notebook, network.paths),
             clock=steady,
             sign=connection.sign,
-            live_until=entrance.live_until,
-            begin_training=reins.begin,
+            live_until=admission.live_until,
+            begin_training=control.begin,
             work=work,
-            gatherer=Downloader(dial, sizes, work, session.notebook, contributions.taken),
+            committed=contributions.exchanged,
+            gatherer=Downloader(dial, sizes, work, record.notebook, contributions.taken),
         )
-        shore = disguise(shore, learner, float(record.tokens_per_peer))
-        copies = WeightServer(
-            learner.payloads, shore.work, time.monotonic, contributions.given, line.rates, entrance.counts
+        environment = wrap(environment, learner, float(record.tokens_per_peer))
+        weight_server = WeightServer(
+            learner.payloads, environment.work, time.monotonic, contributions.given, network.rates, admission.counts
         )
-        shore = replace(shore, copies=copies)
-        attendance = Participation(learner, session.new_core, shore, reins)
-        record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters
+        environment = replace(environment, copies=weight_server)
+        participation = Participation(learner, session.new_core, environment, control)
+        record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
 
         def records() -> list[Presence]:
-            return attendance.live_records(steady())
+            return participation.live_records(steady())
 
-        def asking() -> Transport:
+        def receipt_transport() -> Transport:
             return connection.speaking(RECEIPT_PROTOCOL, RECEIPT_LIMITS)
 
         async def live() -> str:
             await connection.serve_manifest(signed)
             await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
-            await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, entrance.guarded(copies.answer))
-            keeping = asyncio.create_task(connection.keep_cache(records))
-            keeping.add_done_callback(reporting("the peer cache"))
+            await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, admission.guarded(weight_server.answer))
+            cache_task = asyncio.create_task(connection.keep_cache(records))
+            cache_task.add_done_callback(reporting("the peer cache"))
             try:
-                seen = showing.tending(connection, attendance, line.paths)
-                async with entrance.tending(), contributions.gathering(asking), seen:
-                    return await attendance.live()
+                seen = sharing.serving(connection, participation, network.paths)
+                async with admission.updating(), contributions.gathering(receipt_transport), seen:
+                    return await participation.live()
             finally:
-                keeping.cancel()
+                cache_task.cancel()
                 connection.save_cache(records())
 
         record.begin()
-        hand.take(TrainingHandle(record, attendance, reins, lambda: entrance.standing))
-        ended: Future[str] = line.thread.submit(live())
+        owner.take(TrainingHandle(record, participation, control, lambda: admission.status))
+        ended: Future[str] = network.thread.submit(live())
         ended.add_done_callback(end)
-        train(learner, signals, attendance.post, replace(_hooks(record), turned=attendance.turned))
+        train(learner, signals, participation.post, replace(_hooks(record), turned=participation.turned))
         record.why = ended.result()

@@ -37,26 +37,18 @@ from peer.home import Home, cache_directory
 from peer.session_recorder import SessionRecorder
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
-"""Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours.
-
-The standard error is some hundredths of a nat; refused weights are worse than random prediction. It takes 0.3 s for the
-demo model. Guess: the share of good and bad donors' weights that the test refuses.
-"""
+"""Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
+is some hundredths of a nat; refused weights are worse than random prediction. It takes 0.3 s for the demo model. Guess:
+the share of good and bad donors' weights that the test refuses."""
 TOKENIZING_PERIOD_S = 10.0
-"""Seconds between two notes on the progress of tokenizing, which takes up to an hour.
-
-Guess: how long an owner watches a silent terminal before stopping the peer.
-"""
+"""Seconds between two notes on the progress of tokenizing, which takes up to an hour. Guess: how long an owner watches
+a silent terminal before stopping the peer."""
 SAMPLE_TOKENS = 120
-"""Length of the sample text on the page: two lines of bytes, a third of a second of the demo model.
-
-Guess: how much text visitors read.
-"""
+"""Length of the sample text on the page: two lines of bytes, a third of a second of the demo model. Guess: how much
+text visitors read."""
 SAMPLE_LOOKS = 4
-"""Looks for each sample text, which the second one writes: sampling takes as long as the held-out loss.
-
-Guess: how fast sample texts change compared with the loss curve.
-"""
+"""Looks for each sample text, which the second one writes: sampling takes as long as the held-out loss. Guess: how fast
+sample texts change compared with the loss curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,6 @@ class PeerOptions:
     """Options that this machine's owner chose; none changes the algorithm."""
 
     link: JoinLink | None
-    """Join link; None: continue the run of the home."""
     home: Path | None = None
     device: str | None = None
     """None: use the home's settings, as with an empty nickname."""
@@ -80,19 +71,15 @@ class PeerOptions:
     relay: bool = False
     """Relay the traffic of peers that nobody can dial, within limits."""
     page: ListenAddress | None = None
-    """Listen address of this peer's page; None: no page."""
     share: bool = False
     """Share this peer's figures with bootstraps, whatever the settings say."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSession:
-    """The session recorder, its notebook, and a factory of protocol cores."""
-
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    notebook: Notebook
 
 
 def build(
@@ -148,7 +135,7 @@ def build(
         first_loss=first_loss,
         sampler=_sampler(task, corpus.tokenizer),
     )
-    return TrainingSession(new_core, record, log)
+    return TrainingSession(new_core, record)
 
 
 def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:

@@ -27,18 +27,13 @@ CPU_BYTES = 12
 CGROUPS = Path("/sys/fs/cgroup")
 """Directory where Linux shows the memory limits of containers and slices."""
 OWN_CGROUP = Path("/proc/self/cgroup")
-"""File that lists the control groups of this process."""
 
 _ALLOCATOR = "DefaultCPUAllocator"
 """Marker in torch's plain RuntimeError when host memory is exhausted."""
 
 
 def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int | None = None) -> None:
-    """Raise DeviceError if the model cannot fit.
-
-    Args:
-        installed_bytes: memory that this process may use; None: ask the operating system.
-    """
+    """Raise DeviceError if the model cannot fit ``installed_bytes``, or by default what this process may use."""
     parameters = parameter_count(manifest.model)
     shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
     each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if device.type == "cpu" else 0)

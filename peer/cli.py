@@ -136,7 +136,7 @@ def _print_link(home: Path, has_terms: bool) -> None:
         raise HomeError(f"{home} contains no address of its peer.", "Start that peer again; it saves its addresses.")
     if has_terms:
         raise _termless(f"{home} is a peer's home, which cannot make invites")
-    if not _say_if_local(addresses) and not any(is_public(each) or relay_of(each) for each in known.own):
+    if not _warn_if_local(addresses) and not any(is_public(each) or relay_of(each) for each in known.own):
         click.echo(
             "Nobody outside your network can dial this peer: the link works only while a bootstrap named in it runs.",
             err=True,
@@ -148,7 +148,7 @@ def _print_link(home: Path, has_terms: bool) -> None:
     click.echo(str(JoinLink(signed.run_id, addresses)))
 
 
-def _say_if_local(addresses: Sequence[str]) -> bool:
+def _warn_if_local(addresses: Sequence[str]) -> bool:
     from p2ptrain.net.address import is_loopback
 
     is_local = all(map(is_loopback, addresses))
@@ -163,7 +163,7 @@ def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
 
     match signed.manifest.admission.policy:
         case "open":
-            remedy = "The run is open: pass on the link that its bootstrap printed."
+            remedy = "Pass on the link that its bootstrap printed; the run is open."
         case "invite":
             remedy = f"Invite on the machine that has {KEY_FILE}: p2ptrain invite RUN --link LINK_OF_THE_BOOTSTRAP"
         case _:
@@ -184,12 +184,12 @@ def _invite_guests(run: Path, expires: str, uses: int, link: str | None, has_ter
     if is_open:
         author.check_link(run, signed, to)
         click.echo("This run is open: its link admits everybody, for as long as the run lasts.", err=True)
-        _say_if_local(to.addresses)
+        _warn_if_local(to.addresses)
         click.echo(str(to))
         return
     made, issued = author.invite(run, to, author.seconds(expires), uses, time.time())
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires_at))
-    _say_if_local(to.addresses)
+    _warn_if_local(to.addresses)
     click.echo(f"Invite {issued.id}: admits {uses} peer{'s' if uses != 1 else ''} until {until}.", err=True)
     click.echo(str(made))
 
@@ -208,7 +208,7 @@ def admit(run: Path, names: tuple[str, ...]) -> None:
     """
     from p2ptrain.admission import author
 
-    _say_rulings(run, author.admit(run, names, time.time()))
+    _print_access_list(run, author.admit(run, names, time.time()))
 
 
 @click.command(short_help="Ban peers from your run, or revoke an invite.")
@@ -221,20 +221,20 @@ def revoke(run: Path, names: tuple[str, ...]) -> None:
     """
     from p2ptrain.admission import author
 
-    _say_rulings(run, author.revoke(run, names, time.time()))
+    _print_access_list(run, author.revoke(run, names, time.time()))
 
 
-def _say_rulings(run: Path, rulings: AccessList) -> None:
+def _print_access_list(run: Path, access_list: AccessList) -> None:
     from p2ptrain.admission import author
 
     for word, names in (
-        ("admitted", rulings.admitted),
-        ("banned", rulings.banned),
-        ("revoked invite", rulings.revoked),
+        ("admitted", access_list.admitted),
+        ("banned", access_list.banned),
+        ("revoked invite", access_list.revoked),
     ):
         for name in names:
             click.echo(f"{word}: {name}")
-    if not (rulings.admitted or rulings.banned or rulings.revoked):
+    if not (access_list.admitted or access_list.banned or access_list.revoked):
         click.echo("The access list is empty.")
     click.echo(f"A bootstrap that runs on {run} publishes this within seconds; peers follow within a minute.")
     if (run / author.RULINGS_FILE).exists():

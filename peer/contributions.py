@@ -10,9 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
@@ -27,26 +25,17 @@ from peer.ledger import Ledger
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 30.0
-"""Mean seconds between two claims, times a random factor of 0.75 to 1.25: 2 MB of receipts a day.
-
-Guess: the share of contributions that stays unsigned under the churn of a real swarm.
-"""
+"""Mean seconds between two claims, times a random factor of 0.75 to 1.25: 2 MB of receipts a day. Guess: the share of
+contributions that stays unsigned under the churn of a real swarm."""
 GOODBYES = 8
 """Maximum number of last claims; the partners asked longest ago come first."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPosition:
-    """This peer's outer step and tokens."""
-
-    step: int
-    tokens: int
 
 
 class Contributions:
     """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the network loop.
 
-    ``hear`` counts exchanges from the core's notes, so neither core nor driver depends on this class.
+    Args:
+        position: returns this peer's outer step and its tokens.
     """
 
     def __init__(
@@ -55,7 +44,7 @@ class Contributions:
         me: PeerId,
         sign: Sign,
         ledger: Ledger,
-        standing: Callable[[], TrainingPosition],
+        position: Callable[[], tuple[int, int]],
         notebook: Notebook,
         wall: Clock = time.time,
         random: Random | None = None,
@@ -63,21 +52,15 @@ class Contributions:
         self._book = Book(run, me)
         self._sign = sign
         self._ledger = ledger
-        self._standing = standing
+        self._position = position
         self._notebook = notebook
         self._wall = wall
         self._random = random or Random()
         self._is_full = False
         self.notary = ReceiptService(run, self._book, sign, wall)
 
-    def hear(self, kind: str, fields: dict[str, Any]) -> None:
-        """Count the exchange if the core's note is about one."""
-        peer = fields.get("peer")
-        if not isinstance(peer, str):
-            return
-        now, partner = self._wall(), PeerId(peer)
-        if kind == "exchanged":
-            self._book.exchanged(partner, fields.get("sent_bytes", 0), fields.get("received_bytes", 0), now)
+    def exchanged(self, partner: PeerId, sent: int, received: int) -> None:
+        self._book.exchanged(partner, sent, received, self._wall())
 
     def given(self, partner: PeerId, size: int) -> None:
         """Count ``size`` bytes of our weights sent to a newcomer."""
@@ -117,8 +100,8 @@ class Contributions:
 
     async def claim(self, transport: Transport) -> bool:
         """Ask one partner to sign a receipt; False if there is nothing to sign. Raises NetworkError, RemoteError."""
-        standing = self._standing()
-        claim = self._book.claim(standing.step, standing.tokens, self._wall(), self._sign)
+        step, tokens = self._position()
+        claim = self._book.claim(step, tokens, self._wall(), self._sign)
         if claim is None:
             return False
         try:
@@ -145,15 +128,3 @@ class Contributions:
             self._is_full = True
         else:
             self._is_full = False
-
-
-class HearingNotebook:
-    """A notebook that also passes each note to a listener."""
-
-    def __init__(self, notebook: Notebook, hear: Callable[[str, dict[str, Any]], None]) -> None:
-        self._notebook = notebook
-        self._hear = hear
-
-    def note(self, kind: str, **fields: Any) -> None:
-        self._hear(kind, fields)
-        self._notebook.note(kind, **fields)

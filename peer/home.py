@@ -63,50 +63,23 @@ def check_no_other(path: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class Home:
     """Paths of a home, and access to its small files."""
 
-    path: Path
-
-    @property
-    def identity(self) -> Path:
-        return self.path / "identity.key"
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.signed"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def peers(self) -> Path:
-        return self.path / "peers.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def trained(self) -> Path:
-        return self.path / "trained"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def contributions(self) -> Path:
-        return self.path / "contributions.jsonl"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity = path / "identity.key"
+        self.manifest = path / "manifest.signed"
+        self.events = path / "events.jsonl"
+        self.peers = path / "peers.json"
+        self.checkpoints = path / "checkpoints"
+        self.trained = path / "trained"
+        self.summary = path / "summary.json"
+        self.contributions = path / "contributions.jsonl"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the home if necessary and lock it.
-
-        Raises HomeError if another process holds it, or it is not writable.
-        """
+        """Create the home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")
@@ -208,11 +181,7 @@ class Addresses:
 
 
 class AddressBook:
-    """Keeps ``addresses.json`` up to date. Runs in the network loop only, so writes never overlap.
-
-    Args:
-        current: returns the addresses to save.
-    """
+    """Keeps ``addresses.json`` up to date. Runs in the network loop only, so writes never overlap."""
 
     def __init__(self, home: Home, current: Callable[[], Addresses]) -> None:
         self._home = home
@@ -235,7 +204,6 @@ class AddressBook:
 
 
 def default_home(run: RunId, base: Sequence[str] = ("~", ".p2ptrain")) -> Path:
-    """Return the default home of a peer of this run."""
     return Path(*base).expanduser() / run[:12]
 
 

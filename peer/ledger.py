@@ -25,8 +25,6 @@ _MAX_LINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The receipt files of one home."""
-
     path: Path
 
     @property
@@ -75,12 +73,12 @@ def proved(home: Home, path: Path | None = None) -> Total:
     if entries and not receipts:
         raise HomeError(
             f"No line of {path or home.contributions} is a receipt.",
-            "The file is damaged or not a peer's. Restore a copy, or move it away.",
+            "Restore a copy, or move it away; it is damaged or not a peer's.",
         )
     if not receipts:
         raise HomeError(
             f"There is no receipt in {path or home.contributions} yet.",
-            "Partners sign the first receipt within a minute of the first exchange.",
+            "Wait: partners sign the first receipt within a minute of the first exchange.",
         )
     result = total(receipts, signed.run_id, receipts[0].peer)
     for _ in range(len(entries) - len(receipts)):
@@ -93,7 +91,6 @@ def _count(number: int, what: str) -> str:
 
 
 def table(result: Total) -> list[str]:
-    """Format a total for people."""
     days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (result.first, result.last)]
     partners = sorted(result.partners.items(), key=lambda each: -each[1])
     signers = _count(len(partners), "partner")

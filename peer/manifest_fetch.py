@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.manifest import JoinLink, SignedManifest, genuine_run
 from p2ptrain.net import address
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
-from p2ptrain.net.p2pd.backoff import BACKOFF
+from p2ptrain.net.p2pd.dial_backoff import BACKOFF
 from p2ptrain.ports import Notebook
 
 PAUSE_S = (2.0, 30.0)
-"""First and longest backoff in seconds between two rounds of requests.
-
-Guess: how long bootstraps take to restart.
-"""
+"""First and longest backoff in seconds between two rounds of requests for the manifest or a certificate. Guess: how
+long bootstraps take to restart."""
 
 SILENCE = "Check that the bootstrap is running and that its port is open in the firewall and forwarded by its router."
 """Remedy if no address answers."""
@@ -36,7 +35,7 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
     Raises:
         ManifestError: the manifest is genuine, but this version of p2ptrain cannot use it.
     """
-    pause, longest = PAUSE_S
+    pauses_s = backoff(*PAUSE_S)
     strangers: dict[str, str] = {}  # address -> which peer answers there, if not the expected one
     while True:
         for each in link.addresses:
@@ -62,6 +61,6 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
         why, remedy = "no address in the link returned the run's manifest", SILENCE
         if len(strangers) == len(link.addresses):
             why, remedy = strangers[link.addresses[0]], STRANGERS
-        notebook.note("waiting", why=why, seconds=pause, remedy=remedy)
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, longest)
+        pause_s = next(pauses_s)
+        notebook.note("waiting", why=why, seconds=pause_s, remedy=remedy)
+        await asyncio.sleep(pause_s)

@@ -70,7 +70,6 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
 
 
 def _forward(fields: Mapping[str, Any]) -> str:
-    """Say what would make this machine reachable."""
     target = f" to {fields['own']}" if fields.get("own") else ""
     return f"forward TCP port {fields['port']} of your router{target}" if fields.get("port") else "listen on a port"
 

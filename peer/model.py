@@ -65,23 +65,11 @@ def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> None
     model.module.config.use_cache = True  # training turns it off
     try:
         with _whole(target) as folder:
-            with _without_progress_bar():
-                model.module.save_pretrained(folder)
+            transformers_logging.disable_progress_bar()  # it would also go into logs
+            model.module.save_pretrained(folder)
             tokenizer.save(folder)
     except (OSError, SafetensorError) as error:
         raise _unwritable(target, error) from error
-
-
-@contextlib.contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """Disable the progress bar of transformers, which would also go into logs."""
-    was_on = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_on:
-            transformers_logging.enable_progress_bar()
 
 
 @contextlib.contextmanager
@@ -115,7 +103,6 @@ def _unwritable(target: Path, error: Exception) -> UserError:
 def continue_text(
     home: Home, text: str, new_tokens: int, sampling: Sampling, tokenizer_file: Path | None = None
 ) -> str:
-    """Return the text with the model's continuation. Raises UserError."""
     model, tokenizer, _ = load_model(home, tokenizer_file)
     return generate_text(model.module, tokenizer, text, new_tokens, sampling)
 

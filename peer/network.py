@@ -1,9 +1,6 @@
-"""The connection: the transport and directory that the driver uses. It survives the death of p2pd.
+"""The connection: the transport and directory that the driver uses, over a node that ``net.supervisor`` keeps alive.
 
-When its node's p2pd dies or hangs, the connection starts another node with the same identity and port. The core only
-sees a few failed links.
-
-Ownership: ``Connection.close`` closes its tasks, services, transports and node.
+When p2pd dies or hangs, the core only sees a few failed links.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.admission import Gate
-from p2ptrain.base.errors import DeviceError, HomeError, NetworkError, UserError
+from p2ptrain.base.errors import HomeError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.manifest import JoinLink, SignedManifest
@@ -24,11 +21,11 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
-from p2ptrain.net.p2pd.daemon import CALM_S
 from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.relay.dial_back import serve_reach
 from p2ptrain.net.relay.reachability import ReachabilityManager
 from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.supervisor import NodeSupervisor
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link, Notebook, Transport
@@ -37,17 +34,9 @@ from p2ptrain.swarm.events import Announce
 from peer.manifest_fetch import ask_for_manifest
 from peer.paths import Paths
 
-REVIVE_PAUSE_S = 1.0
-"""First backoff in seconds before p2pd is restarted; doubles up to a minute while it keeps dying.
-
-Guess: how often an immediate restart fails.
-"""
-
 CACHE_PERIOD_S = 10.0
 """Seconds between two writes of the peer cache: a peer that ran this long rejoins without a bootstrap after SIGKILL.
-
-Guess: how soon after joining peers are killed.
-"""
+Guess: how soon after joining peers are killed."""
 
 _report = reporting("the network's background work")
 
@@ -88,8 +77,7 @@ class Connection:
         self._cache = cache
         self._notebook = notebook
         self._listen = tuple(listen)
-        self.port = port
-        """Port that the node listens on."""
+        self.port = port  # that the node listens on
         self._announce = tuple(announce)
         self._nickname = nickname
         self._local = local
@@ -99,28 +87,21 @@ class Connection:
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: bytes | None = None
-        self._node: Node | None = None
+        self._supervisor = NodeSupervisor(
+            self._start_node, self._equip, self._attend, self._node_died, self._node_returned
+        )
         self._transport: P2PTransport | None = None
         self._lanes: ParallelStreams | None = None
-        self._manifests: P2PTransport | None = None
-        self._services: list[P2PTransport | ParallelStreams | Relay] = []
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
         self._gate: Gate | None = None
-        self._shelter: ReachabilityManager | None = None
-        self._sheltering: asyncio.Task[None] | None = None
+        self._reachability: ReachabilityManager | None = None
         self._announced: Announce | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the first node.
-
-        Raises UserError if it cannot listen, DeviceError if p2pd does not run on this machine.
-        """
-        try:
-            await self._revive()
-        except (NetworkError, OSError, EOFError) as error:  # OSError, EOFError: p2pd died while it started
-            raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Try again.") from error
-        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        """Start the first node. Raises UserError if it cannot listen, DeviceError if p2pd does not run here."""
+        await self._supervisor.start()
+        self._watcher = asyncio.get_running_loop().create_task(self._supervisor.run())
         self._watcher.add_done_callback(_report)
 
     @property
@@ -130,23 +111,22 @@ class Connection:
 
     @property
     def _places(self) -> tuple[str, ...]:
-        return self._shelter.addresses if self._shelter else ()
+        return self._reachability.addresses if self._reachability else ()
 
     async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
-        """Request the run's manifest until an address of the link hands it out. Raises ManifestError."""
         return await ask_for_manifest(link, lambda: self.node, self._notebook)
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
         """Serve the manifest, on this node and later ones."""
         self._signed = signed.to_bytes()
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
-            self._manifests = await serve_manifest(self.node, self._signed, self._rates)
+            self._supervisor.services.append(await serve_manifest(self.node, self._signed, self._rates))
 
     def stand_at(self, gate: Gate) -> None:
         """Accept only members in the DHT, on this node and later ones."""
         self._gate = gate
-        if self._node is not None:
-            self._node.stand_at(gate)
+        if self._supervisor.current is not None:
+            self._supervisor.current.stand_at(gate)
 
     async def serve(self, protocol: str, limits: Limits, handler: Callable[[StreamLink], Awaitable[None]]) -> None:
         """Handle inbound streams of a protocol, on this node and later ones; their bytes count as given."""
@@ -158,7 +138,7 @@ class Connection:
         limits, handler = self._handlers[protocol]
         transport = P2PTransport(node, protocol, limits, self._rates, is_gift=True)
         await transport.listen(handler)
-        self._services.append(transport)
+        self._supervisor.services.append(transport)
 
     def speaking(self, protocol: str, limits: Limits) -> Transport:
         """Return a transport for outbound streams of a protocol. Raises NetworkError."""
@@ -173,15 +153,14 @@ class Connection:
     def save_cache(self, records: list[Presence]) -> None:
         if not records:
             return  # keep the last known peers
-        if self._node is not None:
-            self._node.learn(records)
+        if self._supervisor.current is not None:
+            self._supervisor.current.learn(records)
         try:
             self._cache.save(records)
         except OSError as error:
             self._notebook.note("not saved", what="the list of known peers", why=error.strerror)
 
     def sign(self, announce: Announce) -> Presence:
-        """Sign our presence record."""
         self._announced = announce
         return self._identity.sign(
             Presence(
@@ -203,9 +182,9 @@ class Connection:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
-        if in_haste and self._node is not None:
-            await self._node.daemon.kill()
-        await self._drop()
+        if in_haste and self._supervisor.current is not None:
+            await self._supervisor.current.daemon.kill()
+        await self._supervisor.close()
 
     # --- ports.Transport and ports.Directory --------------------------------------------------------------------------
 
@@ -251,35 +230,46 @@ class Connection:
 
     @property
     def node(self) -> Node:
-        """The current node. Raises NetworkError while there is none."""
-        if self._node is None:
-            raise NetworkError("p2pd is being restarted")
-        return self._node
+        return self._supervisor.node
 
-    async def _revive(self) -> None:
-        """Start a node and register every service on it."""
-        node = await self._start_node()
-        self._node = node
+    async def _equip(self, node: Node) -> None:
+        services = self._supervisor.services
         self.port = node.port or self.port
         self._transport = P2PTransport(node, rates=self._rates)
         self._lanes = ParallelStreams(node, self._rates)
-        self._services.append(self._lanes)
+        services += [self._transport, self._lanes]
         await self._lanes.listen()
-        self._services.append(await serve_reach(node, self._rates))
-        self._services.append(await Relay.start(node, self._relay or NO_RELAY, self._rates))
+        services.append(await serve_reach(node, self._rates))
+        services.append(await Relay.start(node, self._relay or NO_RELAY, self._rates))
         if self._gate is not None:
             node.stand_at(self._gate)
         for protocol in tuple(self._handlers):  # ``serve`` may add others meanwhile, on this node
             await self._serve_on(node, protocol)
-        self._shelter = ReachabilityManager(
+        self._reachability = ReachabilityManager(
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )
-        self._sheltering = asyncio.get_running_loop().create_task(self._shelter.run())
-        self._sheltering.add_done_callback(_report)
         if self._handler is not None:
             await self._transport.listen(self._welcome)
         if self._signed is not None:
-            self._manifests = await serve_manifest(node, self._signed, self._rates)
+            services.append(await serve_manifest(node, self._signed, self._rates))
+
+    async def _attend(self, node: Node) -> None:
+        assert self._reachability is not None  # set by _equip
+        managing = asyncio.create_task(self._reachability.run())
+        managing.add_done_callback(_report)
+        try:
+            await node.died()
+        finally:
+            managing.cancel()
+            await asyncio.wait([managing])
+
+    def _node_died(self, why: str, pause_s: float) -> None:
+        self._notebook.note("p2pd died", why=why)
+        self._transport = self._lanes = self._reachability = None
+
+    def _node_returned(self) -> None:
+        self._write_down()  # the port may have changed, and relay reservations are gone
+        self._notebook.note("p2pd is back")
 
     async def _start_node(self) -> Node:
         host = "127.0.0.1" if self._local else "0.0.0.0"
@@ -300,43 +290,6 @@ class Connection:
                 if self._listen or address.port_of(wish) == 0:
                     raise
         raise AssertionError("any free port is always tried")
-
-    async def _watch(self) -> None:
-        """Replace the node whenever its p2pd dies."""
-        pause = REVIVE_PAUSE_S
-        while True:
-            started_at = time.monotonic()
-            await self.node.died()
-            if time.monotonic() - started_at > CALM_S:
-                pause = REVIVE_PAUSE_S
-            self._notebook.note("p2pd died", why=self.node.daemon.ending)
-            await self._drop()
-            while self._node is None:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 60.0)
-                try:
-                    await self._revive()
-                except Exception as error:  # any error, ours or hivemind's, only delays the next try
-                    self._notebook.note("p2pd died", why=str(error) or type(error).__name__)
-                    await self._drop()
-            self._write_down()  # its port may have changed, and relay reservations are gone
-            self._notebook.note("p2pd is back")
-
-    async def _drop(self) -> None:
-        if self._sheltering is not None:
-            self._sheltering.cancel()
-            await asyncio.wait([self._sheltering])
-        services, node = [self._transport, self._manifests, *self._services], self._node
-        self._transport = self._lanes = self._manifests = self._node = self._sheltering = self._shelter = None
-        self._services = []
-        try:
-            closing = [asyncio.create_task(each.close()) for each in services if each is not None]
-            for each in closing:
-                each.add_done_callback(_report)
-            await asyncio.gather(*closing, return_exceptions=True)
-        finally:  # p2pd must end even if a service's close fails
-            if node is not None:
-                await node.close()
 
 
 def describe_addresses(addresses: Sequence[str]) -> str:

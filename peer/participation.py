@@ -8,9 +8,9 @@ newcomer does. Hence nobody exchanges with weights that do not change, and the p
 =========  =======================  ====================================================================================
 mode       trainer                  network
 =========  =======================  ====================================================================================
-PRESENT    trains once core begins  the core's driver runs
-ALONE      trains                   p2pd and the DHT run; inbound exchanges are declined
-ABSENT     is held                  p2pd and the DHT run; inbound exchanges are declined
+SWARM      trains once core begins  the core's driver runs
+SOLO       trains                   p2pd and the DHT run; inbound exchanges are declined
+PAUSED     is held                  p2pd and the DHT run; inbound exchanges are declined
 =========  =======================  ====================================================================================
 
 Three threads use ``Participation`` without a lock: the trainer posts events, the owner's thread sets the mode, and the
@@ -35,11 +35,9 @@ from p2ptrain.train.loop import Signals
 
 
 class Mode(Enum):
-    """How a peer participates, as its owner wants."""
-
-    PRESENT = "take part in the swarm"
-    ALONE = "train without the swarm"
-    ABSENT = "rest"
+    SWARM = "take part in the swarm"
+    SOLO = "train without the swarm"
+    PAUSED = "rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +62,29 @@ class TrainerControl:
 
 
 class Participation:
-    """Runs protocol cores while the mode is PRESENT; see the module docstring.
+    """Runs protocol cores while the mode is SWARM; see the module docstring.
 
     Args:
         new_core: creates a protocol core at the learner's step and progress.
-        shore: environment of the drivers; ``begin_training`` is replaced.
+        environment: environment of the drivers; ``begin_training`` is replaced.
     """
 
     def __init__(
-        self, learner: Learner, new_core: Callable[[], Peer], shore: DriverEnvironment, reins: TrainerControl
+        self, learner: Learner, new_core: Callable[[], Peer], environment: DriverEnvironment, control: TrainerControl
     ) -> None:
         self._learner = learner
         self._new_core = new_core
-        self._shore = replace(shore, begin_training=self._begin)
-        self._reins = reins
-        self._wish = Mode.PRESENT
+        self._environment = replace(environment, begin_training=self._begin)
+        self._control = control
+        self._mode = Mode.SWARM
         self._gives = True
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._turned = asyncio.Event()
         self._driver: Driver | None = None
         self._core: Peer | None = None
         self._past = Counters()
-        """Counters of earlier cores."""
-        self._recalled = False
+        self._is_recalled = False
         """Whether a change of mode made the current or last driver leave."""
         self._ended: TrainingEnded | None = None
         self._phase = 0
@@ -119,17 +116,17 @@ class Participation:
         core = self._core
         return self._past if core is None else _sum(self._past, core.counters)
 
-    def wish(self, wish: Mode) -> None:
+    def set_mode(self, mode: Mode) -> None:
         """Set the mode, from the owner's thread."""
-        if wish is self._wish:
+        if mode is self._mode:
             return
-        self._wish = wish
-        if wish is Mode.ABSENT:
-            self._reins.hold()
-        if wish is not Mode.PRESENT and (driver := self._driver) is not None:
-            self._recalled = True
+        self._mode = mode
+        if mode is Mode.PAUSED:
+            self._control.hold()
+        if mode is not Mode.SWARM and (driver := self._driver) is not None:
+            self._is_recalled = True
             driver.post(LeaveRequested())
-        self._tell(self._news)
+        self._set(self._changed)
 
     def give(self, gives: bool) -> None:
         """Set whether newcomers get our weights, from the owner's thread."""
@@ -152,60 +149,59 @@ class Participation:
         if (driver := self._driver) is not None:
             driver.post(event)
         else:
-            self._tell(self._news)
+            self._set(self._changed)
 
     def turned(self) -> None:
         """Signal the end of one turn of the trainer's loop, from the trainer thread."""
         if not self._turned.is_set():
-            self._tell(self._turned)
+            self._set(self._turned)
 
     # --- the network's loop -------------------------------------------------------------------------------------------
 
     async def live(self) -> str:
-        """Participate whenever the mode is PRESENT, until there is nothing left to do; return why."""
+        """Participate whenever the mode is SWARM, until there is nothing left to do; return why."""
         self._loop = asyncio.get_running_loop()
         while True:
-            if why := await self._be_away():
+            if why := await self._stay_away():
                 return why
             core = self._new_core()
-            driver = Driver(core, self._learner, self._shore)
-            self._recalled, self._core, self._driver = False, core, driver
+            driver = Driver(core, self._learner, self._environment)
+            self._is_recalled, self._core, self._driver = False, core, driver
             self._pass_on_giving()
             self._learner.inbox.proceed(self._phase)  # a wait that began without a core: this one does not know of it
-            if self._wish is Mode.PRESENT and not self._leaving:
+            if self._mode is Mode.SWARM and not self._leaving:
                 if self._ended is not None:
                     driver.post(self._ended)
                 why = await driver.run()
-                if not self._recalled or self._leaving:
+                if not self._is_recalled or self._leaving:
                     return why  # the core stays, for its state and counters
             self._driver = self._core = None
             self._past = _sum(self._past, core.counters)
-            await self._settled()
+            await self._wait_until_applied()
 
     def live_records(self, now: float) -> list[Presence]:
-        """Return the live peers' presence records."""
         return self._core.live_records(now) if self._core is not None else []
 
-    async def _be_away(self) -> str:
-        """Wait until the mode is PRESENT (return ""), or until the peer ends (return why)."""
+    async def _stay_away(self) -> str:
+        """Wait until the mode is SWARM (return ""), or until the peer ends (return why)."""
         while True:
-            self._news.clear()
-            wish = self._wish
+            self._changed.clear()
+            mode = self._mode
             if self._leaving:
                 return "stopped by its owner"
-            if wish is Mode.PRESENT:
+            if mode is Mode.SWARM:
                 return ""
-            if wish is Mode.ALONE:
+            if mode is Mode.SOLO:
                 self._begin()
                 if self._ended is not None:
                     return "the run's end, alone"
             else:
-                self._reins.hold()  # again: the core may have begun training at the same moment
+                self._control.hold()  # again: the core may have begun training at the same moment
             self._learner.inbox.proceed(self._phase)  # without a core nobody else will
-            await self._shore.transport.listen(self._turn_away)
-            await self._news.wait()
+            await self._environment.transport.listen(self._decline)
+            await self._changed.wait()
 
-    async def _settled(self) -> None:
+    async def _wait_until_applied(self) -> None:
         """Wait until the trainer has applied the last core's commits: it must not report them to the next core."""
         self._learner.inbox.proceed(self._phase)
         for _ in range(2):  # the current turn may have read its inbox before
@@ -213,19 +209,19 @@ class Participation:
             self._learner.inbox.wake()
             await self._turned.wait()
 
-    async def _turn_away(self, link: Link) -> None:
+    async def _decline(self, link: Link) -> None:
         await decline_while_away(link, self._learner.step, self._learner.progress)
 
     def _begin(self) -> None:
-        if self._wish is not Mode.ABSENT:
-            self._reins.begin()
+        if self._mode is not Mode.PAUSED:
+            self._control.begin()
 
     def _pass_on_giving(self) -> None:
         """Post the current setting, in the loop only, so that the last one wins."""
         if (driver := self._driver) is not None:
             driver.post(Giving(self._gives))
 
-    def _tell(self, flag: asyncio.Event) -> None:
+    def _set(self, flag: asyncio.Event) -> None:
         self._call(flag.set)
 
     def _call(self, what: Callable[[], None]) -> None:

@@ -12,7 +12,6 @@ from p2ptrain.ports import Notebook
 TRAVELLED = {"exchanged", "caught up", "gave weights"}
 """Kinds of notes about bytes that passed between a partner and us."""
 MOST_PATHS = 512
-"""Maximum number of partners whose path is remembered."""
 
 
 class Paths:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -37,14 +36,11 @@ class Screen:
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
             self._bar.stop()
 
     def show(self, kind: str, fields: dict[str, Any]) -> None:
-        """Show a note; a ``telemetry.Listener``."""
         text = line(kind, fields)
         if text is None:
             return

@@ -23,30 +23,21 @@ from peer.home import Home
 from peer.throughput import Throughput
 
 PROGRESS_PERIOD_S = 2.0
-"""Seconds between two progress notes."""
 SAVE_PERIOD_S = 120.0
-"""Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs.
-
-More for a large model (SAVE_RATE) or a slow disk (SAVE_SHARE). Saving the demo model takes 20 ms. Guess: how often
-volunteers' machines lose power.
-"""
+"""Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs. More for a
+large model (SAVE_RATE) or a slow disk (SAVE_SHARE). Saving the demo model takes 20 ms. Guess: how often volunteers'
+machines lose power."""
 SAVE_SHARE = 50
-"""Minimum ratio of training time to the time for saving: saving costs at most 2 %.
-
-Guess: which slowdown volunteers notice.
-"""
+"""Minimum ratio of training time to the time for saving: saving costs at most 2 %. Guess: which slowdown volunteers
+notice."""
 SAVE_RATE = 100e9 / 86_400
-"""Maximum bytes per second that checkpoints write on average: 100 GB per day.
-
-A solid-state disk of 250 GB is warranted for 150 TB (Samsung, 970 EVO Plus), which lasts four years. llama-15m is saved
-every 4.5 minutes, llama-135m every 39.
-"""
+"""Maximum bytes per second that checkpoints write on average: 100 GB per day. A solid-state disk of 250 GB is warranted
+for 150 TB (Samsung, 970 EVO Plus), which lasts four years. llama-15m is saved every 4.5 minutes, llama-135m every
+39."""
 
 LOOK_PERIOD_S, LOOK_MOST_S = 20.0, 120.0
-"""Minimum and maximum seconds between two looks at the held-out loss while somebody watches.
-
-Guess: how long visitors keep the page open.
-"""
+"""Minimum and maximum seconds between two looks at the held-out loss while somebody watches. Guess: how long visitors
+keep the page open."""
 LOOK_SHARE = 50
 """Minimum ratio of training time to the time for a look: 2 %; a look longer than 2.4 s costs more."""
 LOOK_TOKENS = 16_384
@@ -54,42 +45,28 @@ LOOK_TOKENS = 16_384
 
 HELD_OUT_TOKENS = 65_536
 """Held-out tokens read for one reported loss: a standard error of about 0.01 nats for bytes; 1 s for the demo model.
-
-Guess: the differences in loss that owners compare.
-"""
+Guess: the differences in loss that owners compare."""
 LOSS_PATIENCE_S = 30.0
-"""Approximate maximum seconds for one reported loss; a slower machine reads fewer tokens.
-
-Guess: the time for HELD_OUT_TOKENS on the slowest machines that join.
-"""
+"""Approximate maximum seconds for one reported loss; a slower machine reads fewer tokens. Guess: the time for
+HELD_OUT_TOKENS on the slowest machines that join."""
 BEGINNING_S = 5.0
-"""Approximate maximum seconds for the loss before the first step, which delays a newcomer's request for weights.
-
-That loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s that a newcomer to four peers of 15
-million parameters needed on two cores before it asked for weights.
-"""
+"""Approximate maximum seconds for the loss before the first step, which delays a newcomer's request for weights. That
+loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s that a newcomer to four peers of 15
+million parameters needed on two cores before it asked for weights."""
 HASTE_S = 3.0
-"""Approximate maximum seconds for the last loss after the owner stopped the peer: docker kills it after 10 s.
-
-Guess: the time that saving and leaving take on slow machines.
-"""
+"""Approximate maximum seconds for the last loss after the owner stopped the peer: docker kills it after 10 s. Guess:
+the time that saving and leaving take on slow machines."""
 
 RETRY_S = 10.0
-"""Seconds between two tries to save at the end of a session, on a full disk.
-
-Guess: how long owners take to free some space.
-"""
+"""Seconds between two tries to save at the end of a session, on a full disk. Guess: how long owners take to free some
+space."""
 LAST_PATIENCE_S = 300.0
-"""Seconds for which saving is retried, so that an owner can free some space.
-
-Guess: how long owners take to notice and do so.
-"""
+"""Seconds for which saving is retried, so that an owner can free some space. Guess: how long owners take to notice and
+do so."""
 
 STEPS_REMEMBERED = 1000
-"""Inner steps whose durations are kept; the longest stall is reported in units of their median.
-
-Guess: how fast the median drifts in long sessions.
-"""
+"""Inner steps whose durations are kept; the longest stall is reported in units of their median. Guess: how fast the
+median drifts in long sessions."""
 
 
 @dataclass(slots=True)
@@ -98,7 +75,6 @@ class SessionRecorder:
 
     home: Home
     checkpoints: Checkpoints
-    """The home's checkpoints."""
     me: PeerId
     run: RunId
     nickname: str
@@ -109,24 +85,19 @@ class SessionRecorder:
     tokens_per_peer: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
-    """Returns the number of live peers, without this one."""
     counters: Callable[[], Counters] = Counters
-    """Returns the protocol core's counters."""
     sampler: Callable[[], str] | None = None
     """Returns a sample text of the model; empty: none at this look."""
     is_watched: Callable[[], bool] = lambda: False
-    """Returns whether somebody may watch the held-out loss."""
     clock: Clock = time.monotonic
-    """Clock of the retries of the last save."""
     sleep: Callable[[float], None] = time.sleep
     """Sleeps between these retries; a signal handler may raise out of it."""
     first_loss: float | None = None
     last_loss: float = float("nan")
     why: str = ""
-    pace: Throughput = field(default_factory=Throughput)
+    throughput: Throughput = field(default_factory=Throughput)
     has_stepped: bool = False
     is_held: bool = False
-    """Whether the trainer is held."""
     _started_at: float = 0.0
     _tokens_at_start: int = 0
     _ended_at: float | None = None
@@ -163,7 +134,7 @@ class SessionRecorder:
 
     def inner_step_done(self) -> None:
         now = time.monotonic()
-        self.pace.inner_step_done(self.learner.tokens)
+        self.throughput.inner_step_done(self.learner.tokens)
         if not self.has_stepped:
             self.has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
@@ -185,7 +156,7 @@ class SessionRecorder:
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             learning_rate=self.task.learning_rate,
-            tokens_per_s=self.pace.tokens_per_s,
+            tokens_per_s=self.throughput.tokens_per_s,
             peers=self.live_peers(),
             exchanges_ok=self.counters().exchanges_ok,
         )
@@ -199,14 +170,14 @@ class SessionRecorder:
         self.is_held = is_held
         if is_held:
             self._held_at = time.monotonic()
-            self.pace.rest()
+            self.throughput.rest()
             self.notebook.note("held", step=self.learner.step, tokens=self.learner.tokens)
             self._next_save = 0.0
             if not self.learner.is_waiting:
                 self.try_to_save()
         else:
             self._held_s += time.monotonic() - self._held_at
-            self.pace.go_on(self.learner.tokens)
+            self.throughput.go_on(self.learner.tokens)
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
     def leaving(self) -> None:
@@ -240,7 +211,9 @@ class SessionRecorder:
         try:
             checkpoint.save(self.home.trained, {"slow": self.learner.state_dict()[0]["slow"]}, self._state())
         except HomeError as error:
-            self.notebook.note("not saved", what="the weights at the end of training", why=error.problem)
+            self.notebook.note(
+                "not saved", what="the weights at the end of training", why=error.problem.removesuffix(".")
+            )
 
     def try_to_save(self) -> None:
         """Save a checkpoint; a full disk is noted and does not stop training."""
@@ -248,7 +221,7 @@ class SessionRecorder:
         try:
             written = self.save()
         except HomeError as error:
-            self.notebook.note("not saved", what="a checkpoint", why=error.problem)
+            self.notebook.note("not saved", what="a checkpoint", why=error.problem.removesuffix("."))
         now = time.monotonic()
         self._next_save = now + max(SAVE_PERIOD_S, SAVE_SHARE * (now - began), written / SAVE_RATE)
 
@@ -298,7 +271,7 @@ class SessionRecorder:
                 write()
                 return
             except HomeError as error:
-                left_s, why = deadline - self.clock(), error.problem
+                left_s, why = deadline - self.clock(), error.problem.removesuffix(".")
                 if left_s <= 0:
                     self.notebook.note("not saved", what=what, why=f"{why}; given up")
                     raise
@@ -311,7 +284,7 @@ class SessionRecorder:
         """Stop the training clock; waiting in the final gossip does not count as blocked."""
         self._ended_at = self._held_at if self.is_held else time.monotonic()
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
-        self.pace.rest()
+        self.throughput.rest()
 
     @property
     def _elapsed_s(self) -> float:
@@ -329,14 +302,13 @@ class SessionRecorder:
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
             "val_loss": self.last_loss if math.isfinite(self.last_loss) else None,
             "tokens": learner.tokens,
-            "tokens_per_s": self.pace.tokens_per_s,
+            "tokens_per_s": self.throughput.tokens_per_s,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of the session, for summary.json."""
         counters = self.counters()
         return {
             "id": self.me,

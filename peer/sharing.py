@@ -1,6 +1,6 @@
 """This peer's page, and its figures for bootstraps that show the swarm.
 
-Ownership: the stack passed to ``open`` closes the page, ``tending`` ends the tasks.
+Ownership: the stack passed to ``open`` closes the page, ``serving`` ends the tasks.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from peer.session_recorder import SessionRecorder
 from peer.state import Sources, StatusView
 
 MEET_S = 2.0
-"""Seconds between two updates of the list of live peers: as often as the page asks.
-
-Guess: how fast viewers expect a change.
-"""
+"""Seconds between two updates of the list of live peers: as often as the page asks. Guess: how fast viewers expect a
+change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,62 +35,61 @@ class Sharing:
     """Shows this peer on its page and to bootstraps.
 
     Args:
-        place: listen address of the page; None: no page.
+        listen_address: listen address of the page; None: no page.
         always: share figures whatever the settings say.
-        say: shows a line to the owner only; the log and ``p2ptrain status`` do not get it.
+        show: shows a line to the owner only; the log and ``p2ptrain status`` do not get it.
     """
 
     state: StatusView
-    hand: OwnerControl
-    place: ListenAddress | None
+    owner: OwnerControl
+    listen_address: ListenAddress | None
     always: bool
-    say: Callable[[str], None] = print
+    show: Callable[[str], None] = print
 
     @property
     def is_shared(self) -> bool:
-        return self.always or self.hand.shares
+        return self.always or self.owner.shares
 
     def is_watched(self) -> bool:
-        """Return whether somebody may watch."""
-        return self.place is not None or self.is_shared
+        return self.listen_address is not None or self.is_shared
 
     def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:
         """Open the page, if there is one. Raises UserError if it cannot be served."""
-        if self.place is not None:
-            server = stack.enter_context(PageServer(self.place, self.state.document))
+        if self.listen_address is not None:
+            server = stack.enter_context(PageServer(self.listen_address, self.state.document))
             self.state.on_event(server.tell)
             notebook.note("page", url=server.address)
             if server.url != server.address:
-                self.say(f"[page] open it with its token: {server.url}")
+                self.show(f"[page] open it with its token: {server.url}")
 
-    def know(self, signed: SignedManifest, home: Home, record: SessionRecorder, local: bool) -> None:
+    def set_run(self, signed: SignedManifest, home: Home, record: SessionRecorder, local: bool) -> None:
         """Show the run and this peer's training figures from now on."""
         parameters = record.task.model.layout.parameter_count
-        self.state.run(signed, parameters, lambda: _join(signed, home, local))
-        self.state.take(Sources(record.figures, self.hand.measured, self.hand.traffic))
+        self.state.set_run(signed, parameters, lambda: _join(signed, home, local))
+        self.state.set_sources(Sources(record.figures, self.owner.measured, self.owner.traffic))
         self.state.shared_while(lambda: self.is_shared)
         record.is_watched = self.is_watched
 
     @contextlib.asynccontextmanager
-    async def tending(self, connection: Connection, attendance: Participation, paths: Paths) -> AsyncIterator[None]:
+    async def serving(self, connection: Connection, participation: Participation, paths: Paths) -> AsyncIterator[None]:
         """Answer requests for figures and update the list of live peers while the block runs, in the network loop."""
 
-        def telling() -> Telling | None:
-            return self.state.telling if self.is_shared else None
+        def report() -> Telling | None:
+            return self.state.report if self.is_shared else None
 
-        async def meet() -> None:
+        async def update_peers() -> None:
             while True:
-                records = attendance.live_records(steady())
-                self.state.meet(records, lambda peer: paths.relay(peer) is not None)
+                records = participation.live_records(steady())
+                self.state.update_peers(records, lambda peer: paths.relay(peer) is not None)
                 await asyncio.sleep(MEET_S)
 
-        await connection.serve(FIGURES_PROTOCOL, LIMITS, FiguresService(telling).answer)
-        meeting = asyncio.create_task(meet())
-        meeting.add_done_callback(reporting("the list of live peers"))
+        await connection.serve(FIGURES_PROTOCOL, LIMITS, FiguresService(report).answer)
+        updating = asyncio.create_task(update_peers())
+        updating.add_done_callback(reporting("the list of live peers"))
         try:
             yield
         finally:
-            meeting.cancel()
+            updating.cancel()
 
 
 def _join(signed: SignedManifest, home: Home, local: bool) -> str:

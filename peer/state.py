@@ -56,18 +56,17 @@ FAILURES = frozenset(
         "alone",
     }
 )
-"""Kinds of notes about failures and problems."""
-TOLD = frozenset(
+SHAREABLE = frozenset(
     {"failed", "broke protocol", "clipped", "discarded", "unconfirmed", "relay lost", "alone", "p2pd died"}
 )
 """Kinds of failures shown to others if the owner shares figures: about exchanges and the swarm only, not about the
 owner's computer, files, settings or home network."""
-MOST_SAMPLE_TOLD = 600
+MOST_SAMPLE_SHARED = 600
 """Maximum characters of a sample text that others get."""
 RECENT = 10
 """Number of exchanges whose median distance is shown as the disagreement."""
 
-Tell = Callable[[dict[str, Any]], None]
+EventListener = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,6 @@ class Sources:
     """Functions that return current figures; each is safe from any thread."""
 
     figures: Callable[[], Mapping[str, Any]]
-    """``SessionRecorder.figures``."""
     rates: Callable[[], tuple[float, float]]
     """Bytes per second recently sent and received."""
     traffic: Callable[[], tuple[int, int]]
@@ -86,42 +84,41 @@ class StatusView:
     """A view of this peer, updated by notes; see the module docstring.
 
     Args:
-        standing: returns one word for what the peer does, and why; called from any thread, also before there is a run.
-        wall: returns seconds since 1970.
+        state: returns one word for what the peer does, and why; called from any thread, also before there is a run.
     """
 
     def __init__(
         self,
         me: PeerId,
         nickname: str,
-        standing: Callable[[], tuple[str, str]],
+        state: Callable[[], tuple[str, str]],
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._view = View("peer", me=me)
         self._nickname = nickname
-        self._standing = standing
+        self._state = state
         self._wall = wall
         self._lock = threading.Lock()
         self._sources: Sources | None = None
         self._device: str | None = None
         self._distances: deque[float] = deque(maxlen=RECENT)
-        self._tells: list[Tell] = []
+        self._listeners: list[EventListener] = []
         self._join: Callable[[], str] = str
         self._shares: Callable[[], bool] = lambda: False
-        self._kept = 0
+        self._unshared_serial = 0
         """Serial of the last news while nothing was shared."""
-        self._told: deque[tuple[int, float, str]] = deque(maxlen=MOST_FAILURES)
+        self._shared_failures: deque[tuple[int, float, str]] = deque(maxlen=MOST_FAILURES)
         """Failures that others may see: serial, time, line."""
 
     def shared_while(self, shares: Callable[[], bool]) -> None:
         """Show others only what happens while ``shares()`` is true; the noting thread calls it."""
         self._shares = shares
 
-    def on_event(self, tell: Tell) -> None:
+    def on_event(self, listener: EventListener) -> None:
         """Call ``tell`` with every later exchange and failure, in the noting thread."""
-        self._tells.append(tell)
+        self._listeners.append(listener)
 
-    def run(self, signed: SignedManifest, parameters: int, join: Callable[[], str]) -> None:
+    def set_run(self, signed: SignedManifest, parameters: int, join: Callable[[], str]) -> None:
         """Set the run, and the function that returns the join command, which every ``document`` calls."""
         manifest = signed.manifest
         with self._lock:
@@ -135,22 +132,20 @@ class StatusView:
             )
             self._join = join
 
-    def take(self, sources: Sources) -> None:
-        """Set the sources of figures."""
+    def set_sources(self, sources: Sources) -> None:
         self._sources = sources
 
-    def hear(self, kind: str, fields: dict[str, Any]) -> None:
-        """Take in a note; a ``telemetry.Listener``."""
+    def on_note(self, kind: str, fields: dict[str, Any]) -> None:
         is_shared = self._shares()
         with self._lock:
-            event = self._fold(kind, fields, self._wall())
+            event = self._record(kind, fields, self._wall())
             if not is_shared:
-                self._kept = self._view.last_serial
+                self._unshared_serial = self._view.last_serial
         if event is not None:
-            for tell in self._tells:
-                tell(event)
+            for listener in self._listeners:
+                listener(event)
 
-    def meet(self, records: Sequence[Presence], relayed: Callable[[PeerId], bool]) -> None:
+    def update_peers(self, records: Sequence[Presence], relayed: Callable[[PeerId], bool]) -> None:
         """Update the live peers from their presence records, and the traffic curve. Call it periodically."""
         now = self._wall()
         rows = [row_of(each, now, relayed(each.peer)) for each in records]
@@ -160,14 +155,13 @@ class StatusView:
                 self._view.traffic.add(now, *self._sources.rates())
 
     def document(self) -> dict[str, Any]:
-        """Return the document that ``/status`` serves."""
         now = self._wall()
         with self._lock:
             self._refresh()
             self._view.join = self._join()
             return self._view.document(now)
 
-    def telling(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
+    def report(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
         """Return our row and our news after a serial number, for bootstraps that show the swarm.
 
         Returns all news if that serial is from an earlier process of this peer. Leaves out what happened while nothing
@@ -180,16 +174,16 @@ class StatusView:
                 ["exchange", row.n, row.at, row.b, row.seconds, row.bytes, row.distance, row.path]
                 for row in view.exchanges
             ]
-            news += [["failure", *each] for each in self._told]
+            news += [["failure", *each] for each in self._shared_failures]
             news += [["checkpoint", row.n, row.at, row.step] for row in view.checkpoints]
-            known = max(serial if serial <= view.last_serial else 0, self._kept)
+            known = max(serial if serial <= view.last_serial else 0, self._unshared_serial)
             since = sorted((each for each in news if each[1] > known), key=lambda each: each[1])
-            sample = {} if view.sample is None else {"sample": view.sample.text[:MOST_SAMPLE_TOLD]}
+            sample = {} if view.sample is None else {"sample": view.sample.text[:MOST_SAMPLE_SHARED]}
             return plain(self._own_row()) | sample, since
 
     # --- under the lock ---------------------------------------------------------------------------------------------
 
-    def _fold(self, kind: str, fields: Mapping[str, Any], now: float) -> dict[str, Any] | None:
+    def _record(self, kind: str, fields: Mapping[str, Any], now: float) -> dict[str, Any] | None:
         """Take in a note; return the event for the listeners of ``on_event``, if any."""
         view = self._view
         match kind:
@@ -203,15 +197,15 @@ class StatusView:
                 if "progress" in fields and (curve := view.curve(view.me, self._nickname)) is not None:
                     curve.held_out.add(float(fields["progress"]), now, float(fields["loss"]))
             case "saved":
-                view.add_checkpoint(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
+                view.add(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
             case "sample":
                 view.sample = SampleText(now, view.me, int(fields["step"]), "", paragraph(str(fields["text"])))
             case _ if kind in FAILURES:
-                said = line(kind, fields) or f"{kind}: {fields.get('why', '')}"
-                row = FailureRow(view.next_serial(), now, view.me, words(said))
-                view.add_failure(row)
-                if kind in TOLD:
-                    self._told.append((row.n, now, words(without_places(said))))
+                text = line(kind, fields) or f"{kind}: {fields.get('why', '')}"
+                row = FailureRow(view.next_serial(), now, view.me, words(text))
+                view.add(row)
+                if kind in SHAREABLE:
+                    self._shared_failures.append((row.n, now, words(without_places(text))))
                 return {"kind": "failure", **plain(row)}
         return None
 
@@ -227,7 +221,7 @@ class StatusView:
             distance=distance,
             path="relayed" if fields.get("relay") else "direct",
         )
-        view.add_exchange(row)
+        view.add(row)
         self._distances.append(distance)
         view.disagreement.add(self._figure("progress"), now, median(self._distances))
         return {"kind": "exchange", **plain(row)}
@@ -263,31 +257,19 @@ class StatusView:
         )
 
     def _refresh(self) -> None:
-        """Update the view's state, figures and own row."""
         view, sources = self._view, self._sources
-        view.state, view.why = self._standing()
+        view.state, view.why = self._state()
         if sources is None:
             return
         own = self._own_row()
         view.peers = {own.id: own, **{peer: row for peer, row in view.peers.items() if peer != own.id}}
         view.total_peers = max(view.total_peers, 1)
-        figures = sources.figures()
-        named = {
-            "tokens": figures.get("tokens"),
-            "tokens_per_s": figures.get("tokens_per_s"),
-            "fraction": figures.get("fraction"),
-            "blocked_share": own.blocked_share,
-            "exchanges": figures.get("exchanges_ok"),
-            "failed": figures.get("exchanges_failed"),
-            "loss": own.loss,
-            "held_out": own.held_out,
-            "disagreement": own.disagreement,
-            "up": own.up,
-            "down": own.down,
-            "sent_bytes": own.sent_bytes,
-            "received_bytes": own.received_bytes,
+        found = {"fraction": sources.figures().get("fraction"), **plain(own)}
+        view.figures = {
+            name: float(value)
+            for name, value in found.items()
+            if isinstance(value, int | float) and name not in ("step", "progress", "age_s")
         }
-        view.figures = {name: float(value) for name, value in named.items() if value is not None}
 
 
 def row_of(record: Presence, now: float, relayed: bool) -> PeerRow:

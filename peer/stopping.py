@@ -21,19 +21,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from p2ptrain.ports import Notebook
 from p2ptrain.train.loop import Signals
 
-_HANGUP: int | None = getattr(signal, "SIGHUP", None)
-"""SIGHUP; None on a platform without it."""
 DOUBLED_S = 0.5
-"""Seconds within which a second SIGTERM counts as the first.
-
-Guess: the delays between duplicate signals that service managers send.
-"""
+"""Seconds within which a second SIGTERM counts as the first. Guess: the delays between duplicate signals that service
+managers send."""
 
 
 class JoiningStopped(KeyboardInterrupt):
@@ -53,28 +49,25 @@ class Stopping:
         self._wake: Callable[[], None] | None = None
         self._has_failed = False
         self._asked: tuple[int, float] | None = None
-        """First signal, and its time."""
         self._before: dict[int, Any] = {}
-        self._told: SimpleQueue[tuple[str, bool] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[str, bool] | None] = SimpleQueue()
         """Signal names, and whether each stops something; None ends the thread."""
-        self._teller = threading.Thread(target=self._tell, name="stopping", daemon=True)
+        self._notifier = threading.Thread(target=self._notify, name="stopping", daemon=True)
 
     def __enter__(self) -> Self:
-        self._teller.start()
-        self._before = {number: signal.signal(number, self._handle) for number in _heard()}
+        self._notifier.start()
+        self._before = {number: signal.signal(number, self._handle) for number in _handled_signals()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._told.put(None)
-        self._teller.join()
+        self._queue.put(None)
+        self._notifier.join()
         return isinstance(error, JoiningStopped)
 
     @contextlib.contextmanager
-    def minding_errors(self) -> Iterator[None]:
+    def handling_errors(self) -> Iterator[None]:
         """Ignore the first signal once this block has failed, because JoiningStopped would replace its error."""
         try:
             yield
@@ -92,17 +85,17 @@ class Stopping:
         now = time.monotonic()
         if self._asked is not None:
             first, then = self._asked
-            if number == _HANGUP or (number == first == signal.SIGTERM and now - then < DOUBLED_S):
+            if number == signal.SIGHUP or (number == first == signal.SIGTERM and now - then < DOUBLED_S):
                 return
             raise KeyboardInterrupt
         self._asked = number, now
-        self._told.put((signal.Signals(number).name, not self._has_failed))
+        self._queue.put((signal.Signals(number).name, not self._has_failed))
         if not self._has_failed and self._wake is None:
             raise JoiningStopped
 
-    def _tell(self) -> None:
-        while (told := self._told.get()) is not None:
-            name, ends = told
+    def _notify(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            name, ends = entry
             self._signals.stop.set()
             if not ends:
                 continue
@@ -111,7 +104,6 @@ class Stopping:
             self._notebook.note("stopping", signal=name, training=self._wake is not None)
 
 
-def _heard() -> list[int]:
-    """Return the signals that stop the peer."""
-    closes = [] if _HANGUP is None or signal.getsignal(_HANGUP) is signal.SIG_IGN else [_HANGUP]
-    return [signal.SIGINT, signal.SIGTERM, *closes]
+def _handled_signals() -> list[int]:
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]

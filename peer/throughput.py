@@ -9,9 +9,7 @@ from p2ptrain.ports import Clock
 
 WINDOW_S = 60.0
 """Seconds over which throughput is averaged: an outer step of most machines, and short enough to show throttling.
-
-Guess: the duration of outer steps on volunteers' machines.
-"""
+Guess: the duration of outer steps on volunteers' machines."""
 BETWEEN_S = 1.0
 """Minimum seconds between two remembered inner steps, except the newest."""
 

@@ -49,12 +49,12 @@ def test_a_share_is_what_passed_over_what_the_line_carries_in_that_time() -> Non
 
 
 def test_what_a_machine_cannot_measure_is_left_out_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(goodput_line, "why_not", lambda: "Making network namespaces is root's to do.")
+    monkeypatch.setattr(goodput_line, "why_not", lambda: "Network namespaces need root.")
     monkeypatch.setattr(bench, "measured", lambda name, scratch: pytest.fail(f"{name} was measured"))
     target = tmp_path / "bench.json"
     done = CliRunner().invoke(bench.main, ["--only", "goodput_line", "--json", str(target)])
     assert done.exit_code == 0, done.output
-    assert "goodput_line is skipped: Making network namespaces is root's to do." in done.output
+    assert "goodput_line is skipped: Network namespaces need root." in done.output
     assert not target.exists() or json.loads(target.read_bytes())["figures"] == {}
 
 

@@ -304,7 +304,7 @@ def test_a_real_write_that_fails_midway_leaves_nothing(tmp_path):
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-        with pytest.raises(HomeError, match="the checkpoint could not be saved"):
+        with pytest.raises(HomeError, match="cannot be written"):
             save(tmp_path, 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

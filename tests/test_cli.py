@@ -92,7 +92,7 @@ def test_a_user_error_prints_problem_and_remedy(tmp_path: Path, capsys: pytest.C
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "error: There is no preset 'dem'.\n  Did you mean demo? Presets: demo, llama-15m, llama-135m.\n"
+        "error: There is no preset 'dem'.\n  Did you mean demo? Choose one of demo, llama-15m, llama-135m.\n"
     )
 
 

@@ -83,6 +83,19 @@ def can_be_empty(node: ast.expr, given: dict[str, ast.expr]) -> bool:
             return False
 
 
+def fragments(tree: ast.Module, names: set[str]) -> Iterator[str]:
+    """Yield each problem of an error in ``names`` that is not a sentence. A value, a field or a file may begin it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name_of(node.func) in names and node.args:
+            match node.args[0]:
+                case ast.JoinedStr(values=[*_, ast.FormattedValue(value=ast.Attribute(attr="problem"))]):
+                    continue  # the sentence of another error ends it
+                case ast.Constant() | ast.JoinedStr() as problem:
+                    text = next(strings(problem))
+                    if not re.match(r"[^a-z]|p2ptrain\b|[a-z_]+\.[a-z]", text) or not text.endswith("."):
+                        yield text
+
+
 def strings(tree: ast.AST) -> Iterator[str]:
     """Yield all texts in a tree but its docstrings, with ``…`` for what is filled in."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -135,6 +148,32 @@ def test_a_missing_remedy_is_found(source: str, count: int) -> None:
 @pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_error_for_users_carries_a_remedy(path: Path) -> None:
     assert [*without_remedy(TREES[path], NAMES)] == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_sentence"),
+    [
+        ('"It is gone."', True),
+        ('f"{path} is gone."', True),
+        ('f"manifest.toml is gone: {why}."', True),
+        ('f"{path} is gone. {error.problem}"', True),
+        ('"it is gone."', False),
+        ('"It is gone"', False),
+        ('f"{path} is gone: {why}"', False),
+    ],
+)
+def test_a_problem_that_is_not_a_sentence_is_found(problem: str, is_sentence: bool) -> None:
+    found = [*fragments(ast.parse(f'raise HomeError({problem}, "Make it again.")'), NAMES)]
+    assert (found == []) == is_sentence
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in TREES if not path.is_relative_to(ROOT / "lab")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_problems_are_sentences(path: Path) -> None:
+    assert [*fragments(TREES[path], NAMES)] == []
 
 
 def test_the_errors_for_users_are_found() -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from p2ptrain.page.metrics import exposition, names
+from p2ptrain.page.metrics import COUNTS_OF_PEERS, OF_PEERS, TOTALS, exposition
 from p2ptrain.page.view import PeerRow, View
 
 DASHBOARD: dict[str, Any] = json.loads((Path(__file__).parent.parent / "docs" / "grafana.json").read_text())
@@ -19,7 +19,7 @@ def asked() -> set[str]:
 
 
 def test_every_name_in_the_dashboard_is_exported() -> None:
-    assert asked() <= names()
+    assert asked() <= {name_of(line) for line in scraped()}
     assert len(asked()) > 8
 
 
@@ -38,7 +38,8 @@ def test_rates_are_of_what_only_grows() -> None:
             assert rated == set(re.findall(r"p2ptrain_\w+_total\b", target["expr"])), panel["title"]
 
 
-def test_what_is_exported_has_these_names() -> None:
+def scraped() -> list[str]:
+    """Lines about one peer of which everything is known, in the views of a bootstrap and of itself."""
     row = PeerRow(
         "12D3KooWabcdef",
         "fox",
@@ -59,8 +60,18 @@ def test_what_is_exported_has_these_names() -> None:
         blocked_share=0.1,
     )
     lines = [*told_by(View("bootstrap"), row), *told_by(View("peer", me=row.id), row)]
-    found = {re.split(r"[{ ]", line)[0] for line in lines if line and not line.startswith("#")}
-    assert found == names()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def name_of(line: str) -> str:
+    return re.split(r"[{ ]", line)[0]
+
+
+def test_what_is_exported_has_these_names() -> None:
+    lines = scraped()
+    ours, of_peers = map(len, ([*TOTALS], [*OF_PEERS, *COUNTS_OF_PEERS]))
+    growing = sum(grows for _, _, grows in TOTALS.values())
+    assert len({name_of(line) for line in lines}) == 2 + ours + growing + of_peers
     assert 'p2ptrain_peer_outer_steps{peer="abcdef"} 3.0' in lines
     assert 'p2ptrain_peer_exchanges_total{peer="abcdef"} 4.0' in lines
     assert 'p2ptrain_peer_info{device="",nickname="fox",peer="abcdef"} 1.0' in lines

@@ -24,7 +24,8 @@ def test_local_hands_over_and_meets_nobody() -> None:
 def test_swarm_mixes_weights_with_random_peers_in_the_background() -> None:
     for name, stream in ("swarm", "fast"), ("swarm_slow", "slow"):
         swarm = RECIPES[name]
-        assert (swarm.overlapped, swarm.blocking, swarm.outer) == ((stream,), (), "momentum")
+        assert [(mix.stream, mix.when) for mix in swarm.mixes] == [(stream, "overlapped")]
+        assert swarm.outer == "momentum"
         assert swarm.is_random
         assert not swarm.is_collective
 
@@ -34,7 +35,7 @@ def test_who_waits_and_for_what() -> None:
     assert not RECIPES["gasloc"].mixes_before_step
     assert RECIPES["noloco"].blocking == ("slow", "pseudo_gradient")
     assert RECIPES["noloco"].mixes_before_step
-    assert RECIPES["factored_gossip"].overlapped == ("slow",)
+    assert RECIPES["factored_gossip"].mixes[0].when == "overlapped"
     assert RECIPES["factored_gossip"].blocking == ("pseudo_gradient",)
     assert {name for name, recipe in RECIPES.items() if recipe.every_step} == {"ddp", "dpsgd", "ad_psgd"}
 

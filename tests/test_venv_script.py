@@ -71,7 +71,7 @@ def test_another_python_alone_is_named_with_a_way_out(system: System, version: s
     system.tool("id", f"#!/bin/sh\necho {user}\n")
     done = system.run()
     assert done.returncode == 1
-    assert f"Found only Python {version}; p2ptrain needs 3.11, 3.12 or 3.13." in done.stderr
+    assert f"Found only Python {version}; p2ptrain needs 3.11, 3.12 or 3.13. Install one, for instance:" in done.stderr
     assert "uv python install 3.12" in done.stderr
     assert "apt-get" not in done.stderr + system.asked
 

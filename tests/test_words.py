@@ -31,7 +31,9 @@ CONVERTED = (
     "peer/*.py",
     "peer/doctor",
     "peer/owner",
+    "peer/testnet",
     "bench",
+    "lab",
 )
 """Folders with everything in them, or the modules of one folder. Add one when its docstrings are in plain terms."""
 

@@ -20,9 +20,9 @@ from bench.environment import ROOT, environment
 from bench.rivals.cases import RECIPES, RIVALS, SIZES, RivalCase, RivalRecord
 from bench.rivals.readings import figures, notes_of
 from bench.rivals.table import HEADINGS, lines, merged
-from lab.cell import run_in_a_cell
-from lab.hosts import rehearse
-from lab.namespaces import check_means
+from lab.cell import run_in_cell
+from lab.hosts import check_network_support
+from lab.namespaces import check_support
 from p2ptrain.base import files
 from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import create_run, sign_run
@@ -59,8 +59,8 @@ def main(
     """Compare swarm, diloco and hivemind's averager on home lines. Four to nine minutes a run."""
     console = Console(highlight=False)
     try:
-        check_means()
-        rehearse()
+        check_support()
+        check_network_support()
     except UserError as error:
         raise click.ClickException(str(error)) from None
     cases = [
@@ -114,7 +114,7 @@ def run(case: RivalCase, folder: Path) -> None:
     sign_run(folder / "run")
     command = [sys.executable, "-m", "bench.rivals.runner", str(folder), json.dumps(asdict(case))]
     before = set(HIVEMINDS.glob(SOCKETS))
-    status = run_in_a_cell(command, STOP_S, PYTHONPATH=os.pathsep.join(sys.path[:1]))
+    status = run_in_cell(command, STOP_S, PYTHONPATH=os.pathsep.join(sys.path[:1]))
     sweep(set(HIVEMINDS.glob(SOCKETS)) - before)
     if status:
         raise click.ClickException(f"{case.name} ended with status {status}; see its output above.")

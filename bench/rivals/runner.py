@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.rivals.cases import SIZES, RivalCase, RivalRecord
-from lab.cell import hear_sigterm
+from lab.cell import unblock_sigterm
 from lab.hosts import Access, Host, Network
-from lab.stages import OwnProcesses
+from lab.stages import LocalProcesses
 from p2ptrain.base import files
 from peer.testnet import processes
 from peer.testnet.processes import Child
 from peer.testnet.watch import Tail
 
 HOME_LINE = Access(up_mbit_s=20.0, down_mbit_s=100.0, delay_s=0.02)
-STARTING_S = 240.0
+START_TIMEOUT_S = 240.0
 """Timeout of the first progress note of all peers. Guess: measure the start of 8 peers, a minute on two idle
 cores, on a busy machine."""
 LEAVING_S = 90.0
@@ -60,7 +60,7 @@ class RivalSession:
             module, arguments = "bootstrap", [str(self.folder / "run"), "--home", str(home)]
         child = await processes.start(MEETING_POINT, module, arguments, self.log(MEETING_POINT), 1, host.inside)
         self.children[MEETING_POINT] = child
-        await self.until(lambda: self.link_file.exists() and bool(self.link_file.read_text().strip()), STARTING_S)
+        await self.until(lambda: self.link_file.exists() and bool(self.link_file.read_text().strip()), START_TIMEOUT_S)
 
     async def enter(self, who: str, late: bool = False) -> None:
         """Start a peer on its own host."""
@@ -132,11 +132,11 @@ async def run_rival(folder: Path, case: RivalCase) -> RivalRecord:
             await session.open()
             for who in names:
                 await session.enter(who)
-            await session.until(lambda: session.trains.issuperset(names), STARTING_S)
+            await session.until(lambda: session.trains.issuperset(names), START_TIMEOUT_S)
             record.zero = time.time()
             await session.wait(size.calm_s / case.hurry)
             record.victim, record.killed = names[-1], time.time()
-            OwnProcesses().kill(record.victim, session.children[record.victim].process.pid)
+            LocalProcesses().kill(record.victim, session.children[record.victim].process.pid)
             await session.wait(size.wounded_s / case.hurry)
             record.newcomer, record.came = "newcomer", time.time()
             await session.enter(record.newcomer, late=True)
@@ -153,7 +153,7 @@ async def run_rival(folder: Path, case: RivalCase) -> RivalRecord:
 
 def main() -> None:
     folder, case = Path(sys.argv[1]), RivalCase(**json.loads(sys.argv[2]))
-    hear_sigterm()
+    unblock_sigterm()
     record = asyncio.run(run_rival(folder, case))
     files.replace(folder / "record.json", json.dumps(dataclasses.asdict(record)).encode())
 

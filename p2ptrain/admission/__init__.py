@@ -16,14 +16,6 @@ Invite issuers exist because a certificate is valid for the whole run but an inv
 the invite's key could backdate its own signature. An issuer, a node named in the invite and usually a bootstrap,
 confirms the date and counts the uses. A peer asks it once, when it joins. An issuer cannot admit peers by itself,
 because it does not have the invite's key. No secret is sent, so a copied certificate is of no use to another peer.
-
-=======  ===============================================================================
-records  access lists, invites and certificates: encoding and signatures
-check    ``refusal``: whether a peer may take part, and why not
-gate     ``Gate``: one node's knowledge about admission, and its decisions
-issuer   ``InviteRegister``: what an invite issuer signs, and how often
-author   the author's commands: invite, admit, revoke (files of the run's directory)
-=======  ===============================================================================
 """
 
 from p2ptrain.admission.check import Refusal, refusal, remedy

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -137,9 +137,9 @@ def _rule(
     run: Path,
     run_id: RunId,
     before: AccessList,
-    admitted: Sequence[PeerId] | set[PeerId],
-    banned: Sequence[PeerId] | set[PeerId],
-    revoked: Sequence[str] | set[str],
+    admitted: Iterable[PeerId],
+    banned: Iterable[PeerId],
+    revoked: Iterable[str],
     now: float,
 ) -> AccessList:
     """Write a new access list, or leave the file unchanged if the names are the same."""
@@ -152,7 +152,7 @@ def _rule(
     except ValueError:
         raise AdmissionError(
             f"The access list would have {sum(map(len, names)):,} names, but at most {MAX_RULINGS:,} are allowed.",
-            "For any number of peers, create an open run.",
+            "Create an open run for any number of peers.",
         ) from None
     path = run / RULINGS_FILE
     try:
@@ -174,6 +174,6 @@ def _peer(text: str) -> PeerId:
     if key_of(text) is None:
         raise AdmissionError(
             f"{text[:80]!r} is not a peer id.",
-            "A refused peer prints its peer id, 12D3KooW… with 52 characters; the id of an invite has 16 digits.",
+            "Give the id that a refused peer prints, 12D3KooW… with 52 characters; an invite's id has 16 digits.",
         )
     return PeerId(text)

@@ -50,7 +50,6 @@ class InviteRegister:
         return at, attest(sign, self.run, invite, peer, at)
 
     def encode(self) -> bytes:
-        """Encode the register as JSON."""
         rows = {key.hex(): [self.expiries[key], guests] for key, guests in self.guests.items()}
         return json.dumps({"run": self.run, "invites": rows}, indent=1).encode()
 
@@ -70,6 +69,5 @@ class InviteRegister:
         return register
 
     def _forget(self, now: float) -> None:
-        """Remove expired invites, which admit no further peers."""
         for key in [key for key, expires_at in self.expiries.items() if expires_at < now]:
             del self.expiries[key], self.guests[key]

@@ -70,7 +70,6 @@ class Invite:
     witnesses: tuple[PeerId, ...]
     """Issuers: nodes that may attest that a peer came in time."""
     signature: bytes = b""
-    """The author's signature."""
 
     @property
     def id(self) -> str:
@@ -78,11 +77,9 @@ class Invite:
         return self.key[:8].hex()
 
     def fields(self) -> list[Any]:
-        """Return the fields in the order of the encoding."""
         return [self.key, self.expires_at, self.uses, list(self.witnesses), self.signature]
 
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> Invite:
-        """Return a copy with the author's signature."""
         return replace(self, signature=signature(author, INVITE, [run, *self.fields()[:-1]]))
 
     @classmethod
@@ -159,7 +156,6 @@ class Certificate:
     attestation: bytes
 
     def encode(self) -> bytes:
-        """Encode the certificate; see the module."""
         own = [self.peer, self.introduction, self.witness, self.witnessed_at, self.attestation]
         return packed([self.invite.fields(), *own])
 
@@ -214,11 +210,9 @@ class AccessList:
 
     @property
     def size(self) -> int:
-        """Number of names of all kinds."""
         return len(self.admitted) + len(self.banned) + len(self.revoked)
 
     def encode(self) -> bytes:
-        """Encode the access list; see the module."""
         return packed([*self._fields(), self.signature])
 
     @classmethod

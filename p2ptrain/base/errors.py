@@ -1,22 +1,6 @@
 """Exceptions that this project raises on purpose.
 
-::
-
-    P2pTrainError
-     ├── UserError            the owner of this machine can fix it; carries a remedy; the command exits with 2
-     │    ├── ManifestError   a run's description is malformed, edited, unsigned, too large or of another version
-     │    ├── JoinLinkError   a join link is malformed, truncated or names another run
-     │    ├── AdmissionError  this peer may not take part, or the author's access list cannot be applied
-     │    ├── CorpusError     a corpus is unreadable, empty, too short or has the wrong digest
-     │    ├── HomeError       a peer's home is locked, unwritable, full or belongs to another run
-     │    ├── DeviceError     the model does not fit, or the device or platform cannot run it
-     │    ├── ScenarioError   a simulation's scenario or report is malformed, impossible or of another version
-     │    └── OutputError     a command's output cannot be written: a full disk, a closed pipe
-     ├── RemoteError          a peer violated the protocol: it loses trust, training continues
-     └── NetworkError         the network failed: temporary, training continues
-          ├── UnbegunError    the other side closed a link cleanly before the first byte of its payload
-          └── MisfitError     payloads did not fit the step widths that both sides had agreed on
-
+A ``UserError`` ends a command with status 2. After a ``RemoteError`` or ``NetworkError`` training continues.
 Any other exception is a bug and keeps its traceback.
 """
 
@@ -31,8 +15,8 @@ class UserError(P2pTrainError):
     """A problem that the owner of this machine can fix.
 
     Args:
-        problem: one sentence that says what is wrong, with the value that was found.
-        remedy: one sentence that says what to do.
+        problem: a sentence that says what is wrong, with the value that was found.
+        remedy: an imperative sentence; no full stop after a command that ends it, so that it can be copied.
     """
 
     def __init__(self, problem: str, remedy: str) -> None:

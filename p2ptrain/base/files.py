@@ -41,6 +41,15 @@ def replace(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) ->
         temporary.unlink(missing_ok=True)
 
 
+def sync(path: Path) -> None:
+    """Flush a file's or directory's content to the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def missing_newline(path: Path) -> str:
     """Return the newline that a file's incomplete last line lacks, or nothing. Raises OSError.
 

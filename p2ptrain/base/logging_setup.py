@@ -1,9 +1,7 @@
 """Terminal output of Python's logging: short, printable lines at a limited rate.
 
-Libraries log freely: hivemind passes on p2pd's lines, asyncio prints tracebacks of tasks that nobody awaits, and parts
-of both may be text from strangers. Without a handler Python prints all of it unchanged. ``logging_installed`` prints it
-line by line, printable and truncated, a limited number of lines a minute, so a stranger who makes a library complain
-fills neither terminal nor log.
+Libraries log freely, partly text from strangers: hivemind passes on p2pd's lines, asyncio prints tracebacks of tasks
+that nobody awaits. A stranger who makes a library complain must fill neither terminal nor log.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Event log: the terminal, the JSONL file and the tests all read the same notes.
 
-A note is a kind and a few plain fields. ``EventLog`` appends each as one JSON line to the peer's home. The log is
-bounded: past ``MAX_LOG_BYTES`` the file is renamed to ``events.1.jsonl`` and a new one begins. A full disk loses lines
-but never stops training.
+A note is a kind and a few plain fields. The log is bounded: past ``MAX_LOG_BYTES`` the file is renamed to
+``events.1.jsonl`` and a new one begins. A full disk loses lines but never stops training.
 
-``lossy_output`` keeps a long-running process alive when nothing takes its output any more: a log on a full disk, a
-closed pipe or terminal. ``strict_output`` is for commands whose purpose is their output: there the same is an
-OutputError.
+``lossy_output`` keeps a long-running process alive after its terminal or pipe has closed. ``strict_output`` is for
+commands whose purpose is their output: there the same is an OutputError.
 """
 
 from __future__ import annotations
@@ -47,12 +45,10 @@ class MemoryLog:
 class EventLog:
     """JSONL file and listeners that also see every note. Safe to call from any thread.
 
-    Owns the file: ``close`` it. Survives a full or vanished disk: listeners still get each note, and ``write_error``
-    holds the last error.
+    Owns the file: ``close`` it. Survives a full or vanished disk: listeners still get each note.
     """
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
-        self.write_error: str | None = None
         self._path = path
         self._wall = wall
         self._listeners: list[Listener] = []
@@ -86,65 +82,46 @@ class EventLog:
                 self._file.close()
                 self._file = None
                 self._path.replace(self._path.with_suffix(".1.jsonl"))
-        except OSError as error:
-            self.write_error = str(error)
+        except OSError:
             self._file = None
 
 
-class LossyStream:
-    """Text stream that drops what it cannot write; its writes never raise OSError."""
+class StrictStream:
+    """Text stream that raises OutputError instead of OSError, at which click and rich end the process silently."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, OutputError):
+        with self._guarded():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
+        with self._guarded():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(
+                f"The output cannot be written: {error.strerror or error}.",
+                "Redirect it to a disk with free space, or to a program that reads it.",
+            ) from None
+
+
+class LossyStream(StrictStream):
+    """Text stream that drops what it cannot write."""
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
         with contextlib.suppress(OSError, OutputError):
-            self._stream.flush()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class StrictStream:
-    """Text stream that raises OutputError instead of OSError.
-
-    Libraries treat an OSError differently: click and rich end the process silently at a broken pipe.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError as error:
-            raise _unprintable(error) from None
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except OSError as error:
-            raise _unprintable(error) from None
-
-    @property
-    def buffer(self) -> StrictStream:
-        """Strict stream over the underlying bytes: click writes there what the stream's encoding lacks."""
-        return StrictStream(cast(TextIO, self._stream.buffer))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def _unprintable(error: OSError) -> OutputError:
-    why = error.strerror or error
-    return OutputError(
-        f"The output cannot be written: {why}.", "Redirect it to a disk with free space, or to a program that reads it."
-    )
+            yield
 
 
 @contextlib.contextmanager
@@ -154,14 +131,13 @@ def strict_output() -> Iterator[None]:
     if before is None:  # closed from the start
         yield
         return
-    minded = StrictStream(before)
-    sys.stdout = cast(TextIO, minded)
+    sys.stdout = cast(TextIO, StrictStream(before))
     try:
         yield
-        minded.flush()
+        sys.stdout.flush()
     finally:
         sys.stdout = before
-        _drop_what_is_left(before)
+        _flush_or_discard(before)
 
 
 @contextlib.contextmanager
@@ -172,26 +148,20 @@ def lossy_output() -> Iterator[None]:
     """
     before = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        sys.stdout, sys.stderr = (cast(TextIO, LossyStream(_writing_all(stream or nowhere))) for stream in before)
+        for stream in filter(None, before):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")
+        sys.stdout, sys.stderr = (cast(TextIO, LossyStream(stream or nowhere)) for stream in before)
         try:
             yield
         finally:
             sys.stdout, sys.stderr = before
             for stream in filter(None, before):
-                _drop_what_is_left(stream)
+                _flush_or_discard(stream)
 
 
-def _writing_all(stream: TextIO) -> TextIO:
-    """Make the stream escape characters that its encoding lacks."""
-    if (reconfigure := getattr(stream, "reconfigure", None)) is not None:  # a StrictStream passes it on
-        reconfigure(errors="backslashreplace")
-    return stream
-
-
-def _drop_what_is_left(stream: TextIO) -> None:
-    """Flush or discard buffered output, so that the interpreter's final flush does not fail (Python's documentation,
-    signal, "Note on SIGPIPE").
-    """
+def _flush_or_discard(stream: TextIO) -> None:
+    """Prevent a failure of the interpreter's final flush (Python's documentation, signal, "Note on SIGPIPE")."""
     try:
         stream.flush()
     except (OSError, OutputError):

@@ -30,10 +30,10 @@ thread-safe, and work on host memory. Memory beyond input and output is bounded 
 factors.
 """
 
-from p2ptrain.base.codec_names import CODECS, GRADIENT_CODECS, MODULAR_CODECS, WEIGHT_CODECS
-from p2ptrain.codec.base import LARGEST_MAGNITUDE, Buffer, Codec, CodecTerms, Decodable, Matrices
-from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE, BlockwiseCodec
-from p2ptrain.codec.dense import BF16, FP16, FP32, DenseCodec
+from p2ptrain.base.codec_names import CODECS, GRADIENT_CODECS, MODULAR_CODECS
+from p2ptrain.codec.base import DEFAULT_BLOCK_SIZE, LARGEST_MAGNITUDE, Codec, CodecTerms, Decodable, Matrices
+from p2ptrain.codec.blockwise import BlockwiseCodec
+from p2ptrain.codec.dense import BF16, FP16, FP32
 from p2ptrain.codec.feedback import Feedback, compress, is_decodable, needs_feedback
 from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
@@ -92,29 +92,17 @@ def get_decodable(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = D
 
 
 __all__ = [
-    "BF16",
     "CODECS",
-    "DEFAULT_BLOCK_SIZE",
-    "DEFAULT_RANK",
     "FIRST_PACE",
-    "FP16",
-    "FP32",
-    "GRADIENT_CODECS",
     "LARGEST_MAGNITUDE",
     "PACE",
-    "WEIGHT_CODECS",
-    "BlockwiseCodec",
-    "Buffer",
     "Codec",
     "CodecTerms",
     "Comparison",
     "Decodable",
-    "DenseCodec",
     "Feedback",
     "LowRankCodec",
     "Matrices",
-    "ModularCodec",
-    "TopKCodec",
     "agree",
     "apart",
     "compare",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,10 @@ CHUNK = 1 << 17
 
 Our measurement on one EPYC core: 2^17 to 2^19 are equal, 2^15 is slower.
 """
+
+
+DEFAULT_BLOCK_SIZE = 1024
+"""Elements per scale: 8.016 bits per element. From 256 up it hardly affects speed (``bench/codecs.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,42 @@ def blocks_of(
     missing = -len(values) % block_size
     padded = torch.nn.functional.pad(values, (0, missing)) if missing else values
     return padded.view(-1, block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Codes of 4 or 8 bits in blocks of elements: the part that the codecs of weights share."""
+
+    largest_block: ClassVar[int] = CHUNK
+
+    bits: int
+    """Bits per code, 4 or 8."""
+    block_size: int = DEFAULT_BLOCK_SIZE
+    """B: elements that share a scale or a step width; even if two codes share a byte."""
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ValueError(f"a code has 4 or 8 bits, not {self.bits}")
+        if not 1 <= self.block_size <= self.largest_block:
+            raise ValueError(f"block size must be between 1 and {self.largest_block}, not {self.block_size}")
+        if self.bits == 4 and self.block_size % 2:
+            raise ValueError(f"block size must be even for four bits, not {self.block_size}")
+
+    @property
+    def chunk(self) -> int:
+        """Elements processed at a time: whole blocks."""
+        return CHUNK // self.block_size * self.block_size
+
+    def blocks(self, elements: int) -> int:
+        return -(-elements // self.block_size)
+
+    def code_bytes(self, elements: int) -> int:
+        return -(-elements * self.bits // 8)
+
+
+def largest_code(bits: int) -> int:
+    """Return the largest code of that many bits with a sign, the smallest one left out."""
+    return int(2 ** (bits - 1) - 1)
 
 
 class Staging:

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.codec.base import (
-    CHUNK,
     LARGEST_MAGNITUDE,
+    BlockLayout,
     Buffer,
     CodecTerms,
     Reader,
@@ -37,13 +37,11 @@ from p2ptrain.codec.base import (
     check_magnitude,
     check_snapshot,
     chunks,
+    largest_code,
     read_all,
     read_difference,
 )
 from p2ptrain.codec.packing import pack_nibbles, unpack_nibbles
-
-DEFAULT_BLOCK_SIZE = 1024
-"""Elements per scale: 8.016 bits per element. From 256 up it hardly affects speed (``bench/codecs.py``)."""
 
 SCALE_BYTES = 2
 
@@ -52,32 +50,19 @@ SMALLEST_SCALE = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
-class BlockwiseCodec:
+class BlockwiseCodec(BlockLayout):
     """Codec with a 4- or 8-bit code per element and a bf16 scale per block."""
-
-    bits: int
-    """Bits per code, 4 or 8."""
-    block_size: int = DEFAULT_BLOCK_SIZE
-    """B: elements that share a scale; even if two codes share a byte."""
-
-    def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
-            raise ValueError(f"a code has 4 or 8 bits, not {self.bits}")
-        if not 1 <= self.block_size <= CHUNK:
-            raise ValueError(f"block size must be between 1 and {CHUNK}, not {self.block_size}")
-        if self.bits == 4 and self.block_size % 2:
-            raise ValueError(f"block size of int4 must be even, not {self.block_size}")
 
     @property
     def name(self) -> str:
         return f"int{self.bits}"
 
     def encoded_size(self, terms: CodecTerms) -> int:
-        return self._scale_bytes(terms) + self._code_bytes(terms.elements)
+        return self._scale_bytes(terms) + self.code_bytes(terms.elements)
 
     def encode(self, snapshot: Tensor, terms: CodecTerms) -> bytes:
         check_snapshot(snapshot, terms)
-        chunk = self._chunk
+        chunk = self.chunk
         work = torch.empty(chunk).view(-1, self.block_size)
         codes = torch.empty(chunk, dtype=torch.int8)
         scales = torch.empty(self._scale_bytes(terms) // SCALE_BYTES, dtype=torch.bfloat16)
@@ -88,40 +73,40 @@ class BlockwiseCodec:
             part = work[: len(blocks)]
             largest = torch.amax(torch.abs(blocks, out=part), dim=1)
             check_magnitude(float(largest.max()))  # amax propagates NaN
-            scale = _scale(largest, self._largest_code)
+            scale = _scale(largest, largest_code(self.bits))
             scales[begin // self.block_size :][: len(scale)] = scale
             inverse = torch.where(scale > 0, scale.reciprocal(), 0.0)
             torch.mul(blocks, inverse[:, None], out=part).round_()
             whole = codes[: part.numel()].copy_(part.view(-1))
             packed = pack_nibbles(whole) if self.bits == 4 else whole.view(torch.uint8)
-            message.write(packed.numpy().data[: self._code_bytes(end - begin)])
+            message.write(packed.numpy().data[: self.code_bytes(end - begin)])
         message.seek(0)
         message.write(scales.view(torch.uint8).numpy().data)
         return message.getvalue()
 
     def decode(self, message: Buffer, terms: CodecTerms) -> Tensor:
         view = check_length(message, self.encoded_size(terms))
-        return read_all(self._reader(view, terms, trusted=False), terms.elements, self._chunk)
+        return read_all(self._reader(view, terms, trusted=False), terms.elements, self.chunk)
 
     def difference(self, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Tensor:
         own, other = check_lengths(mine, theirs, self.encoded_size(terms))
         read_mine, read_theirs = self._reader(own, terms, trusted=True), self._reader(other, terms, trusted=False)
-        return read_difference(read_mine, read_theirs, terms.elements, self._chunk)
+        return read_difference(read_mine, read_theirs, terms.elements, self.chunk)
 
     def _reader(self, message: memoryview, terms: CodecTerms, trusted: bool) -> Reader:
         """Return a reader of a message. Raises RemoteError for invalid scales, unless the message is trusted."""
         head = self._scale_bytes(terms)
         scales = Staging(head).load(message[:head]).view(torch.bfloat16).float()
-        limit = _largest_scale(self._largest_code)
+        limit = _largest_scale(largest_code(self.bits))
         if not trusted and not bool(((scales >= 0) & (scales <= limit)).all()):
             raise RemoteError(f"message carries scales that are not finite, negative or beyond {limit:.3g}")
-        staging = Staging(self._code_bytes(self._chunk))
+        staging = Staging(self.code_bytes(self.chunk))
 
         def read(begin: int, end: int, buffer: Tensor) -> Tensor:
             first_block, past_block = begin // self.block_size, -(-end // self.block_size)
             whole = (past_block - first_block) * self.block_size  # stale codes of a short last block are cut off below
-            piece = message[head + self._code_bytes(begin) : head + self._code_bytes(end)]
-            packed = staging.load(piece)[: self._code_bytes(whole)]
+            piece = message[head + self.code_bytes(begin) : head + self.code_bytes(end)]
+            packed = staging.load(piece)[: self.code_bytes(whole)]
             codes = ((unpack_nibbles(packed).view(torch.int8) ^ 8) - 8) if self.bits == 4 else packed.view(torch.int8)
             scale = scales[first_block:past_block, None]
             torch.mul(codes.view(-1, self.block_size), scale, out=buffer[:whole].view(-1, self.block_size))
@@ -129,21 +114,8 @@ class BlockwiseCodec:
 
         return read
 
-    @property
-    def _largest_code(self) -> int:
-        return int(2 ** (self.bits - 1) - 1)
-
-    @property
-    def _chunk(self) -> int:
-        """Elements processed at a time: whole blocks."""
-        return CHUNK // self.block_size * self.block_size
-
     def _scale_bytes(self, terms: CodecTerms) -> int:
-        """Return the bytes of all scales, the offset of the codes."""
-        return -(-terms.elements // self.block_size) * SCALE_BYTES
-
-    def _code_bytes(self, elements: int) -> int:
-        return -(-elements * self.bits // 8)
+        return self.blocks(terms.elements) * SCALE_BYTES
 
 
 def _scale(

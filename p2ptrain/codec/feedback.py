@@ -45,7 +45,6 @@ class Feedback:
 
     @classmethod
     def empty(cls, elements: int) -> Feedback:
-        """Return the state before the first message."""
         return cls(torch.zeros(elements))
 
 

@@ -238,7 +238,6 @@ def _as_sent(
 
 
 def _random(rows: int, columns: int) -> Tensor:
-    """Return normally distributed numbers from a fixed seed, [rows, columns] fp32."""
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
 
 

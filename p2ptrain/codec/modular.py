@@ -29,12 +29,13 @@ import functools
 import io
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from p2ptrain.codec.base import (
-    CHUNK,
+    BlockLayout,
     Buffer,
     CodecTerms,
     Staging,
@@ -45,7 +46,6 @@ from p2ptrain.codec.base import (
     chunks,
     magnitude,
 )
-from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE
 from p2ptrain.codec.packing import pack_nibbles, unpack_nibbles
 from p2ptrain.codec.steps import WRAPPED, widths
 
@@ -72,32 +72,17 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class ModularCodec:
+class ModularCodec(BlockLayout):
     """Codec with integers modulo 2^bits, in steps of the widths given by ``terms.shape`` and ``terms.level``."""
 
-    bits: int
-    """b: bits per code, 4 or 8."""
-    block_size: int = DEFAULT_BLOCK_SIZE
-    """B: elements that share a step width and a hash; even if two codes share a byte."""
-
-    def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
-            raise ValueError(f"a code has 4 or 8 bits, not {self.bits}")
-        if not 1 <= self.block_size <= LARGEST_BLOCK:
-            raise ValueError(f"block size must be between 1 and {LARGEST_BLOCK}, not {self.block_size}")
-        if self.bits == 4 and self.block_size % 2:
-            raise ValueError(f"block size of modular4 must be even, not {self.block_size}")
+    largest_block: ClassVar[int] = LARGEST_BLOCK
 
     @property
     def name(self) -> str:
         return f"modular{self.bits}"
 
-    def blocks(self, elements: int) -> int:
-        """Return the number of blocks of a fragment."""
-        return -(-elements // self.block_size)
-
     def encoded_size(self, terms: CodecTerms) -> int:
-        return self._hash_bytes(terms) + self._code_bytes(terms.elements)
+        return self._hash_bytes(terms) + self.code_bytes(terms.elements)
 
     def encode(self, snapshot: Tensor, terms: CodecTerms) -> bytes:
         check_snapshot(snapshot, terms)
@@ -106,13 +91,13 @@ class ModularCodec:
         hashes = torch.empty(len(step), dtype=torch.int16)
         message = io.BytesIO()
         message.seek(self._hash_bytes(terms))
-        for begin, end in chunks(terms.elements, self._chunk):
+        for begin, end in chunks(terms.elements, self.chunk):
             check_magnitude(magnitude(snapshot[begin:end]))
             blocks = blocks_of(snapshot[begin:end], self.block_size)
             these = slice(begin // self.block_size, begin // self.block_size + len(blocks))
             residues, hashes[these] = cut(blocks, step[these], self.bits, weights)
             packed = pack_nibbles(residues.view(-1)) if self.bits == 4 else residues.view(-1)
-            message.write(packed.numpy().data[: self._code_bytes(end - begin)])
+            message.write(packed.numpy().data[: self.code_bytes(end - begin)])
         message.seek(0)
         message.write(hashes.view(torch.uint8).numpy().data)
         return message.getvalue()
@@ -127,19 +112,19 @@ class ModularCodec:
         weights = hash_weights(self.block_size)
         head = self._hash_bytes(terms)
         hashes_mine, hashes_theirs = (Staging(head).load(m[:head]).view(torch.int16) for m in (own, other))
-        staging_mine, staging_theirs = (Staging(self._code_bytes(self._chunk)) for _ in range(2))
+        staging_mine, staging_theirs = (Staging(self.code_bytes(self.chunk)) for _ in range(2))
         result = torch.empty(terms.elements, dtype=torch.float32)
         largest = torch.empty(len(step), dtype=torch.uint8)
 
         def residues(message: memoryview, staging: Staging, begin: int, end: int, whole: int) -> Tensor:
             """Return the codes of one chunk, [k, B], padded with zeros; int8 if their differences fit, else int16."""
-            piece = message[head + self._code_bytes(begin) : head + self._code_bytes(end)]
-            packed = staging.load(piece)[: self._code_bytes(whole)]
+            piece = message[head + self.code_bytes(begin) : head + self.code_bytes(end)]
+            packed = staging.load(piece)[: self.code_bytes(whole)]
             codes = unpack_nibbles(packed).view(torch.int8) if self.bits == 4 else packed.to(torch.int16)
             codes[end - begin :] = 0
             return codes.view(-1, self.block_size)
 
-        for begin, end in chunks(terms.elements, self._chunk):
+        for begin, end in chunks(terms.elements, self.chunk):
             these = slice(begin // self.block_size, self.blocks(end))
             whole = (these.stop - these.start) * self.block_size
             codes, largest[these] = centred(
@@ -156,23 +141,13 @@ class ModularCodec:
                 result[begin:end] = (codes * scale).view(-1)[: end - begin]
         return Comparison(result, largest)
 
-    @property
-    def _chunk(self) -> int:
-        """Elements processed at a time: whole blocks."""
-        return CHUNK // self.block_size * self.block_size
-
     def _widths(self, terms: CodecTerms) -> Tensor:
-        """Return the step widths, [blocks] fp32."""
         if len(terms.shape) != self.blocks(terms.elements):
             raise ValueError(f"{len(terms.shape)} step widths are agreed for {self.blocks(terms.elements)} blocks")
         return widths(terms.shape, terms.level)
 
     def _hash_bytes(self, terms: CodecTerms) -> int:
-        """Return the bytes of all hashes, the offset of the codes."""
         return self.blocks(terms.elements) * HASH_BYTES
-
-    def _code_bytes(self, elements: int) -> int:
-        return -(-elements * self.bits // 8)
 
 
 def cut(

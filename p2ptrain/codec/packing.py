@@ -65,10 +65,8 @@ def unpack_two(
 
 
 def twelve_bytes(count: int) -> int:
-    """Return the bytes of that many 12-bit codes."""
     return -(-3 * count // 2)
 
 
 def two_bytes(count: int) -> int:
-    """Return the bytes of that many two-bit codes."""
     return -(-count // 4)

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import RemoteError
-from p2ptrain.codec.base import CHUNK, LARGEST_MAGNITUDE, blocks_of, check_magnitude, chunks, magnitude
+from p2ptrain.codec.base import CHUNK, LARGEST_MAGNITUDE, blocks_of, check_magnitude, chunks, largest_code, magnitude
 
 SKETCH_SUMS = 64
 """Sums of a sketch, 256 bytes per fragment; the distance has a standard error of 1 / sqrt(2 * 64), 1/8 octave."""
@@ -83,11 +83,6 @@ _FINEST, _COARSEST = -400, 400
 """Range of widths in quarter octaves, 2^-100 to 2^100; every product of width and code is a normal fp32 number."""
 
 
-def largest_code(bits: int) -> int:
-    """Return the largest number of steps by which two snapshots may differ."""
-    return int(2 ** (bits - 1) - 1)
-
-
 def widths(shape: bytes, level: int) -> Tensor:
     """Return the step width of each block, [blocks] fp32, exact in bf16."""
     places = _integers(shape) + (level - _WHOLE - _FINEST)
@@ -96,7 +91,6 @@ def widths(shape: bytes, level: int) -> Tensor:
 
 @functools.cache
 def _table() -> list[float]:
-    """Return all possible widths, ascending."""
     return [math.ldexp(_MANTISSAS[k % 4], k // 4) for k in range(_FINEST, _COARSEST + 1)]
 
 
@@ -217,7 +211,6 @@ def _lifted(shape: Tensor) -> Tensor:
 
 
 def _integers(shape: bytes) -> Tensor:
-    """Return the bytes of a shape as [blocks] int64."""
     return torch.frombuffer(bytearray(shape), dtype=torch.uint8).long()
 
 

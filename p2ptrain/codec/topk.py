@@ -128,7 +128,6 @@ class TopKCodec:
 
     @property
     def _chunk(self) -> int:
-        """Elements processed at a time."""
         return CHUNK // self.chunk_size * self.chunk_size
 
     def _kept_of(self, elements: int) -> int:
@@ -136,12 +135,10 @@ class TopKCodec:
         return self.kept if elements >= self.chunk_size else -(-self.kept * elements // self.chunk_size)
 
     def _entries(self, elements: int) -> int:
-        """Return the number of entries of a message."""
         whole, rest = divmod(elements, self.chunk_size)
         return whole * self.kept + (self._kept_of(rest) if rest else 0)
 
     def _level_bytes(self, terms: CodecTerms) -> int:
-        """Return the bytes of all levels, the offset of the indices."""
         return -(-terms.elements // self.chunk_size) * LEVEL_BYTES
 
 
@@ -163,5 +160,4 @@ def largest_of(
 
 
 def _tensor(piece: memoryview) -> Tensor:
-    """Copy a piece to a tensor, [bytes] uint8; pieces are small here."""
     return torch.frombuffer(bytearray(piece), dtype=torch.uint8)

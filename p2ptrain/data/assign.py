@@ -82,7 +82,6 @@ def _half_bits(total: int) -> int:
 
 
 def _feistel(value: int, half_bits: int, key: bytes) -> int:
-    """Apply the network once: a permutation of ``0..4**half_bits-1``."""
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
     for number in range(ROUNDS):
@@ -97,5 +96,4 @@ def _hash(number: int, half: int, key: bytes) -> int:
 
 
 def _key(seed: int, peer: str, epoch: int) -> bytes:
-    """Return the 32-byte key of one peer's walk through one epoch."""
     return hashlib.blake2b(f"p2ptrain data {seed} {epoch} {peer}".encode(), digest_size=32).digest()

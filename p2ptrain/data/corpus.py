@@ -20,7 +20,7 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.sources import check_digest, read_pieces
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import open_stream, stream_path, token_type, tokenize
-from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -61,7 +61,6 @@ class Corpus:
 
     @property
     def held_out_tokens(self) -> int:
-        """Number of held-out tokens to predict."""
         return self.split.held_out_sequences * self.sequence_length
 
     def batch(self, indices: Sequence[int]) -> Tensor:
@@ -115,18 +114,17 @@ def open_corpus(
 
 
 def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
-    """Raise CorpusError if a file that the owner named is not the one that the run uses."""
     spec = manifest.corpus
     if data is not None and spec.kind != "file":
         comes = "ships with p2ptrain" if spec.kind == "builtin" else "is downloaded"
         raise CorpusError(
-            f"--data names {data}, but this run uses another text: it {comes}",
+            f"--data names {data}, but this run uses another text: it {comes}.",
             "Omit --data; a run trains on the corpus that its manifest names.",
         )
     if tokenizer_file is not None and manifest.tokenizer.kind != "file":
         comes = "has one token per byte" if manifest.tokenizer.kind == "bytes" else "is downloaded"
         raise CorpusError(
-            f"--tokenizer names {tokenizer_file}, but this run uses another tokenizer: it {comes}",
+            f"--tokenizer names {tokenizer_file}, but this run uses another tokenizer: it {comes}.",
             "Omit --tokenizer; a run uses the tokenizer that its manifest names.",
         )
     if data is not None and spec.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
@@ -141,7 +139,6 @@ def _size(data: Path) -> int:
 
 
 def _told(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:
-    """Yield the chunks unchanged and report progress to ``tell``."""
     count = 0
     for ids in chunks:
         count += len(ids)
@@ -164,11 +161,8 @@ def has_stream(manifest: Manifest, cache: Path) -> bool:
 
 def most_stream_bytes(manifest: Manifest) -> int:
     """Return the maximum size of the run's tokens in the cache; 0 for built-in texts, which take a few megabytes."""
-    is_bytes = manifest.tokenizer.kind == "bytes"
-    ids = (
-        ByteTokenizer.vocabulary_size if is_bytes else manifest.model.config.vocab_size
-    )  # the most a tokenizer may have
-    return token_type(ids).itemsize * (_most_tokens(manifest) or 0)
+    most_ids = 256 if manifest.tokenizer.kind == "bytes" else manifest.model.config.vocab_size
+    return token_type(most_ids).itemsize * (_most_tokens(manifest) or 0)
 
 
 def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:

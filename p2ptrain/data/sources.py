@@ -28,7 +28,7 @@ PIECE_CHARACTERS = 1 << 20
 BUILTIN_DIGESTS = {"shakespeare": "2351fe17efb0c9982030b513ac35819deca6548a8a2ebb9d47c2aacb56f92e44"}
 """SHA-256 of the unpacked text of every corpus in ``corpora/``."""
 
-INSTALL_DATASETS = "Install it: pip install 'p2ptrain[data]'."
+INSTALL_DATASETS = "Install it: pip install 'p2ptrain[data]'"
 
 
 class TextChunk(NamedTuple):
@@ -54,7 +54,7 @@ def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[TextChunk]:
         return _hub_pieces(spec)
     if data is None:
         raise CorpusError(
-            f"this run's corpus is a {spec.format} file with sha256 {spec.sha256}, but no file was given",
+            f"This run's corpus is a {spec.format} file with sha256 {spec.sha256}, but no file was given.",
             "Get that file from the run's author and pass it with --data FILE.",
         )
     check_digest(data, spec.sha256, "corpus")
@@ -70,12 +70,12 @@ def check_digest(path: Path, expected: str, what: str) -> None:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CorpusError(
-            f"the {what} file {path} cannot be read: {error.strerror}",
+            f"The {what} file {path} cannot be read: {error.strerror}.",
             "Check its name and permissions.",
         ) from error
     if found != expected:
         raise CorpusError(
-            f"{path} is not this run's {what}: its sha256 is {found}, the run names {expected}",
+            f"{path} is not this run's {what}: its sha256 is {found}, but the run names {expected}.",
             "Get the file that this run was started with, unchanged and uncompressed.",
         )
 
@@ -83,8 +83,8 @@ def check_digest(path: Path, expected: str, what: str) -> None:
 def _builtin_pieces(name: str) -> Iterator[TextChunk]:
     if name not in BUILTIN_DIGESTS:
         raise CorpusError(
-            f"there is no built-in corpus {name!r}",
-            f"This version ships {', '.join(BUILTIN_DIGESTS)}; update p2ptrain if the run was made with a newer one.",
+            f"There is no built-in corpus {name!r}.",
+            f"Update p2ptrain if the run was made with a newer version; this one ships {', '.join(BUILTIN_DIGESTS)}.",
         )
     packed = resources.files("p2ptrain.data").joinpath("corpora", f"{name}.txt.xz").read_bytes()
     try:
@@ -92,7 +92,7 @@ def _builtin_pieces(name: str) -> Iterator[TextChunk]:
     except lzma.LZMAError:
         text = b""
     if hashlib.sha256(text).hexdigest() != BUILTIN_DIGESTS[name]:
-        raise CorpusError(f"the built-in corpus {name} is damaged", "Install p2ptrain again.")
+        raise CorpusError(f"The built-in corpus {name} is damaged.", "Install p2ptrain again.")
     return _text_pieces(io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", newline=""))
 
 
@@ -102,11 +102,11 @@ def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
             yield from _text_pieces(file)
     except UnicodeDecodeError as error:
         raise CorpusError(
-            f"{path} is not UTF-8 text: {error.reason} (byte 0x{error.object[error.start]:02x})",
-            "The run needs a text file in UTF-8.",
+            f"{path} is not UTF-8 text: {error.reason} (byte 0x{error.object[error.start]:02x}).",
+            "Name a text file in UTF-8, as the run needs.",
         ) from error
     except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}", "Check its disk and permissions.") from error
+        raise CorpusError(f"{path} cannot be read: {error.strerror}.", "Check its disk and permissions.") from error
 
 
 def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
@@ -116,7 +116,7 @@ def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
 
 
 def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[TextChunk]:
-    datasets = _import_datasets(f"a corpus in {file_format} form")
+    datasets = _import_datasets(f"A corpus in {file_format} form")
     builder = {"jsonl": "json", "parquet": "parquet"}[file_format]
     try:
         rows = datasets.load_dataset(
@@ -127,16 +127,16 @@ def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[
         return
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CorpusError(
-            f"{path} cannot be read as {file_format}: {error}",
-            f"The run needs a {file_format} file whose rows have the field {text_field!r}.",
+            f"{path} cannot be read as {file_format} ({error}).",
+            f"Name a {file_format} file whose rows have the field {text_field!r}, as the run needs.",
         ) from error
 
 
 def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
-    datasets = _import_datasets(f"the hub corpus {spec.name}")
+    datasets = _import_datasets(f"The hub corpus {spec.name}")
     if Path(spec.name).exists():  # datasets would read it, and a stranger must not name local folders
         raise CorpusError(
-            f"the run's corpus is {spec.name} on the hub, but a folder here has the same name",
+            f"The run's corpus is {spec.name} on the hub, but a folder here has the same name.",
             "Start from another directory.",
         )
     where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
@@ -147,7 +147,7 @@ def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
         raise
     except Exception as error:  # also errors of datasets and of the HTTP library that it uses
         raise CorpusError(
-            f"the corpus {where} could not be streamed from the Hugging Face hub: {error}",
+            f"The corpus {where} could not be streamed from the Hugging Face hub ({error}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
             " or you are logged in (`hf auth login`); then start again.",
         ) from error
@@ -158,16 +158,16 @@ def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) 
     for row in rows:
         if text_field not in row:
             raise CorpusError(
-                f"the rows of {where} have no field {text_field!r}; they have {', '.join(map(repr, row))}",
-                "The run's corpus.text_field names the wrong field: ask the run's author.",
+                f"The rows of {where} have no field {text_field!r}; they have {', '.join(map(repr, row))}.",
+                "Ask the run's author: corpus.text_field names the wrong field.",
             )
         text = row[text_field]
         if text is None or text == "":
             continue
         if not isinstance(text, str):
             raise CorpusError(
-                f"the field {text_field!r} of {where} holds {type(text).__name__}, not text",
-                "The run's corpus.text_field names the wrong field: ask the run's author.",
+                f"The field {text_field!r} of {where} holds {type(text).__name__}, not text.",
+                "Ask the run's author: corpus.text_field names the wrong field.",
             )
         for start in range(0, len(text), PIECE_CHARACTERS):
             end = start + PIECE_CHARACTERS
@@ -179,5 +179,5 @@ def _import_datasets(purpose: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise CorpusError(f"{purpose} needs the package datasets, which is not installed", INSTALL_DATASETS) from error
+        raise CorpusError(f"{purpose} needs the package datasets, which is not installed.", INSTALL_DATASETS) from error
     return datasets

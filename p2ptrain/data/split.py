@@ -71,9 +71,9 @@ def split_stream(tokens: int, sequence_length: int, validation_fraction: float) 
     train_tokens = region_tokens - held_out_tokens
     if train_tokens < span:
         raise CorpusError(
-            f"the corpus is too short: {tokens} tokens do not hold one training and one held-out sequence of"
-            f" {sequence_length} tokens each",
-            f"The run needs a corpus of at least {2 * span} tokens, or a smaller training.sequence_length.",
+            f"The corpus is too short: {tokens} tokens do not hold one training and one held-out sequence of"
+            f" {sequence_length} tokens each.",
+            f"Use a corpus of at least {2 * span} tokens, or a smaller training.sequence_length.",
         )
     return Split(
         sequence_length=sequence_length,

@@ -19,6 +19,7 @@ from typing import BinaryIO
 import numpy as np
 from filelock import FileLock
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data.sources import PIECE_CHARACTERS, TextChunk
 from p2ptrain.data.tokenizer import Tokenizer
@@ -54,17 +55,16 @@ def open_stream(
     except OSError as error:
         full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
         raise HomeError(
-            f"the disk of the token cache {directory} {full}",
+            f"The disk of the token cache {directory} {full}.",
             "Free space there, or set XDG_CACHE_HOME to a directory on another disk. Nothing was lost; building starts "
             "again.",
         ) from error
     if tokens is None:
-        raise HomeError(f"the token cache {path} vanished while it was opened", "Start again.")
+        raise HomeError(f"The token cache {path} vanished while it was opened.", "Start again.")
     return tokens
 
 
 def stream_path(directory: Path, key: str) -> Path:
-    """Return the path of the stream ``key`` in the cache."""
     return directory / f"{key}.npy"
 
 
@@ -115,7 +115,6 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray | None:
 
 
 def _write(path: Path, chunks: Iterator[np.ndarray], dtype: np.dtype) -> None:
-    """Write the stream to a temporary file, sync it to the disk and rename it."""
     temporary = path.with_suffix(".part")
     try:
         with temporary.open("wb") as file:
@@ -126,15 +125,14 @@ def _write(path: Path, chunks: Iterator[np.ndarray], dtype: np.dtype) -> None:
                 file.write(ids.astype(dtype, copy=False).tobytes())
                 count += len(ids)
             if count == 0:
-                raise CorpusError("the corpus is empty", "The run needs a corpus with text in it.")
+                raise CorpusError("The corpus is empty.", "Use a corpus that contains text.")
             file.seek(0)
             _write_header(file, count, dtype)
-            if file.tell() != start:
-                raise AssertionError("the header grew: numpy no longer pads it for a longer array")
+            assert file.tell() == start, "numpy no longer pads the header"
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_directory(path.parent)
+        files.sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -143,11 +141,3 @@ def _write_header(file: BinaryIO, count: int, dtype: np.dtype) -> None:
     """Write a header whose length does not depend on ``count``: numpy pads it so that the array may grow in place."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -5,6 +5,7 @@ Only the ``tokenizers`` library reads a foreign tokenizer: its format is data an
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,7 +103,7 @@ def load_tokenizer(
         return JsonTokenizer(_parse(_download(spec.name, spec.revision)))
     if tokenizer_file is None:
         raise CorpusError(
-            f"this run's tokenizer is a file with sha256 {spec.sha256}, but no file was given",
+            f"This run's tokenizer is a file with sha256 {spec.sha256}, but no file was given.",
             "Get that tokenizer.json from the run's author and pass it with --tokenizer FILE.",
         )
     check_digest(tokenizer_file, spec.sha256, "tokenizer")
@@ -117,13 +118,12 @@ def _download(name: str, revision: str) -> Path:
         return Path(hf_hub_download(name, "tokenizer.json", revision=revision))
     except Exception as error:  # also errors of the HTTP library that the hub's client uses
         raise CorpusError(
-            f"the tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub: {error}",
+            f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub ({error}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",
         ) from error
 
 
 def _parse(path: Path) -> HubTokenizer:
-    """Parse a tokenizer.json after checking its size and outline."""
     from tokenizers import Tokenizer
 
     try:
@@ -133,17 +133,11 @@ def _parse(path: Path) -> HubTokenizer:
         outline = json.loads(text)
         if not (isinstance(outline, dict) and isinstance(outline.get("model"), dict) and outline["model"].get("vocab")):
             raise ValueError("model.vocab is missing")
-    except (OSError, ValueError) as error:
-        raise CorpusError(
-            f"{path} is not a tokenizer: {error}",
-            "The run needs a tokenizer.json in the format of the tokenizers library.",
-        ) from error
-    try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific for a malformed file
         raise CorpusError(
-            f"{path} is not a tokenizer: {error}",
-            "The run needs a tokenizer.json in the format of the tokenizers library.",
+            f"{path} is not a tokenizer ({error}).",
+            "Name a tokenizer.json in the format of the tokenizers library.",
         ) from error
 
 
@@ -157,16 +151,7 @@ def _save(tokenizer: HubTokenizer, directory: Path, separator: int | None) -> No
 
 
 def _byte_letters() -> list[str]:
-    """Return GPT-2's printable stand-in for every byte: the byte itself if it prints, else the next free letter from
-    256.
-    """
+    """Return GPT-2's stand-in for every byte: the byte itself if it prints, else the next free letter from 256."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    letters: list[str] = []
-    free = 256
-    for byte in range(256):
-        if byte in printable:
-            letters.append(chr(byte))
-        else:
-            letters.append(chr(free))
-            free += 1
-    return letters
+    free = itertools.count(256)
+    return [chr(byte if byte in printable else next(free)) for byte in range(256)]

@@ -116,7 +116,6 @@ def load_run(directory: Path) -> SignedManifest:
 
 
 def _previous_run(path: Path) -> RunId | None:
-    """Return the run that was signed here before; None if the file is missing or invalid."""
     try:
         return SignedManifest.from_bytes(path.read_bytes()).run_id
     except (FileNotFoundError, ManifestError):

@@ -130,7 +130,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _table(path: str, section: Section) -> str:
-    """Write one TOML table, followed by its nested tables."""
     lines = ["", *_comment(type(section).__doc__ or ""), f"[{path}]"]
     nested = ""
     for name, field in type(section).model_fields.items():

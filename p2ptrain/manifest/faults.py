@@ -63,7 +63,6 @@ def _merged(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str]) -> list[str]:
-    """Return the lines for one pydantic error."""
     if not entry["loc"] and entry["type"] == "value_error":  # a rule between fields; its message names them
         return str(entry["ctx"]["error"]).split("\n")
     location = list(entry["loc"]) or [root.__name__.lower()]  # empty if the input is not a table

@@ -16,6 +16,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 from p2ptrain.base.errors import JoinLinkError
@@ -137,17 +138,9 @@ def is_peer_id(text: str) -> bool:
     return any(decoded.startswith(head) and len(decoded) == size for head, size in _PEER_ID_FORMS)
 
 
-def _is_ip4(text: str) -> bool:
+def _is_ip(version: int, text: str) -> bool:
     try:
-        ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_ip6(text: str) -> bool:
-    try:
-        return ipaddress.IPv6Address(text).scope_id is None
+        return ipaddress.ip_address(text).version == version and "%" not in text  # %: a zone of this machine
     except ValueError:
         return False
 
@@ -157,8 +150,8 @@ def _is_host_name(text: str) -> bool:
 
 
 _HOST_CHECKS: dict[str, Callable[[str], bool]] = {
-    "ip4": _is_ip4,
-    "ip6": _is_ip6,
+    "ip4": partial(_is_ip, 4),
+    "ip6": partial(_is_ip, 6),
     "dns": _is_host_name,
     "dns4": _is_host_name,
     "dns6": _is_host_name,

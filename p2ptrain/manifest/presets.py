@@ -180,6 +180,6 @@ def preset(name: str, public_key: str) -> Manifest:
     if name not in PRESETS:
         nearest = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"Did you mean {nearest[0]}? " if nearest else ""
-        raise ManifestError(f"There is no preset {shown(name)}.", f"{hint}Presets: {', '.join(PRESETS)}.")
+        raise ManifestError(f"There is no preset {shown(name)}.", f"{hint}Choose one of {', '.join(PRESETS)}.")
     data = PRESETS[name]
     return validated({**data, "run": {**data["run"], "protocol": PROTOCOL_VERSION, "public_key": public_key}})

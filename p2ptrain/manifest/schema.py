@@ -93,7 +93,6 @@ class TrainingSection(Section):
 
     @property
     def tokens_per_step(self) -> int:
-        """Number of tokens of one inner step."""
         return self.sequence_length * self.sequences_per_step
 
 
@@ -248,7 +247,6 @@ class Manifest(Section):
 
     @property
     def tokens_per_outer_step(self) -> int:
-        """Number of tokens that one peer trains on between two outer steps."""
         return self.training.tokens_per_step * self.outer.inner_steps
 
 

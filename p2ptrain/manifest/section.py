@@ -36,5 +36,3 @@ Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """32 bytes as 64 lower-case hexadecimal digits: a SHA-256 or an Ed25519 public key."""
-
-__all__ = ["Digest", "HubName", "Revision", "Section", "Title", "Word"]

@@ -42,7 +42,6 @@ class SignedManifest:
 
     @property
     def run_id(self) -> RunId:
-        """The digest of the manifest, which names the run."""
         return run_id(self.manifest)
 
     def to_bytes(self) -> bytes:

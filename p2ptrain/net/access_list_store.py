@@ -92,7 +92,7 @@ class AccessListStore:
             try:
                 await self.look()
             except NetworkError as error:
-                logger.info("rulings: %s", error)
+                logger.info("access list: %s", error)
             await asyncio.sleep(PERIOD_S * self._random.uniform(0.75, 1.25))
 
     async def look(self) -> None:
@@ -115,15 +115,15 @@ class AccessListStore:
         """Store the gate's access list. Raises NetworkError."""
         rulings = self._gate.rulings
         try:
-            async with asyncio.timeout(DEADLINE_S), network_errors("storing the rulings"):
+            async with asyncio.timeout(DEADLINE_S), network_errors("storing the access list"):
                 until = get_dht_time() + LIFETIME_S
                 stored = await self._dht().store(
                     access_list_key(self._gate.run), rulings.encode(), until, subkey=rulings.serial
                 )
         except TimeoutError:
-            raise NetworkError(f"storing the rulings took more than {DEADLINE_S:.0f} s") from None
+            raise NetworkError(f"storing the access list took more than {DEADLINE_S:.0f} s") from None
         if not stored:
-            raise NetworkError("no node stored the rulings")
+            raise NetworkError("no node stored the access list")
 
     def _take(self, encoded: bytes) -> bool:
         """Take a newer access list; return whether it is the gate's now."""

@@ -15,20 +15,18 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import base58
 
-from p2ptrain.base.ids import PeerId
-from p2ptrain.net.identity import peer_id_bytes
+from p2ptrain.base.ids import PeerId, key_of, multihash
 
 _HOST_CODES = {"ip4": 4, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55}
 _TCP_CODE, _P2P_CODE, _CIRCUIT_CODE = 6, 421, 290  # github.com/multiformats/multiaddr, protocols.csv
 _HOST_NAMES = {code: name for name, code in _HOST_CODES.items()}
 _FIXED_BYTES = {"ip4": 4, "ip6": 16}
-_MAX_PART_BYTES = 255
-"""Longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes."""
+_MAX_PART_BYTES = 255  # longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes
 _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
 _BRIDGES = ("docker", "br-", "virbr", "veth", "podman", "cni", "lxcbr", "lxdbr")
@@ -39,7 +37,7 @@ def packed(address: str) -> bytes:
     """Return the binary form that p2pd dials. Raises ValueError for an address in no supported form."""
     parts = address.split("/")
     if parts[0] != "" or len(parts) < 5:
-        raise ValueError(f"{address!r} is no multiaddress such as /ip4/203.0.113.7/tcp/31337")
+        raise ValueError(f"expected a multiaddress such as /ip4/203.0.113.7/tcp/31337, got {address!r}")
     head = _packed_host(parts[1], parts[2]) + _packed_port(parts[3], parts[4])
     return head + _packed_route(address, parts[5:])
 
@@ -49,12 +47,12 @@ def unpacked(raw: bytes) -> str:
     code, rest = split_varint(raw)
     protocol = _HOST_NAMES.get(code)
     if protocol is None:
-        raise ValueError(f"an address begins with protocol {code}")
+        raise ValueError(f"expected an address of a known protocol, got protocol {code}")
     length, rest = (_FIXED_BYTES[protocol], rest) if protocol in _FIXED_BYTES else split_varint(rest)
     host, rest = rest[:length], rest[length:]
     port_code, rest = split_varint(rest)
     if port_code != _TCP_CODE or len(host) != length or len(rest) < 2:
-        raise ValueError("an address is not of TCP, or cut off")
+        raise ValueError("expected a TCP address, got another protocol or an incomplete address")
     name = str(ipaddress.ip_address(host)) if protocol in _FIXED_BYTES else host.decode("ascii")
     text, rest = f"/{protocol}/{name}/tcp/{int.from_bytes(rest[:2], 'big')}", rest[2:]
     while rest:
@@ -64,7 +62,7 @@ def unpacked(raw: bytes) -> str:
             continue
         length, rest = split_varint(rest)
         if code != _P2P_CODE or not 0 < length <= min(len(rest), _MAX_PART_BYTES):
-            raise ValueError("an address goes on in a way we do not know")
+            raise ValueError("expected a peer or a relay after the TCP port, got something else")
         text, rest = f"{text}/p2p/{base58.b58encode(rest[:length]).decode()}", rest[length:]
     packed(text)
     return text
@@ -120,9 +118,8 @@ def way_to(addresses: Iterable[str]) -> Literal["direct", "relayed", "dials out"
     if not places:
         return "dials out"
     direct = [each for each in places if not relay_of(each)]
-    is_relayed = len(direct) < len(places) and not any(
-        map(is_public, direct)
-    )  # a private address beside a relay's works in the LAN
+    # A private address beside a circuit works in the LAN only.
+    is_relayed = len(direct) < len(places) and not any(map(is_public, direct))
     return "relayed" if is_relayed else "direct"
 
 
@@ -172,16 +169,15 @@ def multiaddress(host: str, port: int) -> str:
 
 
 def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterable[str] | None = None) -> list[str]:
-    """Return those of a node's own addresses that others can use, best first.
+    """Return those of a node's own addresses that others can use, public ones first.
+
+    Loopback, unspecified and link-local addresses, port 0 and bridges to this machine's containers are left out.
+    Docker's default range counts only if there is nothing else, because then the node itself is in a container.
 
     Args:
         addresses: addresses that the node listens on.
         local: whether the swarm runs on this machine alone; then loopback addresses count and come first.
         bridges: IP addresses of bridges to containers and virtual machines; None: ask the operating system.
-
-    Public addresses come before private ones. Loopback, unspecified and link-local addresses, port 0 and bridges to
-    this machine's containers are left out. Docker's default range counts only if there is nothing else, because then
-    the node itself is in a container.
     """
     bridge_hosts = set(bridge_addresses() if bridges is None else bridges)
     ranked: list[tuple[int, str]] = []
@@ -198,16 +194,8 @@ def is_of_use(address: str) -> bool:
     return _rank(address, False, set(bridge_addresses())) in (1, 2)
 
 
-def reachable_address(addresses: Sequence[str], local: bool = False) -> str | None:
-    """Return the address to print in a join link; None if no other machine can reach any."""
-    return next(iter(announceable(addresses, local)), None)
-
-
 def way_out() -> list[str]:
-    """Return this machine's source address towards the internet, with a meaningless port; empty without a route.
-
-    Sends nothing.
-    """
+    """Return this machine's source address towards the internet, with a meaningless port, and send nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("8.8.8.8", 53))
@@ -255,36 +243,36 @@ def _rank(address: str, local: bool, bridges: set[str]) -> int | None:
 def _packed_host(protocol: str, host: str) -> bytes:
     code = _HOST_CODES.get(protocol)
     if code is None:
-        raise ValueError(f"{protocol!r} is none of {', '.join(_HOST_CODES)}")
+        raise ValueError(f"expected one of {', '.join(_HOST_CODES)}, got {protocol!r}")
     if protocol == "ip4":
         return varint(code) + ipaddress.IPv4Address(host).packed
     if protocol == "ip6":
         if "%" in host:  # Python accepts any text as a zone; a zone has a meaning on one machine only
-            raise ValueError(f"{host!r} has a zone")
+            raise ValueError(f"expected an IPv6 address without a zone, got {host!r}")
         return varint(code) + ipaddress.IPv6Address(host).packed
     if not _HOSTNAME.fullmatch(host):
-        raise ValueError(f"{host!r} is no host name")
+        raise ValueError(f"expected a host name, got {host!r}")
     return varint(code) + varint(len(host)) + host.encode()
 
 
 def _packed_port(protocol: str, port: str) -> bytes:
     if protocol != "tcp" or not (port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise ValueError(f"/{protocol}/{port} is no TCP port")
+        raise ValueError(f"expected a TCP port, got /{protocol}/{port}")
     return varint(_TCP_CODE) + int(port).to_bytes(2, "big")
 
 
 def _packed_route(address: str, parts: list[str]) -> bytes:
     """Encode what follows the port: nothing, a peer, or a relay and optionally the peer behind it."""
     if len(parts) not in (0, 2, 3, 5) or parts[2:3] not in ([], ["p2p-circuit"]):
-        raise ValueError(f"{address!r} goes on in a way we do not know")
+        raise ValueError(f"expected at most a peer or a relay after the TCP port, got {address!r}")
     peers = [_packed_peer(*parts[start : start + 2]) for start in (0, 3) if parts[start:]]
     return varint(_CIRCUIT_CODE).join(peers) + (varint(_CIRCUIT_CODE) if len(parts) == 3 else b"")
 
 
 def _packed_peer(protocol: str, peer: str) -> bytes:
-    raw = peer_id_bytes(PeerId(peer))
-    if protocol != "p2p" or raw is None:
-        raise ValueError(f"/{protocol}/{peer} is no peer")
+    raw = multihash(peer)
+    if protocol != "p2p" or raw is None or key_of(peer) is None:
+        raise ValueError(f"expected a peer ID, got /{protocol}/{peer}")
     return varint(_P2P_CODE) + varint(len(raw)) + raw
 
 
@@ -295,7 +283,7 @@ def split_varint(raw: bytes) -> tuple[int, bytes]:
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return number, raw[index + 1 :]
-    raise ValueError("a number is cut off")
+    raise ValueError("expected a varint, got an incomplete one")
 
 
 def varint(number: int) -> bytes:

@@ -70,7 +70,7 @@ class AdmissionHandler:
         """Answer one request, over any link. Raises NetworkError and RemoteError."""
         question = await hear(link, _ABOUT, _MAX_QUESTION_BYTES)
         if not self._allowance.take(link.peer, asyncio.get_running_loop().time(), origin_of(link)):
-            raise NetworkError(f"{short(link.peer)} asked about admission too often")
+            raise NetworkError(f"{short(link.peer)} sent too many admission requests")
         match question:
             case ["rulings", int(serial)]:
                 ours = self.gate.rulings
@@ -78,14 +78,14 @@ class AdmissionHandler:
             case ["come", invite, bytes(introduction)]:
                 await say(link, self._guest(link.peer, invite, introduction))
             case other:
-                raise RemoteError(f"a question about admission was due, not {str(other)[:80]}")
+                raise RemoteError(f"expected an admission request, got {str(other)[:80]}")
         await link.close()
 
     def _guest(self, peer: PeerId, raw: object, introduction: bytes) -> list[Any]:
         """Admit the peer at the other end of the link, whose identity the link proves, and to no other peer."""
         gate = self.gate
         if self.register is None or self.sign is None:  # an invite may name this node without its consent
-            raise NetworkError(f"{short(peer)} asked for a badge, and we are no witness")
+            raise NetworkError(f"{short(peer)} asked for a membership certificate, but this node issues none")
         invite = Invite.read(raw, gate.run, gate.author)
         answer = self.register.admit(invite, peer, introduction, gate.rulings, self.wall(), self.sign)
         if isinstance(answer, Refusal):
@@ -93,7 +93,7 @@ class AdmissionHandler:
         try:
             self.keep(self.register.encode(), peer, invite.id)
         except OSError as error:
-            raise NetworkError(f"the register of guests cannot be saved: {error.strerror}") from error
+            raise NetworkError(f"the record of used invites cannot be saved: {error.strerror}") from error
         return ["came", *answer]
 
 
@@ -113,7 +113,7 @@ async def ask_rulings(transport: Transport, peer: PeerId, addresses: Sequence[st
         case ["rulings", bytes(encoded)]:
             return bool(encoded) and gate.take(encoded)
         case other:
-            raise RemoteError(f"rulings were due, not {str(other)[:80]}")
+            raise RemoteError(f"expected an access list, got {str(other)[:80]}")
 
 
 async def come_in(
@@ -131,7 +131,7 @@ async def come_in(
         case ["refused", str(why)] if why in set(Refusal):
             return Refusal(why)
         case other:
-            raise RemoteError(f"a badge was due, not {str(other)[:80]}")
+            raise RemoteError(f"expected a membership certificate, got {str(other)[:80]}")
 
 
 async def _ask(transport: Transport, peer: PeerId, addresses: Sequence[str], question: list[Any]) -> list[Any]:
@@ -144,4 +144,4 @@ async def _ask(transport: Transport, peer: PeerId, addresses: Sequence[str], que
             finally:
                 await link.close()
     except TimeoutError:
-        raise NetworkError(f"{short(peer)} does not answer about admission") from None
+        raise NetworkError(f"{short(peer)} did not answer the admission request") from None

@@ -28,10 +28,7 @@ failed nodes in a large swarm would settle it."""
 async def network_errors(what: str) -> AsyncIterator[None]:
     """Turn hivemind's exceptions into NetworkError, since another peer's response may cause any of them.
 
-    NetworkError and TimeoutError pass unchanged.
-
-    Args:
-        what: the operation, for the error's text.
+    NetworkError and TimeoutError pass unchanged; ``what`` is the operation, for the error's text.
     """
     try:
         yield

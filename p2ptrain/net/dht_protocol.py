@@ -4,15 +4,13 @@ hivemind 1.1.12 trusts both sides. A request may name as many keys as fit in 4 M
 ends its search with an AssertionError; an empty response that never expires is believed forever; and every node chooses
 its own id. ``Protocol`` keeps the messages of ``DHTProtocol`` and rewrites every handler:
 
-- A node's id is the SHA-1 of its libp2p peer id: each peer has one place and keeps it after a restart. Other ids enter
-  no routing table and are skipped in responses.
-- Requests are rate-limited by peer and overall (``rate_limiter``). A request above the limit is answered with "nothing
-  found" or "nothing stored".
+- A node's id is the SHA-1 of its libp2p peer id, so each peer has one place. Other ids enter no routing table.
+- Requests are rate-limited by peer and overall; one above the limit is answered with "nothing found" or "nothing
+  stored".
 - Bytes are booked on the owner's throttles (``net.throttle``) and never wait. Above the DHT's share of a cap, or while
   the peer rests, fewer requests are answered.
-- Records are stored one by one, each checked. Whole dictionaries are rejected; no peer needs to send any, because
-  nothing is cached and nothing is handed over to new nodes: presence is announced again every 20 s, access lists within
-  a minute.
+- Records are stored one by one, each checked. Whole dictionaries are rejected; nothing is cached or handed over to new
+  nodes, since presence is announced every 20 s and access lists within a minute.
 - Only records that the validator accepts are taken from a response, each until its own expiration time.
 """
 
@@ -74,22 +72,16 @@ EACH = RateLimit(burst=200.0, per_s=10.0)
 OVERALL = RateLimit(burst=2000.0, per_s=400.0)
 """Rate limit of all peers in keys: a sixth of a core (measured: .2 ms to find 128 records, .4 ms to store one). In a
 swarm of 95, where all ask the same nodes for one key, a node receives 20 per second. Guess: a larger swarm would settle
-it.
-"""
-RECORDS_A_TOKEN = 128
-"""Requested records that cost as much as one key."""
+it."""
+RECORDS_A_TOKEN = 128  # requested records that cost as much as one key
 RESTING_COST = 20.0
 """Factor on a request's cost while this peer rests: ten requests per peer at once, one every two seconds, and twenty
-per second overall, which is what honest peers need. Complete silence would hide the records stored here, and many peers
-may rest at the same time. Guess: lookups while half of a swarm rests would settle it."""
+per second overall, as honest peers need. Silence would hide the records stored here. Guess: lookups while half of a
+swarm rests would settle it."""
 
 
 def id_of(peer: bytes) -> DHTID:
-    """Return the only id that a peer's node may have.
-
-    Args:
-        peer: the multihash of its peer id.
-    """
+    """Return the only id that a peer's node may have, from the multihash of its peer id."""
     return DHTID.generate(source=peer)
 
 
@@ -122,7 +114,7 @@ class Protocol(DHTProtocol):
         columns = request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache
         _check_size(len(request.keys))
         if len(set(map(len, columns))) > 1:
-            raise RemoteError("a record to store was due with all its parts")
+            raise RemoteError("expected complete records to store, got columns of different lengths")
         admitted = self._admits(context.remote_id, len(request.keys))
         if admitted:
             await self._meet(request.peer, context.remote_id)
@@ -133,7 +125,7 @@ class Protocol(DHTProtocol):
         """Return these keys' records and nearest known nodes. Raises RemoteError for a malformed request."""
         _check_size(len(request.keys))
         if any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
-            raise RemoteError(f"keys of {DHTID.HASH_NBYTES} bytes were due")
+            raise RemoteError(f"expected keys of {DHTID.HASH_NBYTES} bytes, got other lengths")
         held = {key: self._held(key) for key in map(DHTID.from_bytes, request.keys)}
         records = sum(len(found.value) for found in held.values() if found is not None)
         if not self._admits(context.remote_id, len(request.keys) + records / RECORDS_A_TOKEN):
@@ -160,10 +152,8 @@ class Protocol(DHTProtocol):
         return self._limiter.admits(peer, asyncio.get_running_loop().time(), tokens)
 
     def _sent(self, request: Message, response: Answer) -> Answer:
-        """Book the bytes of a request and its response; return the response."""
-        asked, told = request.ByteSize(), response.ByteSize()
-        self.rates.down.book_unwaited(asked)
-        self.rates.up.book_unwaited(told)
+        self.rates.down.book_unwaited(request.ByteSize())
+        self.rates.up.book_unwaited(response.ByteSize())
         return response
 
     def _keep(self, key: bytes, subkey: bytes, value: bytes, expiration: float, in_cache: bool) -> bool:
@@ -208,7 +198,7 @@ class Protocol(DHTProtocol):
                 request = dht_pb2.PingRequest(peer=self.node_info)
                 response = await self.get_stub(peer).rpc_ping(request, timeout=self.wait_timeout)
         except Exception:  # any failure of the network, p2pd or the peer counts as no answer
-            logger.debug("no answer to a ping of %s", peer, exc_info=True)
+            logger.debug("no answer from %s to a ping", peer, exc_info=True)
             await self.update_routing_table(None, peer, responded=False)
             return None
         return await self._meet(response.peer, peer)
@@ -222,13 +212,13 @@ class Protocol(DHTProtocol):
             async with self.rpc_semaphore:
                 response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
             if len(response.results) != len(keys):
-                raise RemoteError(f"{len(response.results)} answers where {len(keys)} were due")
+                raise RemoteError(f"expected {len(keys)} results, got {len(response.results)}")
             found = {
                 key: (await self._checked(key, result), self._nearest(result))
                 for key, result in zip(keys, response.results, strict=True)
             }
         except Exception:  # as for a ping, or bytes that msgpack cannot read
-            logger.debug("no answer of %s, or none that holds", peer, exc_info=True)
+            logger.debug("no valid answer from %s to a lookup", peer, exc_info=True)
             await self.update_routing_table(None, peer, responded=False)
             return None
         await self._meet(response.peer, peer)
@@ -287,8 +277,6 @@ class Protocol(DHTProtocol):
 
 
 class _BookedStub:
-    """hivemind's stub of a peer, with requests and responses booked on the throttles."""
-
     def __init__(self, stub: Any, rates: Throttles) -> None:
         self._stub = stub
         self._rates = rates
@@ -307,7 +295,7 @@ class _BookedStub:
 
 def _check_size(keys: int) -> None:
     if keys > MAX_KEYS:
-        raise RemoteError(f"{keys} keys where {MAX_KEYS} are allowed")
+        raise RemoteError(f"expected at most {MAX_KEYS} keys, got {keys}")
 
 
 def _entries(packed: bytes) -> list[tuple[str | int, bytes, float]]:
@@ -320,11 +308,10 @@ def _entries(packed: bytes) -> list[tuple[str | int, bytes, float]]:
         match msgpack.unpackb(outer.data, max_array_len=MAX_ENTRIES, max_map_len=0, max_ext_len=0):
             case [_, _, [*entries]] if all(map(_is_entry, entries)):
                 return entries
-    raise RemoteError("a dictionary of records was due")
+    raise RemoteError("expected a dictionary of records, got something else")
 
 
-_DICTIONARY = 0x50
-"""Extension code of a dictionary (hivemind's ``MSGPackSerializer.ext_serializable``)."""
+_DICTIONARY = 0x50  # extension code of a dictionary (hivemind's ``MSGPackSerializer.ext_serializable``)
 
 
 def _is_entry(entry: Any) -> bool:

@@ -1,11 +1,9 @@
 """Peer directory: ``ports.Directory`` over the DHT, and the peer cache that survives a restart.
 
-Each presence bucket has one DHT key (``swarm.presence_buckets`` chooses the buckets of announcements and lookups), with
-one subkey per peer id that holds the encoded, signed presence until it expires. Every node, bootstraps included, runs
-``PresenceValidator``, which stores and returns only validly signed presence records of this run under their own peers'
-buckets. Therefore the DHT can neither be filled with other data nor forged; since a node may be modified, lookups
-verify records again. In a closed run (``p2ptrain.admission``) a peer's membership certificate is stored with its
-presence, and only admitted peers are stored or found.
+Each presence bucket (``swarm.presence_buckets``) has one DHT key, with one subkey per peer id that holds the encoded,
+signed presence until it expires. Every node runs ``PresenceValidator``, so the DHT can neither be filled with other
+data nor forged; since a node may be modified, lookups verify records again. In a closed run (``p2ptrain.admission``) a
+peer's certificate is stored with its presence, and only admitted peers are stored or found.
 """
 
 from __future__ import annotations
@@ -54,11 +52,9 @@ unary calls. In a settled swarm a node sees some hundreds."""
 MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_BADGE_BYTES + 8
 """Longest presence record with its certificate and msgpack's overhead."""
 MAX_CACHED = 64
-"""Most presences in the peer cache."""
 
 
 def presence_key(run: RunId, bucket: PresenceBucket) -> str:
-    """Return the DHT key of one bucket of a run's presence records."""
     return f"p2ptrain.{run}.presence.{bucket.level}.{bucket.number}"
 
 
@@ -115,19 +111,14 @@ class DhtDirectory:
         self._run = run
         self._random = random or Random()
         self._buckets = PresenceBuckets(self._random)
-        self._saw_all = True
-        self._lying: dict[PresenceBucket, float] = {}
-        """Expiration time of our record in each bucket."""
+        self.sees_all = True
+        """Whether the last lookup covered all peers, not a sample."""
+        self._lying: dict[PresenceBucket, float] = {}  # expiration time of our record in each bucket
 
     @property
     def size(self) -> int:
         """Estimated number of peers in the swarm; 0 before the first lookup."""
         return self._buckets.size or 0
-
-    @property
-    def sees_all(self) -> bool:
-        """True if the last lookup covered all peers, not a sample."""
-        return self._saw_all
 
     async def announce(self, presence: Presence) -> None:
         """Store our record. The first call begins with a lookup, because the swarm's size determines the buckets."""
@@ -137,7 +128,7 @@ class DhtDirectory:
         until = presence.issued_at + presence.lifetime_s
         homes = self._homes(presence)
         try:
-            async with asyncio.timeout(DEADLINE_S), network_errors("storing our record"):
+            async with asyncio.timeout(DEADLINE_S), network_errors("storing our presence record"):
                 stored = await self._dht.store_many(
                     [presence_key(self._run, bucket) for bucket in homes],
                     [self._sealed(presence)] * len(homes),
@@ -145,9 +136,9 @@ class DhtDirectory:
                     subkeys=[presence.peer] * len(homes),
                 )
         except TimeoutError:
-            raise NetworkError(f"storing our record took more than {DEADLINE_S:.0f} s") from None
+            raise NetworkError(f"storing our presence record took more than {DEADLINE_S:.0f} s") from None
         if not any(stored.values()):
-            raise NetworkError("no node stored our record; if this lasts, check this machine's clock")
+            raise NetworkError("no node stored our presence record; if this persists, check this machine's clock")
         self._lying |= dict.fromkeys(homes, until)
 
     async def lookup(self) -> list[Presence]:
@@ -161,13 +152,10 @@ class DhtDirectory:
                     records = await self._records(search.next)
                     search.answered(len(records))
                     found |= {record.peer: record for record in records}
-        except TimeoutError:
+        except (TimeoutError, NetworkError) as error:
             if not found:
-                raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
-        except NetworkError:
-            if not found:
-                raise
-        self._saw_all = search.saw_all
+                raise NetworkError(str(error) or f"the lookup took more than {DEADLINE_S:.0f} s") from error
+        self.sees_all = search.saw_all
         # A random sample and not the latest: records dated ahead would displace all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
 
@@ -184,7 +172,6 @@ class DhtDirectory:
         return list({*homes, *self._lying}) if presence.state is PeerState.LEAVING else homes
 
     async def _records(self, bucket: PresenceBucket) -> list[Presence]:
-        """Return a bucket's live, validly signed records. Raises NetworkError."""
         async with network_errors("the lookup"):
             found = await self._dht.get(presence_key(self._run, bucket), latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
@@ -207,16 +194,13 @@ class PeerCache:
         self._path = path
 
     def load(self, run: RunId) -> list[Presence]:
-        """Return the run's well-formed, signed records; expired ones too, for their addresses.
-
-        A missing or damaged file counts as empty.
-        """
+        """Return the run's well-formed, signed records, expired ones too; a damaged file counts as empty."""
         try:
             entries = json.loads(self._path.read_bytes())
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
-            logger.warning("the peer cache %s is unreadable and starts anew: %s", self._path, error)
+            logger.warning("the peer cache %s cannot be read, so it starts empty: %s", self._path, error)
             return []
         records = [_from_json(entry) for entry in entries[:MAX_CACHED]] if isinstance(entries, list) else []
         return [record for record in records if record is not None and record.run == run and verify(record)]
@@ -225,7 +209,8 @@ class PeerCache:
         """Replace the cache by the latest of these records, one per peer. Raises OSError."""
         latest = {record.peer: record for record in sorted(records, key=lambda record: record.issued_at)}
         kept = sorted(latest.values(), key=lambda record: record.issued_at, reverse=True)[:MAX_CACHED]
-        text = json.dumps([_to_json(record) for record in kept], indent=1)
+        entries = [dataclasses.asdict(record) | {"signature": record.signature.hex()} for record in kept]
+        text = json.dumps(entries, indent=1)
         files.replace(self._path, text.encode(), lasting=False)  # no fsync: this runs on the event loop
 
 
@@ -271,23 +256,14 @@ def _unwrapped(value: bytes, gate: Gate | None) -> Presence | None:
         return None
 
 
-def _to_json(record: Presence) -> dict[str, object]:
-    return dataclasses.asdict(record) | {"signature": record.signature.hex()}
-
-
 def _from_json(entry: object) -> Presence | None:
     """Read a record as strictly as from the wire; None if it is invalid."""
     if not isinstance(entry, dict):
         return None
     try:
-        record = Presence(
-            **entry
-            | {
-                "addresses": tuple(entry["addresses"]),
-                "state": PeerState(entry["state"]),
-                "signature": bytes.fromhex(entry["signature"]),
-            }
-        )
+        addresses, state = tuple(entry["addresses"]), PeerState(entry["state"])
+        signature = bytes.fromhex(entry["signature"])
+        record = Presence(**entry | {"addresses": addresses, "state": state, "signature": signature})
         return wire.decode_presence(wire.encode_presence(record))
     except (KeyError, TypeError, ValueError, AttributeError, RemoteError):
         return None

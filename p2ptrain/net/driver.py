@@ -80,6 +80,8 @@ class DriverEnvironment:
     begin_training: Callable[[], None]
     work: Callable[..., Awaitable[Any]]
     """Runs ``work(function, *arguments)`` off the event loop, or at once."""
+    committed: Callable[[PeerId, int, int], None] = lambda partner, sent_bytes, received_bytes: None
+    """Called with each committed exchange's partner and its bytes sent and received."""
     copies: WeightServer | None = None
     """Server of our weights; None: one that serves only newcomers that the core accepted."""
     gatherer: Downloader | None = None
@@ -251,7 +253,7 @@ class Driver:
         except RemoteError as error:
             why, their_fault = str(error), True
         except (NetworkError, TimeoutError) as error:
-            why = str(error) or "it said nothing"
+            why = str(error) or "it did not answer in time"
             unbegun, misfit = isinstance(error, UnbegunError), isinstance(error, MisfitError)
         except BaseException as error:
             self._fail(error)
@@ -278,9 +280,10 @@ class Driver:
     def _commit(self, effect: Commit) -> None:
         session = self._sessions[effect.link]
         assert session.swapped is not None
-        swap, difference = session.swapped
+        swap, done, difference = session.swapped
         session.swapped = None
         self._learner.inbox.deliver(effect.link, difference, swap.mine, swap.theirs, effect.progress_displacement)
+        self._shore.committed(effect.link.peer, done.sent_bytes, done.received_bytes)
 
     def _adopt(self, effect: Adopt) -> None:
         session = self._sessions[effect.link]

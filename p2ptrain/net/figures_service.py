@@ -66,9 +66,9 @@ class FiguresService:
             case ["figures", int(serial)]:
                 pass
             case _:
-                raise RemoteError("a question about figures was due, not something else")
+                raise RemoteError("expected a request for figures, got something else")
         if not self._allowance.take(link.peer, self.clock(), origin_of(link)):
-            raise NetworkError(f"{short(link.peer)} asked for figures too often")
+            raise NetworkError(f"{short(link.peer)} sent too many requests for figures")
         telling = self.telling()
         if telling is None:
             await say(link, ["kept"])
@@ -90,7 +90,7 @@ async def ask_figures(
         async with asyncio.timeout(DEADLINE_S):
             return await _ask(transport, peer, addresses, serial)
     except TimeoutError:
-        raise NetworkError(f"{short(peer)} does not tell its figures") from None
+        raise NetworkError(f"{short(peer)} did not send its figures") from None
 
 
 async def _ask(
@@ -105,7 +105,7 @@ async def _ask(
             case ["kept"]:
                 return None
             case _:
-                raise RemoteError("figures were due, not something else")
+                raise RemoteError("expected figures, got something else")
     finally:
         await link.close()
 

@@ -20,7 +20,6 @@ from p2ptrain.admission import Gate, Refusal, remedy
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.payload import DirectLink, WideLink, begun
 from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.ports import Clock, Link, Notebook, Transport
 
@@ -51,9 +50,7 @@ class GatedTransport:
         except BaseException:
             await link.close()
             raise
-        if isinstance(link, WideLink):
-            return GatedWideLink(link, self._check)
-        return GatedDirectLink(link, self._check) if isinstance(link, DirectLink) else GatedLink(link, self._check)
+        return GatedLink(link, self._check)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
         await self._transport.listen(self.welcoming(handler))
@@ -73,7 +70,7 @@ class GatedTransport:
             async with asyncio.timeout(BADGE_DEADLINE_S):
                 kind, shown = await link.receive()
                 if kind != FrameKind.BADGE:
-                    raise RemoteError(f"a badge was due, not a frame of kind {kind}")
+                    raise RemoteError(f"expected a membership certificate, got a frame of kind {kind}")
                 why = self._gate.refusal(link.peer, shown, self._wall())
                 if why is None:
                     await link.send(FrameKind.BADGE, self._gate.badge)
@@ -82,7 +79,9 @@ class GatedTransport:
                     self._notebook.note("turned away", peer=link.peer, why=why.value)
                 await link.send(FrameKind.REFUSAL, why.encode())
         except TimeoutError:
-            raise NetworkError(f"{short(link.peer)} showed no badge for {BADGE_DEADLINE_S:.0f} s") from None
+            raise NetworkError(
+                f"{short(link.peer)} sent no membership certificate within {BADGE_DEADLINE_S:.0f} s"
+            ) from None
         await link.close()
         return False
 
@@ -92,18 +91,18 @@ class GatedTransport:
             try:
                 why = Refusal(body.decode("ascii"))
             except ValueError:
-                raise RemoteError(f"a reason to refuse us was due, not {body!r:.40}") from None
+                raise RemoteError(f"expected a reason for refusal, got {body!r:.40}") from None
             if self._told.take(f">{why.name}", self._wall()):
                 self._notebook.note("not admitted", peer=peer, why=why.value, remedy=remedy(why, self._me))
-            raise NetworkError(f"it does not let us in: {why}")
+            raise NetworkError(f"it did not admit us: {why}")
         if kind != FrameKind.BADGE:
-            raise RemoteError(f"a badge was due, not a frame of kind {kind}")
+            raise RemoteError(f"expected a membership certificate, got a frame of kind {kind}")
         if (refused := self._gate.refusal(peer, body, self._wall())) is not None:
-            raise NetworkError(f"we do not let it in: {refused}")
+            raise NetworkError(f"we did not admit it: {refused}")
 
 
-class GatedLink:
-    """Outbound link (``ports.Link``) that checks the partner's certificate before its first message."""
+class GatedLink(Link):
+    """Outbound link that checks the partner's certificate before its first message."""
 
     def __init__(self, link: Link, check: Callable[[PeerId, int, bytes], None]) -> None:
         self.peer = link.peer
@@ -114,41 +113,28 @@ class GatedLink:
         await self._link.send(kind, body)
 
     async def receive(self) -> tuple[int, bytes]:
-        await self._greet()
+        await self._check_certificate()
         return await self._link.receive()
 
-    async def begun(self) -> None:
-        await self._greet()
-        await begun(self._link)
+    async def wait_for_frame(self) -> None:
+        await self._check_certificate()
+        await self._link.wait_for_frame()
+
+    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+        await self._check_certificate()
+        return await self._link.receive_into(buffer)
+
+    async def open_parallel(self, size_bytes: int) -> Sequence[Link]:
+        await self._check_certificate()
+        return await self._link.open_parallel(size_bytes)
+
+    def record_transfer(self, size_bytes: int, seconds: float) -> None:
+        self._link.record_transfer(size_bytes, seconds)
 
     async def close(self) -> None:
         await self._link.close()
 
-    async def _greet(self) -> None:
+    async def _check_certificate(self) -> None:
         if self._check is not None:
             self._check(self.peer, *await self._link.receive())
             self._check = None
-
-
-class GatedDirectLink(GatedLink):
-    """Gated link that can receive without a copy (``net.payload.DirectLink``)."""
-
-    def __init__(self, link: DirectLink, check: Callable[[PeerId, int, bytes], None]) -> None:
-        super().__init__(link, check)
-        self._direct = link
-
-    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-        await self._greet()
-        return await self._direct.receive_into(buffer)
-
-
-class GatedWideLink(GatedDirectLink):
-    """Gated link that can have more streams (``net.payload.WideLink``)."""
-
-    def __init__(self, link: WideLink, check: Callable[[PeerId, int, bytes], None]) -> None:
-        super().__init__(link, check)
-        self._wide = link
-
-    async def widened(self, size_bytes: int) -> Link:
-        await self._greet()
-        return await self._wide.widened(size_bytes)

@@ -16,14 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from p2ptrain import statements
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.base.ids import PeerId, key_of, multihash, peer_of
+from p2ptrain.base.ids import PeerId, key_of, peer_of
 from p2ptrain.swarm.messages import Presence
 from p2ptrain.wire import presence_bytes, trimmed
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # field 1: type 1 (Ed25519); field 2: 64 bytes
 _KEY_PREFIX = bytes.fromhex("08011220")  # field 1: type 1; field 2: 32 bytes
-_SEED_BYTES = 32
-_KEY_BYTES = 32
+_KEY_BYTES = 32  # private seed and public key alike
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,10 +35,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Load the identity at ``path``, or create one if there is no file. Never overwrites an existing file.
-
-        Raises HomeError when the file cannot be read, written or decoded.
-        """
+        """Load the identity at ``path``, or create one if there is no file. Raises HomeError."""
         try:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,13 +52,10 @@ class Identity:
                 f"{path} is not an identity key ({len(raw)} bytes that do not agree).",
                 "Restore it from a backup, or move it away to get a new identity.",
             )
-        return cls(path, _peer_id(key.public_key()), key)
+        return cls(path, peer_of(key.public_key().public_bytes_raw()), key)
 
     def sign(self, presence: Presence) -> Presence:
-        """Trim our own presence to the limits of a directory record and sign it.
-
-        Raises ValueError for another peer's presence.
-        """
+        """Trim our own presence to the limits of a directory record and sign it. Raises ValueError if not ours."""
         if presence.peer != self.peer_id:
             raise ValueError(f"{self.peer_id} cannot sign for {presence.peer}")
         presence = trimmed(presence)
@@ -85,20 +78,11 @@ def verify(presence: Presence) -> bool:
     return True
 
 
-def peer_id_bytes(peer: PeerId) -> bytes | None:
-    """Return a peer id's multihash; None if it is not an Ed25519 peer id."""
-    return None if key_of(peer) is None else multihash(peer)
-
-
 def peer_id_of(serialized: bytes) -> PeerId | None:
     """Return the peer id of a public key in libp2p's protobuf form; None if it is not an Ed25519 key."""
     if len(serialized) != len(_KEY_PREFIX) + _KEY_BYTES or not serialized.startswith(_KEY_PREFIX):
         return None
-    return _peer_id(Ed25519PublicKey.from_public_bytes(serialized[len(_KEY_PREFIX) :]))
-
-
-def _peer_id(key: Ed25519PublicKey) -> PeerId:
-    return peer_of(key.public_bytes_raw())
+    return peer_of(serialized[len(_KEY_PREFIX) :])
 
 
 def public_key(peer: PeerId) -> Ed25519PublicKey | None:
@@ -112,8 +96,8 @@ def _serialized(key: Ed25519PrivateKey) -> bytes:
 
 
 def _parsed(raw: bytes) -> Ed25519PrivateKey | None:
-    seed = raw[len(_PRIVATE_PREFIX) : len(_PRIVATE_PREFIX) + _SEED_BYTES]
-    if len(seed) != _SEED_BYTES:
+    seed = raw[len(_PRIVATE_PREFIX) : len(_PRIVATE_PREFIX) + _KEY_BYTES]
+    if len(seed) != _KEY_BYTES:
         return None
     key = Ed25519PrivateKey.from_private_bytes(seed)
     return key if raw == _serialized(key) else None

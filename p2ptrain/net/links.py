@@ -76,8 +76,8 @@ class Limits:
         return self.frame_s(framing.MAX_CHUNK_BYTES)
 
 
-class StreamLink:
-    """Link over one stream (``ports.Link``). A missed deadline, a reset or a malformed frame closes it.
+class StreamLink(Link):
+    """Link over one stream. A missed deadline, a reset or a malformed frame closes it.
 
     If the owner caps the rate, chunks, other large frames, and small frames beyond their share wait for their turn, and
     the partner's deadline is extended by that time. A buffer passed to ``send`` must not change afterwards, because the
@@ -111,7 +111,7 @@ class StreamLink:
         self._is_hurried = False
         self._patience: asyncio.Timeout | None = None
         self._has_payload = self._has_heard_end = False
-        self._ahead: tuple[int, int] | None = None  # header that ``begun`` has read
+        self._ahead: tuple[int, int] | None = None  # header that ``wait_for_frame`` has read
         self.has_heard = False
         """True once a whole frame has come, until the link ends."""
 
@@ -138,7 +138,7 @@ class StreamLink:
         except TimeoutError:
             self._is_stuck = True
             self.give_up()
-            raise NetworkError(f"{short(self.peer)} took nothing for too long") from None
+            raise NetworkError(f"{short(self.peer)} read nothing for too long") from None
         except (OSError, EOFError) as error:
             self.give_up()
             raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error
@@ -150,17 +150,15 @@ class StreamLink:
             await self._receive_body(kind, memoryview(body), deadline)
             return kind, bytes(body)
 
-    async def begun(self) -> None:
-        """Wait until the next frame begins (``payload.HeraldLink``)."""
+    async def wait_for_frame(self) -> None:
         async with self._receiving() as deadline:
             self._ahead = await self._receive_header(deadline)
 
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-        """Receive a frame's body into the buffer, without a copy (``payload.DirectLink``)."""
         async with self._receiving() as deadline:
             kind, length = await self._receive_header(deadline)
             if length > len(buffer):
-                raise RemoteError(f"a frame of {length} bytes where {len(buffer)} were due")
+                raise RemoteError(f"expected a frame of at most {len(buffer)} bytes, got {length}")
             await self._receive_body(kind, buffer[:length], deadline)
             return kind, length
 

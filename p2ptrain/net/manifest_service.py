@@ -42,16 +42,16 @@ async def fetch_manifest(node: Node, peer: PeerId, addresses: Sequence[str], run
 async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock: Clock = time.monotonic) -> None:
     """Serve a run's signed manifest over any transport."""
     if len(signed) > MAX_MANIFEST_BYTES:
-        raise ValueError(f"a manifest of {len(signed)} bytes where {MAX_MANIFEST_BYTES} are allowed")
+        raise ValueError(f"expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, got {len(signed)}")
 
     allowance = SlidingWindowLimit(OVERALL, EACH, WINDOW_S)
 
     async def answer(link: Link) -> None:
         kind, body = await link.receive()
         if kind != FrameKind.MANIFEST_REQUEST:
-            raise RemoteError(f"a manifest request was due, not a frame of kind {kind}")
+            raise RemoteError(f"expected a manifest request, got a frame of kind {kind}")
         if not allowance.take(link.peer, clock(), origin_of(link)):
-            raise NetworkError(f"{short(link.peer)} asked for the manifest too often")
+            raise NetworkError(f"{short(link.peer)} sent too many manifest requests")
         await link.send(FrameKind.MANIFEST, signed if body == run.encode() else b"")
 
     await transport.listen(answer)
@@ -60,8 +60,10 @@ async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock
 def stranger(error: str) -> str:
     """Describe, from a NetworkError's text, what other node answered than a link names; empty if none did."""
     if error.endswith("takes part in another run"):
-        return "who answers there takes part in another run"
-    return "another node than the link names answers there" if "peer id mismatch" in error else ""  # go-libp2p's words
+        return "the node that answers there takes part in another run"
+    return (
+        "the node that answers there is not the one that the link names" if "peer id mismatch" in error else ""
+    )  # go-libp2p's words
 
 
 async def ask(transport: Transport, peer: PeerId, addresses: Sequence[str], run: RunId) -> bytes:
@@ -73,7 +75,7 @@ async def ask(transport: Transport, peer: PeerId, addresses: Sequence[str], run:
     finally:
         await link.close()
     if kind != FrameKind.MANIFEST:
-        raise RemoteError(f"a manifest was due, not a frame of kind {kind}")
+        raise RemoteError(f"expected a manifest, got a frame of kind {kind}")
     if not body:
         raise NetworkError(f"{short(peer)} takes part in another run")
     return body

@@ -60,7 +60,7 @@ class _MemoryDirection:
         """Send a frame, or None to close. Raises NetworkError when too many bytes are in flight."""
         size = len(frame.body) if frame else 0
         if self._size + size > MAX_UNDERWAY_BYTES:
-            raise NetworkError("too many bytes are under way")
+            raise NetworkError("too many bytes are in flight")
         self._size += size
         self._underway.append(frame)
         self.after(self._arrive, size)
@@ -74,7 +74,7 @@ class _MemoryDirection:
         self._last_arrival = max(self._last_arrival, arrival)
         loop.call_at(self._last_arrival, callback)
 
-    async def begun(self) -> None:
+    async def wait_for_frame(self) -> None:
         """Wait until a whole frame has arrived; one reader at a time. Raises NetworkError at the end."""
         while not self._arrived:
             self.check()
@@ -84,7 +84,7 @@ class _MemoryDirection:
 
     async def get(self) -> _Frame:
         """Receive the next frame; one reader at a time. Raises NetworkError at the end."""
-        await self.begun()
+        await self.wait_for_frame()
         frame = self._arrived.popleft()
         self._size -= len(frame.body)
         return frame
@@ -117,8 +117,8 @@ class _MemoryDirection:
             self._waiter.set_result(None)
 
 
-class MemoryLink:
-    """One end of an in-memory link (``ports.Link``)."""
+class MemoryLink(Link):
+    """One end of an in-memory link."""
 
     def __init__(self, peer: PeerId, outgoing: _MemoryDirection, incoming: _MemoryDirection) -> None:
         self.peer = peer
@@ -137,8 +137,8 @@ class MemoryLink:
     async def receive(self) -> tuple[int, bytes]:
         return await self._incoming.get()
 
-    async def begun(self) -> None:
-        await self._incoming.begun()
+    async def wait_for_frame(self) -> None:
+        await self._incoming.wait_for_frame()
 
     async def close(self) -> None:
         if self._closed:

@@ -1,11 +1,8 @@
 """Network node: a p2pd, the DHT in this process, and the keeper task, which joins the swarm and rejoins it.
 
-A node starts without any bootstrap, because hivemind fails for good when its only bootstrap is dead. The keeper then
-dials known nodes, bootstraps and formerly seen peers, until one answers, and dials another from time to time. Therefore
-an isolated node or a partitioned swarm recovers.
-
-Resources: ``close`` ends the keeper, the DHT and p2pd, in this order; close transports over the node first.
-Errors: the keeper survives NetworkError and ends when p2pd dies; ``died`` reports that to the caller.
+A node starts without any bootstrap, because hivemind fails for good when its only bootstrap is dead. The keeper dials
+known nodes until one answers, and another from time to time, so that a partitioned swarm recovers. Resources: ``close``
+ends the keeper, the DHT and p2pd, in this order; close transports over the node first.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 
 from hivemind.dht.node import DHTNode
@@ -23,6 +20,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from p2ptrain.admission import Gate
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.errors import NetworkError, UserError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.base.logging_setup import reporting
@@ -42,17 +40,13 @@ homes would settle it."""
 START_DEADLINE_S = 30.0
 """Timeout to start the DHT and ask p2pd for its addresses; 20 ms were measured. Guess: starts on slow, busy machines
 would settle it."""
-FIRST_RETRY_S = 1.0
-"""First pause between retries of an isolated node; each further one is twice as long, up to ``LAST_RETRY_S``."""
-LAST_RETRY_S = 30.0
-"""Longest pause between retries of an isolated node. Guess: the time until isolated nodes rejoin would settle both."""
+RETRY_S = (1.0, 30.0)
+"""First and longest backoff of an isolated node. Guess: the time until isolated nodes rejoin would settle it."""
 REFRESH_S = 60.0
 """Pause after which a connected node dials one more known node. Guess: the time until a partitioned swarm rejoins would
 settle it."""
-MAX_DIALS_AT_ONCE = 8
-"""Most known nodes that an isolated node dials at once."""
+MAX_DIALS_AT_ONCE = 8  # by an isolated node
 MAX_KNOWN_PEERS = 256
-"""Most peers whose addresses are remembered."""
 
 
 class Node:
@@ -65,6 +59,7 @@ class Node:
         daemon: Daemon,
         dht: DHTNode,
         validator: PresenceValidator,
+        announce: Sequence[str],
         local: bool,
     ) -> None:
         self.peer_id = identity.peer_id
@@ -78,10 +73,9 @@ class Node:
         self._peers: dict[PeerId, tuple[str, ...]] = {}
         self._random = Random()
         self._keeper: asyncio.Task[None] | None = None
-        self._announced: tuple[str, ...] = ()
-        self._is_owners_word = False
-        self.port = 0
-        """TCP port that the node listens on; 0 if none."""
+        self._announced = tuple(announce)
+        self._is_owners_word = bool(announce)
+        self.port = 0  # TCP port that the node listens on; 0 if none
 
     @classmethod
     async def start(
@@ -115,13 +109,12 @@ class Node:
             async with asyncio.timeout(START_DEADLINE_S):
                 validator = PresenceValidator(run)
                 dht = await start_node(daemon.p2p, validator, rates or Throttles())
-                node = cls(identity, run, daemon, dht, validator, local)
+                node = cls(identity, run, daemon, dht, validator, announce, local)
                 node.port = address.port_of(await daemon.own_addresses())
-                node._announced, node._is_owners_word = tuple(announce), bool(announce)
                 await node.look_at_itself()
         except (TimeoutError, P2PDaemonError, ControlFailure) as error:
             await daemon.close()
-            raise NetworkError(f"p2pd started and does not answer: {error or 'too late'}") from error
+            raise NetworkError(f"p2pd started but does not answer: {error or 'timed out'}") from error
         except BaseException:
             await daemon.close()
             raise
@@ -152,7 +145,7 @@ class Node:
             async with asyncio.timeout(START_DEADLINE_S):
                 own = await self.daemon.own_addresses()
         except TimeoutError as error:
-            raise NetworkError(f"p2pd does not answer: {error or 'too late'}") from error
+            raise NetworkError(f"p2pd does not answer: {error or 'timed out'}") from error
         self._announced = tuple(address.announceable(own, self._local))
 
     @property
@@ -168,16 +161,14 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """True while p2pd runs."""
         return self.daemon.alive
 
     @property
     def has_company(self) -> bool:
-        """True if the DHT knows another node."""
+        """Whether the DHT knows another node."""
         return bool(self.dht.protocol.routing_table.uid_to_peer_id)
 
     async def died(self) -> int:
-        """Wait until p2pd ends for any reason; return its exit code."""
         return await self.daemon.died()
 
     def learn(self, records: Iterable[Presence]) -> None:
@@ -202,30 +193,26 @@ class Node:
             await self.daemon.close()
 
     async def _keep_company(self) -> None:
-        retry_s = FIRST_RETRY_S
+        retries_s = backoff(*RETRY_S)
         while self.alive:
             if self.has_company:
-                retry_s = FIRST_RETRY_S
+                retries_s = backoff(*RETRY_S)
                 await asyncio.sleep(REFRESH_S)
-                await self._join(self._some_known())
+                await self._join()
             else:
-                await self._join(self._some_known())
+                await self._join()
                 if not self.has_company:
-                    await asyncio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, LAST_RETRY_S)
-        logger.warning("p2pd ended; nobody can be reached any more")
+                    await asyncio.sleep(next(retries_s))
+        logger.warning("p2pd exited; no node can be reached")
 
-    def _some_known(self) -> dict[PeerId, tuple[str, ...]]:
-        """Choose known nodes to dial now; return them with their addresses."""
+    async def _join(self) -> None:
+        """Dial some known nodes concurrently; if any answers, look up our own neighbours in the DHT."""
         known = self.known
-        return {peer: known[peer] for peer in whom_to_dial(known, self._bootstraps, self.has_company, self._random)}
-
-    async def _join(self, nodes: Mapping[PeerId, tuple[str, ...]]) -> None:
-        """Dial these nodes concurrently; if any answers, look up our own neighbours in the DHT."""
-        answers = await asyncio.gather(*(self._greet(peer, addresses) for peer, addresses in nodes.items()))
+        chosen = whom_to_dial(known, self._bootstraps, self.has_company, self._random)
+        answers = await asyncio.gather(*(self._greet(peer, known[peer]) for peer in chosen))
         if any(answers):
             with contextlib.suppress(TimeoutError, NetworkError):
-                async with asyncio.timeout(DIAL_DEADLINE_S), network_errors("looking around"):
+                async with asyncio.timeout(DIAL_DEADLINE_S), network_errors("looking for neighbours"):
                     await self.dht.find_nearest_nodes([self.dht.node_id])
 
     async def _greet(self, peer: PeerId, addresses: tuple[str, ...]) -> bool:
@@ -236,7 +223,7 @@ class Node:
                 return await self.dht.protocol.call_ping(PeerID.from_base58(peer)) is not None
         except (NetworkError, TimeoutError) as error:
             places = ", ".join(map(address.host_port, addresses))
-            logger.info("no answer from %s at %s: %s", short(peer), places, error or "too late")
+            logger.info("no answer from %s at %s: %s", short(peer), places, error or "timed out")
             return False
 
 
@@ -245,9 +232,9 @@ def whom_to_dial(
 ) -> list[PeerId]:
     """Choose known nodes to dial at random: one for a connected node, several for an isolated one.
 
-    After a long absence all other known peers may be gone, while bootstraps keep their addresses. Therefore a connected
-    node dials a bootstrap every other time, and up to half of an isolated node's dials go to bootstraps, or more if it
-    knows few other peers.
+    Other peers may be gone after a long absence, while bootstraps keep their addresses. Therefore a connected node
+    dials a bootstrap every other time, and up to half of an isolated node's dials go to bootstraps, or more if it knows
+    few other peers.
     """
     most = 1 if has_company else MAX_DIALS_AT_ONCE
     share = random.randrange(2) if has_company else MAX_DIALS_AT_ONCE // 2
@@ -258,14 +245,15 @@ def whom_to_dial(
 
 
 def _check(listen: Sequence[str], announce: Sequence[str], bootstraps: Sequence[str]) -> None:
-    """Raise UserError for the first address that p2pd cannot use."""
     example = "Write it like /ip4/203.0.113.7/tcp/31337"
     for each in (*listen, *announce):
         if not address.is_dialable(each):
-            raise UserError(f"{each!r} is not an address we can use.", f"{example}.")
+            raise UserError(f"{each!r} is not a usable address.", f"{example}.")
     for each in announce:
         if address.split_peer(each)[1] is not None or address.host_port(each).endswith(":0"):
-            raise UserError(f"{each!r} cannot be announced.", f"Name the port that others reach, no peer. {example}.")
+            raise UserError(
+                f"{each!r} cannot be announced.", f"Name an address with a port and without a peer ID. {example}."
+            )
     for each in bootstraps:
         if not address.is_dialable(each) or address.split_peer(each)[1] is None:
             raise UserError(f"{each!r} is not the address of a bootstrap.", f"{example}/p2p/12D3Koo….")

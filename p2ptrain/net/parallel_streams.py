@@ -4,7 +4,7 @@ A stream of p2pd (yamux) begins with a window of 256 KiB that grows only round t
 exchange opens a new stream. At 100 Mbit/s with a round trip of 100 ms, 34 MB each way took 1.3 times as long over one
 stream as over four; eight were no faster than four (docs/RESULTS.md).
 
-On a conversation's link, before a payload of ``WIDE_FROM_BYTES`` or more, both sides at the same point::
+On a conversation's link, before a payload of ``PARALLEL_FROM_BYTES`` or more, both sides at the same point::
 
     initiator                       responder
     ["lanes", token]    ->                       three more streams with this token came before, by LANE_PROTOCOL
@@ -31,7 +31,6 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.payload import DirectLink
 from p2ptrain.net.rpc import hear, say
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
@@ -40,13 +39,13 @@ from p2ptrain.statements import is_blob, is_count
 
 LANE_PROTOCOL = "/p2ptrain/lane/1"
 
-LANES = 4
+STREAMS = 4
 """Streams per payload, the link included. Measured at 100 Mbit/s and 100 ms: two had the same mean and more variance,
 eight were no faster."""
-WIDE_FROM_BYTES = 2 << 20
+PARALLEL_FROM_BYTES = 2 << 20
 """Least payload in bytes each way, eight initial windows; smaller ones end before a window has grown. Guess: exchange
 times by payload size would settle it."""
-WIDE_FROM_RATE = 2e6
+PARALLEL_FROM_RATE = 2e6
 """Least rate of a partner's last large payload in bytes per second; four initial windows take half a second at it."""
 OPENING_S = 5.0
 """Timeout to open all streams, after which the link carries the payload alone; two round trips and a busy remote.
@@ -102,17 +101,17 @@ class ParallelStreams:
         return ParallelLink(link, self, ours)
 
     def is_fast(self, peer: PeerId) -> bool:
-        return self._speeds.get(peer, 0.0) >= WIDE_FROM_RATE
+        return self._speeds.get(peer, 0.0) >= PARALLEL_FROM_RATE
 
-    def came(self, peer: PeerId, rate: float) -> None:
+    def record_rate(self, peer: PeerId, rate: float) -> None:
         """Record the rate in bytes per second of a large payload from this peer."""
         self._speeds[peer] = rate
 
     async def open(self, peer: PeerId, token: bytes) -> list[StreamLink]:
         """Open all streams but the first and return them; empty if any of them fails."""
         opened: dict[int, StreamLink] = {}
-        lanes = [self._open(peer, token, number, opened) for number in range(1, LANES)]
-        opening = asyncio.gather(*lanes, return_exceptions=True)
+        streams = [self._open(peer, token, number, opened) for number in range(1, STREAMS)]
+        opening = asyncio.gather(*streams, return_exceptions=True)
         try:
             async with asyncio.timeout(OPENING_S):
                 failures = [each for each in await opening if each is not None]
@@ -134,8 +133,8 @@ class ParallelStreams:
         opened[number] = link
         purpose = ["lane", token, number]
         await say(link, purpose)
-        if await hear(link, "a lane", WORDS_BYTES) != purpose:
-            raise RemoteError("an echo was due of what a lane is for")
+        if await hear(link, "a parallel stream", WORDS_BYTES) != purpose:
+            raise RemoteError("expected an echo of the purpose of a parallel stream, got something else")
 
     def claim(self, peer: PeerId, token: bytes) -> list[_ParallelStream]:
         """Return the inbound streams with this token, all but the first, for one conversation.
@@ -143,54 +142,55 @@ class ParallelStreams:
         Raises NetworkError if some are missing, for example because they have just timed out.
         """
         waiting = self._waiting.get((peer, token), {})
-        lanes = {number: lane for number, lane in waiting.items() if not lane.patience.expired()}
-        if len(lanes) != LANES - 1:
-            raise NetworkError(f"{short(peer)} names {LANES - 1} lanes, and {len(lanes)} are here")
+        streams = {number: stream for number, stream in waiting.items() if not stream.patience.expired()}
+        if len(streams) != STREAMS - 1:
+            raise NetworkError(f"{short(peer)} announced {STREAMS - 1} parallel streams, but {len(streams)} are open")
         del self._waiting[peer, token]  # a second conversation would read the first one's data
-        for lane in lanes.values():
-            lane.claim()
-        return [lanes[number] for number in sorted(lanes)]
+        for stream in streams.values():
+            stream.claim()
+        return [streams[number] for number in sorted(streams)]
 
     async def _take(self, link: StreamLink) -> None:
         """Hold an inbound stream until its conversation ends."""
-        purpose = await hear(link, "a lane", WORDS_BYTES)
+        purpose = await hear(link, "a parallel stream", WORDS_BYTES)
         match purpose:
-            case ["lane", token, number] if is_blob(token, TOKEN_BYTES) and is_count(number, LANES - 1) and number:
+            case ["lane", token, number] if is_blob(token, TOKEN_BYTES) and is_count(number, STREAMS - 1) and number:
                 pass
             case _:
-                raise RemoteError("what a lane is for was due")
+                raise RemoteError("expected the purpose of a parallel stream, got something else")
         key = (link.peer, token)
         if number in self._waiting.get(key, {}):
-            raise RemoteError(f"lane {number} of a conversation came twice")
+            raise RemoteError(f"parallel stream {number} of a conversation was opened twice")
         try:
             async with asyncio.timeout(UNCLAIMED_S) as patience:
-                lane = _ParallelStream(link, patience)
-                self._waiting.setdefault(key, {})[number] = lane
+                stream = _ParallelStream(link, patience)
+                self._waiting.setdefault(key, {})[number] = stream
                 try:
                     await say(link, purpose)
-                    await lane.over.wait()
+                    await stream.over.wait()
                 finally:
-                    self._forget(key, number, lane)
+                    self._forget(key, number, stream)
         except TimeoutError:
-            raise NetworkError(f"{short(link.peer)} opened a lane and did not use it") from None
+            raise NetworkError(f"{short(link.peer)} opened a parallel stream and did not use it") from None
 
-    def _forget(self, key: tuple[PeerId, bytes], number: int, lane: _ParallelStream) -> None:
+    def _forget(self, key: tuple[PeerId, bytes], number: int, stream: _ParallelStream) -> None:
         """Remove a stream from the waiting ones, if it is still among them."""
         waiting = self._waiting.get(key, {})
-        if waiting.get(number) is lane:
+        if waiting.get(number) is stream:
             del waiting[number]
             if not waiting:
                 del self._waiting[key]
 
 
-class ParallelLink:
-    """Link of a conversation that can add parallel streams (``payload.WideLink``); closing it ends them too."""
+class ParallelLink(Link):
+    """Link of a conversation that can add parallel streams."""
 
-    def __init__(self, link: StreamLink, lanes: ParallelStreams, ours: bool) -> None:
+    def __init__(self, link: StreamLink, owner: ParallelStreams, ours: bool) -> None:
         self.peer = link.peer
         self._link = link
-        self._lanes = lanes
+        self._owner = owner
         self._ours = ours
+        self._is_large = False  # a payload whose rate counts
         self._opened: list[StreamLink] = []
         self._claimed: list[_ParallelStream] = []
 
@@ -200,62 +200,42 @@ class ParallelLink:
     async def receive(self) -> tuple[int, bytes]:
         return await self._link.receive()
 
-    async def begun(self) -> None:
-        await self._link.begun()
+    async def wait_for_frame(self) -> None:
+        await self._link.wait_for_frame()
 
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
         return await self._link.receive_into(buffer)
 
-    async def widened(self, size_bytes: int) -> Link:
-        if size_bytes < WIDE_FROM_BYTES:
-            return self
-        others = await (self._offer() if self._ours else self._follow())
-        return _OpenStreamGroup([self._link, *others], self._lanes)
+    async def open_parallel(self, size_bytes: int) -> Sequence[Link]:
+        self._is_large = size_bytes >= PARALLEL_FROM_BYTES
+        if not self._is_large:
+            return ()
+        return await (self._offer() if self._ours else self._follow())
+
+    def record_transfer(self, size_bytes: int, seconds: float) -> None:
+        if self._is_large:
+            self._owner.record_rate(self.peer, size_bytes / max(seconds, 1e-9))
 
     async def close(self) -> None:
-        for lane in self._claimed:
-            lane.over.set()
+        for stream in self._claimed:
+            stream.over.set()
         await _close([*self._opened, self._link])
 
-    async def _offer(self) -> Sequence[DirectLink]:
+    async def _offer(self) -> Sequence[Link]:
         token = secrets.token_bytes(TOKEN_BYTES)
-        if self._lanes.is_fast(self.peer):
-            self._opened = await self._lanes.open(self.peer, token)
+        if self._owner.is_fast(self.peer):
+            self._opened = await self._owner.open(self.peer, token)
         await say(self._link, ["lanes", token if self._opened else b""])
         return self._opened
 
-    async def _follow(self) -> Sequence[DirectLink]:
-        match await hear(self._link, "lanes", WORDS_BYTES):
+    async def _follow(self) -> Sequence[Link]:
+        match await hear(self._link, "parallel streams", WORDS_BYTES):
             case ["lanes", b""]:
                 return []
             case ["lanes", token] if is_blob(token, TOKEN_BYTES):
-                self._claimed = self._lanes.claim(self.peer, token)
-                return [lane.link for lane in self._claimed]
-        raise RemoteError("how many lanes there are was due")
-
-
-class _OpenStreamGroup:
-    """Open streams for one large payload (``payload.StreamGroup``); the conversation's link closes them."""
-
-    def __init__(self, lanes: Sequence[DirectLink], owner: ParallelStreams) -> None:
-        self.peer = lanes[0].peer
-        self.lanes = lanes
-        self._owner = owner
-
-    def came(self, size_bytes: int, seconds: float) -> None:
-        self._owner.came(self.peer, size_bytes / max(seconds, 1e-9))
-
-    async def send(self, kind: int, body: bytes | memoryview) -> None:
-        await self.lanes[0].send(kind, body)
-
-    async def receive(self) -> tuple[int, bytes]:
-        return await self.lanes[0].receive()
-
-    async def begun(self) -> None:
-        await self.lanes[0].begun()  # the first stream carries the first chunk
-
-    async def close(self) -> None:
-        """Do nothing: the conversation's link closes the streams."""
+                self._claimed = self._owner.claim(self.peer, token)
+                return [stream.link for stream in self._claimed]
+        raise RemoteError("expected the number of parallel streams, got something else")
 
 
 async def _close(links: Iterable[Link]) -> None:

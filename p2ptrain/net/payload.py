@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, runtime_checkable
 
 from blake3 import blake3
 
@@ -42,15 +40,21 @@ class PayloadDeadline:
         return self.grace_s + received_bytes / self.slowest_rate
 
 
-async def send_payload(link: Link, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-    """Send all parts, in order. The buffers must not change before this returns. Raises NetworkError."""
-    lanes = lanes_of(link)
+async def send_payload(
+    link: Link, parts: Sequence[bytes | bytearray | memoryview], others: Sequence[Link] = ()
+) -> None:
+    """Send all parts, in order. The buffers must not change before this returns. Raises NetworkError.
+
+    Args:
+        others: further streams for the chunks (``Link.open_parallel``).
+    """
     views = [memoryview(part).cast("B") for part in parts]
-    layout = _Layout([len(view) for view in views], len(lanes))
-    if len(lanes) == 1:
-        await _send_share(lanes[0], views, layout, 0)
+    layout = _Layout([len(view) for view in views], 1 + len(others))
+    if others:
+        streams = enumerate((link, *others))
+        await concurrently(*(_send_share(stream, views, layout, number) for number, stream in streams))
     else:
-        await concurrently(*(_send_share(lane, views, layout, number) for number, lane in enumerate(lanes)))
+        await _send_share(link, views, layout, 0)
 
 
 async def receive_payload(
@@ -58,6 +62,7 @@ async def receive_payload(
     lengths: Sequence[int],
     buffers: Buffers | None = None,
     pace: PayloadDeadline | None = None,
+    others: Sequence[Link] = (),
 ) -> list[bytearray]:
     """Receive parts of exactly these lengths.
 
@@ -66,22 +71,22 @@ async def receive_payload(
     Args:
         buffers: source of the parts' memory, to which the caller may give them back; None: allocate it.
         pace: deadline of the whole payload.
+        others: further streams for the chunks (``Link.open_parallel``).
     """
     buffers, pace = buffers or Buffers(), pace or PayloadDeadline()
-    lanes, loop = lanes_of(link), asyncio.get_running_loop()
-    layout, began = _Layout(lengths, len(lanes)), loop.time()
+    loop = asyncio.get_running_loop()
+    layout, began = _Layout(lengths, 1 + len(others)), loop.time()
     try:
         async with asyncio.timeout(None) as deadline:
             arrivals = _Arrivals([buffers.take(length) for length in lengths], pace, deadline)
-            if len(lanes) == 1:
-                await _receive_share(lanes[0], layout, 0, arrivals)
+            if others:
+                streams = enumerate((link, *others))
+                await concurrently(*(_receive_share(stream, layout, number, arrivals) for number, stream in streams))
             else:
-                shares = [_receive_share(lane, layout, number, arrivals) for number, lane in enumerate(lanes)]
-                await concurrently(*shares)
+                await _receive_share(link, layout, 0, arrivals)
     except TimeoutError:
         raise NetworkError(f"{short(link.peer)} sends slower than {pace.slowest_rate / 1000:.0f} kB/s") from None
-    if isinstance(link, StreamGroup):
-        link.came(sum(lengths), loop.time() - began)
+    link.record_transfer(sum(lengths), loop.time() - began)
     return arrivals.parts
 
 
@@ -107,87 +112,29 @@ class Buffers:
             size -= len(self._kept.pop(0))
 
 
-@runtime_checkable
-class HeraldLink(Link, Protocol):
-    """Link that can wait for the beginning of a frame."""
-
-    async def begun(self) -> None:
-        """Wait until the next frame begins, without consuming it. Raises NetworkError and RemoteError."""
-
-
-@runtime_checkable
-class DirectLink(HeraldLink, Protocol):
-    """Link that can receive a frame's body without a copy."""
-
-    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-        """Receive a frame's body into the front of the buffer; return its kind and length.
-
-        Raises RemoteError if it does not fit.
-        """
-
-
-@runtime_checkable
-class WideLink(DirectLink, Protocol):
-    """Link that can add streams for a large payload (``net.parallel_streams``)."""
-
-    async def widened(self, size_bytes: int) -> Link:
-        """Return the link for one payload of that size each way, possibly a ``StreamGroup``.
-
-        Both sides call this at the same point of the conversation. Raises NetworkError and RemoteError.
-        """
-
-
-@runtime_checkable
-class StreamGroup(Link, Protocol):
-    """Parallel streams for one payload each way."""
-
-    @property
-    def lanes(self) -> Sequence[Link]:
-        """Streams, at least one, in the same order on both sides."""
-
-    def came(self, size_bytes: int, seconds: float) -> None:
-        """Record that the payload has come, in so many seconds."""
-
-
-async def begun(link: Link) -> None:
-    """Wait until the next frame begins, if the link can (``HeraldLink``)."""
-    if isinstance(link, HeraldLink):
-        await link.begun()
-
-
-def lanes_of(link: Link) -> Sequence[Link]:
-    """Return a ``StreamGroup``'s streams, or the link itself."""
-    return link.lanes if isinstance(link, StreamGroup) else (link,)
-
-
-async def widened(link: Link, size_bytes: int) -> Link:
-    """Return the link for a payload of that size: ``WideLink.widened``, or the link itself."""
-    return await link.widened(size_bytes) if isinstance(link, WideLink) else link
-
-
 class _Layout:
     """Assignment of a payload's chunks to its streams: in turn, from the first chunk of the first part.
 
     Args:
         lengths: bytes of each part.
-        lanes: number of streams.
+        streams: number of streams.
     """
 
-    def __init__(self, lengths: Sequence[int], lanes: int) -> None:
+    def __init__(self, lengths: Sequence[int], streams: int) -> None:
         self.lengths = lengths
-        self._lanes = lanes
+        self._streams = streams
 
-    def shares(self, lane: int) -> Iterator[list[slice]]:
+    def shares(self, stream: int) -> Iterator[list[slice]]:
         """Yield, for each part, the chunks on one stream, in order."""
         before = 0
         for length in self.lengths:
-            first = (lane - before) % self._lanes * framing.MAX_CHUNK_BYTES
-            starts = range(first, length, self._lanes * framing.MAX_CHUNK_BYTES)
+            first = (stream - before) % self._streams * framing.MAX_CHUNK_BYTES
+            starts = range(first, length, self._streams * framing.MAX_CHUNK_BYTES)
             yield [slice(start, min(start + framing.MAX_CHUNK_BYTES, length)) for start in starts]
             before += -(-length // framing.MAX_CHUNK_BYTES)
 
 
-async def _send_share(lane: Link, parts: Sequence[memoryview], layout: _Layout, number: int) -> None:
+async def _send_share(stream: Link, parts: Sequence[memoryview], layout: _Layout, number: int) -> None:
     """Send one stream's chunks; on the first stream also the end of each part, after its chunks."""
     for index, chunks in enumerate(layout.shares(number)):
         part, hashed, digest = parts[index], 0, blake3()
@@ -195,10 +142,10 @@ async def _send_share(lane: Link, parts: Sequence[memoryview], layout: _Layout, 
             if number == 0:  # hash everything up to here, in small steps that do not block the event loop
                 digest.update(part[hashed : chunk.stop])
                 hashed = chunk.stop
-            await lane.send(FrameKind.CHUNK, part[chunk])
+            await stream.send(FrameKind.CHUNK, part[chunk])
         if number == 0:
             digest.update(part[hashed:])
-            await lane.send(FrameKind.PART, framing.encode_part_end(PartEnd(index, len(part), digest.digest())))
+            await stream.send(FrameKind.PART, framing.encode_part_end(PartEnd(index, len(part), digest.digest())))
 
 
 class _Arrivals:
@@ -245,33 +192,23 @@ class _Arrivals:
         if self._hashed[index] < length or end is None:
             return
         if end != PartEnd(index, length, self._digests[index].digest()):
-            raise RemoteError(f"part {index}: its end does not agree with the {length} bytes before it")
+            raise RemoteError(f"part {index}: the length or digest at its end does not match its {length} bytes")
 
 
-async def _receive_share(lane: Link, layout: _Layout, number: int, arrivals: _Arrivals) -> None:
+async def _receive_share(stream: Link, layout: _Layout, number: int, arrivals: _Arrivals) -> None:
     """Receive what ``_send_share`` sends on one stream."""
-    receive_into = lane.receive_into if isinstance(lane, DirectLink) else partial(_receive_copy, lane)
     for index, chunks in enumerate(layout.shares(number)):
         part = arrivals.parts[index]
         for chunk in chunks:
             arrivals.expect(chunk.stop - chunk.start)
             with memoryview(part) as view, view[chunk] as place:
-                kind, length = await receive_into(place)
+                kind, length = await stream.receive_into(place)
                 if kind != FrameKind.CHUNK or length != len(place):
-                    due = f"a chunk of {len(place)} bytes was due"
-                    raise RemoteError(f"part {index}: {due}, not kind {kind} with {length} bytes")
+                    due = f"expected a chunk of {len(place)} bytes"
+                    raise RemoteError(f"part {index}: {due}, got kind {kind} with {length} bytes")
             arrivals.take(index, chunk)
         if number == 0:
-            kind, body = await lane.receive()
+            kind, body = await stream.receive()
             if kind != FrameKind.PART:
-                raise RemoteError(f"part {index}: its end was due after {len(part)} bytes, not a frame of kind {kind}")
+                raise RemoteError(f"part {index}: expected its end after {len(part)} bytes, got a frame of kind {kind}")
             arrivals.end(index, framing.decode_part_end(body))
-
-
-async def _receive_copy(link: Link, buffer: memoryview) -> tuple[int, int]:
-    """Receive a frame into the buffer with a copy, for a link without ``receive_into``."""
-    kind, body = await link.receive()
-    if len(body) > len(buffer):
-        raise RemoteError(f"a frame of {len(body)} bytes where {len(buffer)} were due")
-    buffer[: len(body)] = body
-    return kind, len(body)

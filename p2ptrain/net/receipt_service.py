@@ -53,9 +53,9 @@ class ReceiptService:
             case ["receipt", bytes(body)]:
                 claim = Receipt.decode(body)
             case _:
-                raise RemoteError("a receipt was due, not something else")
+                raise RemoteError("expected a receipt, got something else")
         if not self._allowance.take(link.peer, asyncio.get_running_loop().time(), origin_of(link)):
-            raise NetworkError(f"{short(link.peer)} asked for signatures too often")
+            raise NetworkError(f"{short(link.peer)} sent too many signature requests")
         objection = self.book.judge(claim, link.peer, self.wall())
         if objection is not None:
             await say(link, ["objection", objection.value])
@@ -80,8 +80,8 @@ async def ask_to_sign(transport: Transport, claim: Receipt) -> bytes | Objection
                     case ["objection", str(why)] if why in set(Objection):
                         return Objection(why)
                     case _:
-                        raise RemoteError("a signature was due, not something else")
+                        raise RemoteError("expected a signature, got something else")
             finally:
                 await link.close()
     except TimeoutError:
-        raise NetworkError(f"{short(claim.partner)} does not sign a receipt") from None
+        raise NetworkError(f"{short(claim.partner)} did not sign the receipt") from None

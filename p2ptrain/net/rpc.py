@@ -27,15 +27,12 @@ async def hear(link: Link, about: str, most_bytes: int) -> list[Any]:
     """
     kind, body = await link.receive()
     if kind != FrameKind.MESSAGE:
-        raise RemoteError(f"words about {about} were due, not a frame of kind {kind}")
+        raise RemoteError(f"expected a message about {about}, got a frame of kind {kind}")
     words = unpacked(body, most_bytes)
     if _nests_deeper(words, MOST_NESTED):
-        raise RemoteError(f"words about {about} were due, not lists in lists in lists")
+        raise RemoteError(f"expected a message about {about}, got lists that are nested too deeply")
     return words
 
 
 def _nests_deeper(words: list[Any], levels: int) -> bool:
     return levels == 0 or any(isinstance(each, list) and _nests_deeper(each, levels - 1) for each in words)
-
-
-__all__ = ["MOST_NESTED", "hear", "say"]

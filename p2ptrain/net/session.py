@@ -17,7 +17,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.concurrently import concurrently
-from p2ptrain.net.payload import Buffers, begun, receive_payload, send_payload, widened
+from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
@@ -63,7 +63,7 @@ class Session:
     task: asyncio.Task[None] | None = None
     interruptible: bool = False
     """True while it waits for the partner: a Close then cancels the task and is not queued."""
-    swapped: tuple[Swap, Difference] | None = None
+    swapped: tuple[Swap, SwapDone, Difference] | None = None
     """Result of a swap, until the driver commits it."""
     pulled: tuple[WeightsReply, list[bytearray]] | None = None
     """Downloaded weights, until the driver adopts them."""
@@ -114,13 +114,8 @@ class Session:
 
     async def _swap(self, link: Link, swap: Swap) -> None:
         payloads, work = self.tools.payloads, self.tools.work
-        sizes, lengths = (
-            payloads.wish_sizes(swap.fragments),
-            payloads.encoded_sizes(swap.fragments),
-        )
-        snapshot = (
-            payloads.published
-        )  # proposals and payload must come from one snapshot, whatever is published meanwhile
+        sizes, lengths = payloads.wish_sizes(swap.fragments), payloads.encoded_sizes(swap.fragments)
+        snapshot = payloads.published  # one for proposals and payload, whatever is published meanwhile
         wishes: Sequence[bytes] = ()
         their_wishes: Sequence[bytearray] = ()
         try:
@@ -129,24 +124,24 @@ class Session:
                 _, their_wishes = await concurrently(send_payload(link, wishes), receive_payload(link, sizes))
         except ValueError as error:
             raise _unsendable(error) from error
-        mine, road = await concurrently(
-            self._encoded(swap, wishes, their_wishes, snapshot), widened(link, sum(lengths))
-        )
+        encoded = self._encoded(swap, wishes, their_wishes, snapshot)
+        mine, others = await concurrently(encoded, link.open_parallel(sum(lengths)))
         del snapshot  # a payload may take minutes, and this is a whole model
         if not (self.link.outbound or sizes):  # the initiator may withdraw a late-accepted offer without a payload
-            await begun(road)
-        receiving = receive_payload(road, lengths, self.tools.buffers)
+            await link.wait_for_frame()
+        receiving = receive_payload(link, lengths, self.tools.buffers, others=others)
         try:
-            _, theirs = await concurrently(send_payload(road, mine.parts), receiving)
+            _, theirs = await concurrently(send_payload(link, mine.parts, others), receiving)
         except UnbegunError as error:  # one of several streams had nothing yet, but the payload has begun
             raise NetworkError(str(error)) from error
         difference = await work(payloads.difference, mine, theirs)
         self.tools.buffers.give_back(theirs)
-        self.swapped = (swap, difference)
         agreeing = sum(sizes)
         sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
         measured = difference.distance, difference.norm, difference.fingerprint, difference.sketched
-        self.tools.done(SwapDone(self.link, sent_bytes, received_bytes, *measured))
+        done = SwapDone(self.link, sent_bytes, received_bytes, *measured)
+        self.swapped = (swap, done, difference)
+        self.tools.done(done)
 
     async def _encoded(
         self, swap: Swap, wishes: Sequence[bytes], their_wishes: Sequence[bytearray], snapshot: Snapshot
@@ -169,7 +164,7 @@ class Session:
 async def _read(link: Link) -> tuple[Message, int]:
     kind, body = await link.receive()
     if kind != FrameKind.MESSAGE:
-        raise RemoteError(f"a frame of kind {kind} where a message belongs")
+        raise RemoteError(f"expected a message, got a frame of kind {kind}")
     return message_in(body), len(body)
 
 
@@ -178,7 +173,7 @@ def message_in(body: bytes) -> Message:
     try:
         return decode_message(body)
     except RecursionError:
-        raise RemoteError("a message was due, not lists in lists in lists") from None
+        raise RemoteError("expected a message, got lists that are nested too deeply") from None
 
 
 def _unsendable(error: ValueError) -> NetworkError:

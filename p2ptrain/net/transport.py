@@ -110,13 +110,13 @@ class P2PTransport:
     async def listen(self, handler: Handler) -> None:
         """Serve inbound links until ``close``. Raises ValueError on a second call."""
         if self._handler is not None:
-            raise ValueError("this transport listens already")
+            raise ValueError("this transport is already listening")
         self._handler = handler
         try:
             async with asyncio.timeout(self._limits.dial_s):
                 self._server = await self._node.daemon.serve_streams(self._protocol, self._take)
         except TimeoutError:
-            raise NetworkError("p2pd does not take our handler") from None
+            raise NetworkError("p2pd did not accept our stream handler") from None
 
     async def close(self) -> None:
         """Accept no more streams, and end the open ones."""
@@ -137,7 +137,7 @@ class P2PTransport:
     def _take(self, stream: Stream) -> None:
         """Serve an inbound stream in a task, or reset it if there are too many."""
         if self._handler is None or len(self._inbound) >= self._limits.inbound + MOST_NAMELESS:
-            logger.info("turned down a link: %d are open", len(self._inbound))
+            logger.info("refused a link: %d are open", len(self._inbound))
             stream.abort()
             return
         task = asyncio.get_running_loop().create_task(self._serve(self._handler, stream))
@@ -169,18 +169,18 @@ class P2PTransport:
         assert task is not None
         peer, where, now = link.peer, origin(link.far_end.place), task.get_loop().time()
         if not (self._floods.admits_alone(peer, now) and self._crowds.admits(where, now)):
-            logger.info("turned down a link from %s: there are too many calls", short(peer))
+            logger.info("refused a link from %s: too many new links", short(peer))
             return False
         held = {task: place for task, place in self._inbound.items() if place is not None}
         own = {task: place for task, place in held.items() if place.link.peer == peer}
         ended = {task: place for task, place in own.items() if place.link in self._partings}
         if len(own) >= self._limits.inbound_per_peer and not self._make_room(ended):
-            logger.info("turned down a link from %s: it has %d", short(peer), len(own))
+            logger.info("refused a link from %s: it already has %d", short(peer), len(own))
             return False
         there = {task: place for task, place in held.items() if place.origin == where}
         is_crowd = len(there) >= self._limits.inbound_per_origin and not is_local(link.far_end)
         if (is_crowd or len(held) >= self._limits.inbound) and not self._make_room(there if is_crowd else held):
-            logger.info("turned down a link from %s: %d are open, %d from there", short(peer), len(held), len(there))
+            logger.info("refused a link from %s: %d are open, %d from its origin", short(peer), len(held), len(there))
             return False
         self._inbound[task] = _InboundSlot(link, where)
         return True
@@ -198,7 +198,7 @@ class P2PTransport:
         if len(hanging) + 1 < MOST_HANGING:
             self._hanging[link.peer] = [*hanging, now]
             return
-        logger.info("the connection to %s is closed: it reads nothing", short(link.peer))
+        logger.info("closing the connection to %s: it reads nothing", short(link.peer))
         with contextlib.suppress(NetworkError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._node.daemon.disconnect(link.peer)
@@ -213,7 +213,7 @@ class P2PTransport:
             return False
         crowds = Counter(silent.values())
         oldest = max(silent, key=lambda task: crowds[silent[task]])
-        logger.info("a link ends that has nothing to say, for another's sake")
+        logger.info("closing an idle link to make room for another")
         link = held[oldest].link
         self._inbound[oldest] = None
         if link in self._partings:

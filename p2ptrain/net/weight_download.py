@@ -128,17 +128,17 @@ class Downloader:
 
     def _judge(self, gathering: DownloadPlan, giver: PeerId) -> None:
         if giver in gathering.dropped:
-            raise RemoteError("its weights are far from those of others")
+            raise RemoteError("its weights differ too much from those of others")
         if gathering.is_done:
             if not gathering.was_compared:
-                self._notebook.note("unconfirmed", peer=giver, why="nobody else could be asked for its copy")
+                self._notebook.note("unconfirmed", peer=giver, why="no other peer could be asked for its copy")
             return
         if gathering.is_disputed:
-            raise NetworkError(f"the weights of {short(giver)} and of others are far apart")
+            raise NetworkError(f"the weights of {short(giver)} and of others differ too much")
         if gathering.lacks_pieces:
-            raise NetworkError(f"{short(giver)} broke off, and nobody else gave the rest of the weights")
+            raise NetworkError(f"{short(giver)} stopped sending, and no other peer sent the rest of the weights")
         self._kept = None
-        self._notebook.note("unconfirmed", peer=giver, why="nobody else could be asked for its copy")
+        self._notebook.note("unconfirmed", peer=giver, why="no other peer could be asked for its copy")
 
     def _line(self, peer: PeerId, addresses: Sequence[str], promised: Link | None = None) -> _DonorChannel:
         async def dial() -> Link:

@@ -112,7 +112,7 @@ class WeightServer:
 
         def admits(span: Span, is_piece: bool) -> bool:
             if self._rates.rests or (is_piece and not self._rates.gives):
-                raise NetworkError(f"{short(link.peer)} asked for weights while we give none")
+                raise NetworkError(f"{short(link.peer)} asked for weights, but this peer is not serving any")
             return self._rations.admits(link.peer, self._clock(), span.size / max(self._total, LEAST_MODEL))
 
         await self._serve(link, admits, self._pinned, self._clock() + LONGEST_S)
@@ -139,12 +139,12 @@ class WeightServer:
                 while (question := await self._question(link)) is not None:
                     span, seed = question
                     if not self._counts(link.peer):
-                        raise NetworkError(f"{short(link.peer)} may not take part any more")
+                        raise NetworkError(f"{short(link.peer)} is no longer admitted")
                     if not admits(span, seed is None):
-                        raise NetworkError(f"{short(link.peer)} asked for copies too often")
+                        raise NetworkError(f"{short(link.peer)} sent too many weight requests")
                     left_s = until - self._clock()
                     if left_s < 0:
-                        raise NetworkError(f"{short(link.peer)} asked for copies for too long")
+                        raise NetworkError(f"{short(link.peer)} kept requesting weights for too long")
                     answer: bytes | memoryview
                     if seed is not None:
                         answer = await self._sketch(span, seed)
@@ -156,7 +156,7 @@ class WeightServer:
                         async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
                             await send_payload(link, [answer])
                     except TimeoutError:
-                        raise NetworkError(f"{short(link.peer)} took copies for too long") from None
+                        raise NetworkError(f"{short(link.peer)} took too long to read weights") from None
                     sent += span.size if seed is None else 0
         finally:
             if sent:
@@ -170,7 +170,7 @@ class WeightServer:
 
     async def _question(self, link: Link) -> tuple[Span, int | None] | None:
         """Receive a request: a piece, and the seed if it asks for a sketch; None: the newcomer has enough."""
-        match await hear(link, "copies", _MAX_QUESTION_BYTES):
+        match await hear(link, "weights", _MAX_QUESTION_BYTES):
             case ["sketch", int(piece), int(seed)] if 0 <= piece < len(self._spans) and 0 <= seed < 2**63:
                 return self._spans[piece], seed
             case ["piece", int(piece)] if 0 <= piece < len(self._spans):
@@ -178,7 +178,7 @@ class WeightServer:
             case ["enough"]:
                 return None
             case other:
-                raise RemoteError(f"a question about copies was due, not {str(other)[:_MAX_WORDS]}")
+                raise RemoteError(f"expected a weight request, got {str(other)[:_MAX_WORDS]}")
 
     @contextlib.contextmanager
     def _pinned(self, slow: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
@@ -192,7 +192,7 @@ class WeightServer:
             self._pins.append(pin := _Pin(slow, now))
         pin = pin or self._pins[-1]
         if pin.slow is not slow and now - pin.since > SHARED_S:
-            raise NetworkError("others are taking older weights, and no more can be kept for them")
+            raise NetworkError("others are still downloading older weights, and no more versions can be kept")
         pin.askers += 1
         try:
             yield pin.slow

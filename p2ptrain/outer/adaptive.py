@@ -58,6 +58,3 @@ def rank_and_inner_steps(
     rank = max(SMALLEST_RANK, math.ceil(first_rank * last / first))
     halves_up = (2 * first_inner_steps * rank + first_rank) // (2 * first_rank)
     return rank, max(1, halves_up)
-
-
-__all__ = ["RANK_WINDOW", "SMALLEST_RANK", "rank_and_inner_steps"]

@@ -56,9 +56,7 @@ class FlatLayout:
 
         For weights, this is the module's state without the second names of tied parameters, which
         ``load_state_dict(..., strict=False)`` or the tying restores. For a moment or a gradient, these are its pieces.
-
-        Raises:
-            ValueError: ``flat`` does not have P elements.
+        Raises ValueError if ``flat`` does not have P elements.
         """
         if flat.shape != (self.total,):
             raise ValueError(f"the layout describes [{self.total}], not {list(flat.shape)}")
@@ -73,10 +71,8 @@ def flatten_module(module: nn.Module) -> Tensor:
 
     Values, names and ties stay; ``parameter.data`` of every parameter becomes a view of the result, so that writing to
     either changes both. Buffers are unchanged. Call it after ``module.to(device)`` (which would re-allocate the
-    parameters) and before the optimizer is built; ``FlatLayout.of(module)`` describes the result.
-
-    Raises:
-        ValueError: there are no parameters, or they are not all fp32 on one device.
+    parameters) and before the optimizer is built; ``FlatLayout.of(module)`` describes the result. Raises ValueError if
+    there are no parameters, or they are not all fp32 on one device.
     """
     parameters = dict(module.named_parameters())
     if not parameters:

@@ -26,8 +26,8 @@ def slices(parameter_count: int, fragments: int, align: int = FRAGMENT_ALIGNMENT
     blocks = -(-parameter_count // align)
     if fragments > blocks:
         raise ManifestError(
-            f"{fragments} fragments are too many for {parameter_count} parameters, cut at multiples of {align}",
-            f"set the number of fragments in the manifest to at most {blocks}",
+            f"{fragments} fragments are too many for {parameter_count} parameters, cut at multiples of {align}.",
+            f"Set the number of fragments in the manifest to at most {blocks}.",
         )
     bounds = [min(parameter_count, align * (i * blocks // fragments)) for i in range(fragments + 1)]
     return tuple(slice(begin, end) for begin, end in itertools.pairwise(bounds))

@@ -74,10 +74,7 @@ def displacement(
 
     The radius bounds the difference and not the share of it; otherwise two unequal shares would be clipped unequally
     and the pair's weighted mean would move. Clip and share form one factor, so each element is rounded once, alike on
-    both sides.
-
-    Raises:
-        ValueError: the share is not within 0 and 1, or the radius is negative.
+    both sides. Raises ValueError if the share is not within 0 and 1, or the radius is negative.
     """
     if not (0 <= share <= 1 and clip_radius >= 0):
         raise ValueError(f"share {share} must be within 0 and 1, and clip radius {clip_radius} at least 0")

@@ -39,6 +39,3 @@ def straggler_inner_steps(
         )
     late = partners * exchange_steps * (1.0 / bandwidth_share - 1.0)
     return max(1, math.floor(inner_steps - late + 0.5))
-
-
-__all__ = ["straggler_inner_steps"]

@@ -1,15 +1,7 @@
 """Observation of a peer, a swarm or a simulation: a web page, JSON and Prometheus metrics.
 
-==============  =============================================================
-view            ``View``: the bounded state and its document (pure)
-untrusted       bounds and cleans text and numbers from strangers (pure)
-listen_address  ``ListenAddress``: where the page is served
-metrics         the document for Prometheus (extra ``page``)
-server          ``PageServer``: HTTP, read-only (extra ``page``)
-static          the page itself, with uPlot (MIT); loads nothing from elsewhere
-==============  =============================================================
-
-Importing this package imports neither aiohttp nor prometheus-client.
+Importing this package imports neither aiohttp nor prometheus-client, which the extra ``page`` installs. The page itself
+(``static``, with uPlot under MIT) loads nothing from elsewhere.
 """
 
 from p2ptrain.page.untrusted import number, paragraph, words

@@ -18,8 +18,6 @@ LOOPBACK_NAMES = (LOOPBACK, "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Address to listen at."""
-
     host: str = LOOPBACK
     port: int = 0
     """Port; 0: any free one."""
@@ -52,7 +50,7 @@ def check_installed() -> None:
         import prometheus_client
     except ImportError as error:
         raise UserError(
-            f"The page needs {error.name}, which is not installed.", "Install it: pip install 'p2ptrain[page]'."
+            f"The page needs {error.name}, which is not installed.", "Install it: pip install 'p2ptrain[page]'"
         ) from None
     del aiohttp, prometheus_client
 
@@ -85,19 +83,12 @@ def listener_at(place: ListenAddress) -> socket.socket:
 
 
 _OTHERWISE = {"127.0.0.1": "[::1]", "localhost": "[::1]", "0.0.0.0": "[::]"}
-"""Equivalent IPv6 addresses."""
 
 
 def _cure(place: ListenAddress, error: OSError | UnicodeError) -> str:
-    if not _is_of_the_address(error):
+    is_unresolved = isinstance(error, (socket.gaierror, UnicodeError))
+    if not is_unresolved and getattr(error, "errno", None) not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
         return "Choose another port, or 0 for any free one."
     if place.host in _OTHERWISE:
-        return f"This computer has no IPv4. Use {_OTHERWISE[place.host]}:{place.port}."
+        return f"Use {_OTHERWISE[place.host]}:{place.port}; this computer has no IPv4."
     return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
-
-
-def _is_of_the_address(error: OSError | UnicodeError) -> bool:
-    """Return whether another port would not help: the address is not local, or the name does not resolve."""
-    if isinstance(error, (socket.gaierror, UnicodeError)):
-        return True
-    return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)

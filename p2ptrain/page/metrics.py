@@ -62,21 +62,20 @@ INFO = "p2ptrain_peer_info"
 
 
 class MetricFamilies(Collector):
-    """One document as families of metrics."""
-
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
 
     def collect(self) -> Iterator[Any]:
         document = self._document
         yield GaugeMetricFamily("p2ptrain_peers", "Peers that are present.", value=document["total_peers"])
-        for name, (metric, told, grows) in TOTALS.items():
+        for name, (metric, help_text, grows) in TOTALS.items():
             if (value := document["figures"].get(name)) is None:
                 continue
             if grows and document["kind"] == "peer":
-                yield CounterMetricFamily(f"p2ptrain_{metric}", told, value=value)
+                yield CounterMetricFamily(f"p2ptrain_{metric}", help_text, value=value)
             else:
-                yield GaugeMetricFamily(_gauge(metric, grows), told, value=value)
+                scope = "swarm_" if grows else ""
+                yield GaugeMetricFamily(f"p2ptrain_{scope}{metric}", help_text, value=value)
         rows = [row for row in document["peers"] if row["state"] != "gone"]
         if document["kind"] == "peer":  # if all peers are scraped, the others report themselves
             rows = [row for row in rows if row["id"] == document["me"]]
@@ -86,16 +85,12 @@ class MetricFamilies(Collector):
             info.add_metric([label, row["nickname"], row["device"] or ""], 1.0)
         yield info
         for fields, kind in ((OF_PEERS, GaugeMetricFamily), (COUNTS_OF_PEERS, CounterMetricFamily)):
-            for name, (metric, told) in fields.items():
-                family = kind(metric, told, labels=["peer"])
+            for name, (metric, help_text) in fields.items():
+                family = kind(metric, help_text, labels=["peer"])
                 for row, label in zip(rows, labels, strict=True):
                     if row.get(name) is not None:
                         family.add_metric([label], row[name])
                 yield family
-
-
-def _gauge(metric: str, grows: bool) -> str:
-    return f"p2ptrain_swarm_{metric}" if grows else f"p2ptrain_{metric}"
 
 
 def _labels(ids: list[str]) -> list[str]:
@@ -105,15 +100,6 @@ def _labels(ids: list[str]) -> list[str]:
 
 
 def exposition(document: Mapping[str, Any]) -> bytes:
-    """Return the response to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MetricFamilies(document))
     return generate_latest(registry)
-
-
-def names() -> set[str]:
-    """Return every exported metric name as Prometheus stores it: counters end in _total."""
-    totals = {_gauge(metric, grows) for metric, _, grows in TOTALS.values()}
-    totals |= {f"p2ptrain_{metric}_total" for metric, _, grows in TOTALS.values() if grows}
-    counts = {f"{metric}_total" for metric, _ in COUNTS_OF_PEERS.values()}
-    return {"p2ptrain_peers", INFO, *totals, *counts, *(metric for metric, _ in OF_PEERS.values())}

@@ -11,8 +11,6 @@ any other address     needs a token: ``?token=…``, which sets a cookie, or ``A
 
 A request without a token gets one answer per connection, and connections are limited, because they take file
 descriptors from training. No request can change anything.
-
-``PageServer`` is a context manager; leaving it ends the thread, the listener and every stream.
 """
 
 from __future__ import annotations
@@ -25,14 +23,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
-from p2ptrain.base.errors import UserError
 from p2ptrain.page.listen_address import LOOPBACK, LOOPBACK_NAMES, ListenAddress, check_installed, listener_at
 
 FRESH_S = 0.5
@@ -56,8 +52,6 @@ WRITE_S = 60.0
 readers would settle it."""
 QUEUE = 256
 """Events queued for a slow reader; beyond that the oldest are dropped."""
-START_S = 10.0
-"""Timeout for the thread to listen, which takes milliseconds. Guess: start times on a busy machine would settle it."""
 STOP_S = 3.0
 """Timeout for requests in progress at shutdown; aiohttp applies it twice. Guess: request times on slow lines would
 settle it."""
@@ -66,7 +60,6 @@ _EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 COOKIE = "p2ptrain-token"
 """Prefix of the cookie's name, before the port: browsers send a cookie to every port of a host."""
 SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "news", "page")
-"""Scripts of the page in loading order."""
 ASSETS = {
     "": ("index.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -85,31 +78,30 @@ HEADERS = {
 """Headers of every response. uPlot sets widths by style attributes; text from strangers is only set as text."""
 
 Snapshot = Callable[[], dict[str, Any]]
-"""Function that returns the document; callable from any thread."""
 
 
 @dataclass(slots=True)
 class PageServer:
-    """HTTP server in a thread of its own; a context manager."""
+    """HTTP server in a thread of its own; a context manager that ends the thread, the listener and every stream."""
 
     place: ListenAddress
     snapshot: Snapshot
     url: str = ""
     """Address to open, including the token if one is needed: only for the owner."""
     address: str = ""
-    """Address without the token."""
     _token: str = ""
     _cookie: str = ""
-    _loop: asyncio.AbstractEventLoop | None = None
-    _thread: threading.Thread | None = None
-    _streams: set[asyncio.Queue[str]] = field(default_factory=set)
-    _stop: asyncio.Event | None = None
+    _loop: asyncio.AbstractEventLoop = field(init=False)
+    _thread: threading.Thread = field(init=False)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _streams: set[asyncio.Queue[bytes]] = field(default_factory=set)
+    """Queue of each reader of ``/events``; an empty line ends the stream."""
     _made_at: float = float("-inf")
     _made: bytes = b""
     _document: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        """Start the server. Raises UserError if it cannot listen or start, or if the extra ``page`` is missing."""
+        """Start the server. Raises UserError if it cannot listen, or if the extra ``page`` is missing."""
         check_installed()
         if not self.place.is_loopback:
             self._token = self.place.token or secrets.token_urlsafe(18)
@@ -119,32 +111,24 @@ class PageServer:
         shown = f"[{host}]" if ":" in host else host
         self.address, self._cookie = f"http://{shown}:{port}/", f"{COOKIE}-{port}"
         self.url = self.address + (f"?token={quote(self._token, safe='')}" if self._token else "")
-        begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(listener, begun), name="page", daemon=True)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="page", daemon=True)
         self._thread.start()
-        if not begun.wait(START_S):
-            self.__exit__(None, None, None)
-            raise UserError("The page's server did not start in time.", "Start again, or omit --page.")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._loop is not None and self._stop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has already ended
-                self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread is not None:
-            self._thread.join(2 * STOP_S + 2.0)
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has already ended
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(2 * STOP_S + 2.0)
 
     def tell(self, event: dict[str, Any]) -> None:
         """Send an event to all readers of ``/events``; callable from any thread."""
-        loop = self._loop
-        if loop is not None and self._streams:
-            line = json.dumps(event, allow_nan=False, default=str)
+        if self._streams:
+            line = f"data: {json.dumps(event, allow_nan=False, default=str)}\n\n".encode()
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(self._spread, line)
+                self._loop.call_soon_threadsafe(self._spread, line)
 
-    def _spread(self, line: str) -> None:
+    def _spread(self, line: bytes) -> None:
         for queue in self._streams:
             if queue.full():
                 queue.get_nowait()
@@ -152,13 +136,13 @@ class PageServer:
 
     # --- the thread -------------------------------------------------------------------------------------------------
 
-    def _run(self, listener: socket.socket, begun: threading.Event) -> None:
-        asyncio.run(self._serve(listener, begun))
+    def _run(self, listener: socket.socket) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve(listener))
 
-    async def _serve(self, listener: socket.socket, begun: threading.Event) -> None:
+    async def _serve(self, listener: socket.socket) -> None:
         from aiohttp import web
 
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         application = web.Application(middlewares=[self._guard()], client_max_size=1024)
         for path in ASSETS:
             application.router.add_get(f"/{path}", self._asset)
@@ -167,13 +151,11 @@ class PageServer:
         application.router.add_get("/events", self._events)
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=IDLE_S)
         await runner.setup()
-        listening = await self._loop.create_server(_few(runner.server), sock=listener, backlog=BACKLOG)
-        begun.set()
-        try:
-            await self._stop.wait()
-        finally:
-            listening.close()
-            await runner.cleanup()
+        listening = await self._loop.create_server(_limited(runner.server), sock=listener, backlog=BACKLOG)
+        await self._stop.wait()
+        self._spread(b"")
+        listening.close()
+        await runner.cleanup()
 
     def _guard(self) -> Any:
         from aiohttp import web
@@ -182,7 +164,7 @@ class PageServer:
         async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
             if (objection := self._objection(request)) is not None:
                 status, text = objection
-                refused = web.Response(status=status, text=text, headers=HEADERS)
+                refused = _response(status=status, text=text, headers=HEADERS)
                 refused.force_close()
                 return refused
             response = await handler(request)
@@ -220,72 +202,57 @@ class PageServer:
         return any(hmac.compare_digest(each.encode(errors="replace"), self._token.encode()) for each in shown)
 
     async def _asset(self, request: Any) -> Any:
-        from aiohttp import web
-
         name, kind = ASSETS[request.path.lstrip("/")]
         data = (files("p2ptrain.page") / "static" / name).read_bytes()
-        return web.Response(body=data, content_type=kind, charset="utf-8")
+        return _response(body=data, content_type=kind, charset="utf-8")
 
     async def _status(self, request: Any) -> Any:
-        from aiohttp import web
-
         self._refresh()
-        response = web.Response(body=self._made, content_type="application/json", charset="utf-8")
+        response = _response(body=self._made, content_type="application/json", charset="utf-8")
         if not self.place.is_loopback:  # on a loopback, compression would only cost CPU time
             response.enable_compression()  # if the client accepts it
         return response
 
     async def _metrics(self, request: Any) -> Any:
-        from aiohttp import web
-
         from p2ptrain.page.metrics import CONTENT_TYPE, exposition
 
         self._refresh()
-        return web.Response(body=exposition(self._document), headers={"Content-Type": CONTENT_TYPE})
+        return _response(body=exposition(self._document), headers={"Content-Type": CONTENT_TYPE})
 
     async def _events(self, request: Any) -> Any:
         from aiohttp import web
 
         if len(self._streams) >= MOST_STREAMS:
-            why = "Too many readers; try again later."
-            return web.Response(status=503, text=f"{why}\n", headers={"Retry-After": "30"})
+            return _response(status=503, text="Too many readers; try again later.\n", headers={"Retry-After": "30"})
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
-        with contextlib.suppress(ConnectionError):
-            async with self._stream() as queue:
-                await _taken(request, response.write(b": here\n\n"))
-                await self._follow(request, response, queue)
-        return response
-
-    async def _follow(self, request: Any, response: Any, queue: asyncio.Queue[str]) -> None:
-        assert self._stop is not None
-        stopping = asyncio.ensure_future(self._stop.wait())
-        try:
-            while not stopping.done():
-                line = asyncio.ensure_future(queue.get())
-                await asyncio.wait({line, stopping}, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
-                if line.done():
-                    await _taken(request, response.write(f"data: {line.result()}\n\n".encode()))
-                else:
-                    line.cancel()
-                    await _taken(request, response.write(b": still here\n\n"))
-        finally:
-            stopping.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _stream(self) -> AsyncIterator[asyncio.Queue[str]]:
-        queue: asyncio.Queue[str] = asyncio.Queue(QUEUE)
+        queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
         self._streams.add(queue)
+        line = b": here\n\n"
         try:
-            yield queue
+            while line:
+                await _taken(request, response.write(line))
+                try:
+                    line = await asyncio.wait_for(queue.get(), BEAT_S)
+                except TimeoutError:
+                    line = b": still here\n\n"
+        except ConnectionError:
+            pass
         finally:
             self._streams.discard(queue)
+        return response
 
     def _refresh(self) -> None:
         if time.monotonic() - self._made_at >= FRESH_S:
             self._document = self.snapshot()
             self._made = json.dumps(self._document, allow_nan=False, separators=(",", ":")).encode()
             self._made_at = time.monotonic()
+
+
+def _response(**options: Any) -> Any:
+    from aiohttp import web
+
+    return web.Response(**options)
 
 
 async def _taken(request: Any, writing: Awaitable[None]) -> None:
@@ -299,20 +266,17 @@ async def _taken(request: Any, writing: Awaitable[None]) -> None:
         raise ConnectionResetError("the reader has stopped reading") from None
 
 
-def _few(server: Any) -> Callable[[], asyncio.BaseProtocol]:
+def _limited(server: Any) -> Callable[[], asyncio.BaseProtocol]:
     """Return a factory of aiohttp's protocols that limits the number of connections."""
-    return lambda: server() if len(server.connections) < MOST_CONNECTIONS else _CutOff()
+    return lambda: server() if len(server.connections) < MOST_CONNECTIONS else _Abort()
 
 
-class _CutOff(asyncio.Protocol):
-    """Protocol that aborts a connection beyond the limit."""
-
+class _Abort(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
 
 
 def _name_in(host: str) -> str:
-    """Return a request's ``Host`` without its port."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
     return name.strip("[]").lower()

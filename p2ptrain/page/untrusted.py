@@ -6,7 +6,6 @@ MOST_NAME = 32
 """Maximum characters of a name, as of a presence record's nickname."""
 MOST_LINE = 240
 MOST_SAMPLE = 2000
-"""Maximum characters of a text sample."""
 
 
 def words(text: object, most: int = MOST_LINE) -> str:

@@ -20,7 +20,6 @@ SCHEMA = 1
 MOST_PEERS = 256
 """Maximum rows of the table; with more peers it shows a sample and the total."""
 MOST_GONE = 16
-"""Maximum rows of departed peers."""
 MOST_CURVES = 32
 MOST_POINTS = 256
 """Maximum points of a curve: more than a screen resolves."""
@@ -35,8 +34,6 @@ Kind = Literal["peer", "bootstrap", "simulation"]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Description of the run."""
-
     name: str = ""
     id: str = ""
     parameters: int = 0
@@ -55,7 +52,6 @@ class PeerRow:
     state: str = ""
     """State: joining, training, finishing or leaving; ``gone`` after its record expired."""
     step: int = 0
-    """Outer steps."""
     progress: float = 0.0
     """Tokens per peer."""
     age_s: float = 0.0
@@ -84,8 +80,6 @@ class PeerRow:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """Completed exchange."""
-
     n: int
     """Serial number, by which a reader finds new ones."""
     at: float
@@ -107,14 +101,11 @@ class FailureRow:
     n: int
     at: float
     peer: str
-    """Reporting peer."""
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """Saved checkpoint."""
-
     n: int
     at: float
     peer: str
@@ -123,8 +114,6 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """Text that a model has generated."""
-
     at: float
     peer: str
     step: int
@@ -199,20 +188,15 @@ class View:
     _issued: dict[str, float] = field(default_factory=dict)
     """Time of each peer's last sign of life, by peer id."""
 
-    def add_failure(self, row: FailureRow) -> None:
-        """Add a failure. If the list is full, the peer with the most entries loses its oldest."""
-        _make_room(self.failures, [each.peer for each in self.failures])
-        self.failures.append(row)
-
-    def add_exchange(self, row: ExchangeRow) -> None:
-        """Add an exchange, with the same limit as ``add_failure``."""
-        _make_room(self.exchanges, [each.a for each in self.exchanges])
-        self.exchanges.append(row)
-
-    def add_checkpoint(self, row: CheckpointRow) -> None:
-        """Add a checkpoint, with the same limit as ``add_failure``."""
-        _make_room(self.checkpoints, [each.peer for each in self.checkpoints])
-        self.checkpoints.append(row)
+    def add(self, row: ExchangeRow | FailureRow | CheckpointRow) -> None:
+        """Add a row to its list. If the list is full, the peer with the most entries loses its oldest."""
+        match row:
+            case ExchangeRow():
+                _append(self.exchanges, row, [each.a for each in self.exchanges])
+            case FailureRow():
+                _append(self.failures, row, [each.peer for each in self.failures])
+            case CheckpointRow():
+                _append(self.checkpoints, row, [each.peer for each in self.checkpoints])
 
     @property
     def last_serial(self) -> int:
@@ -247,7 +231,6 @@ class View:
             del self.curves[peer]
 
     def renew(self, row: PeerRow, at: float) -> None:
-        """Update the row of a present peer."""
         self.peers[row.id] = row
         self._issued[row.id] = at - row.age_s
 
@@ -265,7 +248,6 @@ class View:
         return self.curves[peer]
 
     def document(self, at: float) -> dict[str, Any]:
-        """Return the whole state in JSON values."""
         return {
             "schema": SCHEMA,
             "at": at,
@@ -301,11 +283,11 @@ class View:
 _NOBODY = PeerRow("")
 
 
-def _make_room(rows: deque[Any], tellers: Sequence[str]) -> None:
-    """Remove the oldest entry of the peer with the most entries from a full list, so that no peer hides the others."""
-    if len(rows) == rows.maxlen:
+def _append(rows: deque[Any], row: object, tellers: Sequence[str]) -> None:
+    if len(rows) == rows.maxlen:  # no peer hides the others
         [(loudest, _)] = Counter(tellers).most_common(1)
         del rows[tellers.index(loudest)]
+    rows.append(row)
 
 
 def _gone(row: PeerRow) -> PeerRow:
@@ -320,7 +302,7 @@ def plain(row: Any) -> dict[str, Any]:
     }
 
 
-def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
+def row_of(peer: str, report: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
     """Return a peer's row updated from its report (``plain`` of its own row, or anything else), each field checked.
 
     Args:
@@ -328,16 +310,16 @@ def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: flo
     """
     known: dict[str, Any] = {each.name: getattr(base, each.name) for each in fields(PeerRow)}
     for name in ("tokens_per_s", "up", "down"):
-        known[name] = number(told.get(name))
+        known[name] = number(report.get(name))
     for name in ("loss", "held_out", "disagreement"):
-        known[name] = number(told.get(name), 0.0, MOST_SHOWN)
-    known["blocked_share"] = number(told.get("blocked_share"), 0.0, 1.0)
+        known[name] = number(report.get(name), 0.0, MOST_SHOWN)
+    known["blocked_share"] = number(report.get("blocked_share"), 0.0, 1.0)
     for name in ("tokens", "exchanges", "failed", "sent_bytes", "received_bytes"):
-        found = number(told.get(name))
+        found = number(report.get(name))
         known[name] = None if found is None else int(found)
-    step, progress = number(told.get("step")), number(told.get("progress"))
+    step, progress = number(report.get("step")), number(report.get("progress"))
     if step is not None and progress is not None and progress > base.progress:  # newer than the record's
         known["step"], known["progress"] = int(step), min(progress, most_progress)
-    device = told.get("device")
+    device = report.get("device")
     known["device"] = words(device, MOST_NAME) if isinstance(device, str) else None
     return PeerRow(**{**known, "id": peer})

@@ -6,8 +6,8 @@ seed it ends bitwise equal to the asyncio driver (``tests/net/test_flagship.py``
 """
 
 from p2ptrain.sim.learners import QuadraticTask
-from p2ptrain.sim.network import Calm, Conditions, SimulatedNetwork
+from p2ptrain.sim.network import Conditions, SimulatedNetwork
 from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.sim.world import World
 
-__all__ = ["Calm", "Conditions", "QuadraticTask", "SimulatedNetwork", "SimulatedPeer", "World"]
+__all__ = ["Conditions", "QuadraticTask", "SimulatedNetwork", "SimulatedPeer", "World"]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.outer import l2_norm
+from p2ptrain.sim.counting import Blank, BlankPayload
 from p2ptrain.sim.scenario import Forgery, Lie
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Decline, Message, Offer, WeightsReply, WeightsRequest
@@ -84,6 +85,13 @@ class Adversary:
 
     def hears(self, message: Message) -> bool:
         return self.lie != "silent" or not isinstance(message, Offer | WeightsRequest)
+
+
+def garbled(payload: Any, random: Random) -> Any:
+    """Return a payload of equal sizes with arbitrary content."""
+    if isinstance(payload, BlankPayload):
+        return replace(payload, parts=tuple(Blank(part.size, garbage=True) for part in payload.parts))
+    return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
 
 
 def forged(payloads: Payloads, question: Question, lie: Forgery, random: Random) -> Encoded:

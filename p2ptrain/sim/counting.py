@@ -16,6 +16,7 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import LinkId
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
+from p2ptrain.train.inbox import RoundFinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ class Blank:
 class BlankPayload:
     """``train.payloads.Encoded`` without content."""
 
-    fragments: tuple[int, ...]
     parts: tuple[Blank, ...]
     size_bytes: int
 
@@ -45,7 +45,6 @@ class BlankDifference:
     distance: float
     norm: float = 0.0
     fingerprint: bytes = b""
-    """Always empty."""
     sketched: float = 0.0
 
 
@@ -54,14 +53,13 @@ class _CountedDisplacement(NamedTuple):
     progress: float
 
 
-class _CountedRoundFinished(NamedTuple):
-    step: int
-
-
 class _CountedAdoption(NamedTuple):
     link: LinkId
     step: int
     progress: float
+
+
+_Delivery = _CountedDisplacement | RoundFinished | _CountedAdoption
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +89,6 @@ class CountingRules:
 class CountingLearner:
     """A learner without weights (see the module), with the methods of ``train.Learner``."""
 
-    __slots__ = (
-        "_inbox",
-        "_inner",
-        "_phase_tokens",
-        "_rules",
-        "ended",
-        "is_waiting",
-        "loss",
-        "progress",
-        "step",
-        "tokens",
-    )
-
     def __init__(self, rules: CountingRules) -> None:
         self.step = 0
         self.progress = 0.0
@@ -114,7 +99,7 @@ class CountingLearner:
         self._rules = rules
         self._inner = 0
         self._phase_tokens = 0
-        self._inbox: list[_CountedDisplacement | _CountedRoundFinished | _CountedAdoption] = []
+        self._inbox: list[_Delivery] = []
 
     def steps_ahead(self) -> int:
         """Return the number of inner steps up to and including the next one that has an event."""
@@ -126,7 +111,6 @@ class CountingLearner:
         return self._rules.inner_steps - self._inner
 
     def count(self, steps: int) -> None:
-        """Make ``steps`` inner steps without events."""
         tokens = self._rules.tokens_per_step
         self.tokens += steps * tokens
         self._phase_tokens += steps * tokens
@@ -161,7 +145,7 @@ class CountingLearner:
                 case _CountedDisplacement():
                     self.progress += ready.progress
                     events.append(Applied(ready.link, self.progress))
-                case _CountedRoundFinished():
+                case RoundFinished():
                     if self.is_waiting and ready.step == self.step + 1:
                         self.is_waiting = False
                         events += self._end_step()
@@ -180,9 +164,7 @@ class CountingLearner:
             events.append(TrainingEnded(self.step, self.progress))
         return events
 
-    def _adopt(
-        self, ready: _CountedAdoption, later: Sequence[_CountedDisplacement | _CountedRoundFinished | _CountedAdoption]
-    ) -> list[Event]:
+    def _adopt(self, ready: _CountedAdoption, later: Sequence[_Delivery]) -> list[Event]:
         """Take over a donor's position in the run; everything queued behind it is stale."""
         self.step, self.progress = ready.step, ready.progress
         self._inner = self._phase_tokens = 0
@@ -194,13 +176,10 @@ class CountingLearner:
 
     @property
     def payloads(self) -> CountingLearner:
-        """Payloads, which the learner itself provides."""
+        """The learner itself, which also serves as its inbox."""
         return self
 
-    @property
-    def inbox(self) -> CountingLearner:
-        """The learner itself, which also serves as its own inbox."""
-        return self
+    inbox = payloads
 
     published = None
     """Snapshot for partners: none."""
@@ -215,7 +194,7 @@ class CountingLearner:
         self, fragments: Sequence[int], mine: Sequence[Blank], theirs: Sequence[Blank], snapshot: None
     ) -> BlankPayload:
         parts = [self._rules.fragments[fragment] for fragment in fragments]
-        return BlankPayload(tuple(fragments), tuple(parts), sum([part.size for part in parts]))
+        return BlankPayload(tuple(parts), sum([part.size for part in parts]))
 
     def difference(self, mine: BlankPayload, theirs: Sequence[Blank]) -> BlankDifference:
         if any(part.garbage for part in theirs):
@@ -226,7 +205,7 @@ class CountingLearner:
         self._inbox.append(_CountedDisplacement(link, progress))
 
     def proceed(self, step: int) -> None:
-        self._inbox.append(_CountedRoundFinished(step))
+        self._inbox.append(RoundFinished(step))
 
     def weights(self) -> list[Blank]:
         return list(self._rules.weights)

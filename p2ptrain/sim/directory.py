@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from math import inf
 from random import Random
 from typing import Generic, TypeVar
@@ -85,11 +85,11 @@ class SimulatedDirectory:
         self._run = run
         self._random = random
         self._buckets: SimulatedBuckets[Presence] = SimulatedBuckets(run)
-        self._views: dict[PeerId, PresenceBuckets] = {}
+        self._views: defaultdict[PeerId, PresenceBuckets] = defaultdict(lambda: PresenceBuckets(random))
 
     def announce(self, presence: Presence, now: float) -> tuple[int, int]:
         """Store a record; return the bytes sent and received for it. A new peer first looks up the swarm's size."""
-        view = self._view(presence.peer)
+        view = self._views[presence.peer]
         sent = received = 0
         if view.size is None:
             _, sent, received = self.lookup(presence.peer, now)
@@ -99,12 +99,8 @@ class SimulatedDirectory:
 
     def lookup(self, peer: PeerId, now: float) -> tuple[tuple[Dated, ...], int, int]:
         """Return the live records, and the bytes that looking them up sends and receives."""
-        answers = self._buckets.lookup(self._view(peer), now)
-        found = answers[0]
-        if len(answers) > 1:
-            found = {}
-            for answer in answers:
-                found.update(answer)
+        answers = self._buckets.lookup(self._views[peer], now)
+        found = answers[0] if len(answers) == 1 else {peer: record for each in answers for peer, record in each.items()}
         records = list(found.values())
         received = len(answers) * REQUEST_BYTES
         if records:  # all have equal length, up to a byte or two
@@ -112,9 +108,3 @@ class SimulatedDirectory:
         if len(records) > MOST:
             records = self._random.sample(records, MOST)
         return tuple(records), len(answers) * REQUEST_BYTES, received
-
-    def _view(self, peer: PeerId) -> PresenceBuckets:
-        view = self._views.get(peer)
-        if view is None:
-            view = self._views[peer] = PresenceBuckets(self._random)
-        return view

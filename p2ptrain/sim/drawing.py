@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import re
 from pathlib import Path
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.tables import title
 
 FORMATS = (".png", ".svg", ".pdf")
-
-BEGINNINGS = {
-    "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "svg": re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:\?xml|svg)\b"),
-    "pdf": re.compile(rb"%PDF-"),
-}
-"""First bytes of a picture, by format."""
 
 
 def form(path: Path) -> str:
@@ -30,7 +23,7 @@ def form(path: Path) -> str:
     return path.suffix.lower().removeprefix(".")
 
 
-def picture(report: SimulationReport, other: SimulationReport | None, kind: str) -> bytes:
+def save(report: SimulationReport, other: SimulationReport | None, path: Path, kind: str) -> None:
     """Draw loss by tokens and by time, and disagreement; the other simulation is dashed. Raises ScenarioError."""
     from matplotlib.figure import Figure
 
@@ -52,6 +45,8 @@ def picture(report: SimulationReport, other: SimulationReport | None, kind: str)
         apart.set(xlabel="outer steps", ylabel="disagreement", yscale="log")
         by_tokens.legend()
         figure.savefig(drawn, format=kind)
+        files.replace(path, drawn.getvalue())
+    except OSError as error:
+        raise ScenarioError(f"{path} cannot be written: {error}.", "Give another path to --plot.") from None
     except (ValueError, ArithmeticError) as error:  # axes have no ticks for numbers such as 1e308
         raise ScenarioError(f"The curves cannot be drawn: {error}.", "Leave --plot out.") from None
-    return drawn.getvalue()

@@ -34,11 +34,7 @@ def finite(value: float | None) -> float | None:
 
 def slow_weights(learners: Sequence[SimulatedLearner]) -> Tensor:
     """Stack the slow weights, [N, P]."""
-    rows = []
-    for learner in learners:
-        assert isinstance(learner, Learner)
-        rows.append(learner.slow)
-    return torch.stack(rows)
+    return torch.stack([learner.slow for learner in learners if isinstance(learner, Learner)])
 
 
 def disagreement(

@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import log10
-from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import RunId
-from p2ptrain.codec import CodecTerms, wish_size
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.codec import CodecTerms, Matrices, wish_size
 from p2ptrain.outer import slices
-from p2ptrain.ports import Notebook
+from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.counting import Blank, BlankPayload, CountingLearner, CountingRules
+from p2ptrain.sim.counting import Blank, CountingLearner, CountingRules
 from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
 from p2ptrain.sim.lm.language import LanguageLearnerPool
-from p2ptrain.sim.notes import NoteCounts
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.learner import Learner
-from p2ptrain.train.payloads import Encoded
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 
 
@@ -37,26 +35,20 @@ class LearnerPool(Protocol):
     def left_out(self) -> tuple[str, ...]:
         """Effects that this kind of learner does not show."""
 
-    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> SimulatedLearner:
+    def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> SimulatedLearner:
         """Make a learner with initial weights.
 
         Args:
-            seat: number of the peer's slot, 0 to ``total_peers`` - 1. A replacement has the slot, and the data, of the
+            slot: number of the peer's slot, 0 to ``total_peers`` - 1. A replacement has the slot, and the data, of the
                 peer that it replaces.
             inner_steps: H.
         """
 
-    def rules(self, run: RunId) -> SwarmRules:
-        """Return the rules of the protocol core."""
-
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         """Batch what can be batched: all these trainers are about to make an inner step."""
 
-    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+    def evaluate(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
         """Evaluate the slow weights; ``final`` uses all data, however long that takes."""
-
-    def garble(self, payload: Any, random: Random) -> Any:
-        """Return a payload of equal sizes with arbitrary content, as an adversarial peer sends it."""
 
 
 class BytesLearnerPool:
@@ -72,7 +64,7 @@ class BytesLearnerPool:
         self._scenario = scenario
         self._rules: dict[int, CountingRules] = {}
 
-    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> CountingLearner:
+    def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> CountingLearner:
         if inner_steps not in self._rules:
             scenario, recipe = self._scenario, RECIPES[self._scenario.outer.recipe]
             assert isinstance(scenario.learner, BytesLearner)
@@ -94,18 +86,12 @@ class BytesLearnerPool:
             )
         return CountingLearner(self._rules[inner_steps])
 
-    def rules(self, run: RunId) -> SwarmRules:
-        return _rules(self._scenario, self.learner(0, self._scenario.outer.inner_steps, NoteCounts()), run)
-
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         pass
 
-    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+    def evaluate(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
         assert isinstance(self._scenario.learner, BytesLearner)
         return Evaluation(None, None, self._scenario.learner.disagreement)
-
-    def garble(self, payload: BlankPayload, random: Random) -> BlankPayload:
-        return replace(payload, parts=tuple(Blank(part.size, garbage=True) for part in payload.parts))
 
 
 class QuadraticLearnerPool:
@@ -119,52 +105,57 @@ class QuadraticLearnerPool:
         self._slices = _slices(scenario)
         self._codecs = codecs_of(scenario.codec)
         random = torch.Generator().manual_seed(scenario.run.seed)
+        self.matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
         parameters = scenario.learner.parameters
         ends = scenario.learner.smallest_curvature, scenario.learner.largest_curvature
         self._curvature = torch.logspace(log10(ends[0]), log10(ends[1]), parameters)
         self._optimum = torch.randn(parameters, generator=random)
 
-    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
-        scenario = self._scenario
-        assert isinstance(scenario.learner, QuadraticLearner)
-        seed = (scenario.run.seed * 1_000_003 + seat + 1) % 2**64  # range of torch's generator seeds
-        own = torch.randn(self._optimum.shape, generator=torch.Generator().manual_seed(seed))
-        task = QuadraticTask(
-            curvature=self._curvature,
-            optimum=self._optimum + scenario.learner.spread * own,
-            learning_rate=scenario.learner.learning_rate,
-            noise=scenario.learner.noise,
-            seed=seed,
-            tokens_per_step=scenario.learner.tokens_per_step,
-        )
-        rules = replace(learner_rules(scenario.outer, float(scenario.tokens_per_peer)), inner_steps=inner_steps)
-        return Learner(task, rules, self._slices, self._codecs[0], notebook, gradient_codec=self._codecs[1])
+    def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> Learner:
+        outer, tokens = self._scenario.outer, float(self._scenario.tokens_per_peer)
+        rules = replace(learner_rules(outer, tokens), inner_steps=inner_steps)
+        slow, gradients = self._codecs
+        return Learner(self._task(slot), rules, self._slices, slow, notebook, gradient_codec=gradients)
 
-    def rules(self, run: RunId) -> SwarmRules:
-        return _rules(self._scenario, self.learner(0, self._scenario.outer.inner_steps, NoteCounts()), run)
+    @property
+    def tasks(self) -> list[InnerTask]:
+        """New tasks of all slots."""
+        return [self._task(slot) for slot in range(self._scenario.total_peers)]
+
+    def _task(self, slot: int) -> QuadraticTask:
+        learner, run = self._scenario.learner, self._scenario.run
+        assert isinstance(learner, QuadraticLearner)
+        seed = (run.seed * 1_000_003 + slot + 1) % 2**64  # range of torch's generator seeds
+        own = torch.randn(self._optimum.shape, generator=torch.Generator().manual_seed(seed))
+        return QuadraticTask(
+            curvature=self._curvature,
+            optimum=self._optimum + learner.spread * own,
+            learning_rate=learner.learning_rate,
+            noise=learner.noise,
+            seed=seed,
+            tokens_per_step=learner.tokens_per_step,
+        )
 
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         pass
 
-    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
-        slow = slow_weights(learners)
-        mean = slow.mean(0)
-        of_mean = float(self.losses(mean[None]))
-        return Evaluation(tuple(self.losses(slow).tolist()), of_mean, disagreement(slow, mean))
+    def evaluate(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+        return self.evaluate_weights(slow_weights(learners))
 
-    def losses(
+    def evaluate_weights(
         self,
-        weights: Tensor,  # [M, P]
-    ) -> Tensor:
-        """Return [M] losses on the common quadratic."""
-        return 0.5 * (self._curvature * (weights - self._optimum).square()).sum(1)
+        slow: Tensor,  # [N, P]
+        final: bool = False,
+    ) -> Evaluation:
+        """Evaluate slow weights on the common quadratic."""
+        mean = slow.mean(0)
+        losses, of_mean = (
+            0.5 * (self._curvature * (weights - self._optimum).square()).sum(1) for weights in (slow, mean[None])
+        )
+        return Evaluation(tuple(losses.tolist()), float(of_mean), disagreement(slow, mean))
 
-    def garble(self, payload: Encoded, random: Random) -> Encoded:
-        return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
 
-
-def make(scenario: Scenario, device: str = "cpu") -> LearnerPool:
-    """Make the pool of the learners that a scenario names."""
+def make(scenario: Scenario, device: str = "cpu") -> BytesLearnerPool | QuadraticLearnerPool | LanguageLearnerPool:
     match scenario.learner:
         case BytesLearner():
             return BytesLearnerPool(scenario)
@@ -178,6 +169,8 @@ def _slices(scenario: Scenario) -> tuple[slice, ...]:
     return slices(scenario.learner.parameters, scenario.outer.fragments)
 
 
-def _rules(scenario: Scenario, learner: Learner | CountingLearner, run: RunId) -> SwarmRules:
+def swarm_rules_of(scenario: Scenario, pool: LearnerPool, run: RunId) -> SwarmRules:
+    """Return the rules of the protocol core."""
+    payloads = pool.learner(0, scenario.outer.inner_steps, MemoryLog()).payloads
     tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
-    return swarm_rules(run, scenario.outer, scenario.swarm, learner.payloads, tokens, per_step)
+    return swarm_rules(run, scenario.outer, scenario.swarm, payloads, tokens, per_step)

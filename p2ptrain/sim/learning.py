@@ -1,8 +1,7 @@
 """The section ``[learner]`` of a scenario: one of three kinds.
 
-bytes learns nothing and counts; quadratic has weights and a loss, and no data; lm is a small language model.
-``sim.learner_pool`` makes the learners of each kind. Numbers without a source have not been
-measured; recorded runs of each learner would settle them.
+``sim.learner_pool`` makes the learners of each kind. Numbers without a source have not been measured; recorded runs of
+each learner would settle them.
 """
 
 from __future__ import annotations
@@ -134,7 +133,6 @@ class LanguageModelLearner(Section):
 
     @property
     def parameters(self) -> int:
-        """Weights of the model: embedding, blocks and norms."""
         attention, feed_forward = 4 * self.hidden_size, 3 * self.intermediate_size
         block = self.hidden_size * (attention + feed_forward + 2)
         return BYTE_VOCABULARY * self.hidden_size + self.layers * block + self.hidden_size
@@ -152,6 +150,3 @@ class LanguageModelLearner(Section):
                 f" {MAX_STEP_TOKENS:,} are allowed"
             )
         return faults
-
-
-__all__ = ["BytesLearner", "LanguageModelLearner", "QuadraticLearner"]

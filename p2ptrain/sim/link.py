@@ -45,7 +45,7 @@ class LinkEnd:
     their_wishes: Sequence[Any] = ()
     """Proposals of both sides, sent before they encode if the codec needs them; ``wished`` once ours are sent."""
     wished: bool = False
-    stirs: bool = False
+    payload_begun: bool = False
     """Whether the other side's payload has begun to arrive."""
     transfer: Transfer | None = None
     """Our payload or weights, while they are being sent."""
@@ -54,7 +54,7 @@ class LinkEnd:
     arrived: Any = None
     """Payload from the partner's learner; ``difference`` is from our own."""
     difference: Any = None
-    pulled: tuple[WeightsReply, list[Sized]] | None = None
+    pulled: tuple[WeightsReply, list[Any]] | None = None
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -62,8 +62,8 @@ class LinkEnd:
         """Send a message to the other end, if there is one."""
         if self.other is None:
             return
-        if self.owner.liar is not None:
-            message = self.owner.liar.says(message)
+        if self.owner.adversary is not None:
+            message = self.owner.adversary.says(message)
         size = message_bytes(message)
         self.owner.traffic.control_up += size
         self.other.owner.later(self.latency_s, self.other._receive, message, size)
@@ -71,7 +71,7 @@ class LinkEnd:
     def _receive(self, message: Message, size: int) -> None:
         owner = self.owner
         owner.traffic.control_down += size
-        if not self.is_open or (owner.liar is not None and not owner.liar.hears(message)):
+        if not self.is_open or (owner.adversary is not None and not owner.adversary.hears(message)):
             return
         if isinstance(message, _PASSING_ON) and message.known:
             owner.handle(PeersSeen(owner.network.live(message.known), from_lookup=False))
@@ -122,8 +122,8 @@ class LinkEnd:
         if self.their_wishes:
             self.owner.later(0.0, self._send_payload)
 
-    def _stir(self) -> None:
-        self.stirs = True
+    def _payload_begins(self) -> None:
+        self.payload_begun = True
         self._send_payload()
 
     def _take_wishes(self, wishes: Sequence[Any]) -> None:
@@ -136,31 +136,27 @@ class LinkEnd:
             return
         if self.wishes and not (self.wished and self.their_wishes):
             return
-        if not (self.wishes or self.link.outbound or self.stirs):
+        if not (self.wishes or self.link.outbound or self.payload_begun):
             return
         assert self.other is not None
-        payloads, liar = self.owner.learner.payloads, self.owner.liar
+        payloads, adversary = self.owner.learner.payloads, self.owner.adversary
         question = self.swap.fragments, self.wishes, self.their_wishes, self.snapshot
         payload = self.encoded = payloads.encode(*question)
-        if liar is not None:
-            lie = liar.sends(payload, payloads, question)
+        if adversary is not None:
+            lie = adversary.sends(payload, payloads, question)
             if lie is None:
                 return
             payload = lie
         self.snapshot = None
         size = payload_bytes([len(part) for part in payload.parts])
         if self.breaks is not None and self.other.encoded is None:  # the first payload is the one that breaks
-            self._start_transfer(size * self.breaks, self._break)
+            self._start_transfer(size * self.breaks, self.owner.later, self.latency_s, self._lose)
         else:
             self._start_transfer(size, self._payload_sent, payload)
         if self.link.outbound and not self.wishes:
-            self.other.owner.later(self.latency_s, self.other._stir)
-
-    def _break(self) -> None:
-        self.owner.later(self.latency_s, self._lose)
+            self.other.owner.later(self.latency_s, self.other._payload_begins)
 
     def _lose(self) -> None:
-        """Break the connection; both sides notice."""
         if self.other is not None:
             self.other.owner.happen(self.other.fail, ("connection lost",))
         self.fail("connection lost")
@@ -194,10 +190,9 @@ class LinkEnd:
     # --- whole models -------------------------------------------------------------------------------------------------
 
     def donate(self) -> None:
-        """Send all our weights."""
-        parts = self.owner.learner.payloads.weights()
-        if self.owner.liar is not None:
-            parts = self.owner.liar.gives(parts)
+        parts: Sequence[Any] = self.owner.learner.payloads.weights()
+        if self.owner.adversary is not None:
+            parts = self.owner.adversary.gives(parts)
         self._start_transfer(payload_bytes([len(part) for part in parts]), self._weights_sent, parts)
 
     def _weights_sent(self, parts: Sequence[Sized]) -> None:
@@ -236,6 +231,3 @@ class LinkEnd:
         else:
             ours.weights_up += size
             theirs.weights_down += size
-
-
-__all__ = ["LinkEnd"]

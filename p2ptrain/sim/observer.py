@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
@@ -18,21 +19,21 @@ from p2ptrain.swarm import Counters
 class Observer:
     """Takes a point of the curve at regular intervals of the swarm's outer steps."""
 
-    def __init__(self, scenario: Scenario, world: World, population: Population, cohort: LearnerPool) -> None:
+    def __init__(self, scenario: Scenario, world: World, population: Population, pool: LearnerPool) -> None:
         self.points: list[CurvePoint] = []
         self.outer_steps = 0
         """Outer steps of all peers so far."""
-        self.expected = _expected_steps(scenario, population)
+        per_step, tokens = scenario.learner.tokens_per_step, scenario.tokens_per_peer
+        self.expected = sum(-(-tokens // (slot.steps * per_step)) for slot in population.slots)
         """Outer steps by the end, if all peers arrive and stay."""
         self._world = world
         self._population = population
-        self._cohort = cohort
+        self._pool = pool
         self._most = scenario.run.points
         self._stride = max(self.expected / self._most, 1.0)
         self._next = self._stride
 
     def outer_step_done(self) -> None:
-        """Count one outer step of some peer."""
         self.outer_steps += 1
         if self.outer_steps >= self._next:
             self._next += self._stride
@@ -50,42 +51,39 @@ class Observer:
         for member in members:
             member.peer.trainer.catch_up()
         learners = [member.peer.learner for member in members]
-        judged = self._cohort.judge(learners, final) if members else None
-        losses = judged.losses if judged is not None else None
+        evaluation = self._pool.evaluate(learners, final) if members else None
+        losses = evaluation.losses if evaluation is not None else None
         values = losses if losses is not None else [learner.loss for learner in learners]
         groups: dict[str, list[float]] = {}
         for member, value in zip(members, values, strict=True):
-            groups.setdefault(member.seat.group, []).append(value)
+            groups.setdefault(member.slot.group, []).append(value)
         return CurvePoint(
             time_s=self._world.now,
             outer_steps=_mean(learner.step for learner in learners) or 0.0,
             tokens=_mean(learner.tokens for learner in learners) or 0.0,
             loss=_mean(learner.loss for learner in learners),
             validation=_mean(losses) if losses is not None else None,
-            validation_of_mean=finite(judged.loss_of_mean) if judged is not None else None,
-            disagreement=finite(judged.disagreement) if judged is not None else None,
+            validation_of_mean=finite(evaluation.loss_of_mean) if evaluation is not None else None,
+            disagreement=finite(evaluation.disagreement) if evaluation is not None else None,
             groups={name: _mean(each) for name, each in groups.items()},
         )
 
 
 def figures(members: Sequence[Member], parameters: int, now: float) -> GroupFigures:
-    """Aggregate the results of these peers."""
     counters = [member.peer.core.counters for member in members]
     traffic = [member.peer.traffic for member in members]
     steps = _sum(counters, "outer_steps")
     exchanges = _sum(counters, "exchanges_ok")
     up, down = _mean_bytes(traffic, "up"), _mean_bytes(traffic, "down")
-    endings: dict[str, int] = {}
-    for member in members:
-        why = member.peer.finished or "still there"
-        endings[why] = endings.get(why, 0) + 1
+    endings = Counter(member.peer.finished or "still there" for member in members)
+    shares = [share for member in members if (share := member.peer.trainer.utilization(now)) is not None]
     per_step = 8 * len(members) / (parameters * steps) if steps else None
     return GroupFigures(
         peers=len(members),
         outer_steps=steps,
         tokens=sum(member.peer.learner.tokens for member in members),
         loss=_mean(member.peer.learner.loss for member in members),
-        utilization=_mean_utilization(members, now),
+        utilization=_mean(shares),
         up=up,
         down=down,
         bits_per_parameter=up.total * per_step if per_step else None,
@@ -101,11 +99,6 @@ def figures(members: Sequence[Member], parameters: int, now: float) -> GroupFigu
         offences=_sum(counters, "offences"),
         endings=dict(sorted(endings.items())),
     )
-
-
-def _expected_steps(scenario: Scenario, population: Population) -> int:
-    tokens = scenario.tokens_per_peer
-    return sum(-(-tokens // (seat.steps * scenario.learner.tokens_per_step)) for seat in population.seats)
 
 
 def _sum(counters: Iterable[Counters], name: str) -> int:
@@ -124,8 +117,3 @@ def _mean_bytes(traffic: Sequence[SimulatedTraffic], way: str) -> Bytes:
 
     parts = {kind: mean(kind) for kind in ("payload", "weights", "control", "directory")}
     return Bytes(**parts, total=sum(parts.values()))
-
-
-def _mean_utilization(members: Sequence[Member], now: float) -> float | None:
-    shares = (member.peer.trainer.utilization(now) for member in members)
-    return _mean(share for share in shares if share is not None)

@@ -15,9 +15,9 @@ from p2ptrain.ports import Notebook
 from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.link import LinkEnd
 from p2ptrain.sim.sizes import SimulatedTraffic
-from p2ptrain.sim.trainer import Counting, SimulatedLearner, SimulatedTrainer
+from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.sim.transfers import Pipe
-from p2ptrain.swarm import Peer, PeerState, Presence
+from p2ptrain.swarm import PRESENCE_LIFETIME_S, Peer, PeerState, Presence
 from p2ptrain.swarm.events import (
     Adopt,
     Announce,
@@ -46,6 +46,11 @@ from p2ptrain.swarm.events import (
 if TYPE_CHECKING:
     from p2ptrain.sim.network import SimulatedNetwork
 
+ADDRESSES = ("/ip4/203.0.113.77/tcp/40404",)
+"""Addresses of every peer; only the length matters."""
+
+SIGNATURE = bytes(64)
+"""Signature of every presence record; only the length matters."""
 
 KILLED = "killed"
 """Ending of a peer whose process vanished."""
@@ -57,31 +62,8 @@ class SimulatedPeer:
     Args:
         step_s: returns the seconds of the next inner step.
         up, down: directions of its access line.
-        counting: see ``SimulatedTrainer``.
-        liar: changes what an adversarial peer says, sends and hears.
+        adversary: changes what an adversarial peer says, sends and hears.
     """
-
-    __slots__ = (
-        "_backlog",
-        "_capacities",
-        "_frozen_at",
-        "_inbound_serial",
-        "_wake_at",
-        "_wake_due",
-        "core",
-        "down",
-        "ends",
-        "finished",
-        "learner",
-        "liar",
-        "network",
-        "notebook",
-        "peer",
-        "traffic",
-        "trainer",
-        "up",
-        "world",
-    )
 
     def __init__(
         self,
@@ -93,8 +75,7 @@ class SimulatedPeer:
         notebook: Notebook,
         up: Pipe | None = None,
         down: Pipe | None = None,
-        counting: Counting | None = None,
-        liar: Adversary | None = None,
+        adversary: Adversary | None = None,
     ) -> None:
         self.network = network
         self.world = network.world
@@ -104,8 +85,8 @@ class SimulatedPeer:
         self.notebook = notebook
         self.up = up or Pipe(inf)
         self.down = down or Pipe(inf)
-        self.liar = liar
-        self.trainer = SimulatedTrainer(network.metronome, learner, step_s, self.handle, counting)
+        self.adversary = adversary
+        self.trainer = SimulatedTrainer(network.step_batcher, learner, step_s, self.handle)
         self.traffic = SimulatedTraffic()
         self.ends: dict[LinkId, LinkEnd] = {}
         self.finished = ""
@@ -124,7 +105,6 @@ class SimulatedPeer:
         self.handle(Started())
 
     def leave(self) -> None:
-        """Leave the run, as if the owner stopped the peer."""
         self.happen(self.handle, (LeaveRequested(),))
 
     def kill(self) -> None:
@@ -213,7 +193,7 @@ class SimulatedPeer:
     def _end(self, why: str) -> None:
         self.finished = why
         self.trainer.stop()
-        self.network.ended(self)
+        self.network.on_end(self)
 
     # --- links --------------------------------------------------------------------------------------------------------
 
@@ -222,7 +202,7 @@ class SimulatedPeer:
         mine = LinkEnd(self, effect.link, self.network.conditions.latency_s(self.peer, peer))
         self.ends[effect.link] = mine
         partner = self.network.peers.get(peer)
-        if partner is None or not partner.is_up or not self.network.conditions.reaches(self.peer, peer):
+        if partner is None or not partner.is_up:
             self.later(0.0, mine.fail, "unreachable")
             return
         mine.other = partner._accept_link(mine)
@@ -250,7 +230,7 @@ class SimulatedPeer:
         end = self.ends[effect.link]
         assert end.pulled is not None
         reply, parts = end.pulled
-        copies = [bytearray(part) if isinstance(part, bytes) else part for part in parts]
+        copies: list[Any] = [bytearray(part) if isinstance(part, bytes) else part for part in parts]
         self.trainer.interrupt()
         self.learner.inbox.adopt(effect.link, reply.step, reply.progress, copies)
         if self.learner.is_waiting:
@@ -259,20 +239,20 @@ class SimulatedPeer:
     # --- directory and time -------------------------------------------------------------------------------------------
 
     def _announce(self, effect: Announce) -> None:
-        if self.liar is not None:
-            effect = self.liar.announces(effect)
+        if self.adversary is not None:
+            effect = self.adversary.announces(effect)
         presence = Presence(
             peer=self.peer,
             run=self.network.run,
-            addresses=self.network.addresses,
+            addresses=ADDRESSES,
             state=PeerState(effect.state),
             step=effect.step,
             progress=effect.progress,
             settled=effect.settled,
             nickname="",
             issued_at=self.world.now,
-            lifetime_s=self.network.lifetime_s,
-            signature=self.network.signature,
+            lifetime_s=PRESENCE_LIFETIME_S,
+            signature=SIGNATURE,
         )
         sent, received = self.network.directory.announce(presence, self.world.now)
         self.traffic.directory_up += sent

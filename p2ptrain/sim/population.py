@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
+from typing import Any
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.sim.adversaries import Adversary
-from p2ptrain.sim.counting import CountingLearner
-from p2ptrain.sim.learner_pool import LearnerPool
+from p2ptrain.sim.adversaries import Adversary, garbled
+from p2ptrain.sim.learner_pool import LearnerPool, swarm_rules_of
 from p2ptrain.sim.network import SimulatedNetwork
-from p2ptrain.sim.notes import NoteCounts
 from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
-from p2ptrain.sim.step_times import StepTimes, inner_steps
+from p2ptrain.sim.step_times import inner_steps, step_times
 from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, SwarmRules
 
 PEER_ID_CHARACTERS = 52
 """Length of a libp2p id of an Ed25519 key, so that messages have their true sizes."""
+
+
+class NoteCounts:
+    """A ``ports.Notebook`` that only counts notes, by kind."""
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self.kinds[kind] += 1
 
 
 @dataclass(slots=True)
@@ -42,7 +52,7 @@ class Member:
     """One peer that takes part or took part."""
 
     peer: SimulatedPeer
-    seat: Slot
+    slot: Slot
     has_left: bool = False
     """Whether the scenario removed the peer before the run's end."""
 
@@ -61,9 +71,6 @@ class ScenarioConditions:
     def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
         return self.latencies_s[sender] + self.latencies_s[receiver]
 
-    def reaches(self, sender: PeerId, receiver: PeerId) -> bool:
-        return True
-
     def breaks_swap(self, sender: PeerId, receiver: PeerId) -> float | None:
         if not self.failed and not self.losses:
             return None
@@ -75,7 +82,7 @@ class Population:
     """All peers of a simulation: creates them when they arrive and detects when all are done."""
 
     def __init__(
-        self, scenario: Scenario, network: SimulatedNetwork, conditions: ScenarioConditions, cohort: LearnerPool
+        self, scenario: Scenario, network: SimulatedNetwork, conditions: ScenarioConditions, pool: LearnerPool
     ) -> None:
         self.members: list[Member] = []
         """Peers in the order of their arrival."""
@@ -83,84 +90,75 @@ class Population:
         self._scenario = scenario
         self._network = network
         self._conditions = conditions
-        self._cohort = cohort
-        self._rules = cohort.rules(network.run)
-        self.seats = _seats(scenario, self._rules)
+        self._pool = pool
+        self._rules = swarm_rules_of(scenario, pool, network.run)
+        self.slots = _slots(scenario, self._rules)
         self._by_peer: dict[PeerId, Member] = {}
         self._honest_left = 0
         """Honest peers that have not arrived yet or are not done."""
-        self._at_it = self._finished = 0  # honest peers: present, and done with the whole run
+        self._present = self._finished = 0  # honest peers: present, and done with the whole run
         network.on_end = self._ended
 
     def schedule(self) -> None:
-        """Schedule the arrival of every peer."""
-        for seat in self.seats:
-            group = seat.settings
-            share = self._random(seat.name, "arrival").random() if group.arrives_over_s else 0.0
-            self._expect(seat, group.arrives_at_s + share * group.arrives_over_s)
+        for slot in self.slots:
+            group = slot.settings
+            share = self._random(slot.name, "arrival").random() if group.arrives_over_s else 0.0
+            self._expect(slot, group.arrives_at_s + share * group.arrives_over_s)
 
     def taking_part(self) -> list[Member]:
         """Return the honest peers that are present or completed the run."""
-        return [each for each in self.members if each.seat.settings.lie is None and not each.has_left]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether more peers have completed the run than are still training: a newcomer would be too late."""
-        return self._finished > self._at_it
+        return [each for each in self.members if each.slot.settings.lie is None and not each.has_left]
 
     def _random(self, *what: object) -> Random:
         return Random("/".join(map(str, (self._scenario.run.seed, *what))))
 
-    def _expect(self, seat: Slot, time: float) -> None:
-        self._honest_left += seat.settings.lie is None
-        self._network.world.at(time, self._arrive, seat)
+    def _expect(self, slot: Slot, time: float) -> None:
+        self._honest_left += slot.settings.lie is None
+        self._network.world.at(time, self._arrive, slot)
 
-    def _arrive(self, seat: Slot) -> None:
-        if self.is_over:
-            self._done(seat)
+    def _arrive(self, slot: Slot) -> None:
+        if self._finished > self._present:  # a newcomer would be too late
+            self._done(slot)
             return
-        seat.occupants += 1
-        self._at_it += seat.settings.lie is None
-        peer = self._make(seat)
-        member = self._by_peer[peer.peer] = Member(peer, seat)
+        slot.occupants += 1
+        self._present += slot.settings.lie is None
+        peer = self._make(slot)
+        member = self._by_peer[peer.peer] = Member(peer, slot)
         self.members.append(member)
         self._network.peers[peer.peer] = peer
         self._schedule_fate(member)
         peer.start()
 
-    def _make(self, seat: Slot) -> SimulatedPeer:
-        name, group = f"{seat.name}.{seat.occupants}", seat.settings
+    def _make(self, slot: Slot) -> SimulatedPeer:
+        name, group = f"{slot.name}.{slot.occupants}", slot.settings
         peer = _peer_id(self._scenario.run.seed, name)
         self._conditions.latencies_s[peer] = group.latency_s
         if group.loss:
             self._conditions.losses[peer] = group.loss
-        learner = self._cohort.learner(seat.number, seat.steps, self.notes)
-        liar = None
+        learner = self._pool.learner(slot.number, slot.steps, self.notes)
+        adversary = None
         if group.lie is not None:
             claim = float(self._scenario.tokens_per_peer)
-            liar = Adversary(group.lie, claim, self._random(name, "lies"), self._cohort.garble)
+            adversary = Adversary(group.lie, claim, self._random(name, "lies"), garbled)
         return SimulatedPeer(
             network=self._network,
             peer=peer,
             core=Peer(peer, self._rules, self._random(name)),
             learner=learner,
-            step_s=StepTimes(
-                group.step_s, group.step_jitter, self._random(name, "pace") if group.step_jitter else None
-            ),
+            step_s=step_times(group.step_s, group.step_jitter, self._random(name, "pace")),
             notebook=self.notes,
             up=_pipe(group.up_mbit_s),
             down=_pipe(group.down_mbit_s),
-            counting=learner if isinstance(learner, CountingLearner) else None,
-            liar=liar,
+            adversary=adversary,
         )
 
     def _schedule_fate(self, member: Member) -> None:
-        world, group = self._network.world, member.seat.settings
+        world, group = self._network.world, member.slot.settings
         for freeze in group.freezes:
             if freeze.at_s >= world.now:
                 world.at(freeze.at_s, member.peer.freeze)
                 world.at(freeze.at_s + freeze.for_s, member.peer.thaw)
-        if group.leaves_at_s is not None and member.seat.occupants == 1:
+        if group.leaves_at_s is not None and member.slot.occupants == 1:
             world.at(group.leaves_at_s, self._depart, member)
         elif group.stays_s is not None:
             stay = self._random(member.peer.peer, "stay").expovariate(1.0 / group.stays_s)
@@ -169,23 +167,23 @@ class Population:
     def _depart(self, member: Member) -> None:
         if not member.peer.finished:
             member.has_left = True
-            if member.seat.settings.leaves == "killed":
+            if member.slot.settings.leaves == "killed":
                 member.peer.kill()
             else:
                 member.peer.leave()
 
     def _ended(self, peer: SimulatedPeer) -> None:
         member = self._by_peer[peer.peer]
-        is_honest = member.seat.settings.lie is None
-        self._at_it -= is_honest
+        is_honest = member.slot.settings.lie is None
+        self._present -= is_honest
         self._finished += is_honest and not member.has_left
-        returns_after_s = member.seat.settings.returns_after_s
+        returns_after_s = member.slot.settings.returns_after_s
         if member.has_left and returns_after_s is not None:
-            self._expect(member.seat, self._network.world.now + returns_after_s)
-        self._done(member.seat)
+            self._expect(member.slot, self._network.world.now + returns_after_s)
+        self._done(member.slot)
 
-    def _done(self, seat: Slot) -> None:
-        self._honest_left -= seat.settings.lie is None
+    def _done(self, slot: Slot) -> None:
+        self._honest_left -= slot.settings.lie is None
         if not self._honest_left:
             self._network.world.stopped = True
 
@@ -200,10 +198,10 @@ def _pipe(megabit_per_s: float | None) -> Pipe:
     return Pipe(inf if megabit_per_s is None else megabit_per_s * MEGABIT)
 
 
-def _seats(scenario: Scenario, rules: SwarmRules) -> list[Slot]:
+def _slots(scenario: Scenario, rules: SwarmRules) -> list[Slot]:
     payload = sum(rules.fragment_bytes) * scenario.outer.fragments_per_exchange // scenario.outer.fragments
-    seats: list[Slot] = []
+    slots: list[Slot] = []
     for name, group in scenario.named():
         steps = inner_steps(scenario, group, payload)
-        seats += [Slot(len(seats) + place, name, f"{name}-{place}", group, steps) for place in range(group.count)]
-    return seats
+        slots += [Slot(len(slots) + place, name, f"{name}-{place}", group, steps) for place in range(group.count)]
+    return slots

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import ScenarioError
+from p2ptrain.base.files import cause
+from p2ptrain.base.text import printable
 from p2ptrain.manifest.faults import told
 from p2ptrain.manifest.section import Section
 
 REPORT_VERSION = 1
 """Version of the format, raised with every field that another version would misread."""
-
 
 MAX_BYTES = 1 << 28
 """Largest report that is read; 2,000 points with a thousand groups each take a third of it."""
@@ -27,11 +27,11 @@ class Bytes(Section):
 
     payload: float
     """Fragments in exchanges."""
-    weights: float
+    weights: float = 0.0
     """Whole models, from donors to newcomers."""
-    control: float
+    control: float = 0.0
     """Messages of the protocol."""
-    directory: float
+    directory: float = 0.0
     """Presence records: storing its own and reading others'."""
     total: float
 
@@ -55,22 +55,22 @@ class GroupFigures(Section):
     """Bits sent per parameter and outer step, everything counted."""
     payload_bits_per_parameter: float | None
     """Bits sent per parameter and outer step as fragments in exchanges."""
-    exchanges: int
+    exchanges: int = 0
     """Exchanges made; each is counted on both sides."""
-    exchanges_failed: int
+    exchanges_failed: int = 0
     """Exchanges agreed on that broke."""
-    half_commits: int
+    half_commits: int = 0
     """Failed exchanges that the partner may have committed."""
-    offers_declined: int
+    offers_declined: int = 0
     """Offers declined by partners."""
-    offers_refused: int
+    offers_refused: int = 0
     """Offers declined by these peers."""
-    offers_unanswered: int
+    offers_unanswered: int = 0
     solo_share: float | None
     """Share of outer steps without a committed exchange before the next one."""
-    pulls: int
+    pulls: int = 0
     """Pulls of a donor's weights by newcomers."""
-    offences: int
+    offences: int = 0
     """Protocol violations by partners."""
     endings: dict[str, int]
     """Number of peers by reason why they were done."""
@@ -124,16 +124,12 @@ class SimulationReport(Section):
     """Events in the simulated world."""
     overall: GroupFigures
     groups: dict[str, GroupFigures]
-    curve: list[CurvePoint]
+    curve: list[CurvePoint] = Field(min_length=1)
     notes: dict[str, int]
     """Number of notes of each kind (docs/ERRORS.md). With pace.policy rank, outer steps by rank and H."""
     left_out: list[str]
     """Effects that this learner and this simulator do not show."""
     cost: Cost
-
-    def without_cost(self) -> dict[str, Any]:
-        """Return all that is equal whenever the same scenario is simulated."""
-        return self.model_dump(exclude={"cost"})
 
 
 def save(report: SimulationReport, path: Path) -> None:
@@ -147,34 +143,14 @@ def save(report: SimulationReport, path: Path) -> None:
 
 def load(path: Path) -> SimulationReport:
     """Read a report. Raises ScenarioError if the file is not a report of this version."""
-    remedy = "Give a file that --report wrote."
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise ScenarioError(f"{path} is larger than {MAX_BYTES:,} bytes, the most that is read.", remedy)
-        data = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ScenarioError(f"{path} is not a report: {error}.", remedy) from None
-    if not isinstance(data, Mapping) or "version" not in data:
-        raise ScenarioError(
-            f"{path} is not a report: it has no version, and this p2ptrain reads version {REPORT_VERSION}.", remedy
-        )
-    version = data["version"]
-    if type(version) is not int:
-        raise ScenarioError(
-            f"{path} is a report of version {json.dumps(version)}, which is not an integer, and this p2ptrain reads"
-            f" version {REPORT_VERSION}.",
-            remedy,
-        )
-    if version != REPORT_VERSION:
-        raise ScenarioError(
-            f"{path} is a report of version {version}, and this p2ptrain reads version {REPORT_VERSION}.",
-            "Simulate the scenario again.",
-        )
-    try:
+            data = json.loads(file.read(MAX_BYTES))
+        if not isinstance(data, dict) or data.get("version") != REPORT_VERSION:
+            raise ValueError(f"it has not version {REPORT_VERSION}, which this p2ptrain reads")
         return SimulationReport.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError(
-            f"{path} is not a complete report: {told(error, SimulationReport, ())[0]}.", "Simulate the scenario again."
-        ) from None
+        why = told(error, SimulationReport, ())[0]
+    except (OSError, ValueError, RecursionError) as error:
+        why = cause(error) if isinstance(error, OSError) else str(error)
+    raise ScenarioError(f"{printable(path)} is not a report: {why}.", "Give a file that --report wrote.")

@@ -203,7 +203,6 @@ class Scenario(Section):
         return sum(group.count for group in self.peers)
 
     def named(self) -> list[tuple[str, Group]]:
-        """Return the groups with their names."""
         return [(group.name or f"peers-{place}", group) for place, group in enumerate(self.peers, start=1)]
 
 
@@ -228,8 +227,7 @@ def _outer_faults(scenario: Scenario) -> list[str]:
     if others == 0:
         faults.append("peers: a single peer has no partners; give a count of 2 or another group")
     elif outer.partners > others and not any(fault.startswith("outer.partners: ") for fault in faults):
-        there = "is only 1 other peer" if others == 1 else f"are only {others} other peers"
-        faults.append(f"outer.partners: {outer.partners} is too many; there {there}")
+        faults.append(f"outer.partners: {outer.partners} is too many for {scenario.total_peers} peers")
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(
             f"outer.fragments_per_exchange: {outer.fragments_per_exchange} exceeds outer.fragments, {outer.fragments}"
@@ -273,10 +271,9 @@ def _collective_faults(scenario: Scenario) -> list[str]:
         if group.freezes or group.arrives_at_s or (group.leaves_at_s, group.stays_s, group.lie) != (None, None, None)
     ]
     if changing:
-        first, more = ", ".join(changing[:3]), f" and {len(changing) - 3} more" if len(changing) > 3 else ""
         faults.append(
-            f"peers: recipe {recipe} averages over all peers, which must arrive at once, stay and be honest;"
-            f" {first}{more} {'does' if len(changing) == 1 else 'do'} not; for failures, use run.failed_exchanges"
+            f"peers: recipe {recipe} averages over all peers, which must arrive at once, stay and be honest,"
+            f" unlike {', '.join(changing)}; for failures, use run.failed_exchanges"
         )
     if scenario.pace.policy not in ("fixed", "rank"):
         faults.append(f"pace.policy: {scenario.pace.policy}, but recipe {recipe} gives all peers one number of steps")

@@ -25,12 +25,47 @@ MAX_CHARACTERS = 1 << 20
 _NUMBERED = re.compile(r"^peers\[(\d+)\]")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,24}")
 
+TESTNET_KEYS = ("partitions", "bootstrap", "begins", "admission")
+"""Fields of a scenario that only a testnet of real peers supports (``lab.scenario``)."""
+
+TESTNET_GROUP_KEYS = (
+    "troubles",
+    "clock_off_s",
+    "router",
+    "packet_loss",
+    "returns",
+    "amid_exchange",
+    "invited",
+    "banned_at_s",
+    "leaves_every_s",
+)
+"""Fields of a group that only a testnet supports."""
+
 REMEDY = "Correct these fields; docs/SIMULATOR.md explains all of them."
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> Scenario:
     """Load the scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
-    return parse(read(path, changes))
+    return parse(simulated(read(path, changes)))
+
+
+def simulated(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the testnet's fields that change no simulation. Raises ScenarioError if there are others."""
+    data = {key: value for key, value in data.items() if key not in ("limits", "undisturbed")}
+    if not isinstance(groups := data.get("peers"), list) or not all(isinstance(group, dict) for group in groups):
+        return data
+    groups = [{key: value for key, value in group.items() if key != "awaited"} for group in groups]
+    faults = [
+        f"peers[{place}].{key}" for place, group in enumerate(groups) for key in TESTNET_GROUP_KEYS if key in group
+    ]
+    faults += [key for key in TESTNET_KEYS if key in data]
+    if faults:
+        faults = by_name(faults, [group.get("name") for group in groups])
+        raise ScenarioError(
+            "\n".join(f"{fault}: only p2ptrain testnet supports this" for fault in faults),
+            "Run the scenario with p2ptrain testnet --scenario, or leave these fields out.",
+        )
+    return {**data, "peers": groups}
 
 
 def parse(data: Mapping[str, Any]) -> Scenario:
@@ -42,22 +77,16 @@ def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Read the plain data of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
     name = printable(path)
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{name} cannot be read: {cause(error)}.", "Give the path of a scenario file.") from None
     if len(text) > MAX_CHARACTERS:
         raise ScenarioError(f"{name} is longer than {MAX_CHARACTERS:,} characters.", REMEDY)
-    if text.startswith("\ufeff"):
-        raise ScenarioError(f"{name} begins with a byte order mark.", "Save it as UTF-8 without one.")
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ScenarioError(f"{name} is not valid TOML: {error}.", "Correct that line.") from None
-    except (ValueError, RecursionError):
-        raise _beyond_reading(name) from None
-    if not data:
-        raise ScenarioError(f"{name} holds no settings.", "Give the path of a scenario file.")
     return changed(data, changes)
 
 
@@ -66,48 +95,38 @@ def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        groups = data.get("peers") if isinstance(data, Mapping) else None
-        groups = groups if isinstance(groups, list) else []
+        groups = data["peers"] if isinstance(data.get("peers"), list) else []
         names = [group.get("name") if isinstance(group, Mapping) else None for group in groups]
         raise ScenarioError("\n".join(by_name(told(error, schema, ("learner",)), names)), REMEDY) from None
-    except RecursionError:
-        raise _beyond_reading("the scenario") from None
 
 
 def by_name(lines: Iterable[str], names: Sequence[object]) -> list[str]:
     """Rename ``peers[0].…`` to ``peers.home.…`` in lines about a group whose name is unique."""
-
-    return [_by_name(line, names) for line in lines]
-
-
-def _by_name(line: str, names: Sequence[object]) -> str:
-    found = _NUMBERED.match(line)
-    name = names[int(found[1])] if found is not None else None
-    if found is None or not isinstance(name, str) or not _NAME.fullmatch(name) or names.count(name) > 1:
-        return line
-    called = f"peers.{name}"
-    return called + line[found.end() :].replace("; did you mean peers.", f"; did you mean {called}.")
+    renamed = []
+    for line in lines:
+        found = _NUMBERED.match(line)
+        name = names[int(found[1])] if found is not None else None
+        if found is not None and isinstance(name, str) and _NAME.fullmatch(name) and names.count(name) == 1:
+            called = f"peers.{name}"
+            line = called + line[found.end() :].replace("; did you mean peers.", f"; did you mean {called}.")
+        renamed.append(line)
+    return renamed
 
 
 def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Replace fields of plain data: ``outer.inner_steps=20``, ``peers.home.count=9``, ``peers[0].count=9``."""
-    try:
-        copy: dict[str, Any] = deepcopy(dict(data))
-    except RecursionError:
-        raise _beyond_reading("the scenario") from None
+    copy: dict[str, Any] = deepcopy(dict(data))
     for change in changes:
-        try:
-            _change(copy, change)
-        except (ValueError, RecursionError):
-            raise _beyond_reading(f"--set {shown(change)}") from None
+        _change(copy, change)
     return copy
 
 
 def _change(table: Any, change: str) -> None:
     key, equals, value = change.partition("=")
-    if not equals or not key.strip():
+    steps = [step for step in key.strip().replace("[", ".[").split(".") if step]  # [0] counts as a step
+    if not equals or not steps:
         raise ScenarioError(f"{shown(change)} is not of the form KEY=VALUE.", "Write it as in outer.inner_steps=20.")
-    *parents, field = _steps(key.strip())
+    *parents, field = steps
     for parent in parents:
         table = _inside(table, parent, key)
     if not isinstance(table, dict):
@@ -115,25 +134,12 @@ def _change(table: Any, change: str) -> None:
     table[field] = _value(value.strip())
 
 
-def _beyond_reading(what: str) -> ScenarioError:
-    """Make the error for input that Python itself fails to parse."""
-    return ScenarioError(
-        f"{what} cannot be read: a key has no name, a number is too long, or lists are nested too deeply.",
-        "Correct it; docs/SIMULATOR.md explains all fields, and --set takes KEY=VALUE, as in outer.inner_steps=20.",
-    )
-
-
-def _steps(key: str) -> list[str]:
-    """Split a dotted path into its parts; ``[0]`` counts as one."""
-    return [part for part in key.replace("[", ".[").split(".") if part]
-
-
 def _inside(table: Any, step: str, key: str) -> Any:
     """Return a table's section, or the group of this name or number in a list of groups."""
     if isinstance(table, dict):
         return table.setdefault(step, {})
     if isinstance(table, list):
-        if step.startswith("[") and step[1:-1].isdigit() and int(step[1:-1]) < len(table):
+        if step.startswith("[") and step[1:-1].isdecimal() and int(step[1:-1]) < len(table):
             return table[int(step[1:-1])]
         for group in table:
             if isinstance(group, dict) and group.get("name") == step:
@@ -152,5 +158,5 @@ def _value(text: str) -> Any:
     """Parse a value as TOML; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         return text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import isfinite
 from typing import Any
@@ -22,8 +22,8 @@ from p2ptrain.ports import Notebook
 from p2ptrain.sim.population import Member
 from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulate import StoppedError, begin
-from p2ptrain.sim.simulation import Progress, Simulation, Stopped
+from p2ptrain.sim.simulate import begin
+from p2ptrain.sim.simulation import Progress, Simulation
 
 LOOK_S = 0.5
 """Seconds of real time between two updates, as often as the page refreshes (``page.server``)."""
@@ -71,7 +71,7 @@ class SimulationView:
             here = [each for each in members if not each.has_left]
             self._view.place((_row(each) for each in here), len(here), now)
             for each in here:
-                if (curve := self._view.curve(each.peer.peer, each.seat.name)) is not None:
+                if (curve := self._view.curve(each.peer.peer, each.slot.name)) is not None:
                     learner = each.peer.learner
                     curve.train.add(learner.progress, now, learner.loss)
             self._follow_the_observer()
@@ -80,27 +80,23 @@ class SimulationView:
                 self._view.state, self._view.why = "over", "the simulation has ended; press Ctrl+C to close this page"
 
     def document(self) -> dict[str, Any]:
-        """Return the document of ``/status``."""
         with self._lock:
             return self._view.document(self._simulation.world.now)
 
-    def heard(self, who: PeerId, kind: str, peer: str, why: str, seconds: float = 0.0, size: int = 0) -> None:
-        """Record a peer's note, in the simulation's thread. An exchange is noted by both sides and recorded once.
-
-        Args:
-            seconds, size: simulated seconds and bytes both ways of an exchange.
-        """
-        now = self._simulation.world.now
-        if kind not in ("exchanged", "failed", "broke protocol") or (kind == "exchanged" and peer < who):
+    def add_note(self, who: PeerId, kind: str, fields: Mapping[str, Any]) -> None:
+        """Record a peer's note, in the simulation's thread. An exchange is noted by both sides and recorded once."""
+        if kind not in ("exchanged", "failed", "broke protocol") or (kind == "exchanged" and fields["peer"] < who):
             return
+        now = self._simulation.world.now
         with self._lock:
             row: Any
             if kind == "exchanged":
+                peer, seconds, size = fields["peer"], fields["seconds"], fields["size_bytes"]
                 row = ExchangeRow(self._view.next_serial(), now, who, peer, seconds=seconds, bytes=size)
-                self._view.add_exchange(row)
+                self._view.add(row)
             else:
-                row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {why}"))
-                self._view.add_failure(row)
+                row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {fields['why']}"))
+                self._view.add(row)
         if self._events_left:
             self._events_left -= 1
             self.tell({"kind": "exchange" if kind == "exchanged" else "failure", **plain(row)})
@@ -150,10 +146,7 @@ class _NoteListener:
 
     def note(self, kind: str, **fields: Any) -> None:
         self._notebook.note(kind, **fields)
-        peer, why = str(fields.get("peer") or ""), str(fields.get("why") or "")
-        self._view.heard(
-            self._who, kind, peer, why, float(fields.get("seconds", 0.0)), int(fields.get("size_bytes", 0))
-        )
+        self._view.add_note(self._who, kind, fields)
 
 
 def _row(member: Member) -> PeerRow:
@@ -161,11 +154,11 @@ def _row(member: Member) -> PeerRow:
     loss = float(learner.loss)
     return PeerRow(
         id=peer.peer,
-        nickname=member.seat.name,
+        nickname=member.slot.name,
         state=peer.core.state.value,
         step=learner.step,
         progress=learner.progress,
-        device=f"simulated, {member.seat.settings.step_s:g} s per step",
+        device=f"simulated, {member.slot.settings.step_s:g} s per step",
         tokens=learner.tokens,
         loss=loss if isfinite(loss) else None,
         exchanges=counters.exchanges_ok,
@@ -183,14 +176,13 @@ def simulate_and_show(
     device: str,
     say: Callable[[str], None],
     progress: Progress,
-    is_stopped: Stopped,
 ) -> SimulationReport:
-    """Simulate a scenario to its end, shown at ``place``, and keep showing it until it is stopped.
+    """Simulate a scenario to its end, shown at ``place``, and keep showing it until Ctrl+C.
 
     Raises:
-        StoppedError: the simulation was stopped before its end.
         ScenarioError: the recipe has no exchanges to watch.
         UserError: the page cannot be served at ``place``.
+        KeyboardInterrupt: Ctrl+C before the end.
     """
     simulation = begin(scenario, device)
     if not isinstance(simulation, Simulation):
@@ -207,11 +199,15 @@ def simulate_and_show(
     with PageServer(place, view.document) as server:
         say(f"Watch the simulation at {server.url}")
         view.tell = server.tell
-        if not simulation.run(looked, is_stopped):
-            raise StoppedError
+        simulation.run(looked)
         view.look(again=False)
+        report = simulation.report(title)
         with suppress(OutputError):  # the report is worth more than this line
             say("The simulation has ended. Press Ctrl+C to close the page.")
-        while not is_stopped():  # polled, because a signal only sets what is_stopped reads
-            time.sleep(0.1)
-    return simulation.report(title)
+        until_interrupted()
+    return report
+
+
+def until_interrupted() -> None:
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()

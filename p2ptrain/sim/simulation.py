@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 
 from p2ptrain.base.ids import RunId
-from p2ptrain.sim import learner_pool as cohorts
+from p2ptrain.sim import learner_pool
 from p2ptrain.sim.directory import SimulatedDirectory
 from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.observer import Observer, figures
@@ -19,12 +19,9 @@ from p2ptrain.sim.report import REPORT_VERSION, Cost, SimulationReport
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.world import World
 
-SLICE_S = 0.1
-"""Seconds between two checks whether to stop."""
-
-GARBAGE_EVENTS = 10_000_000
-"""Events between two garbage collections. Cycles are rare: Python's own schedule took a tenth of the time and found
-nothing."""
+GARBAGE_OBJECTS = 1_000_000
+"""New objects between two garbage collections. Cycles are rare: Python's own schedule took a tenth of the time and
+found nothing."""
 
 RUN = RunId("5" * 64)
 """Id of every simulated run."""
@@ -36,15 +33,7 @@ LEFT_OUT = (
 )
 
 Progress = Callable[[float], None]
-"""Called now and then with the share of the simulation that is done."""
-
-Stopped = Callable[[], bool]
-"""Called now and then; True stops the simulation."""
-
-
-def never() -> bool:
-    """Never stop."""
-    return False
+"""Called after every outer step with the share of the simulation that is done."""
 
 
 class Simulation:
@@ -53,55 +42,37 @@ class Simulation:
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
         self.world = World()
-        self.cohort = cohorts.make(scenario, device)
+        self.pool = learner_pool.make(scenario, device)
         seed = scenario.run.seed
         conditions = ScenarioConditions(Random(f"{seed}/conditions"), scenario.run.failed_exchanges)
         directory = SimulatedDirectory(RUN, Random(f"{seed}/directory"))
-        self.network = SimulatedNetwork(self.world, RUN, conditions, directory=directory, prepare=self.cohort.prepare)
-        self.population = Population(scenario, self.network, conditions, self.cohort)
-        self.observer = Observer(scenario, self.world, self.population, self.cohort)
-        self.network.metronome.on_outer_step = self.observer.outer_step_done
-        self.wall_s = 0.0
-        self.cpu_s = 0.0
-        self._slice = 1
-        """Events until the next check."""
+        self.network = SimulatedNetwork(self.world, RUN, conditions, directory=directory, prepare=self.pool.prepare)
+        self.population = Population(scenario, self.network, conditions, self.pool)
+        self.observer = Observer(scenario, self.world, self.population, self.pool)
+        self.network.step_batcher.on_outer_step = self._outer_step_done
+        self._progress: Progress | None = None
+        self._began = 0.0, 0.0
 
-    def start(self) -> None:
-        self.population.schedule()
-
-    def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
-        """Run to the end, or until ``is_stopped``; return True at the end."""
-        limit = self.scenario.run.seconds or float("inf")
-        wall, cpu = time.perf_counter(), time.process_time()
-        gc.disable()
+    def run(self, progress: Progress | None = None) -> None:
+        self._progress, self._began = progress, (time.perf_counter(), time.process_time())
+        thresholds = gc.get_threshold()
+        gc.set_threshold(GARBAGE_OBJECTS)
         try:
-            while self._run_slice(limit):
-                if progress is not None:
-                    progress(min(self.observer.outer_steps / self.observer.expected, 1.0))
-                if is_stopped():
-                    return False
-            return True
+            self.world.run(self.scenario.run.seconds or float("inf"))
         finally:
-            gc.enable()
-            self.wall_s += time.perf_counter() - wall
-            self.cpu_s += time.process_time() - cpu
+            gc.set_threshold(*thresholds)
 
-    def _run_slice(self, limit: float) -> bool:
-        """Run for a fraction of a second; return whether there is more to run."""
-        began, events = time.perf_counter(), self.world.events
-        more = self.world.run(limit, self._slice)
-        if self.world.events // GARBAGE_EVENTS > events // GARBAGE_EVENTS:
-            gc.collect()
-        quicker = SLICE_S / max(time.perf_counter() - began, 1e-4)
-        self._slice = max(1, int(self._slice * min(quicker, 2.0)))
-        return more
+    def _outer_step_done(self) -> None:
+        self.observer.outer_step_done()
+        if self._progress is not None:
+            self._progress(min(self.observer.outer_steps / self.observer.expected, 1.0))
 
     def report(self, title: str) -> SimulationReport:
         self.observer.look(final=True)
         members, now = self.population.members, self.world.now
         parameters = self.scenario.learner.parameters
-        names = dict.fromkeys(seat.group for seat in self.population.seats)
-        in_groups = {name: [each for each in members if each.seat.group == name] for name in names}
+        names = dict.fromkeys(slot.group for slot in self.population.slots)
+        in_groups = {name: [each for each in members if each.slot.group == name] for name in names}
         ended = "all peers are done" if self.world.stopped else f"run.seconds, {self.scenario.run.seconds}, passed"
         return SimulationReport(
             version=REPORT_VERSION,
@@ -114,16 +85,18 @@ class Simulation:
             groups={name: figures(each, parameters, now) for name, each in in_groups.items() if each},
             curve=self.observer.points,
             notes=dict(sorted(self.population.notes.kinds.items())),
-            left_out=[*self.cohort.left_out, *LEFT_OUT],
-            cost=Cost(
-                wall_s=self.wall_s,
-                cpu_s=self.cpu_s,
-                events_per_s=self.world.events / max(self.wall_s, 1e-9),
-                peak_memory_bytes=peak_memory_bytes(),
-            ),
+            left_out=[*self.pool.left_out, *LEFT_OUT],
+            cost=cost(self._began, self.world.events),
         )
 
 
-def peak_memory_bytes() -> int:
+def cost(began: tuple[float, float], events: int) -> Cost:
+    """Return what the process has used since ``began``, given as its wall and CPU times in seconds."""
+    wall_s, cpu_s = time.perf_counter() - began[0], time.process_time() - began[1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return Cost(
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        events_per_s=events / wall_s,
+        peak_memory_bytes=peak if sys.platform == "darwin" else peak * 1024,
+    )

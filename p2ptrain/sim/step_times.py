@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 from random import Random
 
 from torch import Tensor
@@ -14,19 +14,11 @@ from p2ptrain.outer.policy import straggler_inner_steps
 from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
 
 
-@dataclass(slots=True)
-class StepTimes:
-    """Seconds of successive inner steps."""
-
-    step_s: float
-    jitter: float
-    random: Random | None
-    """None without jitter."""
-
-    def __call__(self) -> float:
-        if self.random is None:
-            return self.step_s
-        return self.step_s * (1.0 + self.jitter * (2.0 * self.random.random() - 1.0))
+def step_times(step_s: float, jitter: float, random: Random) -> Callable[[], float]:
+    """Return a function that draws the seconds of the next inner step."""
+    if not jitter:
+        return lambda: step_s
+    return lambda: step_s * (1.0 + jitter * (2.0 * random.random() - 1.0))
 
 
 def inner_steps(scenario: Scenario, group: Group, payload_bytes: int) -> int:
@@ -82,6 +74,5 @@ class RankStepTimes:
         self.rank, self.inner_steps = rank_and_inner_steps(self._effective_ranks, *self._first)
 
     def notes(self) -> dict[str, int]:
-        """Return the number of outer steps by rank and H."""
         made = sorted(self._made.items(), reverse=True)
         return {f"outer steps of rank {rank} and {steps} inner steps": count for (rank, steps), count in made}

@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2ptrain import page
-from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim.report import CurvePoint, GroupFigures, SimulationReport
+from p2ptrain.sim.report import GroupFigures, SimulationReport
 
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("peers", "peers", ",.0f"),
@@ -33,7 +32,6 @@ POINTS: tuple[tuple[str, str], ...] = (
 )
 """Rows of the curve's last ``CurvePoint``: label, field."""
 
-
 MOST_COLUMNS = 4
 """Most groups shown as columns; more groups get a line each, in a table of their own."""
 
@@ -44,26 +42,7 @@ MOST_NAME = 60
 """Most characters of a title or a value: a report may come from a stranger."""
 
 
-MOST_SETTINGS = 200
-"""Most lines of differences between two scenarios: a few screens, however much a stranger's report says."""
-
-
-def check(report: SimulationReport, name: str) -> None:
-    """Raise ScenarioError for a report that cannot be compared: before a long simulation, not after it."""
-    if not report.curve:
-        raise _unusable(name, "its curve is empty")
-    try:
-        comparison(report, report)
-    except OverflowError:
-        raise _unusable(name, "a figure is too large") from None
-
-
-def _unusable(name: str, fault: str) -> ScenarioError:
-    return ScenarioError(f"{name} is not a complete report: {fault}.", "Simulate the scenario again.")
-
-
 def title(report: SimulationReport) -> str:
-    """Return the report's title on one line."""
     return page.words(report.title, MOST_NAME)
 
 
@@ -71,7 +50,9 @@ def summary(report: SimulationReport) -> Table:
     """Return a table of all peers, with a few groups as columns."""
     cost = report.cost
     table = Table(
-        title=_heading(f"{title(report)}: {report.simulated_s:,.0f} simulated seconds, {report.ending}"),
+        title=Text(
+            f"{title(report)}: {report.simulated_s:,.0f} simulated seconds, {report.ending}", style="table.title"
+        ),
         caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB peak memory",
     )
     table.add_column("")
@@ -109,14 +90,15 @@ def by_group(report: SimulationReport) -> Table | None:
 
 def comparison(report: SimulationReport, other: SimulationReport) -> Table:
     """Return a table of this simulation's results beside another's."""
-    table = Table(title=_heading(f"{title(report)} against {title(other)}"))
+    table = Table(title=Text(f"{title(report)} against {title(other)}", style="table.title"))
     table.add_column("")
     for name in (title(report), title(other), "ratio"):
         table.add_column(Text(name), justify="right")
     pairs = [(words, getattr(report.overall, f), getattr(other.overall, f), form) for words, f, form in ROWS]
     pairs += [("MB up per peer", report.overall.up.total / 1e6, other.overall.up.total / 1e6, ",.3f")]
     pairs += [("simulated seconds", report.simulated_s, other.simulated_s, ",.1f")]
-    pairs += [(words, _last(report, field), _last(other, field), ".4f") for words, field in POINTS]
+    mine_last, their_last = report.curve[-1], other.curve[-1]
+    pairs += [(words, getattr(mine_last, field), getattr(their_last, field), ".4f") for words, field in POINTS]
     for words, mine, theirs, form in pairs:
         ratio = f"{mine / theirs:.4f}" if mine is not None and theirs else "-"
         table.add_row(words, _shown(mine, form), _shown(theirs, form), ratio)
@@ -124,39 +106,26 @@ def comparison(report: SimulationReport, other: SimulationReport) -> Table:
 
 
 def changed_settings(report: SimulationReport, other: SimulationReport) -> list[str]:
-    """Return one line for each field in which the scenarios differ, at most ``MOST_SETTINGS``."""
+    """Return one line for each field in which the scenarios differ."""
     mine, theirs = (dict(_flat(each.scenario)) for each in (report, other))
     differ = [p for p in sorted(mine.keys() | theirs.keys()) if mine.get(p, "absent") != theirs.get(p, "absent")]
-    lines = [f"{page.words(p)}: {_setting(theirs, p)} -> {_setting(mine, p)}" for p in differ[:MOST_SETTINGS]]
-    return [*lines, f"and {len(differ) - MOST_SETTINGS:,} more"] if len(differ) > MOST_SETTINGS else lines
+    return [f"{page.words(p)}: {_setting(theirs, p)} -> {_setting(mine, p)}" for p in differ]
 
 
 def _setting(settings: Mapping[str, object], path: str) -> str:
     return page.words(settings.get(path, "absent"), MOST_NAME)
 
 
-def _flat(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the leaves in order. Iterative, because a stranger's nested lists may be as deep as JSON allows."""
-    left: list[tuple[str, object]] = [("", value)]
-    while left:
-        path, value = left.pop()
-        if isinstance(value, dict):
-            left += [(f"{path}.{name}".removeprefix("."), inner) for name, inner in reversed(value.items())]
-        elif isinstance(value, list):
-            left += [(f"{path}[{place}]", inner) for place, inner in reversed([*enumerate(value)])]
-        else:
-            yield path, value
-
-
-def _last(report: SimulationReport, field: str) -> float | None:
-    last: CurvePoint = report.curve[-1]
-    value: float | None = getattr(last, field)
-    return value
-
-
-def _heading(text: str) -> Text:
-    """Return a table's title without markup."""
-    return Text(text, style="table.title")
+def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the leaves in order, each with its path."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}".removeprefix("."))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{place}]")
+    else:
+        yield path, value
 
 
 def _shown(value: float | None, form: str) -> str:

@@ -8,78 +8,17 @@ that does more than count; these pass in one event, and are counted one by one i
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
-from typing import Any, Protocol
 
-from p2ptrain.base.ids import LinkId
+from p2ptrain.sim.counting import CountingLearner
 from p2ptrain.sim.world import World
-from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Event, OuterStepDone
+from p2ptrain.train.learner import Learner
 
-
-class SimulatedPayloads(Protocol):
-    """Payloads that a learner offers to partners: ``train.payloads.Payloads`` or a substitute."""
-
-    published: Any
-    """Snapshot that partners may have now; the trainer replaces it."""
-
-    def wishes(self, fragments: Sequence[int], snapshot: Any) -> Sequence[Any]: ...
-
-    def wish_sizes(self, fragments: Sequence[int]) -> list[int]: ...
-
-    def encode(self, fragments: Sequence[int], mine: Sequence[Any], theirs: Sequence[Any], snapshot: Any) -> Any: ...
-
-    def difference(self, mine: Any, theirs: Sequence[Any]) -> Any: ...
-
-    def weights(self) -> Sequence[Sized]: ...
-
-
-class SimulatedInbox(Protocol):
-    """The queue of results that the simulator fills and the learner empties (``train.inbox``)."""
-
-    def deliver(self, link: LinkId, difference: Any, mine: Terms, theirs: Terms, progress: float) -> None: ...
-
-    def proceed(self, step: int) -> None: ...
-
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[Any]) -> None: ...
-
-
-class SimulatedLearner(Protocol):
-    """Interface of a learner: ``train.Learner``, or ``sim.counting.CountingLearner`` in its place.
-
-    Payloads, differences and weights are opaque to the simulator, which hands them from one learner to another.
-    """
-
-    step: int
-    progress: float
-    tokens: int
-    loss: float
-    ended: bool
-
-    @property
-    def is_waiting(self) -> bool: ...
-
-    @property
-    def payloads(self) -> SimulatedPayloads: ...
-
-    @property
-    def inbox(self) -> SimulatedInbox: ...
-
-    def advance(self) -> list[Event]: ...
-
-    def settle(self) -> list[Event]: ...
-
-
-class Counting(Protocol):
-    """Additional interface of a learner whose inner steps mostly only count."""
-
-    def steps_ahead(self) -> int:
-        """Return the number of inner steps up to and including the next one that does more than count."""
-
-    def count(self, steps: int) -> None:
-        """Make ``steps`` inner steps that only count."""
+SimulatedLearner = Learner | CountingLearner
+"""A peer's learner. Its payloads, differences and weights are opaque to the simulator."""
 
 
 class StepBatcher:
@@ -118,15 +57,12 @@ class SimulatedTrainer:
     Args:
         step_s: returns the seconds of the next inner step.
         handle: takes the learner's events.
-        counting: the learner, if it can tell which inner steps only count; if None, each inner step is an event, even
-            after training has ended.
     """
 
-    metronome: StepBatcher
+    step_batcher: StepBatcher
     learner: SimulatedLearner
     step_s: Callable[[], float]
     handle: Callable[[Event], None]
-    counting: Counting | None = None
     begun: bool = False
     stopped: bool = False
     frozen: bool = False
@@ -135,6 +71,8 @@ class SimulatedTrainer:
     frozen_s: float = 0.0
     begun_at: float = nan
     ended_at: float = nan
+    counting: CountingLearner | None = field(init=False)
+    """The learner, if it tells which inner steps only count; otherwise each is an event, even after training ended."""
     _ends: list[float] = field(default_factory=list)
     """End times of the inner steps under way."""
     _lasting: list[float] = field(default_factory=list)
@@ -144,14 +82,16 @@ class SimulatedTrainer:
     _rests_since: float | None = None
     """Time since which no step is scheduled because training has ended; arrivals wait for the end of a virtual step."""
 
+    def __post_init__(self) -> None:
+        self.counting = self.learner if isinstance(self.learner, CountingLearner) else None
+
     @property
     def is_training(self) -> bool:
         return self.begun and not self.learner.ended
 
     def begin(self) -> None:
-        """Begin training with the step that is under way."""
         self.begun = True
-        self.begun_at = self.metronome.world.now
+        self.begun_at = self.step_batcher.world.now
 
     def stop(self) -> None:
         """Stop: no further step ends."""
@@ -168,12 +108,11 @@ class SimulatedTrainer:
         return time == self._due and not self.stopped
 
     def start(self) -> None:
-        """Begin the next steps."""
         if self.counting is not None and self.learner.ended:
-            self._rests_since = self.metronome.world.now
+            self._rests_since = self.step_batcher.world.now
             return
         count = self.counting.steps_ahead() if self.counting is not None and self.is_training else 1
-        time = self.metronome.world.now
+        time = self.step_batcher.world.now
         for _ in range(count):
             seconds = self.step_s()
             time += seconds
@@ -182,12 +121,11 @@ class SimulatedTrainer:
         self._serve_at(time)
 
     def settle(self) -> None:
-        """Take what has arrived."""
         self._take(self.learner.settle())
 
     def end_step(self) -> None:
         """End the current step, do its work and begin the next one."""
-        self._do(bisect_right(self._ends, self.metronome.world.now))
+        self._do(bisect_right(self._ends, self.step_batcher.world.now))
         if self.stopped or self.learner.is_waiting:
             return
         if self._ends:
@@ -205,14 +143,14 @@ class SimulatedTrainer:
     def catch_up(self) -> None:
         """Do the work of all steps that have ended by now; these only count, or they would have been served."""
         if len(self._ends) > 1 and not self.frozen:
-            self._do(bisect_right(self._ends, self.metronome.world.now, hi=len(self._ends) - 1))
+            self._do(bisect_right(self._ends, self.step_batcher.world.now, hi=len(self._ends) - 1))
 
     def interrupt(self) -> None:
         """Make the current step end separately, because a delivery to the learner is about to arrive."""
         self.catch_up()
         if self._rests_since is not None:
             end, self._rests_since = self._rests_since, None
-            while end <= self.metronome.world.now:
+            while end <= self.step_batcher.world.now:
                 seconds = self.step_s()
                 end += seconds
             self._ends, self._lasting = [end], [seconds]
@@ -220,7 +158,6 @@ class SimulatedTrainer:
             self._serve_at(self._ends[0])
 
     def freeze(self) -> None:
-        """Suspend: no step ends until ``thaw``."""
         self.catch_up()
         self.frozen, self._due = True, inf
 
@@ -255,15 +192,15 @@ class SimulatedTrainer:
     def _take(self, events: list[Event]) -> None:
         for event in events:
             self.handle(event)
-            if type(event) is OuterStepDone and self.metronome.on_outer_step is not None:
-                self.metronome.on_outer_step()
+            if type(event) is OuterStepDone and self.step_batcher.on_outer_step is not None:
+                self.step_batcher.on_outer_step()
         if self.learner.ended:
             self._end()
 
     def _end(self) -> None:
         if isnan(self.ended_at):
-            self.ended_at = self.metronome.world.now
+            self.ended_at = self.step_batcher.world.now
 
     def _serve_at(self, time: float) -> None:
         self._due = time
-        self.metronome.at(time, self)
+        self.step_batcher.at(time, self)

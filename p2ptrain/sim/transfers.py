@@ -98,7 +98,6 @@ class Transfers:
         return moved
 
     def resize(self, pipe: Pipe, capacity: float) -> None:
-        """Change the pipe's capacity."""
         pipe.capacity = capacity
         region = {pipe: None}
         for transfer in pipe.transfers.values():
@@ -212,7 +211,7 @@ def _fair_rates(region: dict[Pipe, None]) -> dict[Transfer, tuple[float, Pipe | 
             outside = transfer.bottleneck
             if outside is not None and outside not in region:
                 capped.append((transfer.rate, transfer.serial, transfer))
-    capped.sort(reverse=True, key=_rate_and_serial)
+    capped.sort(reverse=True, key=lambda entry: entry[:2])
 
     def settle(transfer: Transfer, rate: float, bottleneck: Pipe | None) -> None:
         rates[transfer] = rate, bottleneck
@@ -235,7 +234,3 @@ def _fair_rates(region: dict[Pipe, None]) -> dict[Transfer, tuple[float, Pipe | 
                 settle(transfer, level, narrowest)
         else:
             return rates
-
-
-def _rate_and_serial(entry: tuple[float, int, Transfer]) -> tuple[float, int]:
-    return entry[0], entry[1]

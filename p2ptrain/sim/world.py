@@ -44,27 +44,15 @@ class World:
         if delay < inf:
             self._schedule(self.now + delay, callback, arguments)
 
-    def run(self, until: float = inf, at_most: int | None = None) -> bool:
-        """Run until no callback is left, the next one lies beyond ``until``, or the world is stopped.
-
-        Args:
-            at_most: callbacks after which to return, with the rest still scheduled.
-
-        Returns:
-            Whether there is more to run (False if ``until`` ends it).
-        """
+    def run(self, until: float = inf) -> None:
+        """Run until no callback is left, the next one lies beyond ``until``, or the world is stopped."""
         heap, pop = self._heap, heapq.heappop
-        left = at_most if at_most is not None else -1
         while (heap or self._turn()) and heap[0][0] <= until and not self.stopped:
-            if left == 0:
-                return True
-            left -= 1
             self.now, _, callback, arguments = pop(heap)
             self.events += 1
             callback(*arguments)
         if until < inf and not self.stopped:
             self.now = max(self.now, until)
-        return False
 
     def _schedule(self, time: float, callback: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         self._serial += 1

@@ -56,39 +56,36 @@ class Placement:
 
     @property
     def computes_in(self) -> str:
-        """Type of matrix products, for people."""
         return "fp32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
 
 
-def choose_device(wish: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` after checking that it computes.
 
-    A card becomes the current device of this thread: autocast queries that one, wherever the tensors are.
-
-    Raises:
-        DeviceError: the device is missing or unusable. ``auto`` tries the other cards, then the CPU, instead.
+    A card becomes the current device of this thread: autocast queries that one, wherever the tensors are. Raises
+    DeviceError if the device is missing or unusable. ``auto`` tries the other cards, then the CPU, instead.
     """
-    if wish == "auto":
+    if name == "auto":
         return _first_card() or torch.device("cpu")
-    if wish == "cpu":
+    if name == "cpu":
         return torch.device("cpu")
-    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", wish)
+    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", name)
     if named is None:
-        raise DeviceError(f"there is no device {wish!r}", "Use auto, cpu, cuda or cuda:<number>.")
+        raise DeviceError(f"There is no device {name!r}.", "Use auto, cpu, cuda or cuda:<number>.")
     if not torch.cuda.is_available():
-        raise DeviceError(f"device {wish} was asked for, but {_why_no_cuda()}", "Fix that, or use --device cpu.")
+        raise DeviceError(f"Device {name} was requested, but {_why_no_cuda()}.", "Fix that, or use --device cpu.")
     index, count = int(named[1] or 0), torch.cuda.device_count()
     if index >= count:
         raise DeviceError(
-            f"device {wish} was asked for, but this machine has {count} CUDA device(s)",
+            f"Device {name} was requested, but this machine has {count} CUDA device(s).",
             f"Use one of {', '.join(f'cuda:{i}' for i in range(count))}.",
         )
     chosen = torch.device("cuda", index)
     if (fault := _fault(chosen)) is not None:
         raise DeviceError(
-            f"device {wish} was asked for, but nothing runs on it: {fault}",
-            "Another program may use it exclusively (nvidia-smi lists them), or this torch does not support the card "
-            "(https://pytorch.org/get-started has other builds). Fix that, or use --device cpu.",
+            f"Device {name} was requested, but nothing runs on it ({fault}).",
+            "End other programs that use it (nvidia-smi lists them), install a torch that supports the card "
+            "(https://pytorch.org/get-started), or use --device cpu.",
         )
     torch.cuda.set_device(chosen)
     return chosen
@@ -99,10 +96,7 @@ def place(model: FlatModel, description: Decoder, training: TrainingSection) -> 
 
     In bf16 a card computes faster but launches more kernels. Of two placements that fit, the faster one in a trial is
     used: on an H100, llama-135m is six times as fast in bf16 and llama-15m a third faster in fp32 (measured:
-    docs/RESULTS.md).
-
-    Raises:
-        DeviceError: not even one sequence fits.
+    docs/RESULTS.md). Raises DeviceError if not even one sequence fits.
     """
     device = model.theta.device
     if device.type != "cuda":
@@ -171,10 +165,7 @@ def search_micro_batch(
     """Return the largest power of two (or ``most``) that a trial showed to fit.
 
     Sizes double while the next one, extrapolated from the last, stays within the budget: running out of memory on a
-    card that other programs use would disturb them.
-
-    Raises:
-        DeviceError: one sequence does not fit.
+    card that other programs use would disturb them. Raises DeviceError if one sequence does not fit.
     """
     fits = 0
     size = 1
@@ -191,7 +182,7 @@ def search_micro_batch(
             break
     if fits == 0:
         raise DeviceError(
-            "the model does not fit this device: one sequence takes more memory than is free",
+            "The model does not fit this device: one sequence takes more memory than is free.",
             _CLOSE_OTHERS,
         )
     return fits
@@ -277,7 +268,6 @@ def _fault(card: torch.device) -> str | None:
 
 
 def _compute(device: torch.device) -> None:
-    """Run one tiny kernel and wait for it."""
     torch.ones(1, device=device).add_(1).item()
 
 

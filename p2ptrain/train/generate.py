@@ -29,10 +29,6 @@ class Sampling:
     """Number of likeliest tokens to draw from; None: all. The default is that of transformers."""
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.temperature < 0 or (self.top_k is not None and self.top_k < 1):
-            raise ValueError(f"cannot sample with temperature {self.temperature} and top_k {self.top_k}")
-
 
 def generate_text(
     module: PreTrainedModel,

@@ -22,7 +22,6 @@ class PhaseGuard:
         self._added = 0.0
 
     def begin(self) -> None:
-        """Start an inner phase."""
         self._added = 0.0
 
     def added(self, norm: float) -> None:
@@ -51,12 +50,8 @@ class PhaseGuard:
         self._added = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {"norms": list(self._norms), "added": self._added}
 
     def load_state_dict(self, numbers: Mapping[str, Any]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError if it does not fit."""
         self._norms, self._added = deque(numbers["norms"], maxlen=NORM_HISTORY), numbers["added"]
-
-
-__all__ = ["PhaseGuard"]

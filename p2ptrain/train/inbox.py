@@ -23,8 +23,6 @@ from p2ptrain.train.payloads import Difference
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
-    """Displacement of the weights by a committed exchange."""
-
     link: LinkId
     difference: Difference
     share: float
@@ -33,7 +31,6 @@ class Displacement:
     """Share of the displacement that x takes at once, if the recipe mixes the fast weights."""
     clip_radius: float
     progress: float
-    """Progress that the exchange adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,6 @@ class RoundFinished:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """Donor's weights that replace this peer's."""
-
     link: LinkId
     step: int
     progress: float
@@ -103,6 +98,3 @@ class Inbox:
                     links.append(stale.link)
         except Empty:
             return links
-
-
-__all__ = ["Adoption", "Delivery", "Displacement", "Inbox", "RoundFinished"]

@@ -40,8 +40,6 @@ COOL_DOWN_FRACTION = 0.2
 
 @dataclass(frozen=True, slots=True)
 class InnerStepResult:
-    """Result of one inner step."""
-
     loss: float  # nats a token, before the step
     tokens: int
 
@@ -59,8 +57,6 @@ class LanguageModelTask:
 
     Args:
         model: its ``theta`` is trained; may hold any weights.
-        corpus: source of the sequences.
-        training: the manifest's section.
         tokens_per_peer: end of the schedule.
         reader: determines this peer's order of sequences.
         placement: autocast type and initial micro-batch; see ``autofit``.
@@ -78,7 +74,7 @@ class LanguageModelTask:
         vocabulary = model.module.config.vocab_size
         if corpus.tokenizer.vocabulary_size > vocabulary:
             raise ManifestError(
-                f"the tokenizer has {corpus.tokenizer.vocabulary_size} ids, the model only {vocabulary}",
+                f"The tokenizer has {corpus.tokenizer.vocabulary_size} ids, but the model has only {vocabulary}.",
                 "Start a run with a larger model.config.vocab_size.",
             )
         self.model = model
@@ -141,9 +137,7 @@ class LanguageModelTask:
         self._rewarm_steps, self._rewarmed = warmup_steps, 0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return moments [P] and counters. They are views of live memory, as torch's own: copy them before the next
-        step.
-        """
+        """Return moments [P] and counters, views of live memory as torch's own: copy them before the next step."""
         counters = (self.step, int(self._adam_steps.max()), self._rewarm_steps, self._rewarmed)
         return {
             "first_moment": self._moments[0],
@@ -152,9 +146,7 @@ class LanguageModelTask:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit, and then changes
-        nothing.
-        """
+        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit, before any change."""
         first, second, counters = state["first_moment"], state["second_moment"], state["counters"]
         if not first.shape == second.shape == self.theta.shape or counters.shape != (4,):
             raise ValueError(
@@ -170,9 +162,7 @@ class LanguageModelTask:
         self,
         batch: Tensor,  # [B, T+1] on the host
     ) -> float:
-        """Leave the mean gradient in the parameters; return the mean loss. Out of memory, halve the micro-batch and
-        retry.
-        """
+        """Leave the mean gradient in the parameters; return the mean loss. Halve the micro-batch if memory is short."""
         while True:
             try:
                 return self._accumulate(batch)
@@ -180,8 +170,8 @@ class LanguageModelTask:
                 self._drop_gradients()
                 if self.micro_batch == 1:
                     raise DeviceError(
-                        f"the model does not fit {self.theta.device}: one sequence of"
-                        f" {self._training.sequence_length} tokens runs out of memory",
+                        f"The model does not fit {self.theta.device}: one sequence of"
+                        f" {self._training.sequence_length} tokens runs out of memory.",
                         "Close other programs that use the device, or choose another: --device cpu is limited only by"
                         " the computer's memory.",
                     ) from error

@@ -104,8 +104,7 @@ class Learner:
     # --- the trainer thread -----------------------------------------------------------------------------------------
 
     def advance(self) -> list[Event]:
-        """Apply what is ready, then make one inner step, and the outer step after H of them. Return events for the
-        core.
+        """Apply what is ready, make one inner step, and the outer step after H of them; return events for the core.
 
         While the recipe waits for partners no step is made: call ``settle`` until ``is_waiting`` is false.
         """
@@ -270,8 +269,7 @@ class Learner:
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
     def _loss_if_worthless(self, weights: Sequence[Tensor]) -> float | None:
-        """Return the held-out loss of a donor's weights if it is worse than guessing and worse than this peer's, else
-        None.
+        """Return the held-out loss of a donor's weights if it is worse than guessing and than this peer's, else None.
 
         Only worthless weights are refused: this peer may be slightly better than the swarm and still has to join it.
         """

@@ -24,7 +24,6 @@ class Signals:
     last: threading.Event = field(default_factory=threading.Event)
     """Leave after the current outer step, at the owner's request; at once if the trainer does not train."""
     finished: threading.Event = field(default_factory=threading.Event)
-    """The network side is done."""
 
 
 def _nothing(*_: object) -> None:
@@ -33,8 +32,6 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks in the trainer thread."""
-
     inner_step_done: Callable[[], None]
     outer_step_done: Callable[[], None]
     training_ended: Callable[[], None]

@@ -49,8 +49,7 @@ def flat_model(description: Decoder, seed: int, device: torch.device) -> FlatMod
 def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     """Build the run's model with its initial weights: fp32, on the CPU. Leaves the global random state unchanged.
 
-    Raises:
-        ManifestError: the model has more parameters than allowed.
+    Raises ManifestError if the model has more parameters than allowed.
     """
     import transformers
 
@@ -69,7 +68,7 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     count = module.num_parameters()
     if count > MAX_PARAMETERS:
         raise ManifestError(
-            f"the run's model has {count:,} parameters, but at most {MAX_PARAMETERS:,} are allowed",
+            f"The run's model has {count:,} parameters, but at most {MAX_PARAMETERS:,} are allowed.",
             "Start a run with a smaller model.",
         )
     module.train()
@@ -90,5 +89,4 @@ def summed_loss(
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Return torch.autocast for the type; a null context for None."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

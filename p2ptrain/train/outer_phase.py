@@ -42,7 +42,6 @@ class OuterPhase:
     recipe: Recipe
     rule: OuterRule
     before: tuple[OuterState, ...]
-    """States at the end of the inner phase."""
     states: list[OuterState]
     """Current states, including the results so far."""
     gradients: list[Tensor]

@@ -47,7 +47,6 @@ class Encoded:
     norm: float
     """L2 norm of the snapshot's fragments."""
     step: int
-    """Outer steps made before the snapshot."""
     terms: tuple[CodecTerms, ...]
     """Terms that both sides agreed on for each fragment."""
     told: tuple[Tensor, ...]  # [64] each, or [0]
@@ -67,16 +66,13 @@ class Difference:
     distance: float
     """||theirs - mine|| / ||mine||."""
     mine: Encoded
-    """Payload that this side sent."""
     fingerprint: bytes = b""
-    """Digest of the payload that the partner sent."""
     sketched: float = 0.0
     """Estimate of ``distance`` from both sides' sketches, 0 without sketches; valid also if blocks wrapped, unlike
     ``distance``."""
 
     @property
     def norm(self) -> float:
-        """||mine||."""
         return self.mine.norm
 
 
@@ -85,7 +81,6 @@ class Snapshot:
     """Published tensors, which partners may download."""
 
     step: int
-    """Outer steps made before it."""
     parts: tuple[Tensor, ...]  # [n] fp32 each, by the network's fragment numbers
     slow: tuple[Tensor, ...]  # [n] fp32 each: for newcomers
 
@@ -129,7 +124,6 @@ class Payloads:
         return self._streams[kind], fragment
 
     def codec(self, number: int) -> Codec:
-        """Return the codec of a network number."""
         return self._codecs[number // len(self._lengths)]
 
     def publish(self, snapshot: Snapshot) -> None:
@@ -164,13 +158,15 @@ class Payloads:
     def wishes(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
         """Return the proposals to send before encoding, one part per fragment; empty if the codec needs no agreement.
 
-        Args:
-            snapshot: will be encoded; None: the one published now.
+        They describe ``snapshot``, by default the one published now.
         """
         if not self.wish_sizes(fragments):
             return ()
         parts = (snapshot or self.published).parts
-        return tuple(self._wish(number, parts[number]) for number in fragments)
+        shapes = [self._widths.shape(number, self.codec(number), parts[number]) for number in fragments]
+        return tuple(
+            wish_for(self.codec(number), shape, parts[number]) for number, shape in zip(fragments, shapes, strict=True)
+        )
 
     def encode(
         self,
@@ -254,7 +250,6 @@ class Payloads:
         return self.published.slow
 
     def weight_sizes(self) -> list[int]:
-        """Return the bytes of each fragment in fp32."""
         return [4 * length for length in self._lengths]
 
     @property
@@ -271,10 +266,6 @@ class Payloads:
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # false for NaN
                 raise RemoteError("its weights are not finite")
 
-    def _wish(self, number: int, values: Tensor) -> bytes:
-        codec = self.codec(number)
-        return wish_for(codec, self._widths.shape(number, codec, values), values)
-
     def _length(self, number: int) -> int:
         return self._lengths[number % len(self._lengths)]
 
@@ -283,7 +274,6 @@ class Payloads:
 
 
 def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
-    """Return a digest of a payload, 16 bytes."""
     digest = blake3()
     for part in parts:
         digest.update(part)

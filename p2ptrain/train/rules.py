@@ -16,8 +16,6 @@ from p2ptrain.swarm import SwarmRules
 
 
 class Sizes(Protocol):
-    """Payload sizes of a learner."""
-
     @property
     def streams(self) -> int: ...
 
@@ -34,7 +32,6 @@ class LearnerRules:
     """Manifest's rules for one outer step."""
 
     inner_steps: int
-    """Inner steps per outer step, H."""
     tokens_per_peer: float
     """Progress at which training ends, after the outer step that reaches it."""
     outer: OuterRule
@@ -66,15 +63,12 @@ def learner_rules(outer: OuterSection, tokens_per_peer: float) -> LearnerRules:
 
 
 def codecs_of(section: manifest.CodecSection) -> tuple[Codec, Codec]:
-    """Return the codecs of weights and of pseudo-gradients."""
     weights = codec.get(section.name, section.block_size)
     return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
 
 
 def matrices_of(layout: FlatLayout, fragments: Sequence[slice]) -> tuple[Matrices, ...]:
-    """Return the matrices in each fragment of a model: a function of the manifest alone, so equal on all peers of a
-    run.
-    """
+    """Return the matrices in each fragment of a model: a function of the manifest alone, so equal on all peers."""
     return tuple(codec.matrices(layout.shapes, layout.offsets, piece.start, piece.stop) for piece in fragments)
 
 
@@ -91,7 +85,6 @@ def swarm_rules(
     pieces = outer.fragments * payloads.streams
 
     def numbers(chosen: Callable[[Mix], bool]) -> tuple[int, ...]:
-        """Return the network's fragment numbers of these mixes."""
         begins = {"slow": 0, "fast": 0, "pseudo_gradient": outer.fragments}
         mixes = [mix for mix in recipe.mixes if chosen(mix)]
         return tuple(begins[mix.stream] + each for mix in mixes for each in mix.fragments(outer.fragments))

@@ -39,19 +39,14 @@ class Weights:
         self._task = task
         self._slices = tuple(fragments)
         self._payloads = payloads
-        self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
-        self._left_out = [torch.zeros_like(state.slow) for state in self._states] if feeds_back else []
+        self.states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
+        """State of each fragment after the last outer step and the exchanges since."""
+        self._left_out = [torch.zeros_like(state.slow) for state in self.states] if feeds_back else []
         """[F] each: what pseudo-gradient messages have left out so far, if the codec needs that fed back."""
 
     @property
-    def states(self) -> tuple[OuterState, ...]:
-        """State of each fragment after the last outer step and the exchanges since."""
-        return self._states
-
-    @property
     def slow(self) -> Tensor:
-        """Slow weights, [P], a copy."""
-        return torch.cat([state.slow for state in self._states])
+        return torch.cat([state.slow for state in self.states])
 
     @property
     def fast(self) -> list[Tensor]:
@@ -60,11 +55,11 @@ class Weights:
 
     def state(self, fragment: int) -> OuterState:
         """Return one fragment's state, including the outer step in progress."""
-        return self._states[fragment] if self.phase is None else self.phase.states[fragment]
+        return self.states[fragment] if self.phase is None else self.phase.states[fragment]
 
     def distance(self, thetas: Sequence[Tensor]) -> float:
         """Return the L2 norm of a phase's pseudo-gradient from its final weights, one fragment each, on the CPU."""
-        norms = [l2_distance(state.slow, theta) for state, theta in zip(self._states, thetas, strict=True)]
+        norms = [l2_distance(state.slow, theta) for state, theta in zip(self.states, thetas, strict=True)]
         return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
 
     # --- outer steps --------------------------------------------------------------------------------------------------
@@ -72,14 +67,14 @@ class Weights:
     def conclude(self, phase: OuterPhase) -> None:
         """Take the slow weights from an outer step; leave the fast ones unchanged."""
         self.phase = None
-        self._states = phase.conclude()
+        self.states = phase.conclude()
         if self._payloads.knows_nothing:
-            moved = [after.slow - before.slow for before, after in zip(phase.before, self._states, strict=True)]
+            moved = [after.slow - before.slow for before, after in zip(phase.before, self.states, strict=True)]
             self._payloads.foresee(moved)
 
     def reset_fast(self) -> None:
         """Set the fast weights to the slow ones, where the next inner phase begins."""
-        for state, piece in zip(self._states, self._slices, strict=True):
+        for state, piece in zip(self.states, self._slices, strict=True):
             self._task.theta[piece].copy_(state.slow)
 
     def try_on(self, weights: Sequence[Tensor], tell: Callable[[], T]) -> T:
@@ -97,7 +92,7 @@ class Weights:
 
     def replace(self, slow: Sequence[Tensor]) -> None:
         """Restart from a donor's weights, [F] each, and drop everything that belongs to the old ones."""
-        self._states = tuple(initial_state(weights) for weights in slow)
+        self.states = tuple(initial_state(weights) for weights in slow)
         self.phase = None
         self._left_out = [torch.zeros_like(part) for part in self._left_out]
         self.reset_fast()
@@ -106,10 +101,10 @@ class Weights:
 
     def keep(self, fragment: int, state: OuterState) -> None:
         """Replace a fragment's state where no published tensor changes."""
-        states = list(self._states) if self.phase is None else self.phase.states
+        states = list(self.states) if self.phase is None else self.phase.states
         states[fragment] = state
         if self.phase is None:
-            self._states = tuple(states)
+            self.states = tuple(states)
 
     def move(
         self,
@@ -148,7 +143,7 @@ class Weights:
             step: outer steps made so far.
             phase: the outer step that these weights and pseudo-gradients belong to; None: no outer step yet.
         """
-        slow = tuple(state.slow for state in (self._states if phase is None else phase.states))
+        slow = tuple(state.slow for state in (self.states if phase is None else phase.states))
         if phase is not None:
             gradients = phase.snapshots("pseudo_gradient")
         else:
@@ -159,12 +154,12 @@ class Weights:
 
     def copy_fast(self) -> tuple[Tensor, ...]:
         """Return a copy of the current fast weights, [F] each on the CPU, which training does not change."""
-        return tuple(_copy(self._task.theta[piece]) for piece in self._slices)
+        return tuple(self._task.theta[piece].detach().to("cpu", copy=True) for piece in self._slices)
 
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
         if self._payloads.knows_nothing:
-            self._payloads.foresee([one - state.slow for one, state in zip(fast, self._states, strict=True)])
+            self._payloads.foresee([one - state.slow for one, state in zip(fast, self.states, strict=True)])
         self._payloads.publish(Snapshot(step, fast, self._payloads.published.slow))
 
     def remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
@@ -186,7 +181,7 @@ class Weights:
         """Return everything that a resumed peer needs, [P] each."""
         return {
             "slow": self.slow,
-            "momentum": torch.cat([state.momentum for state in self._states]),
+            "momentum": torch.cat([state.momentum for state in self.states]),
             "theta": self._task.theta.detach().cpu().clone(),
             **({"left_out": torch.cat(self._left_out)} if self._left_out else {}),
         }
@@ -196,16 +191,7 @@ class Weights:
         slow, momentum, theta = tensors["slow"], tensors["momentum"], tensors["theta"]
         if not slow.shape == momentum.shape == theta.shape == self._task.theta.shape:
             raise ValueError(f"{tuple(slow.shape)} weights, but the model has {tuple(self._task.theta.shape)}")
-        self._states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
+        self.states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
         if self._left_out:
             self._left_out = [tensors["left_out"][piece].clone() for piece in self._slices]
         self._task.theta.copy_(theta)
-
-
-def _copy(theta: Tensor) -> Tensor:
-    """Copy a tensor to the CPU, apart from training's memory."""
-    copy = torch.empty_like(theta, device="cpu")
-    return copy.copy_(theta.detach())
-
-
-__all__ = ["Weights"]

@@ -79,7 +79,6 @@ class Fit:
     """||t - d||: part of it that the messages do not explain."""
     blocks: int
     wrapped: float
-    """Share of blocks that wrapped."""
 
 
 class Widths:
@@ -94,7 +93,6 @@ class Widths:
 
     @property
     def are_unknown(self) -> bool:
-        """Whether nothing was measured or predicted yet."""
         return not self._shapes
 
     def foresee(
@@ -118,11 +116,7 @@ class Widths:
         return self._guesses[number]
 
     def judge(self, numbers: Sequence[int], fits: Sequence[Fit], own: float) -> WidthFeedback:
-        """Return whether an exchange may be mixed, all its fragments together.
-
-        Args:
-            own: norm of this peer's weights in these fragments.
-        """
+        """Return whether an exchange may be mixed, all fragments together; ``own`` is the norm of our weights there."""
         told, left = math.hypot(*(fit.told for fit in fits)), math.hypot(*(fit.left for fit in fits))
         equal = LEAST_GAP * own
         if not left <= max(GAP * told, equal):  # also true for NaN

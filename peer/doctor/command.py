@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -26,7 +26,6 @@ REPORT = "If that does not help, please report it with this message."
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Silence the logs of libraries, which are not findings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -50,22 +49,36 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
 
     Exits with status 0 if all is well, 1 if something must be fixed.
     """
-    parsed, found = _link(link, home)
-    found += _checked("versions", machine.versions)
-    found += _checked("device", lambda: machine.device(device))
-    place = home or default_home(parsed.run_id if parsed else RunId(""))
-    ports, listens_at = _port(Home(place), port, local)
-    found += ports
+    found: list[Finding] = []
+    parsed: JoinLink | None = None
     manifest: Manifest | None = None
+    listens_at: int | None = None
+    with _errors_as_findings("link", found):
+        parsed = _link(link, home)
+    with _errors_as_findings("versions", found):
+        found += machine.versions()
+    with _errors_as_findings("device", found):
+        found += machine.device(device)
+    place = home or default_home(parsed.run_id if parsed else RunId(""))
+    with _errors_as_findings("port", found):
+        findings, listens_at = _port(Home(place), port, local)
+        found += findings
     if parsed is None:
         left = [check for check in NETWORK_CHECKS if check not in {each.check for each in found}]
         found += [skipped(check, "needs other nodes: give a join LINK") for check in left]
     else:
-        network, manifest = _network(parsed, Home(place), listens_at, local)
-        found += network
-    found += _checked("memory", lambda: machine.memory(manifest, device))
-    found += _checked("disk", lambda: machine.disk(place, manifest))
-    found += _checked("cache", lambda: machine.cache(cache_directory(), place, manifest))
+        with _errors_as_findings("network", found):
+            from peer.doctor.network import examine
+
+            findings, signed = examine(parsed, Home(place), listens_at, local)
+            found += findings
+            manifest = None if signed is None else signed.manifest
+    with _errors_as_findings("memory", found):
+        found += machine.memory(manifest, device)
+    with _errors_as_findings("disk", found):
+        found += machine.disk(place, manifest)
+    with _errors_as_findings("cache", found):
+        found += machine.cache(cache_directory(), place, manifest)
     if as_json:
         click.echo(json.dumps(show.document(found), indent=1))
     else:
@@ -73,17 +86,14 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
     return show.exit_status(found)
 
 
-def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Finding]]:
-    """Return the link that was given, else the one by which the peer of the home joined, and findings."""
-    try:
-        if text is not None:
-            return JoinLink.parse(text), []
-        if home is not None and (signed := Home(home).load_manifest(None)) is not None:
-            joined_by = Home(home).load_addresses().joined_by
-            return (JoinLink(signed.run_id, joined_by) if joined_by else None), []
-    except UserError as error:
-        return None, [bad("link", error.problem, error.remedy)]
-    return None, []
+def _link(text: str | None, home: Path | None) -> JoinLink | None:
+    """Return the link that was given, else the one by which the peer of the home joined."""
+    if text is not None:
+        return JoinLink.parse(text)
+    if home is None or (signed := Home(home).load_manifest(None)) is None:
+        return None
+    joined_by = Home(home).load_addresses().joined_by
+    return JoinLink(signed.run_id, joined_by) if joined_by else None
 
 
 def _port(home: Home, named: int | None, local: bool) -> tuple[list[Finding], int | None]:
@@ -92,43 +102,23 @@ def _port(home: Home, named: int | None, local: bool) -> tuple[list[Finding], in
     A port that the owner names must be free; otherwise a peer takes another one. The port is not checked while a peer
     runs in the home, which uses it.
     """
-    listens_at: list[int | None] = [None]
-
-    def examined() -> list[Finding]:
-        if named is None and home.is_inhabited():
-            words = f"a peer runs in {home.path} and uses its port; its terminal says whether others can dial it"
-            return [note("port", words)]
-        wanted = named or home.load_addresses().port or DEFAULT_PORT
-        found = machine.port("127.0.0.1" if local else "0.0.0.0", wanted, is_named=named is not None)
-        is_free = all(each.state is show.FindingState.OK for each in found)
-        listens_at[0] = wanted if is_free else None if named else 0
-        return found
-
-    return _checked("port", examined), listens_at[0]
+    if named is None and home.is_inhabited():
+        words = f"a peer runs in {home.path} and uses its port; its terminal says whether others can dial it"
+        return [note("port", words)], None
+    wanted = named or home.load_addresses().port or DEFAULT_PORT
+    found = machine.port("127.0.0.1" if local else "0.0.0.0", wanted, is_named=named is not None)
+    is_free = all(each.state is show.FindingState.OK for each in found)
+    return found, wanted if is_free else None if named else 0
 
 
-def _network(link: JoinLink, home: Home, port: int | None, local: bool) -> tuple[list[Finding], Manifest | None]:
-    """Run the network checks; return their findings, and the manifest if one was fetched."""
-    manifest: list[Manifest | None] = [None]
-
-    def examined() -> list[Finding]:
-        from peer.doctor.network import examine
-
-        result = examine(link, home, port, local)
-        manifest[0] = result.manifest
-        return result.findings
-
-    return _checked("network", examined), manifest[0]
-
-
-def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """Run a check; return its findings, or its error as a finding."""
+@contextlib.contextmanager
+def _errors_as_findings(check: str, found: list[Finding]) -> Iterator[None]:
     try:
-        return check()
+        yield
     except UserError as error:
-        return [bad(name, error.problem, error.remedy)]
+        found.append(bad(check, error.problem, error.remedy))
     except P2pTrainError as error:
-        return [bad(name, str(error), f"Try again. {REPORT}")]
+        found.append(bad(check, str(error), f"Try again. {REPORT}"))
     except Exception as error:  # a broken installation, which this command must explain, may raise anything
         words = f"{type(error).__name__}: {error}"
-        return [bad(name, words, f"Reinstall p2ptrain with pip in a new environment. {REPORT}")]
+        found.append(bad(check, words, f"Reinstall p2ptrain with pip in a new environment. {REPORT}"))

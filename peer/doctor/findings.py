@@ -10,23 +10,17 @@ from p2ptrain.base.text import printable
 
 
 class FindingState(StrEnum):
-    """How serious a finding is."""
-
     OK = "ok"
     NOTE = "note"
     """Works, but could work better."""
     BAD = "BAD"
-    """Must be fixed."""
     SKIPPED = "skipped"
     """Not checked; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check."""
-
     check: str
-    """Name of the check, one or two words."""
     state: FindingState
     found: str
     fix: str = ""
@@ -72,7 +66,6 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 
 def document(findings: Sequence[Finding]) -> dict[str, object]:
-    """Format findings for programs."""
     return {
         "ok": exit_status(findings) == 0,
         "findings": [

@@ -18,21 +18,15 @@ from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
 
 CHECKPOINT_BYTES = 60
-"""Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32.
-
-Guess: the size of a home after a long session, per parameter.
-"""
+"""Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32. Guess: the size
+of a home after a long session, per parameter."""
 SPARE_DISK_BYTES = 1_000_000_000
-"""Additional disk space, for logs and everything else.
-
-Guess: the size of a home without checkpoints after a long session.
-"""
+"""Additional disk space, for logs and everything else. Guess: the size of a home without checkpoints after a long
+session."""
 DRIVER_DEADLINE_S = 10.0
-"""Seconds for nvidia-smi to answer."""
 
 
 def versions() -> list[Finding]:
-    """Check the versions of p2ptrain, Python, torch and hivemind."""
     fault = platform_fault(sys.version_info[:2], sys.platform)
     found = [f"p2ptrain {p2ptrain.__version__}", f"Python {platform.python_version()}", platform.platform(terse=True)]
     if fault is not None:
@@ -46,13 +40,13 @@ def versions() -> list[Finding]:
     return [ok("versions", ", ".join(found))]
 
 
-def device(wish: str) -> list[Finding]:
+def device(name: str) -> list[Finding]:
     """Report the device that would train, and a GPU that torch cannot use."""
     import torch
 
     from p2ptrain.train import choose_device
 
-    chosen = choose_device(wish)
+    chosen = choose_device(name)
     if chosen.type == "cuda":
         total = torch.cuda.get_device_properties(chosen).total_memory
         driver = f", driver {card[1]}" if (card := _driver()) else ""
@@ -60,7 +54,7 @@ def device(wish: str) -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = f"CPU, {cores} cores"
     card = _driver()
-    if card is not None and wish == "auto":
+    if card is not None and name == "auto":
         fix = (
             "Install a torch build for that driver (pytorch.org, Get Started). "
             if torch.version.cuda is None
@@ -71,8 +65,7 @@ def device(wish: str) -> list[Finding]:
     return [ok("device", found)]
 
 
-def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
-    """Check that the run's model fits this machine's memory."""
+def memory(manifest: Manifest | None, name: str) -> list[Finding]:
     from p2ptrain.train import choose_device
     from peer.capacity import check_memory, installed_memory
 
@@ -80,14 +73,13 @@ def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
     if manifest is None:
         return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
     try:
-        check_memory(manifest, choose_device(wish))
+        check_memory(manifest, choose_device(name))
     except DeviceError as error:
         return [bad("memory", error.problem, error.remedy)]
     return [ok("memory", f"{there}, enough for the run's {parameter_count(manifest.model):,} parameters")]
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
-    """Check the free disk space for the home."""
     place, free = _room(home)
     if free is None:
         return [bad("disk", f"{place} is not writable", "Choose a directory that you can write to, with --home.")]

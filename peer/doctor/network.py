@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
 
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
+from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_rulings
 from p2ptrain.net.identity import Identity
@@ -29,37 +29,25 @@ from p2ptrain.net.transport import P2PTransport
 from peer.admission_client import gate_of
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
-from peer.doctor.sockets import sent_from
 from peer.doctor.verdicts import Observation
 from peer.home import Home
 
 COMPANY_S = 5.0
-"""Seconds to find live peers once an address of the link has answered.
-
-Guess: the times of first lookups in a real swarm.
-"""
+"""Seconds to find live peers once an address of the link has answered. Guess: the times of first lookups in a real
+swarm."""
 MEASURE_S = 6.0
-"""Seconds to measure the rates to and from one node."""
 MOST_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
 
 NodeAddresses = dict[PeerId, list[str]]
-"""Multiaddresses of each node."""
+Result = tuple[list[Finding], SignedManifest | None]
+"""Findings, and the run's manifest if one was fetched."""
 
 
-@dataclass(slots=True)
-class Examination:
-    """Findings of the network checks, and the run's manifest if one was fetched."""
-
-    findings: list[Finding] = field(default_factory=list)
-    manifest: Manifest | None = None
-
-
-def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examination:
+def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Result:
     """Run the network checks for the peer of ``home``. Raises UserError if this machine cannot start a node.
 
-    Args:
-        port: port to listen on; 0: any free one; None: do not listen.
+    The node listens on ``port`` (0: any free one), or not at all if it is None.
     """
     with (
         tempfile.TemporaryDirectory(prefix="p2pt-") as folder,
@@ -68,7 +56,7 @@ def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examin
         return runner.run(_examine(link, home, port, local, Path(folder)))
 
 
-async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Examination:
+async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Result:
     identity = Identity.load_or_create(folder / "identity.key")
     host = "127.0.0.1" if local else "0.0.0.0"
     listen = [] if port is None else [address.multiaddress(host, port)]
@@ -79,8 +67,8 @@ async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, fo
         await node.close()
 
 
-async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Examination:
-    result = Examination()
+async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Result:
+    findings: list[Finding] = []
     targets: NodeAddresses = {}
     for each in link.addresses:
         place, peer = address.split_peer(each)
@@ -88,27 +76,29 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
         targets.setdefault(peer, []).append(place)
     signed: SignedManifest | None = None
     answers = await asyncio.gather(*(_fetched(node, peer, places, link) for peer, places in targets.items()))
+    answered = {
+        peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if isinstance(answer, SignedManifest)
+    }
     for (peer, places), answer in zip(targets.items(), answers, strict=True):
         where = ", ".join(map(address.host_port, places))
         if isinstance(answer, SignedManifest):
-            result.manifest, signed = answer.manifest, answer
-            result.findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
+            signed = answer
+            findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
         else:
-            result.findings.append(_unanswered(peer, where, answer, others=any(map(_is_signed, answers))))
-    answered = {peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if _is_signed(answer)}
+            findings.append(_unanswered(peer, where, answer, others=bool(answered)))
     if signed is not None:
-        result.findings.append(await _admission(node, answered, link, home, signed))
+        findings.append(await _admission(node, answered, link, home, signed))
     peers = await _peers(node, set(targets)) if answered else {}
     targets = answered | peers
     asked = await asyncio.gather(*(_seen(node, *each, port) for each in targets.items()))
     seen = [each for each in asked if isinstance(each, Observation)]
     silent = [each for each in asked if isinstance(each, str)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
-    result.findings += [verdicts.clock(seen), verdicts.router(seen, own)]
+    findings += [verdicts.clock(seen), verdicts.router(seen, own)]
     has_relay = await _has_relay(node, targets) if seen else None
-    result.findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
-    result.findings.append(verdicts.rates(await _measured(node, peers | answered)))
-    return result
+    findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
+    findings.append(verdicts.rates(await _measured(node, peers | answered)))
+    return findings, signed
 
 
 def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) -> Finding:
@@ -132,12 +122,7 @@ def plain(words: str) -> str:
     return words.rpartition("] ")[2] if "failed to dial" in words else words
 
 
-def _is_signed(answer: SignedManifest | UserError | str) -> bool:
-    return isinstance(answer, SignedManifest)
-
-
 async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLink) -> SignedManifest | UserError | str:
-    """Fetch the run's manifest; return it, or why that failed."""
     try:
         signed = SignedManifest.from_bytes(await fetch_manifest(node, peer, places, link.run_id))
         signed.verify(link.run_id)
@@ -178,16 +163,11 @@ async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:
 
 async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
     """Ask a node what it sees of us, at most twice, as connections break; return the observation, or why not."""
-    answer: Observation | str = ""
-    for _ in range(2):
-        answer = await _seen_once(node, peer, places, port)
-        if isinstance(answer, Observation):
-            break
-    return answer
+    first = await _seen_once(node, peer, places, port)
+    return first if isinstance(first, Observation) else await _seen_once(node, peer, places, port)
 
 
 async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
-    """Ask a node once what it sees of us; return the observation, or why not."""
     try:
         await look(node, peer, places)  # connects, so that the next answer is fast and compares the clocks
         asked_at = time.time()
@@ -204,8 +184,20 @@ async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int)
     return Observation(sight, ahead_s, left)
 
 
+def sent_from(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> int:
+    """Return the local port of the only TCP connection to an IPv4 address; 0 if none, several, or not on Linux."""
+    try:
+        packed = ipaddress.IPv4Address(host).packed
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    except (OSError, ValueError):
+        return 0
+    # The kernel prints the address as one number in the machine's byte order, little-endian wherever p2pd runs.
+    remote, established = f"{int.from_bytes(packed, 'little'):08X}:{port:04X}", "01"  # include/net/tcp_states.h
+    found = [int(row[1].partition(":")[2], 16) for row in rows if row[2:4] == [remote, established]]
+    return found[0] if len(found) == 1 else 0
+
+
 async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
-    """Return whether a node grants us a relay reservation."""
     for peer, places in targets.items():
         with contextlib.suppress(NetworkError):
             await reserve(node.daemon, peer, places)

@@ -15,17 +15,12 @@ from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.messages import size
 
 CLOCK_NOTE_S = 5.0
-"""Clock offset in seconds that is worth a note: more than any network's delay.
-
-Guess: the spread of clock offsets that healthy peers measure.
-"""
+"""Clock offset in seconds that is worth a note: more than any network's delay. Guess: the spread of clock offsets that
+healthy peers measure."""
 NO_INVITE = "Ask the run's author for an invite link: p2ptrain invite RUN"
 SLOW_BYTES_S = 64_000.0
-"""Rate in bytes per second below which the line counts as slow: half a Mbit/s.
-
-At this rate a model of 15 million parameters takes four minutes, each way. Guess: the rate at which exchanges start to
-fail.
-"""
+"""Rate in bytes per second below which the line counts as slow: half a Mbit/s. At this rate a model of 15 million
+parameters takes four minutes, each way. Guess: the rate at which exchanges start to fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +35,7 @@ class Observation:
 
 
 def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) -> Finding:
-    """Report whether the run admits this peer.
-
-    Args:
-        me: peer id of the home; None if it has no identity yet.
-        why: why the run does not admit the peer; None if it does or the home has no identity yet.
-        invite: invite of the join link; empty if it has none.
-    """
+    """Report whether the run admits this peer, or ``why`` not; ``me`` is None if the home has no identity yet."""
     if policy == "open":
         return ok("admission", "the run is open: anyone with its link may join")
     if me is not None and why is None:
@@ -85,11 +74,7 @@ def clock(seen: Sequence[Observation]) -> Finding:
 
 
 def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
-    """Report the kind of router that this machine is behind, if any.
-
-    Args:
-        own: IP addresses of this machine.
-    """
+    """Report the kind of router that this machine, with its ``own`` addresses, is behind, if any."""
     direct = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
     far = [each for each in direct if address.is_public(each.sight.place)] or direct
     if not far:

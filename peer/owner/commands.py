@@ -30,7 +30,7 @@ def status(home: Path, as_json: bool) -> None:
     try:
         found = ask(home, command="status")["status"]
     except HomeError as error:
-        fault, found = error, reports.last_known(Home(home), is_there=not isinstance(error, NotRunningError))
+        fault, found = error, reports.last_known(Home(home), is_running=not isinstance(error, NotRunningError))
     click.echo(json.dumps(found, indent=1) if as_json else reports.screen(found))
     if fault is not None:
         raise fault

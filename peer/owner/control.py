@@ -8,6 +8,7 @@ reads only single numbers and references, whose reads are atomic.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -18,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 from p2ptrain.net.throttle import Throttles
@@ -42,21 +42,16 @@ SAVE_PERIOD_S = 10.0
 MEASURED_S = 60.0
 """Seconds over which ``status`` averages send and receive rates."""
 KEPT_LINES = 5
-"""Number of last lines that ``status`` shows."""
-MOST_TOLD = 200
-"""Maximum characters of an internal error in a note."""
-MOST_STUMBLES = 20
-"""Maximum number of different internal errors that are noted."""
+MOST_ERROR_CHARS = 200
+MOST_NOTED_ERRORS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingHandle:
-    """The parts of a peer that the owner controls once a trainer exists."""
-
     record: SessionRecorder
-    attendance: Participation | None
+    participation: Participation | None
     """The peer's participation; None for a recipe without exchanges."""
-    reins: TrainerControl
+    control: TrainerControl
     admission: Callable[[], str] = str
     """Returns whether the run admits this peer; empty in an open run."""
 
@@ -84,89 +79,86 @@ class OwnerControl:
         self._now = now
         self._clock = clock
         self._traffic = TrafficCount(home.path)
-        self._booked = (0, 0, 0)
+        self._counted = (0, 0, 0)
         self._save_at = 0.0
         self._is_saved = True
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(MEASURED_S / POLL_S) + 1)
         self._pause = PauseFile(home.path)
         self._paused = False
-        self._verdict = PolicyDecision(Mode.PRESENT, gives=True)
+        self._decision = PolicyDecision(Mode.SWARM, gives=True)
         self._fault = ""
-        self._held: TrainingHandle | None = None
-        self._heard: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
-        self._door: ControlServer | None = None
-        self._bell, self._button = socket.socketpair()
+        self._handle: TrainingHandle | None = None
+        self._last_lines: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
+        self._server: ControlServer | None = None
+        self._wake_receiver, self._wake_sender = socket.socketpair()
         self._ends = threading.Event()
-        self._stumbles: set[str] = set()
+        self._noted_errors: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
 
     def __enter__(self) -> Self:
         if why := self._traffic.load():
             self._notebook.note("not counted", why=f"{self._traffic.path} cannot be read: {why}")
-        self._recall_pause()
+        self._restore_pause()
         self._count()
-        self._obey()
+        self._apply()
         try:
-            self._door = ControlServer(self._home.path)
+            self._server = ControlServer(self._home.path)
         except OSError as error:
             self._notebook.note("no door", why=error.strerror or str(error))
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends.set()
-        self._button.send(b"!")
+        self._wake_sender.send(b"!")
         self._thread.join()
-        for each in (self._door, self._bell, self._button):
+        for each in (self._server, self._wake_receiver, self._wake_sender):
             if each is not None:
                 each.close()
         self._count()
         self._save()
 
-    def take(self, held: TrainingHandle) -> None:
+    def take(self, handle: TrainingHandle) -> None:
         """Set the trainer to control, before its loop begins."""
-        self._held = held
-        self._button.send(b"!")
+        self._handle = handle
+        self._wake_sender.send(b"!")
 
-    def hear(self, kind: str, fields: dict[str, Any]) -> None:
+    def on_note(self, kind: str, fields: dict[str, Any]) -> None:
         """Keep the last lines for ``status``; a ``telemetry.Listener``."""
         if kind != "progress" and (text := line(kind, fields)) is not None:
-            self._heard.append((self._clock(), text))
+            self._last_lines.append((self._clock(), text))
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        watched: list[Any] = [self._bell] if self._door is None else [self._bell, self._door.socket]
+        watched: list[Any] = (
+            [self._wake_receiver] if self._server is None else [self._wake_receiver, self._server.socket]
+        )
         while not self._ends.is_set():
             try:
-                self._turn(watched)
+                ready, _, _ = select.select(watched, [], [], POLL_S)
+                if self._wake_receiver in ready:
+                    self._wake_receiver.recv(64)
+                self.look()
+                if self._server is not None and self._server.socket in ready and not self._server.serve(self.answer):
+                    self._ends.wait(POLL_S)  # the client still waits and would wake us at once
             except Exception as error:  # an internal error: budget, hours and commands need this thread
-                self._tell_of(error)
+                self._note_error(error)
                 self._ends.wait(POLL_S)  # the select may have failed; do not spin
-
-    def _turn(self, watched: list[Any]) -> None:
-        ready, _, _ = select.select(watched, [], [], POLL_S)
-        if self._bell in ready:
-            self._bell.recv(64)
-        self.look()
-        if self._door is not None and self._door.socket in ready and not self._door.serve(self.answer):
-            self._ends.wait(POLL_S)  # the client still waits and would wake us at once
 
     def look(self) -> None:
         """Check for changes and apply them, every ``POLL_S``. An error in one part does not stop the others."""
-        for part in (self._read, self._count, self._save_if_due, self._obey):
+        for part in (self._read, self._count, self._save_if_due, self._apply):
             try:
                 part()
             except Exception as error:  # an internal error: the other parts still run
-                self._tell_of(error)
+                self._note_error(error)
 
-    def _tell_of(self, error: Exception) -> None:
+    def _note_error(self, error: Exception) -> None:
         """Note an internal error once; the thread goes on, because budget, hours and commands need it."""
-        what = f"{type(error).__name__}: {error}"[:MOST_TOLD]
-        if what not in self._stumbles and len(self._stumbles) < MOST_STUMBLES:
-            self._stumbles.add(what)
+        what = f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARS]
+        if what not in self._noted_errors and len(self._noted_errors) < MOST_NOTED_ERRORS:
+            self._noted_errors.add(what)
             with contextlib.suppress(Exception):  # the notebook itself may have failed
                 self._notebook.note("owner stumbled", why=what)
 
@@ -193,58 +185,56 @@ class OwnerControl:
         ]
         self._notebook.note("settings", what="; ".join(changes) or "no changes")
 
-    def _obey(self) -> None:
-        """Apply settings and policy to throttles, participation and trainer."""
+    def _apply(self) -> None:
         self._rates.up.rate, self._rates.down.rate = self._settings.upload_rate, self._settings.download_rate
-        before, self._verdict = self._verdict, self._decide()
-        verdict = self._verdict
-        self._rates.gives, self._rates.rests = verdict.gives, verdict.wish is not Mode.PRESENT
-        if verdict.wish is not before.wish:
-            match verdict.wish:
-                case Mode.ABSENT:
-                    self._notebook.note("paused", why=verdict.why)
-                case Mode.ALONE:
-                    self._notebook.note("budget used up", why=verdict.why)
-                case Mode.PRESENT:
+        before, self._decision = self._decision, self._decide()
+        decision = self._decision
+        self._rates.gives, self._rates.rests = decision.gives, decision.mode is not Mode.SWARM
+        if decision.mode is not before.mode:
+            match decision.mode:
+                case Mode.PAUSED:
+                    self._notebook.note("paused", why=decision.why)
+                case Mode.SOLO:
+                    self._notebook.note("budget used up", why=decision.why)
+                case Mode.SWARM:
                     self._notebook.note("called back")
-        if verdict.has_given_its_share and not before.has_given_its_share:
+        if decision.has_given_its_share and not before.has_given_its_share:
             self._notebook.note("share given", percent=round(100 * GIVEN_SHARE))
-        held = self._held
-        if held is None:
+        handle = self._handle
+        if handle is None:
             return
-        if held.attendance is not None:
-            held.attendance.wish(verdict.wish)
-            held.attendance.give(verdict.gives)
-        elif verdict.wish is Mode.ABSENT:
-            held.reins.hold()
+        if handle.participation is not None:
+            handle.participation.set_mode(decision.mode)
+            handle.participation.give(decision.gives)
+        elif decision.mode is Mode.PAUSED:
+            handle.control.hold()
         elif not self._signals.begin.is_set():
-            held.reins.begin()
+            handle.control.begin()
 
     def _decide(self) -> PolicyDecision:
         now = self._now()
         return decide(self._settings, paused=self._paused, now=now, month=self._traffic.month(now))
 
-    def _recall_pause(self) -> None:
-        """Restore a pause from an earlier process."""
+    def _restore_pause(self) -> None:
         self._paused, fault = self._pause.load()
         if fault:
             self._notebook.note("pause not kept", why=fault)
         if self._paused:
-            self._verdict = self._decide()
+            self._decision = self._decide()
             self._notebook.note("still paused", home=str(self._home.path))
 
     def _set_pause(self, is_paused: bool) -> None:
         self._paused = is_paused
         if fault := self._pause.keep(is_paused):
             self._notebook.note("pause not kept", why=fault)
-        self._obey()
+        self._apply()
 
     def _count(self) -> None:
         rates = self._rates
         now = rates.up.total_bytes, rates.down.total_bytes, rates.given_bytes
-        sent, received, given = (count - booked for count, booked in zip(now, self._booked, strict=True))
+        sent, received, given = (count - counted for count, counted in zip(now, self._counted, strict=True))
         self._traffic.add(sent, received, given, self._now())
-        self._booked = now
+        self._counted = now
         self._samples.append((self._clock(), *now[:2]))
 
     def _save(self) -> None:
@@ -262,30 +252,29 @@ class OwnerControl:
         """Carry out a command, or say why not; return the answer, with the status unless the command is unknown."""
         match request.get("command"):
             case "status":
-                told = ""
+                reply = ""
             case "pause":
-                told = "already paused" if self._paused else "pausing"
+                reply = "already paused" if self._paused else "pausing"
                 self._set_pause(True)
             case "resume":
-                told = "resuming" if self._paused else "not paused"
+                reply = "resuming" if self._paused else "not paused"
                 self._set_pause(False)
-                if self._verdict.wish is Mode.ABSENT:
-                    told = f"still paused: {self._verdict.why}"
+                if self._decision.mode is Mode.PAUSED:
+                    reply = f"still paused: {self._decision.why}"
             case "finish":
-                told = self._finish()
+                reply = self._finish()
             case _:
                 return {"error": "no such command"}
-        return {"told": told, "status": self._status()}
+        return {"told": reply, "status": self._status()}
 
     def _finish(self) -> str:
-        """Finish the outer step and leave; return what happens."""
-        held, last = self._held, self._signals.last
+        handle, last = self._handle, self._signals.last
         if self._signals.stop.is_set() or last.is_set():
             return "already finishing"
-        if held is None:
+        if handle is None:
             os.kill(os.getpid(), signal.SIGTERM)  # there is no step to end yet: stop as Ctrl+C does
             return "stopping before training began"
-        held.reins.finish()
+        handle.control.finish()
         self._notebook.note("finishing")
         return "finishing"
 
@@ -296,33 +285,40 @@ class OwnerControl:
         """Whether the owner agreed that others show this peer's figures."""
         return self._settings.share_figures
 
-    def standing(self) -> tuple[str, str]:
-        """Return one word for what the peer does, and why."""
-        held, leaving = self._held, self._signals.stop.is_set() or self._signals.last.is_set()
-        record, attendance = (None, None) if held is None else (held.record, held.attendance)
-        state, reason = status.state_of(record, attendance, self._verdict.wish.name, leaving)
-        return state, reason if leaving else self._verdict.why or reason
+    def state(self) -> tuple[str, str]:
+        handle, leaving = self._handle, self._signals.stop.is_set() or self._signals.last.is_set()
+        record, participation = (None, None) if handle is None else (handle.record, handle.participation)
+        state, reason = status.state_of(record, participation, self._decision.mode.name, leaving)
+        return state, reason if leaving else self._decision.why or reason
 
     def traffic(self) -> tuple[int, int]:
-        """Return bytes sent and received since the start."""
         return self._rates.up.total_bytes, self._rates.down.total_bytes
 
     def _status(self) -> dict[str, Any]:
-        now, held = self._now(), self._held
+        handle, participation = self._handle, None if self._handle is None else self._handle.participation
+        state, why = self.state()
         sent_rate, received_rate = self.measured()
-        month = self._traffic.month(now)
-        return status.figures(
-            home=self._home,
-            record=None if held is None else held.record,
-            attendance=None if held is None else held.attendance,
-            admission="" if held is None else held.admission(),
-            standing=self.standing(),
-            settings=self._settings,
-            fault=self._fault,
-            month=month,
-            rates=(sent_rate, received_rate),
-            heard=[(self._clock() - at, text) for at, text in list(self._heard)],
-        )
+        month, allowed = self._traffic.month(self._now()), self._settings.monthly_bytes
+        return {
+            "state": state,
+            "why": why,
+            "pid": os.getpid(),
+            "home": str(self._home.path),
+            "training": None if handle is None else handle.record.figures(),
+            "admission": "" if handle is None else handle.admission(),
+            "peers": 0 if participation is None else participation.live_peers,
+            "exchanges_under_way": 0 if participation is None else participation.exchanges_under_way,
+            "rates": {"sent_bytes_per_s": round(sent_rate), "received_bytes_per_s": round(received_rate)},
+            "month": {
+                "sent_bytes": month.sent,
+                "received_bytes": month.received,
+                "given_bytes": month.given,
+                "allowed_bytes": allowed if math.isfinite(allowed) else None,
+            },
+            "settings": self._settings.model_dump(),
+            "settings_fault": self._fault,
+            "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],
+        }
 
     def measured(self) -> tuple[float, float]:
         """Return bytes per second sent and received over the last ``MEASURED_S``."""

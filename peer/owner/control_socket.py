@@ -31,19 +31,13 @@ POINTER = "control.path"
 LONGEST_PATH = 100
 """Maximum bytes of a socket's path; macOS accepts 103, Linux 107."""
 MAX_REQUEST = 4 << 10
-"""Maximum bytes of a request."""
 MAX_ANSWER = 64 << 10
-"""Maximum bytes of an answer."""
 REQUEST_DEADLINE_S = 2.0
-"""Seconds for a client to send its request, and to read the answer; other clients wait meanwhile.
-
-Guess: the delays of clients on a loaded machine.
-"""
+"""Seconds for a client to send its request, and to read the answer; other clients wait meanwhile. Guess: the delays of
+clients on a loaded machine."""
 ANSWER_DEADLINE_S = 10.0
-"""Seconds for the peer to answer; it may serve other clients first, each for at most ``REQUEST_DEADLINE_S``.
-
-Guess: the answer times of a peer on a loaded machine.
-"""
+"""Seconds for the peer to answer; it may serve other clients first, each for at most ``REQUEST_DEADLINE_S``. Guess: the
+answer times of a peer on a loaded machine."""
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
@@ -85,8 +79,8 @@ class ControlServer:
             connection, _ = self.socket.accept()
         except OSError:
             return False
-        with contextlib.suppress(OSError, ValueError), connection:
-            request = _parse(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
+        with contextlib.suppress(OSError, ValueError, RecursionError), connection:
+            request = json.loads(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
             if isinstance(request, dict) and not _has_left(connection):
                 line = json.dumps(answer(request), allow_nan=False).encode() + b"\n"
                 connection.settimeout(REQUEST_DEADLINE_S)
@@ -112,7 +106,7 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             connection.settimeout(ANSWER_DEADLINE_S)
             connection.connect(str(_where(home.resolve())))
             connection.sendall(json.dumps(request).encode() + b"\n")
-            answer = _parse(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
+            answer = json.loads(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
     except (FileNotFoundError, ConnectionRefusedError):
         try:
             check_no_other(home)
@@ -123,12 +117,12 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
         raise HomeError(
             f"The peer in {home} belongs to another user.", "Run this command as the user who started it."
         ) from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         raise HomeError(
             f"The peer in {home} does not answer.",
-            "It may be frozen or about to end. Try again, or press Ctrl+C in its own terminal.",
+            "Try again, or press Ctrl+C in its own terminal; it may be frozen or about to end.",
         )
     return answer
 
@@ -157,10 +151,7 @@ def _where(home: Path) -> Path:
 
 
 def _read_line(connection: socket.socket, most: int, deadline_s: float) -> bytes:
-    """Read up to a newline.
-
-    Raises OSError after the deadline or if the other side is gone, ValueError if the line is too long.
-    """
+    """Read up to a newline. Raises OSError at the deadline or the end of the stream, ValueError if it is too long."""
     line = bytearray()
     end = time.monotonic() + deadline_s
     while not line.endswith(b"\n"):
@@ -179,14 +170,6 @@ def _has_left(connection: socket.socket) -> bool:
     poller = select.poll()
     poller.register(connection, 0)  # POLLHUP and POLLERR are always reported
     return bool(poller.poll(0))
-
-
-def _parse(line: bytes) -> Any:
-    """Parse a line of JSON. Raises ValueError."""
-    try:
-        return json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def _remove(home: Path) -> None:

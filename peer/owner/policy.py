@@ -13,25 +13,23 @@ from peer.owner.traffic import Month
 from peer.participation import Mode
 
 GIVEN_SHARE = 0.25
-"""Maximum share of the monthly budget that serves others: weights for newcomers, circuits, samples, answers.
-
-The rest is reserved for exchanges, because strangers can ask for any amount under any number of names. Guess: the share
-that real newcomers ask for.
-"""
+"""Maximum share of the monthly budget that serves others: weights for newcomers, circuits, samples, answers. The rest
+is reserved for exchanges, because strangers can ask for any amount under any number of names. Guess: the share that
+real newcomers ask for."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
-    """A mode and its reason, which is empty for PRESENT."""
+    """A mode and its reason, which is empty for SWARM."""
 
-    wish: Mode
+    mode: Mode
     why: str = ""
     gives: bool = False
     """Whether this peer serves others beyond exchanges (``Throttles.gives``)."""
 
     @property
     def has_given_its_share(self) -> bool:
-        return self.wish is Mode.PRESENT and not self.gives
+        return self.mode is Mode.SWARM and not self.gives
 
 
 def may_give(settings: Settings, now: datetime, month: Month) -> bool:
@@ -43,15 +41,13 @@ def may_give(settings: Settings, now: datetime, month: Month) -> bool:
 def decide(settings: Settings, *, paused: bool, now: datetime, month: Month) -> PolicyDecision:
     """Decide the mode: paused by the owner, paused outside the hours, alone without budget, else present.
 
-    Args:
-        now: local time of this machine.
-        month: this month's traffic.
+    ``now`` is the local time of this machine.
     """
     if paused:
-        return PolicyDecision(Mode.ABSENT, "requested by its owner")
+        return PolicyDecision(Mode.PAUSED, "requested by its owner")
     if not settings.is_hour(60 * now.hour + now.minute):
-        return PolicyDecision(Mode.ABSENT, f"outside the hours {settings.hours} in {SETTINGS_FILE}")
+        return PolicyDecision(Mode.PAUSED, f"outside the hours {settings.hours} in {SETTINGS_FILE}")
     if month.both >= settings.monthly_bytes:
         used, allowed = size(month.both), size(settings.monthly_bytes)
-        return PolicyDecision(Mode.ALONE, f"this month's traffic is used up, {used} of {allowed}")
-    return PolicyDecision(Mode.PRESENT, gives=may_give(settings, now, month))
+        return PolicyDecision(Mode.SOLO, f"this month's traffic is used up, {used} of {allowed}")
+    return PolicyDecision(Mode.SWARM, gives=may_give(settings, now, month))

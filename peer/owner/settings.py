@@ -25,11 +25,8 @@ from p2ptrain.net.throttle import LOWEST_RATE, MBIT
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
 MAX_BYTES = 64 << 10
-"""Maximum size of the file."""
 GB = 1e9
-"""Bytes per GB."""
 LOWEST_MBIT = LOWEST_RATE / MBIT
-"""Smallest cap in Mbit/s."""
 HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
@@ -96,29 +93,24 @@ class Settings(Section):
 
     hours: Annotated[str, AfterValidator(_hours)] = ""
     """Hours of training, by this machine's clock. At other times the peer is paused, as by `p2ptrain pause`. Allowed:
-    "" (always), or two different times of the day like "22:00-07:30".
-    """
+    "" (always), or two different times of the day like "22:00-07:30"."""
 
     nickname: Annotated[str, AfterValidator(_nickname)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
-    characters.
-    """
+    characters."""
 
     device: Annotated[str, AfterValidator(_device)] = "auto"
     """Device for training. Applies from the next start; --device takes precedence. Allowed: "auto", "cpu", "cuda" or
-    "cuda:<number>".
-    """
+    "cuda:<number>"."""
 
     threads: int = Field(default=0, ge=0, le=MAX_THREADS)
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number
-    from 0 to 1,024.
-    """
+    from 0 to 1,024."""
 
     share_figures: bool = False
     """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,
     traffic, exchanges and failures with partners, a sample text of its model. Nickname and progress are public in any
-    case. --share takes precedence. Allowed: true or false.
-    """
+    case. --share takes precedence. Allowed: true or false."""
 
     @property
     def upload_rate(self) -> float:
@@ -222,7 +214,6 @@ class SettingsFile:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> Settings:
-        """Read and parse the file. Raises OSError, and ValueError as ``parse`` does."""
         with self.path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:

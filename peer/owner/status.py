@@ -1,12 +1,10 @@
-"""Status of a peer: figures for programs, and a screen for people."""
+"""Status of a peer: its state in one word, and a screen for people."""
 
 from __future__ import annotations
 
 import json
-import math
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +12,6 @@ from p2ptrain.base.text import printable
 from p2ptrain.net.throttle import MBIT
 from peer.home import Home
 from peer.messages import size
-from peer.owner.settings import Settings
-from peer.owner.traffic import Month
 
 if TYPE_CHECKING:
     from peer.participation import Participation
@@ -27,86 +23,34 @@ EARLY = "looking for the run's manifest, or building the model"
 
 
 def state_of(
-    record: SessionRecorder | None, attendance: Participation | None, wish: str, leaving: bool
+    record: SessionRecorder | None, participation: Participation | None, mode: str, leaving: bool
 ) -> tuple[str, str]:
-    """Return one word for what the peer does, and why, if known.
-
-    Args:
-        wish: name of a ``Mode``.
-    """
+    """Return one word for what the peer does, and why, if known; ``mode`` is the name of a ``Mode``."""
     if leaving:
         return "finishing", "saving, then leaving"
     if record is None:
-        return ("paused" if wish == "ABSENT" else "starting"), EARLY
-    if wish == "ABSENT":
+        return ("paused" if mode == "PAUSED" else "starting"), EARLY
+    if mode == "PAUSED":
         is_held = record.is_held or record.learner.ended or not record.has_stepped
         return ("paused", "") if is_held else ("pausing", "finishing the current inner step")
-    if wish == "ALONE":
+    if mode == "SOLO":
         return "alone", ""
-    if attendance is None:
+    if participation is None:
         return "training", "this run's recipe has no exchanges"
     if record.learner.ended:
         return "final gossip", "exchanging weights until the swarm agrees"
-    if attendance.state in ("joining", "away"):
+    if participation.state in ("joining", "away"):
         return "joining", "looking for the swarm, or downloading newer weights"
     if record.learner.is_waiting:
         return "training", "waiting for the partners planned for this outer step"
-    return "training", "" if attendance.live_peers else "no other peer is here; still searching"
+    return "training", "" if participation.live_peers else "no other peer is here; still searching"
 
 
-def figures(
-    *,
-    home: Home,
-    record: SessionRecorder | None,
-    attendance: Participation | None,
-    admission: str,
-    standing: tuple[str, str],
-    settings: Settings,
-    fault: str,
-    month: Month,
-    rates: tuple[float, float],
-    heard: Sequence[tuple[float, str]],
-) -> dict[str, Any]:
-    """Return the status as a JSON document.
-
-    Args:
-        admission: whether the run admits this peer; empty in an open run.
-        standing: one word for what the peer does, and why.
-        fault: what is wrong with the settings file now; empty if nothing.
-        rates: bytes per second recently sent and received.
-        heard: the last lines and their ages in seconds.
-    """
-    return {
-        "state": standing[0],
-        "why": standing[1],
-        "pid": os.getpid(),
-        "home": str(home.path),
-        "training": None if record is None else record.figures(),
-        "admission": admission,
-        "peers": 0 if attendance is None else attendance.live_peers,
-        "exchanges_under_way": 0 if attendance is None else attendance.exchanges_under_way,
-        "rates": {"sent_bytes_per_s": round(rates[0]), "received_bytes_per_s": round(rates[1])},
-        "month": {
-            "sent_bytes": month.sent,
-            "received_bytes": month.received,
-            "given_bytes": month.given,
-            "allowed_bytes": settings.monthly_bytes if math.isfinite(settings.monthly_bytes) else None,
-        },
-        "settings": settings.model_dump(),
-        "settings_fault": fault,
-        "lines": [{"age_s": round(age), "line": text} for age, text in heard],
-    }
-
-
-def last_known(home: Home, is_there: bool) -> dict[str, Any]:
-    """Return the status of a peer that does not answer, from its home: newest checkpoint and last summary.
-
-    Args:
-        is_there: whether the peer runs.
-    """
+def last_known(home: Home, is_running: bool) -> dict[str, Any]:
+    """Return the status of a peer that does not answer, from its home: newest checkpoint and last summary."""
     states = sorted(home.checkpoints.glob("step-*/state.json"), key=lambda path: path.parent.name)
     return {
-        "state": SILENT if is_there else NOT_RUNNING,
+        "state": SILENT if is_running else NOT_RUNNING,
         "home": str(home.path),
         "checkpoint": _read(states[-1], "step", "progress", "tokens", "ended") if states else None,
         "saved_s_ago": _age_s(states[-1]) if states else None,
@@ -124,11 +68,11 @@ def _age_s(path: Path) -> int | None:
 
 def screen(status: Mapping[str, Any]) -> str:
     """Format a status for people, one printable line per entry, as lines may contain other peers' text."""
-    rows = [("state", _and(status["state"], status.get("why")))]
+    rows = [("state", ": ".join(filter(None, (status["state"], status.get("why")))))]
     if status["state"] in (NOT_RUNNING, SILENT):
-        rows += _rows_of_the_disk(status)
+        rows += _saved_rows(status)
     else:
-        rows += _rows_of_the_living(status)
+        rows += _running_rows(status)
     text = [f"{name:<9} {printable(value)}" for name, value in rows]
     text += [
         f"{'' if i else 'lately':<9} {printable(_ago(e['age_s']))}: {printable(e['line'])}"
@@ -137,7 +81,7 @@ def screen(status: Mapping[str, Any]) -> str:
     return "\n".join(text)
 
 
-def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     training, settings, month = status["training"], status["settings"], status["month"]
     rows = []
     if training is not None:
@@ -168,24 +112,17 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _rows_of_the_disk(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _saved_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if (saved := status["checkpoint"]) is not None:
         ended = ", the run's end" if saved.get("ended") else ""
         ago = "" if status["saved_s_ago"] is None else f", {_ago(status['saved_s_ago'])}"
         rows.append(("saved", f"outer step {saved.get('step')}{ended}{ago}"))
     if (last := status["summary"]) is not None:
-        loss = _loss(last.get("val_loss_last"))
+        value = last.get("val_loss_last")
+        loss = f"{value:.3f}" if isinstance(value, float) else "unknown"
         rows.append(("last time", f"held-out loss {loss}, {last.get('exchanges_ok')} exchanges; {last.get('why')}"))
     return rows
-
-
-def _and(text: str, more: str | None) -> str:
-    return f"{text}: {more}" if more else text
-
-
-def _loss(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else "unknown"
 
 
 def _cap(mbit: float) -> str:
@@ -200,7 +137,6 @@ def _ago(seconds: float) -> str:
 
 
 def _read(path: Any, *names: str) -> dict[str, Any] | None:
-    """Read some fields of a JSON file; None if it cannot be read."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return {name: document.get(name) for name in names}

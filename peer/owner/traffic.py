@@ -15,15 +15,12 @@ from p2ptrain.base import files
 
 FILE = "traffic.json"
 KEPT_MONTHS = 24
-"""Number of newest months in the file."""
 MOST_BYTES = 10**18
 """Maximum bytes of a month: more than any line carries, and small enough for a float."""
 
 
 @dataclass(slots=True)
 class Month:
-    """Bytes of one month."""
-
     sent: int = 0
     received: int = 0
     given: int = 0
@@ -35,7 +32,6 @@ class Month:
 
 
 def name_of(now: datetime) -> str:
-    """Format a month: ``2026-11``."""
     return f"{now.year:04d}-{now.month:02d}"
 
 

@@ -38,34 +38,36 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command(short_help="Run a whole swarm on this machine and compare it with one peer.")
 @click.option("--preset", default="demo", show_default=True, help=f"What to train: {', '.join(PRESETS)}.")
-@click.option("--manifest", type=click.Path(path_type=Path), help="Instead: a manifest.toml or a run's directory.")
-@click.option("--peers", type=click.IntRange(2, 64), default=3, show_default=True, help="How many peers.")
-@click.option("--seconds", type=FiniteRange(min=1.0), help="Stop after so much training; else at the run's end.")
+@click.option(
+    "--manifest", type=click.Path(path_type=Path), help="Train this manifest.toml or run directory instead of a preset."
+)
+@click.option("--peers", type=click.IntRange(2, 64), default=3, show_default=True, help="Number of peers.")
+@click.option("--seconds", type=FiniteRange(min=1.0), help="Stop after this much training, not at the run's end.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("out/demo"),
     show_default=True,
-    help="Where everything goes; an earlier testnet there is replaced.",
+    help="Output directory; an earlier testnet there is replaced.",
 )
-@click.option("--no-solo", is_flag=True, help="No run on one peer to compare with.")
-@click.option("--seed", type=click.IntRange(min=0), help="Instead of the manifest's run.seed.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process.")
-@click.option("--data", type=FILE, metavar="FILE", help="The corpus, when the manifest names one by its digest.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
-@click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser, at this port of this computer.")
+@click.option("--no-solo", is_flag=True, help="Skip the solo run.")
+@click.option("--seed", type=click.IntRange(min=0), help="Replaces the manifest's run.seed.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Torch threads per process.")
+@click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the manifest names one by its digest.")
+@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, if the manifest names its digest.")
+@click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser at this port of this computer.")
 @click.option(
     "--scenario",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Instead: act out a scenario, as p2ptrain simulate takes; or all of a folder.",
+    help="Run a scenario file (as for p2ptrain simulate), or every scenario in a folder, with real peers.",
 )
 @click.option(
     "--stage",
     type=click.Choice(["local", "namespaces", "docker"]),
     default="local",
     show_default=True,
-    help="Where a scenario is acted out: on the loopback, on hosts in network namespaces (root), or in containers.",
+    help="Where the scenario runs: loopback interface, network namespaces (needs root) or containers.",
 )
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a field of the scenario.")
 @click.pass_context
@@ -86,20 +88,20 @@ def testnet(
     stage: Literal["local", "namespaces", "docker"],
     changes: tuple[str, ...],
 ) -> int:
-    """Train a whole swarm on this machine, and the same run on one peer alone; then compare.
+    """Train a swarm on this machine and the same run on a single peer, then compare the two.
 
-    One bootstrap and some peers, each its own process, meet over libp2p on the loopback. Exits 1 when a peer did not
-    learn, made no exchange or crashed. Ctrl+C stops everything. With --page on a terminal, the page stays to be looked
-    at when all is over, until Ctrl+C.
+    One bootstrap and several peers, each its own process, connect over libp2p on the loopback interface. The exit
+    status is 1 if a peer did not learn, made no exchange or crashed. Ctrl+C stops everything. With --page on a
+    terminal, the page stays open after the end until Ctrl+C.
 
-    With --scenario, act that out instead, and hold what became of it against its limits (docs/LABORATORY.md); exits 1
-    when one is missed.
+    With --scenario, run that scenario with real peers instead and check the outcome against its limits
+    (docs/LABORATORY.md). The exit status is 1 if a limit is missed.
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
-        act_out = _laboratory().act_out
+        run_scenario = _laboratory().run_scenario
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
-        return act_out(scenario, changes, stage, place, threads, page or "")
+        return run_scenario(scenario, changes, stage, place, threads, page or "")
     chosen = chosen_manifest(preset, manifest)
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -115,9 +117,9 @@ def testnet(
                 if page is not None and sys.stdout.isatty():
                     report = _watched(plan, means, seconds, watch)
                 else:
-                    report = _told(plan, means, _conducted(plan, means, seconds, watch), watch)
+                    report = _told(plan, means, _run(plan, means, seconds, watch), watch)
             except KeyboardInterrupt:
-                watch.say("interrupted; everything is stopped")
+                watch.say("interrupted; all processes have stopped")
                 raise
     return EXIT_FAILED if report.failures else 0
 
@@ -125,11 +127,11 @@ def testnet(
 def _laboratory() -> ModuleType:
     """Import ``lab`` from the clone that this module is part of.
 
-    Raises UserError where there is no clone: the installed package has no laboratory.
+    Raises UserError if there is no clone: the installed package has no laboratory.
     """
     if not (PACKAGES / "lab" / "__init__.py").is_file():
         raise UserError(
-            "--scenario needs the laboratory, which is part of the repository and not of the installed package.",
+            "--scenario needs the laboratory, which the installed package does not contain.",
             "Clone the repository, run `make install` in it, and use its .venv/bin/p2ptrain.",
         )
     if str(PACKAGES) not in sys.path:
@@ -138,13 +140,13 @@ def _laboratory() -> ModuleType:
 
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
-    """Options that say nothing beside, or without, a scenario. Raises click.UsageError."""
+    """Raise click.UsageError for options that have no effect with a scenario, or none without one."""
     without = ("preset", "manifest", "peers", "seconds", "no_solo", "seed", "data", "tokenizer")
     wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
         if is_scenario:
-            raise click.UsageError(f"{names} and --scenario do not go together: a scenario says all that.")
+            raise click.UsageError(f"{names} cannot be used with --scenario: the scenario file defines the run.")
         raise click.UsageError(f"{names} needs --scenario.")
 
 
@@ -157,18 +159,18 @@ def _opening(plan: Plan) -> str:
     solo = " and a solo run to compare with" if plan.solo else ""
     return (
         f"{len(plan.peers)} peers{solo}; model of {parameter_count(manifest.model):,} parameters, "
-        f"{manifest.run.tokens_per_peer:,} tokens per peer; everything goes to {plan.out}"
+        f"{manifest.run.tokens_per_peer:,} tokens per peer; output directory: {plan.out}"
     )
 
 
-def _conducted(
+def _run(
     plan: Plan,
     means: Means,
     seconds: float | None,
     watch: Watch,
     afterwards: Callable[[Ending], Awaitable[None]] | None = None,
 ) -> Ending:
-    """``conduct`` in a loop of its own. SIGTERM stops it as Ctrl+C does: children first, then KeyboardInterrupt."""
+    """Run ``conduct`` in its own event loop. SIGTERM acts as Ctrl+C: the children end, then KeyboardInterrupt."""
 
     async def interruptible() -> Ending:
         task = asyncio.current_task()
@@ -183,25 +185,24 @@ def _conducted(
 
 
 def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> TestnetReport:
-    """As without a page, but the page stays, once everything is told, until Ctrl+C: somebody may look at it."""
+    """Run the testnet, print its report, and keep the page open until Ctrl+C."""
     told: list[TestnetReport] = []
 
     async def stay(ending: Ending) -> None:
         told.append(_told(plan, means, ending, watch))
-        watch.say(f"the page stays at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
+        watch.say(f"the page stays open at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
         await asyncio.get_running_loop().create_future()
 
     try:
-        ending = _conducted(plan, means, seconds, watch, stay)
+        ending = _run(plan, means, seconds, watch, stay)
     except KeyboardInterrupt:
         if not told:
             raise
         return told[0]
-    return _told(plan, means, ending, watch)  # something went wrong: there is nothing to stay for
+    return _told(plan, means, ending, watch)  # after a trouble the page does not stay open
 
 
 def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetReport:
-    """Put together, written down and printed."""
     watch.close()
     report = _report(plan, means, ending, watch.console)
     plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -210,8 +211,7 @@ def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetRepo
 
 
 def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> TestnetReport:
-    """Read what the trainers left, and average it."""
-    measured, unmeasured = None, ""
+    measured, unmeasured = None, "the testnet ended early"
     if not ending.troubles:
         with console.status("averaging the peers' models"):
             from peer.testnet.measure import measure
@@ -226,7 +226,7 @@ def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Testn
         solo=reports.outcome(plan.solo.name, plan.solo.home.summary) if plan.solo else None,
         ending=ending,
         measured=measured,
-        unmeasured=unmeasured or "the testnet was ended early",
+        unmeasured=unmeasured,
         seed=plan.signed.manifest.run.seed,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=reports.machine(),
@@ -238,7 +238,7 @@ def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
     for line in reports.comparison(report):
         console.print(line, markup=False, soft_wrap=True)
     if report.measured is not None:
-        console.rule("the averaged model writes", style="dim")
+        console.rule("text generated by the averaged model", style="dim")
         console.print(report.measured.sample, markup=False, soft_wrap=True)
         console.rule(style="dim")
     console.print(f"{report.ending.wall_s:.0f} s; figures in {plan.summary}", markup=False, soft_wrap=True)
@@ -246,15 +246,15 @@ def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
         console.print("FAILED:", style="bold red")
         for failure in report.failures:
             console.print(f"- {failure}", markup=False, soft_wrap=True)
-        console.print(f"What each process printed: {plan.out}/*/output.log", markup=False, soft_wrap=True)
+        console.print(f"Output of each process: {plan.out}/*/output.log", markup=False, soft_wrap=True)
         return
-    console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Now try:", markup=False, soft_wrap=True)
+    console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Next steps:", markup=False, soft_wrap=True)
     for line in reports.next_steps(shlex.quote(_our_command()), plan.out):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def _our_command() -> str:
-    """How the owner's shell finds this p2ptrain: by its name, or in the virtual environment that nobody activated."""
+    """Return how a shell finds this p2ptrain: by name, or by path in a virtual environment that is not active."""
     ours = Path(sys.executable).parent / "p2ptrain"
     found = shutil.which("p2ptrain")
     if found is not None and Path(found).absolute() == ours.absolute():

@@ -1,6 +1,6 @@
-"""The averaged model of a testnet: how good it is, how far the peers are apart, and what it writes.
+"""The averaged model of a testnet: its held-out loss, the peers' disagreement, and a sample of its text.
 
-Legend: P parameters, N peers.
+Shapes: P parameters, N peers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from peer.session_recorder import HELD_OUT_TOKENS
 from peer.testnet.report import Measured
 
 SAMPLE_TOKENS = 400
-"""A few lines of bytes. A guess at what people like to look at."""
+"""Length of the sample, a few lines of bytes. Guess: ask readers whether they want more."""
 PROMPT = "\n"
 
 
 def measure(
     signed: SignedManifest,
     homes: Sequence[Home],
-    threads: int,  # of torch: a pool for every core spins where the machine has other work
-    data: Path | None = None,  # the corpus, when the manifest names one by digest
-    tokenizer: Path | None = None,  # the same for a tokenizer.json
+    threads: int,  # of torch: a pool on every core spins if the machine has other work
+    data: Path | None = None,  # the corpus, if the manifest names one by its digest
+    tokenizer: Path | None = None,  # the tokenizer.json, if the manifest names one by its digest
 ) -> Measured:
-    """Average the peers and measure. Raises UserError where a home holds no weights that fit."""
+    """Average the peers' models and measure the result. Raises UserError if a home holds no fitting weights."""
     torch.set_num_threads(threads)
     trained = [weights_of(home.trained, home.checkpoints) for home in homes]
     final = [weights_of(home.checkpoints) for home in homes]
@@ -50,19 +50,19 @@ def measure(
 def disagreement(
     weights: Sequence[Tensor],  # N of [P]
 ) -> float:
-    """Mean over the peers of ||x_i - mean|| / ||mean||."""
+    """Return the mean over the peers of ||x_i - mean|| / ||mean||."""
     middle = mean(weights)
     distances = [torch.linalg.vector_norm(each - middle) for each in weights]
     return float(torch.stack(distances).mean() / torch.linalg.vector_norm(middle))
 
 
 def weights_of(*directories: Path) -> Tensor:
-    """[P] the slow weights of the newest whole checkpoint in the first directory that has one.
+    """Return the slow weights, [P], of the newest whole checkpoint in the first directory that has one.
 
-    A peer that was stopped early has no ``trained``: what it saved when it stopped stands for that.
+    A peer that was stopped early has no ``trained`` directory; its last checkpoint stands in.
     """
     for directory in directories:
         found = checkpoint.load_latest(directory).checkpoint
         if found is not None:
             return found.tensors["slow"]
-    raise HomeError(f"{directories[-1].parent} holds no whole checkpoint.", "Its output.log says why.")
+    raise HomeError(f"{directories[-1].parent} holds no complete checkpoint.", "Read its output.log for the reason.")

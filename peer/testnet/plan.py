@@ -1,4 +1,4 @@
-"""What lies where in a testnet's directory, and how a fresh one is made.
+"""The layout of a testnet's directory, and its creation.
 
 ::
 
@@ -8,7 +8,7 @@
     OUT/peer-1/ …    the peers' homes, each with the process's output.log
     OUT/solo/        the home of the peer that trains alone
     OUT/summary.json
-    OUT/.p2ptrain-testnet    marks OUT as ours to replace, and is locked while a testnet runs
+    OUT/.p2ptrain-testnet    marks OUT as replaceable; locked while a testnet runs
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from peer.home import Home
 
 MARKER = ".p2ptrain-testnet"
 OPEN = {"admission.policy": "open"}
-"""All peers of a testnet are this machine's: nobody need be invited, whatever the manifest says."""
+"""Admission of a testnet, whatever the manifest says: all its peers are on this machine and need no invite."""
 SOLO_CHANGES: Mapping[str, Any] = {"outer.recipe": "local", "outer.exchanges_per_step": 0}
-"""What turns a run into its solo twin: plain AdamW, the same data, schedule and initial weights."""
+"""Changes that turn a run into its solo twin: plain AdamW; same data, schedule and initial weights."""
 
 _NO_AUTHOR = "00" * 32
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerProcess:
-    """One process that trains."""
+    """One process that trains, a peer or the solo run."""
 
     name: str
     home: Home
@@ -61,7 +61,7 @@ class TrainerProcess:
 
     @property
     def log(self) -> Path:
-        """What the process printed."""
+        """The process's output."""
         return self.home.path / "output.log"
 
 
@@ -92,13 +92,13 @@ class Plan:
 
 
 def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
-    """What to train: a preset, or the manifest of a file or a run's directory. Raises ManifestError."""
+    """Return the manifest to train: a preset's, a file's or a run directory's. Raises ManifestError."""
     manifest = preset(preset_name, _NO_AUTHOR) if source is None else _read(source)
     recipe = RECIPES[manifest.outer.recipe]
     if not recipe.exchanges:
         raise ManifestError(
-            f"outer.recipe: {recipe.name} exchanges nothing, so its peers are no swarm.",
-            "Choose a manifest whose recipe exchanges; the testnet makes the solo run by itself.",
+            f"outer.recipe: {recipe.name} makes no exchanges, so a testnet of it would not be a swarm.",
+            "Choose a manifest whose recipe makes exchanges; the testnet adds the solo run by itself.",
         )
     return manifest
 
@@ -119,17 +119,17 @@ def _read(source: Path) -> Manifest:
 
 @contextlib.contextmanager
 def claimed(out: Path, before: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """OUT for us alone, emptied of an earlier testnet. Raises HomeError when what lies there is not a testnet's.
+    """Lock OUT and empty it of an earlier testnet. Raises HomeError if it holds anything but a testnet.
 
     Args:
-        before: called when it is ours and not yet emptied, to end what of that testnet still writes there.
+        before: called after locking and before emptying, to end processes of that testnet that still write there.
     """
     marker = out / MARKER
     try:
         if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
             raise HomeError(
-                f"{out} exists and holds something else than a testnet.",
-                "Choose another directory with --out; only the results of an earlier testnet are replaced.",
+                f"{out} exists and is not the output of a testnet.",
+                "Choose another directory with --out; only an earlier testnet is replaced.",
             )
         out.mkdir(parents=True, exist_ok=True)
         lock = os.open(marker, os.O_RDWR | os.O_CREAT, 0o644)
@@ -160,18 +160,18 @@ def _lock(handle: int, out: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise HomeError(
-            f"Another testnet runs in {out}.", "Wait for it, stop it, or choose another directory with --out."
+            f"Another testnet is running in {out}.", "Wait for it, stop it, or choose another directory with --out."
         ) from None
 
 
 def lay_out(
     out: Path, manifest: Manifest, peers: int | Sequence[str], solo: bool, seed: int | None, has_door: bool = False
 ) -> Plan:
-    """A fresh run with a key of its own, its solo twin, and a home with an identity for everyone. Raises UserError.
+    """Create a run with its own key, its solo twin, and a home with an identity for each trainer. Raises UserError.
 
     Args:
-        peers: how many, or their names.
-        has_door: whether the manifest decides who is let in.
+        peers: number of peers, or their names.
+        has_door: whether the manifest's admission policy applies; otherwise admission is open.
     """
     changes: dict[str, Any] = {} if seed is None else {"run.seed": seed}
     changes |= {} if has_door else OPEN
@@ -186,7 +186,7 @@ def lay_out(
 
 
 def laid_out(out: Path, names: Sequence[str]) -> Plan:
-    """What ``lay_out`` made there for peers of these names, without a solo run."""
+    """Return the plan that ``lay_out`` created there for peers of these names, without a solo run."""
     return Plan(out, load_run(out / "run"), tuple(_trainer(out, name) for name in names), None)
 
 
@@ -201,12 +201,13 @@ def _write_run(directory: Path, manifest: Manifest, changes: Mapping[str, Any]) 
 
 
 def _trainer(out: Path, name: str) -> TrainerProcess:
-    """The identity is made here, so that the display can tell names and not only ids."""
+    """Return a trainer; creates its identity, so that the display can show names instead of ids."""
     home = Home(out / name)
     return TrainerProcess(name, home, Identity.load_or_create(home.identity).peer_id)
 
 
 def _unwritable(place: Path, error: OSError) -> HomeError:
     return HomeError(
-        f"{place} cannot be written: {error.strerror}.", "Free some space there, or choose another place with --out."
+        f"{place} cannot be written: {error.strerror}.",
+        "Free space or change its permissions, or choose another directory with --out.",
     )

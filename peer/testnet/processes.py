@@ -1,6 +1,6 @@
-"""Children of a testnet: processes that write to a log, outlive no one, and are ended by their own ids alone.
+"""Child processes of a testnet: each writes to a log and ends with the testnet.
 
-When the testnet dies by SIGKILL they save and leave as if their owner had asked (``p2ptrain.base.launcher``).
+If the testnet is killed by SIGKILL, the children save and leave as on SIGTERM (``p2ptrain.base.launcher``).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 from p2ptrain.base.launcher import launched
 
 PACKAGES = Path(__file__).resolve().parents[2]
-"""The folder that this process's packages are in; in a clone also the laboratory's."""
+"""Folder that contains this process's packages, in a clone also the laboratory."""
 
 Wrap = Callable[..., Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process that we started."""
+    """A started process."""
 
     name: str
     process: asyncio.subprocess.Process
     log: Path
     ended: asyncio.Task[int]
-    """Done when the process is; its exit status, negative for the signal that ended it."""
+    """Completes with the process; its exit status, or minus the signal that ended it."""
 
     @property
     def status(self) -> int | None:
-        """None while it runs."""
+        """Exit status; None while it runs."""
         return self.ended.result() if self.ended.done() else None
 
     def terminate(self) -> None:
@@ -45,13 +45,13 @@ class Child:
 async def start(
     name: str, module: str, arguments: Sequence[str], log: Path, threads: int, inside: Wrap = lambda *command: command
 ) -> Child:
-    """Run ``python -m module arguments`` with so many threads of torch; everything it prints goes to ``log``.
+    """Run ``python -m module arguments`` with ``threads`` threads of torch, its output appended to ``log``.
 
     Args:
-        inside: the command that runs a command somewhere else, in the same process: on a host of the laboratory.
+        inside: wraps the command in one that runs it elsewhere in the same process, on a host of the laboratory.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    # -P: a folder here that is called like a package of ours, such as a clone, is no package of ours.
+    # -P: a folder in the working directory that has the name of one of our packages must not shadow it.
     command = launched(*inside(sys.executable, "-P", "-m", module, *arguments))
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
@@ -65,7 +65,7 @@ async def start(
 
 
 async def stop(children: Collection[Child], grace_s: float) -> None:
-    """End all of them: SIGTERM, and SIGKILL for those that are still there after the grace. Cancelled: at once."""
+    """End all children by SIGTERM, and after the grace by SIGKILL. Cancellation sends SIGKILL at once."""
     try:
         for child in children:
             child.terminate()
@@ -80,7 +80,7 @@ async def stop(children: Collection[Child], grace_s: float) -> None:
 
 
 def last_words(log: Path, lines: int = 6) -> str:
-    """The end of what a process printed: where its error is."""
+    """Return the last lines of a process's output, where its error is."""
     try:
         text = log.read_bytes()[-8192:].decode("utf-8", errors="replace")
     except OSError:
@@ -89,7 +89,7 @@ def last_words(log: Path, lines: int = 6) -> str:
 
 
 def _environment(ours: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return our environment with the packages of this process, and threads for several processes on one machine."""
+    """Return our environment with the path of our packages and the limit on threads."""
     packages = os.pathsep.join(filter(None, [ours.get("PYTHONPATH", ""), str(PACKAGES)]))
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**ours, **limits, "PYTHONPATH": packages, "PYTHONUNBUFFERED": "1"}

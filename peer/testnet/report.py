@@ -1,7 +1,7 @@
 """The verdict on a testnet, ``summary.json`` and the closing table. Pure, and without torch.
 
-A swarm that silently trains alone looks fine in every loss curve, so it is failed here by name: each peer must have
-learned, and each must have exchanged.
+Peers that silently train alone have good loss curves. Therefore the verdict requires of each peer that it learned and
+that it exchanged.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ if TYPE_CHECKING:
     from peer.testnet.runner import Ending
 
 LEARNED = 0.97
-"""A peer learned when its held-out loss fell below this share of the first. A guess: over the first 2 % of the demo it
-falls to .55 of it (our measurement), and the error of one loss is .01 nats."""
-
+"""A peer has learned if its held-out loss fell below this share of the first. In the first 2 % of the demo it falls to
+0.55 of the first, and its error is 0.01 nats (measured). Guess: measure the slowest healthy run."""
 
 HEADINGS = ("loss first", "-> last", "tokens", "tokens/s", "exchanges", "failed", "sent", "received", "blocked")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerFigures:
-    """One trainer's figures, as its summary.json tells them."""
+    """One trainer's figures, from its summary.json."""
 
     id: str
     val_loss_first: float
@@ -48,7 +47,7 @@ class TrainerFigures:
 
     @classmethod
     def of(cls, summary: Mapping[str, Any]) -> Self:
-        """Raises KeyError where one is missing; a figure that was never measured is NaN."""
+        """Read a summary. A figure that was not measured is NaN. Raises KeyError if one is missing."""
         read = ((each.name, summary[each.name]) for each in fields(cls))
         values: dict[str, Any] = {name: math.nan if value is None else value for name, value in read}
         return cls(**values)
@@ -56,73 +55,72 @@ class TrainerFigures:
 
 @dataclass(frozen=True, slots=True)
 class TrainerOutcome:
-    """What became of one trainer."""
+    """The outcome of one trainer."""
 
     name: str
     figures: TrainerFigures | None
-    """None: it wrote no summary."""
+    """None if it wrote no summary."""
     finished: bool = False
-    """It reached the run's end."""
+    """Whether it reached the run's end."""
     why: str = ""
-    """Its own word on why it ended."""
+    """Reason for its end, from its summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the average of the peers' models is worth."""
+    """Measurements of the average of the peers' models."""
 
     averaged_val_loss: float
-    """Nats a token, of the mean of the slow weights when training ended."""
+    """Nats per token of the mean of the slow weights when training ended."""
     disagreement: float
     """Mean of ||x_i - mean|| / ||mean|| when training ended, before the final gossip."""
     final_disagreement: float
-    """The same for the last checkpoints, after the final gossip."""
+    """Disagreement of the last checkpoints, after the final gossip."""
     sample: str
-    """What the averaged model writes."""
+    """Text that the averaged model generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestnetReport:
-    """Everything about a testnet that is over."""
+    """Result of a testnet."""
 
     peers: tuple[TrainerOutcome, ...]
     solo: TrainerOutcome | None
     ending: Ending
     measured: Measured | None
-    """None: there was nothing to average."""
+    """None if there was nothing to average."""
+    unmeasured: str
+    """Reason, if there was nothing to average."""
     seed: int
     date: str
     machine: str
-    unmeasured: str = ""
-    """Why there was nothing to average."""
 
     @property
     def failures(self) -> list[str]:
-        """What was wrong, in plain words. None: this was a swarm, and it learned."""
+        """Faults, for people to read; empty if the peers were a swarm and learned."""
         found = list(self.ending.troubles)
         for each in self.peers:
             found += [f"{each.name} {fault}" for fault in _faults(each, self.ending)]
             if each.figures is not None and each.figures.exchanges_ok == 0:
-                found.append(f"{each.name} made no exchange: it trained alone, and no swarm took part in it")
+                found.append(f"{each.name} made no exchange: it trained alone")
         if self.solo is not None:
             found += [f"{self.solo.name} {fault}" for fault in _faults(self.solo, self.ending)]
         if self.measured is None:
-            why = self.unmeasured or "no peer left any weights"
-            found.append(f"the averaged model could not be measured: {why}")
+            found.append(f"the averaged model could not be measured: {self.unmeasured}")
         elif not math.isfinite(self.measured.averaged_val_loss):
             found.append("the averaged model's loss is not a finite number")
         return found
 
     @property
     def ratio(self) -> float | None:
-        """The averaged model's loss over the solo run's: below 1, training together paid."""
+        """The averaged model's loss over the solo run's; below 1 the swarm did better."""
         if self.measured is None or self.solo is None or self.solo.figures is None:
             return None
         return self.measured.averaged_val_loss / self.solo.figures.val_loss_last
 
 
 def outcome(name: str, summary: Path) -> TrainerOutcome:
-    """Read what a trainer left."""
+    """Read a trainer's summary.json."""
     try:
         document = json.loads(summary.read_bytes())
         return TrainerOutcome(name, TrainerFigures.of(document), bool(document["finished"]), str(document["why"]))
@@ -131,9 +129,8 @@ def outcome(name: str, summary: Path) -> TrainerOutcome:
 
 
 def _faults(each: TrainerOutcome, ending: Ending) -> list[str]:
-    """What went wrong with one trainer, its exchanges aside."""
     if any(trouble.startswith(f"{each.name} ended") for trouble in ending.troubles):
-        return []  # told already, with its last words
+        return []  # already among the troubles, with its last output
     status = ending.statuses.get(each.name)
     if status is None:
         return ["was never started"]
@@ -146,13 +143,12 @@ def _faults(each: TrainerOutcome, ending: Ending) -> list[str]:
     if not last < LEARNED * first:  # NaN fails too
         found.append(f"did not learn: its held-out loss went from {first:.3f} to {last:.3f}")
     if not each.finished and not ending.cut_short and not ending.troubles:
-        why = each.why or "it does not say why"
-        found.append(f"stopped before the run's end: {why}")
+        found.append(f"stopped before the run's end: {each.why or 'its summary gives no reason'}")
     return found
 
 
 def summary(report: TestnetReport) -> dict[str, Any]:
-    """What ``summary.json`` says; what was not measured is null."""
+    """Return the content of ``summary.json``; a figure that was not measured is null."""
     measured, solo = report.measured, report.solo
     return _finite(
         {
@@ -175,7 +171,7 @@ def summary(report: TestnetReport) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: null stands for it."""
+    """Replace NaN and infinities, which JSON does not have, by null."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -184,20 +180,10 @@ def _finite(value: Any) -> Any:
 
 
 def table(report: TestnetReport) -> Table:
-    """One row a trainer."""
-    shown = Table(title="held-out loss in nats a token")
+    """Return the closing table, one row per trainer."""
+    shown = Table(title="held-out loss in nats per token")
     shown.add_column("")
-    for heading in (
-        "loss first",
-        "-> last",
-        "tokens",
-        "tokens/s",
-        "exchanges",
-        "failed",
-        "sent",
-        "received",
-        "blocked",
-    ):
+    for heading in HEADINGS:
         shown.add_column(heading, justify="right", no_wrap=True)
     for each in (*report.peers, *([report.solo] if report.solo else [])):
         shown.add_row(each.name, *_cells(each.figures))
@@ -221,43 +207,45 @@ def _cells(figures: TrainerFigures | None) -> Sequence[str]:
 
 
 def comparison(report: TestnetReport) -> list[str]:
-    """The averaged model against the solo run, and how far the peers are apart."""
+    """Return lines that compare the averaged model with the solo run and state the peers' disagreement."""
     measured, solo = report.measured, report.solo
     if measured is None:
         return []
     lines = [f"The peers' averaged model: held-out loss {measured.averaged_val_loss:.4f}"]
     if solo is not None and solo.figures is not None and report.ratio is not None:
-        alone = "in the same time" if report.ending.cut_short else "on as many tokens as one peer reads"
-        lines[0] += f"; alone, {alone}: {solo.figures.val_loss_last:.4f} (ratio {report.ratio:.3f})"
+        basis = "in the same time" if report.ending.cut_short else "on as many tokens as one peer"
+        lines[0] += f"; solo run {basis}: {solo.figures.val_loss_last:.4f} (ratio {report.ratio:.3f})"
     lines.append(
         f"Disagreement of the peers: {100 * measured.disagreement:.2f} % when training ended, "
         f"{100 * measured.final_disagreement:.2f} % after the final gossip"
     )
     if report.ending.cut_short:
-        lines.append("Cut short by --seconds: the schedule did not end, so the losses compare only roughly.")
+        lines.append(
+            "Cut short by --seconds: the learning rate schedule is incomplete, so the losses compare only roughly."
+        )
     return lines
 
 
 def next_steps(command: str, out: Path) -> list[str]:
-    """What to type now; ``command`` is how this shell finds p2ptrain."""
+    """Return commands to try next; ``command`` is how the user's shell finds p2ptrain."""
     home = out / "peer-1"
     return [
         f"{command} generate {home} 'To be, or not'",
         f"{command} export {home} {out / 'exported'}    # for AutoModelForCausalLM.from_pretrained",
         f"{command} init my-run && {command} sign my-run && {command} bootstrap my-run"
-        "    # a run of your own; it prints the command that others join with",
+        "    # a run of your own; prints the command with which others join",
     ]
 
 
 def machine() -> str:
-    """What this was measured on: processor, cores, system."""
+    """Return the processor, number of cores and system of this machine."""
     return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
 
 
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or "unknown processor"

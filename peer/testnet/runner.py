@@ -1,7 +1,6 @@
-"""From the first process to the last: start everybody, watch, stop when it is over or when something went wrong.
+"""Start the processes of a testnet, watch them, and stop them at the end or after a fault.
 
-Who closes what: every child that was started is in ``_Cast.children`` and ends before ``conduct`` returns, whatever
-happens; cancelling ``conduct`` ends them too.
+Every started child is in ``_Cast.children`` and ends before ``conduct`` returns, also on an error or cancellation.
 """
 
 from __future__ import annotations
@@ -18,41 +17,42 @@ from peer.testnet.processes import Child
 from peer.testnet.watch import Watch
 
 TICK_S = 0.25
-"""How often the event logs are looked at."""
+"""Interval between two looks at the event logs."""
 LINK_DEADLINE_S = 90.0
-"""For the bootstrap's join link. A guess: 3 s on two cores, nearly all of it imports."""
+"""Deadline for the bootstrap's join link; 3 s on two cores, mostly imports. Guess: measure a loaded machine."""
 SILENCE_S = 600.0
-"""A testnet none of whose trainers notes anything for so long hangs. A guess: a download may take minutes. Who makes
-text into tokens, which may take an hour, says how far it is (``peer.assembly``)."""
+"""Silence of all event logs after which a testnet counts as hung. Downloads are silent for minutes; tokenizing, which
+may take an hour, reports progress (``peer.assembly``). Guess: measure the longest download."""
 SAVE_GRACE_S = 120.0
-"""For a trainer that was asked to stop: an inner step, a held-out loss, a checkpoint. A guess; 3 s in the demo."""
+"""Time for a trainer to stop: an inner step, a held-out loss, a checkpoint; 3 s in the demo. Guess: measure large
+models."""
 LEAVE_GRACE_S = 20.0
-"""The same when the owner interrupts: the loss may stay unknown."""
+"""Time for a trainer to stop after Ctrl+C, where the final loss may stay unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How it all ended; ``report`` judges it."""
+    """The end of a testnet, from which ``report`` derives the verdict."""
 
     statuses: dict[str, int]
-    """Each trainer's exit status; negative: the signal that ended it."""
+    """Exit status of each trainer, or minus the signal that ended it."""
     troubles: tuple[str, ...]
-    """What ended the testnet before its trainers did."""
+    """Faults that ended the testnet early."""
     cut_short: bool
-    """The trainers were asked to stop after ``--seconds``."""
+    """Whether ``--seconds`` ended it."""
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What the trainers get beside the run."""
+    """Options of the trainers apart from the run."""
 
     threads: int
     """Threads of torch in each process."""
     data: Path | None = None
     tokenizer: Path | None = None
     page: str = ""
-    """Where the bootstrap shows the swarm; empty: nowhere."""
+    """Address at which the bootstrap shows the swarm; empty for none."""
 
     def arguments(self) -> list[str]:
         data = [] if self.data is None else ["--data", str(self.data)]
@@ -61,7 +61,7 @@ class Means:
 
 @dataclass(slots=True)
 class _Cast:
-    """Everybody who was started so far."""
+    """The processes started so far."""
 
     bootstrap: Child | None = None
     trainers: dict[str, Child] = field(default_factory=dict)
@@ -81,8 +81,8 @@ async def conduct(
     """Run the testnet to its end.
 
     Args:
-        seconds: of training, after which the trainers save and leave.
-        afterwards: what is done while the bootstrap alone is still there, with its page; not after a trouble.
+        seconds: training time after which the trainers save and leave; None: until the run ends.
+        afterwards: called when only the bootstrap, with its page, still runs; not called after a trouble.
     """
     began = time.monotonic()
     cast = _Cast()
@@ -103,8 +103,7 @@ async def conduct(
 
 
 async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[str]:
-    """Start everybody; returns what went wrong."""
-    if plan.solo is not None:  # it needs no bootstrap: the two cores are busy from the first second
+    if plan.solo is not None:  # it needs no bootstrap and can start first
         cast.trainers["solo"] = await _trainer(plan.solo, [], means)
     arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
     arguments += ["--page", means.page] if means.page else []
@@ -129,13 +128,13 @@ async def _trainer(trainer: TrainerProcess, arguments: Sequence[str], means: Mea
 
 
 def page_url(log: Path) -> str:
-    """Where a bootstrap said that its page is."""
+    """Return the address of a bootstrap's page, from its output; empty if there is none."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.removeprefix("[page] ") for line in lines if line.startswith("[page] ")), "")
 
 
 async def join_link(path: Path, bootstrap: Child) -> str | None:
-    """The join link as soon as it is there; None when the bootstrap ends first or the deadline passes."""
+    """Wait for the join link. Returns None if the bootstrap ends first or the deadline passes."""
     deadline = time.monotonic() + LINK_DEADLINE_S
     while not path.exists():
         if bootstrap.ended.done() or time.monotonic() > deadline:
@@ -145,7 +144,7 @@ async def join_link(path: Path, bootstrap: Child) -> str | None:
 
 
 async def _until_over(cast: _Cast, seconds: float | None, watch: Watch) -> tuple[list[str], bool]:
-    """Watch until all trainers ended, the time is up or something went wrong: the troubles, and whether it was time."""
+    """Watch until all trainers have ended, time is up or there is trouble. Returns troubles, and if time was up."""
     training_since: float | None = None
     while running := [child.ended for child in cast.trainers.values() if not child.ended.done()]:
         await asyncio.wait(running, timeout=TICK_S, return_when=asyncio.FIRST_COMPLETED)
@@ -156,13 +155,12 @@ async def _until_over(cast: _Cast, seconds: float | None, watch: Watch) -> tuple
         if training_since is None and watch.all_begun:
             training_since = now
         if seconds is not None and training_since is not None and now - training_since >= seconds:
-            watch.say(f"{seconds:g} s of training are over; everybody saves and leaves")
+            watch.say(f"{seconds:g} s of training are over; all peers save and leave")
             return [], True
     return [], False
 
 
 def _troubles(cast: _Cast, silence_s: float) -> list[str]:
-    """Why it makes no sense to go on, if so."""
     troubles = [
         f"{child.name} ended with status {child.status}; {said(child)}"
         for child in cast.trainers.values()
@@ -171,11 +169,11 @@ def _troubles(cast: _Cast, silence_s: float) -> list[str]:
     if cast.bootstrap is not None and cast.bootstrap.status is not None:
         troubles.append(f"the bootstrap ended with status {cast.bootstrap.status}; {said(cast.bootstrap)}")
     if silence_s > SILENCE_S:
-        troubles.append(f"no trainer has noted anything for {silence_s:.0f} s")
+        troubles.append(f"no trainer has written to its event log for {silence_s:.0f} s")
     return troubles
 
 
 def said(child: Child) -> str:
-    """The last that a process printed, for people."""
+    """Return the last output of a process, for people to read."""
     words = processes.last_words(child.log)
     return f"the end of {child.log}:\n{words}" if words else f"{child.log} is empty"

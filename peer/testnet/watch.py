@@ -1,4 +1,4 @@
-"""What the children's event logs say, and the live display of it: bars on a terminal, tagged lines elsewhere."""
+"""Progress from the children's event logs, displayed live: bars on a terminal, tagged lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,32 +21,32 @@ from peer.messages import duration, size
 from peer.testnet.plan import TrainerProcess
 
 PLAIN_PERIOD_S = 10.0
-"""Without a terminal, a line per process this often: a log should be readable afterwards."""
+"""Interval between two lines per process without a terminal, chosen for a readable log."""
 
 LAST_CHARACTERS = 48
-"""Of a trainer's last word beside its bar: one line each on a usual terminal."""
+"""Maximum length of the text beside a bar, so that it fits on one line of a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerProgress:
-    """How one trainer gets on, as far as its event log tells."""
+    """Progress of one trainer, from its event log."""
 
     begun: bool = False
-    """It trains."""
+    """Whether it has begun to train."""
     catches_up: bool = False
-    """It takes others' weights, or did."""
+    """Whether it has pulled weights from others."""
     fraction: float = 0.0
     loss: float = math.nan
     first_loss: float = math.nan
-    """Of held-out text, before it trained."""
+    """Held-out loss before training."""
     tokens_per_s: float = 0.0
     exchanges: int = 0
     last: str = "starting"
-    """The last thing worth a word."""
+    """Latest event worth showing."""
 
 
 def noted(view: TrainerProgress, note: Mapping[str, Any], names: Mapping[PeerId, str]) -> TrainerProgress:
-    """The view after one more line of the event log."""
+    """Return the view after one more note of the event log."""
     match note:
         case {"kind": "progress"}:
             return replace(
@@ -64,10 +64,10 @@ def noted(view: TrainerProgress, note: Mapping[str, Any], names: Mapping[PeerId,
             said = f"exchanged with {_name(partner, names)}: {took}, {moved}"
             return replace(view, exchanges=view.exchanges + 1, last=said)
         case {"kind": "skipped" | "failed" as kind, "peer": str(partner)}:
-            said = "skipped" if kind == "skipped" else "gave up on"
+            said = "skipped" if kind == "skipped" else "gave up exchange with"
             return replace(view, last=f"{said} {_name(partner, names)}: {note.get('why', '')}")
         case {"kind": "tokenizing", "tokens": int(tokens)}:
-            return replace(view, last=f"making tokens: {tokens:,}")
+            return replace(view, last=f"tokenizing: {tokens:,} tokens")
         case {"kind": "started", "loss": float(loss)}:
             return replace(view, first_loss=loss, last="training")
         case {"kind": "started"}:
@@ -89,8 +89,8 @@ def _name(peer: str, names: Mapping[PeerId, str]) -> str:
 
 
 def described(view: TrainerProgress) -> str:
-    """``34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; exchanged with peer-2: 12 ms, 715.4 kB``."""
-    if math.isnan(view.loss):  # before the first outer step there is nothing to tell
+    """Format a view: ``34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; exchanged with peer-2: 12 ms, 715.4 kB``."""
+    if math.isnan(view.loss):  # before the first outer step there are no figures
         return view.last
     return (
         f"{100 * view.fraction:.0f} %, loss {view.loss:.3f}, {view.tokens_per_s:,.0f} tokens/s, "
@@ -100,7 +100,7 @@ def described(view: TrainerProgress) -> str:
 
 @dataclass(slots=True)
 class Tail:
-    """The lines that a JSONL file has gained since the last look. A line is taken when it is whole."""
+    """A reader of the complete lines that a JSONL file gained since the last read."""
 
     path: Path
     _offset: int = 0
@@ -108,7 +108,7 @@ class Tail:
     def read(self) -> list[dict[str, Any]]:
         try:
             with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:  # it grew too long, and another took its place
+                if os.fstat(file.fileno()).st_size < self._offset:  # the log was rotated
                     self._offset = 0
                 file.seek(self._offset)
                 raw = file.read()
@@ -126,34 +126,24 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-@dataclass(slots=True)
 class Watch:
-    """All trainers' views, and the screen. Use as a context manager; it leaves the terminal as it found it."""
+    """The display of all trainers' progress; a context manager that restores the terminal."""
 
-    trainers: Sequence[TrainerProcess]
-    console: Console
-    views: dict[str, TrainerProgress] = field(init=False)
-    heard_at: float = field(init=False)
-    """When a trainer last noted anything, on the monotonic clock."""
-    _tails: dict[str, Tail] = field(init=False)
-    _names: dict[PeerId, str] = field(init=False)
-    _bars: Progress = field(init=False)
-    _told_at: float = field(init=False)
-    _told: dict[str, TrainerProgress] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.views = {trainer.name: TrainerProgress() for trainer in self.trainers}
+    def __init__(self, trainers: Sequence[TrainerProcess], console: Console) -> None:
+        self.console = console
+        self.views = {trainer.name: TrainerProgress() for trainer in trainers}
         self.heard_at = self._told_at = time.monotonic()
-        self._told = {}
-        self._tails = {trainer.name: Tail(trainer.home.events) for trainer in self.trainers}
-        self._names = {trainer.peer_id: trainer.name for trainer in self.trainers}
+        """Monotonic time of the latest note of any trainer."""
+        self._told: dict[str, TrainerProgress] = {}
+        self._tails = {trainer.name: Tail(trainer.home.events) for trainer in trainers}
+        self._names = {trainer.peer_id: trainer.name for trainer in trainers}
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TaskProgressColumn(),
             TextColumn("{task.fields[figures]}"),
             TextColumn("{task.fields[last]}", style="dim"),
-            console=self.console,
+            console=console,
         )
 
     def __enter__(self) -> Self:
@@ -169,7 +159,7 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """No bars any more; what is printed from now on stands below them."""
+        """End the bars; later output appears below them."""
         if self.console.is_terminal:
             self._bars.stop()
 
@@ -179,11 +169,11 @@ class Watch:
         return all(view.begun for view in self.views.values())
 
     def say(self, text: str) -> None:
-        """One line of our own, above the bars."""
+        """Print one line above the bars."""
         self.console.print(f"[testnet] {text}", markup=False, highlight=False, soft_wrap=True)
 
     def refresh(self) -> None:
-        """Read what is new and show it."""
+        """Read new notes and update the display."""
         for name, tail in self._tails.items():
             for note in tail.read():
                 self.views[name] = noted(self.views[name], note, self._names)

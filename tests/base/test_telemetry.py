@@ -35,15 +35,6 @@ def test_what_cannot_be_written_is_lost_and_nothing_else() -> None:
     assert whole.getvalue() == "words"
 
 
-def test_bytes_are_minded_as_letters_are() -> None:
-    class Below(io.BytesIO):
-        def write(self, data: object) -> int:
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(OutputError, match="No space left"):
-        StrictStream(io.TextIOWrapper(Below(), "ascii")).buffer.write("words")
-
-
 def test_only_the_outside_is_endured() -> None:
     with pytest.raises(TypeError):
         LossyStream(io.StringIO()).write(b"bytes")  # type: ignore[arg-type]  # on purpose
@@ -129,7 +120,6 @@ _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 15, hard))
 log.note("torn")
 log.note("left out")
-assert log.write_error is not None
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 log.note("second")
 log.note("third")
@@ -163,7 +153,6 @@ def test_a_log_on_a_full_disk_still_tells_its_listeners(tmp_path: Path) -> None:
     log.listen(lambda kind, fields: heard.append(kind))
     log.note("saved", path="here")
     assert heard == ["saved"]
-    assert log.write_error is not None
     log.close()
     whole = EventLog(tmp_path / "events.jsonl", wall=lambda: 12.0)
     whole.note("saved", path="here")

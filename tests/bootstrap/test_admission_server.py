@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from people import GUEST, STRANGER
 
-from bootstrap.admission_server import LOOK_EVERY_S, AdmissionServer, doorman_of
+from bootstrap.admission_server import LOOK_EVERY_S, AdmissionServer
 from p2ptrain.admission import AccessList, Refusal, author
 from p2ptrain.base.errors import AdmissionError, HomeError
 from p2ptrain.manifest import KEY_FILE, JoinLink, SignedManifest, create_run, load_run, sign_run
@@ -61,17 +61,12 @@ class Stage:
         virtual_time.run(main())
 
 
-def test_an_open_run_has_none(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, "open")
-    assert doorman_of(stage.run, stage.home, stage.signed, stage.identity, lambda tag, text: None) is None
-
-
 def test_it_says_how_guests_come(tmp_path: Path) -> None:
     for policy, order in (("invite", "p2ptrain invite"), ("allowlist", "p2ptrain admit")):
         (tmp_path / policy).mkdir()
         stage = Stage(tmp_path / policy, policy)
         stage.doorman()
-        assert f"for each guest: {order} {stage.run}" in stage.said[-1]
+        assert f"for each peer: {order} {stage.run}" in stage.said[-1]
 
 
 def test_where_the_key_is_elsewhere_it_says_how_guests_come_from_there(tmp_path: Path) -> None:
@@ -81,7 +76,7 @@ def test_where_the_key_is_elsewhere_it_says_how_guests_come_from_there(tmp_path:
         stage = Stage(tmp_path / policy, policy)
         (stage.run / KEY_FILE).unlink()
         stage.doorman()
-        assert f"for each guest: where run.key lies, {order}" in stage.said[-1]
+        assert f"for each peer: where run.key lies, {order}" in stage.said[-1]
 
 
 def test_a_ruling_is_handed_out_within_seconds(tmp_path: Path) -> None:
@@ -101,7 +96,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     file = stage.run / author.RULINGS_FILE
     stage.watch(doorman, lambda: file.write_bytes(b"half of"))
     assert doorman.gate.rulings.banned == (GUEST.peer,)
-    assert "still counts" in stage.said[-1]
+    assert "stays in force" in stage.said[-1]
     with pytest.raises(AdmissionError):
         stage.doorman()
 

@@ -15,12 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from bootstrap import app, cli
-from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base.errors import JoinLinkError
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.address import with_peer
-from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.relay.relay import NO_RELAY, RelayLimits
 from p2ptrain.net.throttle import Throttles
@@ -64,13 +62,14 @@ def test_a_copy_of_the_first_one_is_refused_before_it_prints_a_link(
     async def close() -> None:
         closed.append(True)
 
-    async def start(*_: Any) -> Any:
+    async def start(*_: Any, **__: Any) -> Any:
         return SimpleNamespace(addresses=(HERE,), close=close)
 
-    monkeypatch.setattr(app, "_start", start)
+    monkeypatch.setattr(app.Node, "start", start)
     first = JoinLink(signed.run_id, (f"/ip4/9.9.9.9/tcp/31337/p2p/{identity.peer_id}",))
+    bootstrap = app.EntryPoint(place(tmp_path, beside=first), signed, identity, lambda tag, text: None)
     with pytest.raises(JoinLinkError, match="names this one itself"):
-        asyncio.run(app._stay_up(place(tmp_path, beside=first), signed, identity, lambda tag, text: None))
+        asyncio.run(bootstrap.run())
     assert closed == [True]
     assert not (tmp_path / "home" / "join-link.txt").exists()
 
@@ -92,37 +91,30 @@ def test_caps_are_for_all_services_together(
     async def nothing(*_: Any) -> Any:
         return SimpleNamespace(close=nothing)
 
-    async def watch(*_: Any) -> None:
-        await asyncio.sleep(1e6)
-
     monkeypatch.setattr(app, "serve_manifest", service("manifest", 2))
     monkeypatch.setattr(app, "serve_reach", nothing)
     monkeypatch.setattr(app, "Relay", SimpleNamespace(start=service("relay", 2)))
-    monkeypatch.setattr(app, "watch", watch)
-    cache, view = PeerCache(tmp_path / "peers.json"), SwarmView(signed)
+    identity = Identity.load_or_create(tmp_path / "identity.key")
 
-    class Door:
+    class Admission:
         async def serve(self, node: object, rates: Throttles) -> Any:
-            got["door"] = rates
+            got["admission"] = rates
             return SimpleNamespace(close=nothing)
 
-        async def watch(self, node: object) -> None:
-            await asyncio.sleep(1e6)
-
-    def attended(where: app.BootstrapOptions) -> None:
+    def equipped(where: app.BootstrapOptions) -> None:
         got.clear()
-        died: Any = SimpleNamespace(died=nothing)
-        asyncio.run(
-            app._attend(died, signed, cache, print, asyncio.Event(), where, cast(Any, Door()), view, where.rates())
-        )
+        bootstrap = app.EntryPoint(where, signed, identity, print)
+        bootstrap._link = JoinLink(signed.run_id, (f"{HERE}/p2p/{identity.peer_id}",))
+        bootstrap._admission = cast(Any, Admission())
+        asyncio.run(bootstrap._equip(cast(Any, None)))
 
-    attended(place(tmp_path, upload_mbit=8.0))
+    equipped(place(tmp_path, upload_mbit=8.0))
     assert (got["relay"].up.rate, got["relay"].down.rate) == (1e6, math.inf)
-    assert got["manifest"] is got["relay"] is got["door"]
-    attended(place(tmp_path, download_mbit=0.25))
+    assert got["manifest"] is got["relay"] is got["admission"]
+    equipped(place(tmp_path, download_mbit=0.25))
     assert (got["relay"].up.rate, got["relay"].down.rate) == (math.inf, 31_250.0)
     assert limits.pop() == RelayLimits()
-    attended(place(tmp_path, relay=False))  # without a service of ours p2pd would relay by itself
+    equipped(place(tmp_path, relay=False))  # without a service of ours p2pd would relay by itself
     assert limits.pop() is NO_RELAY
 
 
@@ -135,9 +127,10 @@ def test_the_directory_is_under_its_caps_too(
         started.append(arguments)
 
     monkeypatch.setattr(app.Node, "start", start)
-    rates, cache = Throttles(), PeerCache(tmp_path / "peers.json")
-    asyncio.run(app._start(place(tmp_path), (), signed, cast(Any, None), cache, rates))
-    assert [each["rates"] for each in started] == [rates]
+    identity = Identity.load_or_create(tmp_path / "identity.key")
+    bootstrap = app.EntryPoint(place(tmp_path), signed, identity, print)
+    asyncio.run(bootstrap._start_node())
+    assert [each["rates"] for each in started] == [bootstrap._rates]
 
 
 def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,7 +253,7 @@ def test_a_peers_home_is_left_as_it_is(tmp_path: Path) -> None:
     (home / "run.key").unlink()
     (home / "settings.toml").write_text("")
     before = sorted(home.iterdir())
-    assert f"{home} is a peer's home, and no place for a bootstrap" in refused(home).problem
+    assert f"{home} is a peer's home, which a bootstrap cannot use" in refused(home).problem
     place = app.BootstrapOptions(signed_run(tmp_path / "run"), home, ("/ip4/127.0.0.1/tcp/0",), (), local=True)
     with pytest.raises(UserError, match="is a peer's home"):
         app.run(place, lambda tag, text: None)

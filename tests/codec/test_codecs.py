@@ -11,8 +11,9 @@ from torch import Tensor
 
 from p2ptrain import codec
 from p2ptrain.base.errors import RemoteError
-from p2ptrain.codec import LARGEST_MAGNITUDE, BlockwiseCodec, CodecTerms, Decodable, DenseCodec, LowRankCodec, TopKCodec
+from p2ptrain.codec import LARGEST_MAGNITUDE, BlockwiseCodec, CodecTerms, Decodable, LowRankCodec, TopKCodec
 from p2ptrain.codec.base import CHUNK
+from p2ptrain.codec.dense import DenseCodec
 from p2ptrain.codec.lowrank import LARGEST_ELEMENT
 
 CODECS: tuple[Decodable, ...] = (

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from p2ptrain import codec
+from p2ptrain.base.codec_names import WEIGHT_CODECS
 from p2ptrain.codec import Codec
 from p2ptrain.outer import OuterRule, OuterState, displaced, displacement, initial_state, outer_step, share
 
 ELEMENTS = 1100
 RULE = OuterRule(0.7, 0.9)
 EACH_CODEC = [
-    *map(codec.get, codec.WEIGHT_CODECS),
+    *map(codec.get, WEIGHT_CODECS),
     codec.get("int8", block_size=64),
     codec.get("modular4", block_size=64),
 ]

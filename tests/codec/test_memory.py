@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from p2ptrain import codec
+from p2ptrain.base.codec_names import WEIGHT_CODECS
 from p2ptrain.codec import CodecTerms
 from p2ptrain.codec.base import CHUNK
 
@@ -56,7 +57,7 @@ def test_memory_beside_input_and_output_is_bounded(name: str) -> None:
     mine, theirs = (torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     shape = codec.first_shape(each, mine)
     steps: list[Callable[[], object]] = [lambda: codec.first_shape(each, mine)]
-    if name in codec.WEIGHT_CODECS:
+    if name in WEIGHT_CODECS:
         steps.append(lambda: codec.wish_for(each, shape, mine))
     terms = codec.agree(each, ELEMENTS, codec.wish_for(each, shape, mine), codec.wish_for(each, shape, theirs))
     steps.append(lambda: each.encode(mine, terms))

@@ -10,7 +10,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data import ByteTokenizer, JsonTokenizer, load_tokenizer, tokenizer
-from p2ptrain.manifest import FileTokenizer
+from p2ptrain.manifest.sources import FileTokenizer
 
 TEXT = "Où est la bibliothèque? \x00\x7f 日本語\n"
 

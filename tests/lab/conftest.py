@@ -1,4 +1,4 @@
-"""A scenario to change: three peers of the tiniest model, in plain data."""
+"""Scenario for tests to change: three peers of the smallest model, as plain data."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture
 def tiny() -> dict[str, Any]:
-    """Fresh, so that a test may change it."""
+    """Return a copy that a test may change."""
     return {**TINY, "run": dict(TINY["run"]), "peers": [dict(group) for group in TINY["peers"]]}

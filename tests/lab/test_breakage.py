@@ -1,4 +1,4 @@
-"""What breaks of a computer: disks, descriptors, daemons; with real mounts where root can make them."""
+"""Failures of a computer: disks, descriptors, daemons and clocks; with real mounts if root can make them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import errno
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab.breakage import Breakages, Disk, Exhausted
+from lab.breakage import Breakages, Disk, ExhaustedDescriptors, faketime_library, with_clock_error
+from p2ptrain.base.errors import DeviceError
 
 ON_A_DISK = """
 import errno, os, socket, sys
@@ -77,7 +80,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
-def test_who_is_exhausted_opens_nothing_until_it_is_over() -> None:
+def test_an_exhausted_process_opens_nothing_until_the_end() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OPENING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -89,7 +92,7 @@ def test_who_is_exhausted_opens_nothing_until_it_is_over() -> None:
             return process.stdout.readline().strip()  # type: ignore[union-attr]  # asserted above
 
         assert answer() == "opened"
-        exhausted = Exhausted([process.pid])
+        exhausted = ExhaustedDescriptors([process.pid])
         assert answer() == "Too many open files"
         exhausted.end()
         exhausted.end()
@@ -97,14 +100,14 @@ def test_who_is_exhausted_opens_nothing_until_it_is_over() -> None:
         process.stdin.close()
 
 
-def test_who_is_gone_is_not_exhausted() -> None:
+def test_an_ended_process_is_not_exhausted() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-        Exhausted([process.pid]).end()
+        ExhaustedDescriptors([process.pid]).end()
 
 
 class Shrinking:
-    """A file on a disk that others fill, too: what was free a moment ago is not."""
+    """File on a disk that others fill, too: space that was free a moment ago is not."""
 
     def __init__(self, error: int) -> None:
         self.blocks = 0
@@ -134,7 +137,7 @@ def test_a_disk_is_full_when_it_takes_no_more(tmp_path: Path, monkeypatch: pytes
         Disk(tmp_path).fill()
 
 
-def test_words_of_who_has_a_breaking_disk_lie_beside_it_and_come_home(tmp_path: Path) -> None:
+def test_output_of_a_peer_with_a_failing_disk_is_kept_outside_and_moved_home(tmp_path: Path) -> None:
     for name in ("anna", "bert"):
         (tmp_path / name).mkdir()
     breakages = Breakages({"anna": Disk(tmp_path / "anna")})
@@ -146,3 +149,29 @@ def test_words_of_who_has_a_breaking_disk_lie_beside_it_and_come_home(tmp_path: 
     breakages.close()
     assert (tmp_path / "anna" / "output.log").read_text() == "no room"
     assert not logs["anna"].exists()
+
+
+def plain(*command: str) -> Sequence[str]:
+    return command
+
+
+def test_a_right_clock_changes_nothing() -> None:
+    assert with_clock_error(0.0, plain) is plain
+
+
+@pytest.mark.skipif(not list(Path("/usr/lib").glob("**/faketime/libfaketime.so.1")), reason="needs libfaketime")
+def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
+    told = "import os, sys, time; print(time.time(), time.monotonic(), os.stat(sys.argv[1]).st_mtime)"
+    command = with_clock_error(-3600, plain)(sys.executable, "-c", told, str(tmp_path))
+    before = time.time(), time.monotonic()
+    wall, steady, changed = map(float, subprocess.run(command, capture_output=True, check=True).stdout.split())
+    assert before[0] - 3601 < wall < time.time() - 3599
+    assert before[1] <= steady <= time.monotonic()
+    assert abs(changed - tmp_path.stat().st_mtime) < 1
+
+
+def test_a_missing_library_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
+    with pytest.raises(DeviceError) as caught:
+        faketime_library()
+    assert caught.value.remedy == "Type: apt-get install libfaketime."

@@ -1,4 +1,4 @@
-"""What docker/compose.yaml must keep, read without an engine."""
+"""Requirements of docker/compose.yaml, read without an engine."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def test_every_image_can_be_built_and_no_script_comes_from_the_clone(compose: di
 
 
 def test_no_service_names_its_image(compose: dict[str, Any]) -> None:
-    """Compose would look for it at Docker Hub first; and of services built at once with one name all but one may fail
-    ("already exists", where the engine keeps images in containerd)."""
+    """Compose would look for a named image at Docker Hub first, and of several services built at once with one name
+    all but one may fail ("already exists", if the engine keeps images in containerd).
+    """
     assert [name for name, service in compose["services"].items() if "image" in service] == []
 
 
 def test_whoever_has_something_to_save_has_the_time(compose: dict[str, Any]) -> None:
-    """Docker gives 10 s otherwise, and then kills."""
+    """Docker kills after 10 s by default."""
     least = dict.fromkeys(("peer", "slow", "hidden", "adversary"), 60) | {"bootstrap": 30}
     for name, seconds in least.items():
         service = compose["services"][name]
@@ -60,7 +61,7 @@ def test_whoever_has_something_to_save_has_the_time(compose: dict[str, Any]) -> 
 
 
 def test_every_peer_has_a_home_of_its_own_and_nobody_has_the_engines_socket(compose: dict[str, Any]) -> None:
-    """An anonymous volume for each replica; and no address, name or port that only one of them could have."""
+    """Each replica has an anonymous volume, and no address, name or port that only one replica could have."""
     services = compose["services"]
     for name in ("peer", "slow", "hidden", "adversary"):
         assert "/data" in services[name]["volumes"], name
@@ -73,14 +74,14 @@ def test_every_peer_has_a_home_of_its_own_and_nobody_has_the_engines_socket(comp
 
 
 def test_the_page_listens_where_it_is_opened(compose: dict[str, Any]) -> None:
-    """The address that it prints has that port, and so has its cookie: two swarms on one computer do not mix."""
+    """The printed address and the cookie have the page's port, so two swarms on one computer do not mix."""
     bootstrap = compose["services"]["bootstrap"]
     assert bootstrap["command"] == ["--page", "0.0.0.0:${PAGE_PORT:-8080}"]
     assert bootstrap["ports"] == ["127.0.0.1:${PAGE_PORT:-8080}:${PAGE_PORT:-8080}"]
 
 
 def test_no_website_reads_the_page_by_the_token_that_everybody_knows(compose: dict[str, Any]) -> None:
-    """Through the browser of whoever watches (DNS rebinding): it opens by this computer's own names alone."""
+    """DNS rebinding through the owner's browser fails: the page opens by this computer's names only."""
     environment = compose["services"]["bootstrap"]["environment"]
     assert with_defaults(environment["P2PTRAIN_PAGE_HOSTS"]) == "127.0.0.1,localhost"
     for module in (peer_cli.peer, bootstrap_cli.bootstrap):
@@ -88,7 +89,7 @@ def test_no_website_reads_the_page_by_the_token_that_everybody_knows(compose: di
 
 
 def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> None:
-    """And nobody is privileged."""
+    """Only containers that start as root may shape their link, and none is privileged."""
     root = {name for name, service in compose["services"].items() if service.get("user") == "root"}
     assert root == {name for name, service in compose["services"].items() if "cap_add" in service}
     assert root == {"slow", "router", "hidden"}
@@ -96,7 +97,7 @@ def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> N
 
 
 def test_who_is_of_a_profile_waits_for_nobody_outside_of_it(compose: dict[str, Any]) -> None:
-    """Where a profile is left out, a service that depends on one of its own is no valid file."""
+    """A service that depends on one of an excluded profile makes the file invalid."""
     services = compose["services"]
     for name, service in services.items():
         for other in service.get("depends_on", {}):
@@ -119,7 +120,7 @@ def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) ->
 
 
 def test_both_composes_know_every_field(compose: dict[str, Any]) -> None:
-    """docker-compose 1.29 refuses a file with a field that came later."""
+    """docker-compose 1.29 rejects a file with newer fields."""
     assert {each for each in compose if not each.startswith("x-")} == {"services", "networks", "volumes"}
     known = {
         "build",
@@ -142,7 +143,7 @@ def test_both_composes_know_every_field(compose: dict[str, Any]) -> None:
 
 
 def test_nobody_is_given_an_address_that_is_somebody_elses(compose: dict[str, Any]) -> None:
-    """While its owner is away: fixed addresses lie outside of what is dealt out."""
+    """Fixed addresses lie outside the dynamic range, so they stay free while their owner is down."""
     fixed = 0
     for service in compose["services"].values():
         networks = service["networks"] if isinstance(service["networks"], dict) else {}
@@ -159,7 +160,7 @@ def test_nobody_is_given_an_address_that_is_somebody_elses(compose: dict[str, An
 
 
 def with_defaults(text: str) -> str:
-    """With the defaults of its variables."""
+    """Fill in the defaults of its variables."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
@@ -179,7 +180,7 @@ def test_cards_are_for_those_who_train_and_nothing_else_changes(compose: dict[st
 
 @pytest.mark.parametrize("name", ["peer", "slow", "hidden", "adversary", "router", "bootstrap"])
 def test_who_crashes_comes_back_and_who_is_done_or_cannot_begin_does_not(compose: dict[str, Any], name: str) -> None:
-    """Docker tells no statuses apart but 0: without a bound an owner's mistake would be repeated for ever."""
+    """Docker distinguishes no statuses but 0: without a bound, an owner's mistake would be repeated forever."""
     policy, _, most = compose["services"][name]["restart"].partition(":")
     assert policy == "on-failure"
     assert 3 <= int(most) <= 10

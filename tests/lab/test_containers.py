@@ -1,4 +1,4 @@
-"""The stage of containers, with a stand-in for docker that writes down what it was asked for."""
+"""Stage of containers, with a fake docker that records its calls."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lab import closing, containers, inner_main
-from lab.command import act_out
+from lab import container_summary, containers, inner_main
+from lab.command import run_scenario
 from lab.containers import Containers, build, check_engine
 from lab.plan import manifest_of
 from lab.report import ScenarioVerdict
 from lab.run_record import RunRecord
-from lab.script import written
-from lab.window import looked_at
+from lab.scenario import parse
+from lab.script import script_of
+from lab.stages import page_argument
 from p2ptrain.base.errors import DeviceError, HomeError, ScenarioError, UserError
-from p2ptrain.sim.testbed_fields import parse
 from peer.testnet.plan import lay_out
 
 DOCKER = """#!{python}
@@ -45,7 +45,7 @@ if sys.argv[1:3] == ["network", "ls"]:
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the stand-in writes."""
+    """File in which the fake docker records its calls."""
     tool = tmp_path / "bin" / "docker"
     tool.parent.mkdir()
     tool.write_text(DOCKER.replace("{python}", sys.executable))
@@ -65,7 +65,7 @@ def name_of(command: list[str]) -> str:
 
 def stage(tiny: dict[str, Any], out: Path) -> Containers:
     tiny["peers"][1] |= {"up_mbit_s": 5, "down_mbit_s": 20}
-    return Containers(written(parse(tiny)), out, "0123456789abcdef")
+    return Containers(script_of(parse(tiny)), out, "0123456789abcdef")
 
 
 def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ def test_a_folder_is_mounted_where_it_is_whatever_its_name(asked: Path, tiny: di
     assert "--volume" not in command
 
 
-def test_the_swarm_can_be_watched_from_this_computer_alone(
+def test_the_page_is_published_to_this_computer_only(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At one port of the loopback, by a token that no command line holds."""
-    shown = Containers(written(parse(tiny)), tmp_path, "0123456789abcdef", "8080")
+    """The page is published at one port of the loopback, and its token is on no command line."""
+    shown = Containers(script_of(parse(tiny)), tmp_path, "0123456789abcdef", "8080")
     assert shown.page == ["--page", "0.0.0.0:8080"]
     command = shown.inside("bootstrap", "bootstrap")("python", "-m", "bootstrap")
     assert command[command.index("--publish") + 1] == "127.0.0.1:8080:8080"
@@ -111,18 +111,18 @@ def test_the_swarm_can_be_watched_from_this_computer_alone(
     assert "--publish" not in unseen.inside("bootstrap", "bootstrap")("python", "-m", "bootstrap")
 
 
-def test_a_page_of_containers_is_looked_for_before_anything_is_built(asked: Path, tmp_path: Path) -> None:
-    """Any free port is found here: a container's own means nothing outside."""
+def test_a_port_for_the_page_is_found_before_anything_is_built(asked: Path, tmp_path: Path) -> None:
+    """A free port must be found on this computer: a container's port means nothing outside."""
     testnet_toml = containers.SOURCE / "docker" / "testnet.toml"
     with socket.create_server(("127.0.0.1", 0)) as busy:
         taken = str(busy.getsockname()[1])
         with pytest.raises(UserError, match=f"127.0.0.1:{taken}: Address already in use"):
-            act_out(testnet_toml, (), "docker", tmp_path / "out", 1, taken)
-    with pytest.raises(UserError, match=r"at 127\.0\.0\.1 alone"):
-        act_out(testnet_toml, (), "docker", tmp_path / "out", 1, "0.0.0.0:8080")
+            run_scenario(testnet_toml, (), "docker", tmp_path / "out", 1, taken)
+    with pytest.raises(UserError, match=r"only published at 127\.0\.0\.1"):
+        run_scenario(testnet_toml, (), "docker", tmp_path / "out", 1, "0.0.0.0:8080")
     assert {call[0] for call in calls(asked)} == {"version"}
-    assert looked_at("", "docker") == ""
-    assert 1024 <= int(looked_at("0", "docker")) <= 65535
+    assert page_argument("", "docker") == ""
+    assert 1024 <= int(page_argument("0", "docker")) <= 65535
 
 
 @pytest.mark.parametrize("name", ["a,b", 'say "hello"', "two\nlines"])
@@ -130,7 +130,7 @@ def test_a_folder_that_docker_would_misread_is_refused_before_anything_is_built(
     asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     with pytest.raises(HomeError, match="comma") as caught:
-        act_out(containers.SOURCE / "docker" / "testnet.toml", (), "docker", tmp_path / name, 1)
+        run_scenario(containers.SOURCE / "docker" / "testnet.toml", (), "docker", tmp_path / name, 1)
     assert "--out" in caught.value.remedy
     assert [call[0] for call in calls(asked)] == ["version"]
     assert not (tmp_path / name).exists()
@@ -149,19 +149,21 @@ def test_homes_are_written_as_our_user_by_every_kind_of_engine(security: str, op
     assert containers.owner(security) == options.format(me=f"{os.getuid()}:{os.getgid()}").split()
 
 
-def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_links_suspensions_and_deaths_are_those_of_containers(
+    asked: Path, tiny: dict[str, Any], tmp_path: Path
+) -> None:
     containers_of = stage(tiny, tmp_path)
     names = {who: name_of(containers_of.inside(who, who)("python")) for who in ("home-1", "office-1")}
     office, home = names["office-1"], names["home-1"]
     assert office.endswith("-2")
     asked.write_text("")
-    group = {part.name: part.settings for part in containers_of.script.parts}
+    group = {part.name: part.settings for part in containers_of.script.peers}
     containers_of.started("home-1", group["home-1"])
     containers_of.started("bootstrap", None)
     assert calls(asked) == []
     containers_of.started("office-1", group["office-1"])
     assert calls(asked)[-1][-4:] == ["sh", "/usr/local/bin/p2ptrain-line", "5", "20"]
-    nap = containers_of.nap("home-1", 1)
+    nap = containers_of.suspend("home-1", 1)
     nap.end()
     nap.end()
     assert [call[1:2] + call[-1:] for call in calls(asked)[-2:]] == [[home, "kill -STOP -1"], [home, "kill -CONT -1"]]
@@ -169,23 +171,23 @@ def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, A
     assert calls(asked)[-1] == ["kill", home]
 
 
-def test_lines_are_late_and_lossy_as_the_scenario_says(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_links_have_delay_and_loss_of_the_scenario(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["peers"][0] |= {"latency_s": 0.02, "packet_loss": 0.005}
     containers_of = stage(tiny, tmp_path)
     assert "NET_ADMIN" in containers_of.inside("home-1", "home-1")("python")
-    containers_of.started("home-1", next(part.settings for part in containers_of.script.parts if part.name == "home-1"))
+    containers_of.started("home-1", next(part.settings for part in containers_of.script.peers if part.name == "home-1"))
     # Only what leaves is late: 40 ms there and none back, as 20 ms each way.
     assert calls(asked)[-1][-6:] == ["/usr/local/bin/p2ptrain-line", "", "", "40", "0.5", "both"]
 
 
-def test_a_latency_that_nobody_asked_for_is_the_machines_own(tiny: dict[str, Any]) -> None:
+def test_a_default_latency_is_not_set(tiny: dict[str, Any]) -> None:
     group = parse(tiny).peers[0]
     assert group.latency_s > 0  # as simulated
     assert containers.line_of(group) == []
 
 
 @pytest.mark.parametrize(("said", "found"), [("yes\n", True), ("no\n", False), ("", False)])
-def test_what_the_kernel_under_containers_can_is_tried_once(said: str, found: bool) -> None:
+def test_kernel_support_for_netem_is_tried_once(said: str, found: bool) -> None:
     asked_for: list[tuple[str, ...]] = []
 
     def run(*arguments: str) -> str:
@@ -201,7 +203,7 @@ def test_what_the_kernel_under_containers_can_is_tried_once(said: str, found: bo
     assert f" {containers.LINE}\n" in (containers.SOURCE / "docker" / "Dockerfile").read_text()
 
 
-def test_an_engine_that_cannot_try_has_not_answered() -> None:
+def test_a_failing_engine_is_no_answer_about_netem() -> None:
     def run(*arguments: str) -> str:
         raise DeviceError("docker run failed: no such image", "Mend it.")
 
@@ -210,24 +212,24 @@ def test_an_engine_that_cannot_try_has_not_answered() -> None:
             containers.has_netem(run)
 
 
-def test_without_netem_late_lines_are_refused_before_anything_is_removed(
+def test_without_netem_delayed_links_are_rejected_before_anything_is_removed(
     asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     containers.has_netem.cache_clear()
     path = containers.SOURCE / "docker" / "testnet.toml"
-    with pytest.raises(ScenarioError, match=r"^peers\.narrow\.latency_s: stage docker cannot act that out"):
-        act_out(path, ["peers.narrow.latency_s=0.05"], "docker", tmp_path / "out", 1)
+    with pytest.raises(ScenarioError, match=r"^peers\.narrow\.latency_s: stage docker does not support this"):
+        run_scenario(path, ["peers.narrow.latency_s=0.05"], "docker", tmp_path / "out", 1)
     containers.has_netem.cache_clear()
     assert [call[0] for call in calls(asked)] == ["version", "build", "build", "run"]
     assert not (tmp_path / "out").exists()
 
 
-def test_what_an_engine_cannot_do_is_no_secret_and_may_be_tried_again(
+def test_a_failing_engine_is_an_error_and_may_be_asked_again(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     containers_of = stage(tiny, tmp_path)
     name = name_of(containers_of.inside("home-1", "home-1")("python"))
-    nap = containers_of.nap("home-1", 1)
+    nap = containers_of.suspend("home-1", 1)
     monkeypatch.setenv("WHY", "it is not running")
     for fails, does in (("kill", lambda: containers_of.kill("home-1", 1)), ("exec", nap.end)):
         monkeypatch.setenv("FAILS", fails)
@@ -238,14 +240,14 @@ def test_what_an_engine_cannot_do_is_no_secret_and_may_be_tried_again(
     assert calls(asked)[-1] == ["exec", name, "sh", "-c", "kill -CONT -1"]
 
 
-def test_what_is_left_is_counted_and_removed(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_leftover_containers_are_counted_and_removed(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     containers_of = stage(tiny, tmp_path)
-    assert containers_of.left() == 2
+    assert containers_of.count_left() == 2
     containers_of.close()
     assert ["rm", "--force", "--volumes", "abc", "def"] in calls(asked)
 
 
-def test_what_a_killed_testnet_left_in_a_folder_is_removed_containers_first(asked: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_testnet_are_removed_containers_first(asked: Path, tmp_path: Path) -> None:
     containers.sweep_folder(tmp_path / "out")
     mine = f"label={containers.FOLDER_LABEL}={tmp_path / 'out'}"
     assert [call[0] for call in calls(asked)] == ["ps", "rm", "network", "network"]
@@ -254,20 +256,20 @@ def test_what_a_killed_testnet_left_in_a_folder_is_removed_containers_first(aske
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError(), DeviceError("It hangs.", "Mend it.")])
-def test_whatever_ends_a_testnet_nothing_stays(
+def test_nothing_remains_whatever_ends_a_testnet(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """Ctrl+C, SIGTERM, an engine that fails."""
+    """Ctrl+C, SIGTERM and an engine that fails."""
     scenario, out = parse(tiny), tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in written(scenario).parts], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers], solo=False, seed=None)
 
-    async def conduct(*arguments: Any) -> None:
+    async def run_script(*arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(inner_main, "conduct", conduct)
+    monkeypatch.setattr(inner_main, "run_script", run_script)
     with pytest.raises((KeyboardInterrupt, DeviceError)):
-        inner_main.play(out, scenario, "docker", 1)
+        inner_main.run_inside(out, scenario, "docker", 1)
     assert [call[:2] for call in calls(asked)[-4:]] == [
         ["ps", "--all"],
         ["rm", "--force"],
@@ -277,35 +279,35 @@ def test_whatever_ends_a_testnet_nothing_stays(
     assert not (out / "course.json").exists()
 
 
-def test_an_engine_that_fails_in_the_end_takes_no_course_away(
+def test_an_engine_that_fails_at_the_end_loses_no_record(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scenario, out = parse(tiny), tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in written(scenario).parts], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script_of(scenario).peers], solo=False, seed=None)
 
-    async def conduct(*arguments: Any) -> RunRecord:
+    async def run_script(*arguments: Any) -> RunRecord:
         monkeypatch.setenv("FAILS", "ps")
         monkeypatch.setenv("WHY", "the engine has gone")
         return RunRecord({}, [], [], [], True, 9.0, {}, {})
 
-    monkeypatch.setattr(inner_main, "conduct", conduct)
-    inner_main.play(out, scenario, "docker", 1)
-    course = inner_main.course_of(out)["course"]
-    assert course["wall_s"] == 9.0
-    assert course["troubles"] == ["in the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
+    monkeypatch.setattr(inner_main, "run_script", run_script)
+    inner_main.run_inside(out, scenario, "docker", 1)
+    record = inner_main.read_run(out)["course"]
+    assert record["wall_s"] == 9.0
+    assert record["troubles"] == ["at the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
 
 
-def test_a_line_that_cannot_be_narrow_is_told(
+def test_a_link_that_cannot_be_set_up_is_an_error(
     asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     containers_of = stage(tiny, tmp_path)
     containers_of.inside("office-1", "office-1")
-    settings = next(part.settings for part in containers_of.script.parts if part.name == "office-1")
+    settings = next(part.settings for part in containers_of.script.peers if part.name == "office-1")
     monkeypatch.setattr(containers, "START_S", 0.3)
     monkeypatch.setenv("FAILS", "inspect")
     monkeypatch.setenv("WHY", "no such container")
-    with pytest.raises(DeviceError, match="could not be made narrow"):
+    with pytest.raises(DeviceError, match="its link could not be set up"):
         containers_of.started("office-1", settings)
 
 
@@ -328,7 +330,7 @@ def test_an_engine_that_does_not_answer_is_explained(
     assert remedy in caught.value.remedy
 
 
-def test_without_docker_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_docker_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceError, match="not installed"):
         check_engine()
@@ -344,11 +346,11 @@ def test_images_are_built_of_the_clone(asked: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(DeviceError, match="could not be built"):
         build()
     monkeypatch.setattr(containers, "SOURCE", tmp_path)
-    with pytest.raises(DeviceError, match="no docker/Dockerfile"):
+    with pytest.raises(DeviceError, match="Dockerfile does not exist"):
         build()
 
 
-def test_who_was_killed_has_rejoined_when_it_exchanged_again(tmp_path: Path) -> None:
+def test_a_killed_peer_has_rejoined_once_it_exchanges_again(tmp_path: Path) -> None:
     killed, well = {"status": -9, "ended_by_us": "is killed"}, {"status": 0, "ended_by_us": ""}
     home = tmp_path / "anna"
     home.mkdir()
@@ -358,15 +360,17 @@ def test_who_was_killed_has_rejoined_when_it_exchanged_again(tmp_path: Path) -> 
 
     lives = {"anna": [killed, well], "bert": [well], "carl": [killed]}
     noted("listening", "exchanged", "listening", "progress")
-    assert closing.rejoined(lives, tmp_path, {"anna"}) is False
+    assert container_summary.rejoined(lives, tmp_path, {"anna"}) is False
     torn = '{"kind": "exch{"kind": "listening"}\n'
     (home / "events.jsonl").write_text('{"kind": "listening"}\n' + torn + '{"kind": "exchanged"}\n')
-    assert closing.rejoined(lives, tmp_path, {"anna"}) is True
+    assert container_summary.rejoined(lives, tmp_path, {"anna"}) is True
     noted("listening", "listening", "exchanged")
-    assert closing.rejoined(lives, tmp_path, {"anna"}) is True
-    assert closing.rejoined(lives, tmp_path, {"anna", "carl"}) is False, "it was to come back, and never did"
-    assert closing.rejoined({"bert": [well]}, tmp_path, {"bert"}) is None
-    assert closing.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path / "elsewhere", {"anna"}) is False
+    assert container_summary.rejoined(lives, tmp_path, {"anna"}) is True
+    assert container_summary.rejoined(lives, tmp_path, {"anna", "carl"}) is False, "it was to come back, and never did"
+    assert container_summary.rejoined({"bert": [well]}, tmp_path, {"bert"}) is None
+    assert (
+        container_summary.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path / "elsewhere", {"anna"}) is False
+    )
 
 
 def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
@@ -374,40 +378,40 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
 ) -> None:
     tiny["peers"][0] |= {"count": 1, "leaves_at_s": 5, "leaves": "killed", "returns_after_s": 1, "returns": "resumed"}
     scenario = parse(tiny)
-    script = written(scenario)
+    script = script_of(scenario)
     out = tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script.peers], solo=False, seed=None)
     away = {"status": -9, "ended_by_us": "is killed"}
-    course = {"lives": {part.name: [away] for part in script.parts}, "cut_short": False, "wall_s": 9.0}
+    record = {"lives": {part.name: [away] for part in script.peers}, "cut_short": False, "wall_s": 9.0}
     console = Console(file=io.StringIO(), width=120)
-    beyond = closing.conclude(out, script, course, (), 1, console)
-    assert any("has not come back" in each for each in beyond)
+    beyond = container_summary.write_summary(out, script, record, (), 1, console)
+    assert any("has not returned" in each for each in beyond)
     document = json.loads((out / "summary.json").read_text())
     assert document["killed_peer_rejoined"] is False
     assert document["passed"] is False
     assert document["failures"] == beyond
 
 
-def test_what_was_wrong_beyond_the_limits_is_told(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
-    """Peers that left no summary and no weights miss no limit of a scenario that has none."""
+def test_faults_beyond_the_limits_are_reported(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Peers without a summary and weights miss no limit of a scenario without limits."""
     scenario = parse(tiny)
-    script = written(scenario)
+    script = script_of(scenario)
     out = tmp_path / "out"
     out.mkdir()
-    lay_out(out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None)
+    lay_out(out, manifest_of(scenario), [part.name for part in script.peers], solo=False, seed=None)
     well = {"status": 0, "ended_by_us": ""}
-    course = {"lives": {part.name: [well] for part in script.parts}, "cut_short": False, "wall_s": 9.0}
-    beyond = closing.conclude(out, script, course, ("known",), 1, Console(file=io.StringIO(), width=120))
+    record = {"lives": {part.name: [well] for part in script.peers}, "cut_short": False, "wall_s": 9.0}
+    beyond = container_summary.write_summary(out, script, record, ("known",), 1, Console(file=io.StringIO(), width=120))
     assert any("averaged model could not be measured" in each for each in beyond)
     assert any("summary" in each for each in beyond)
     assert "known" not in beyond
-    verdict = ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside(beyond)
+    verdict = ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).with_faults(beyond)
     assert (verdict.passed, verdict.faults) == (False, beyond)
-    assert ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside([]).passed
+    assert ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).with_faults([]).passed
 
 
-def test_an_engine_that_hangs_is_told_in_one_line(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_hangs_is_one_line(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = asked.parent / "bin" / "docker"
     tool.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
     monkeypatch.setattr(containers, "COMMAND_DEADLINE_S", 0.2)
@@ -416,7 +420,7 @@ def test_an_engine_that_hangs_is_told_in_one_line(asked: Path, monkeypatch: pyte
     assert "restart docker" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("status", "said"), [(1, "were not run"), (0, "is run")])
+@pytest.mark.parametrize(("status", "said"), [(1, "skipped"), (0, "running")])
 def test_the_tests_say_in_one_line_whether_containers_were_run(
     asked: Path, monkeypatch: pytest.MonkeyPatch, status: int, said: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""docker/check.py without an engine: a stand-in for docker that plays a swarm, and what the check makes of it."""
+"""docker/check.py without an engine: a fake docker plays a swarm."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def loaded() -> ModuleType:
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The program, in front of an engine where all goes well, with a page that shows everybody."""
+    """Return the program with an engine where all goes well and a page that shows all peers."""
     tool = tmp_path / "bin" / "docker"
     tool.parent.mkdir()
     tool.write_text(ENGINE.replace("{python}", sys.executable))
@@ -114,7 +114,7 @@ def shown(port: int, token: str, host: str = "127.0.0.1", path: str = "/status")
 
 @pytest.fixture
 def engine(check: Any, tmp_path: Path) -> Callable[..., None]:
-    """Change what the engine does."""
+    """Change the engine's behaviour."""
 
     def change(**fields: Any) -> None:
         state = json.loads((tmp_path / "engine").read_text())
@@ -133,7 +133,7 @@ def test_a_swarm_that_goes_on_passes_and_nothing_stays(
 ) -> None:
     assert check.main() == 0
     said = capsys.readouterr().out
-    assert said.splitlines()[-1].startswith("docker: the compose file was run, in ")
+    assert said.splitlines()[-1].startswith("docker: the compose file passed in ")
     calls = asked()
     acts = [call[0:1] + call[-1:] for call in calls if call[0] in ("kill", "start", "stop")]
     assert acts == [["kill", "peer1"], ["kill", "bootstrap1"], ["start", "bootstrap1"], ["stop", "peer2"]]
@@ -149,12 +149,12 @@ def test_a_swarm_that_goes_on_passes_and_nothing_stays(
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"pace": 0}, "of 3 more exchanges peer2 made 0, slow1 made 0, hidden1 made 0"),
-        ({"line": "qdisc noqueue 0: root refcnt 2"}, "the line of slow1 is not slow: qdisc noqueue"),
-        ({"owner": "0"}, "the home of hidden1 belongs to user 0 instead of 10001"),
+        ({"pace": 0}, "expected 3 more exchanges of each peer: peer2 made 0, slow1 made 0, hidden1 made 0"),
+        ({"line": "qdisc noqueue 0: root refcnt 2"}, "the link of slow1 is not slow: qdisc noqueue"),
+        ({"owner": "0"}, "owner of the home of hidden1: expected user 10001, got 0"),
         ({"next_link": "p2ptrain://b"}, "the bootstrap came back with another join link"),
-        ({"stop_status": 137}, "who was stopped did not end well: peer peer2 (exited, status 137, healthy)"),
-        ({"logs": "[save] /data/peer/step-1\n[stop] ending\n[save] NOT saved"}, "does not say that it saved"),
+        ({"stop_status": 137}, "the stopped peer did not exit cleanly: peer peer2 (exited, status 137, healthy)"),
+        ({"logs": "[save] /data/peer/step-1\n[stop] ending\n[save] NOT saved"}, "does not report a save"),
     ],
 )
 def test_what_goes_wrong_is_said_with_the_last_words_and_all_is_taken_down(
@@ -182,7 +182,7 @@ def test_what_goes_wrong_is_said_with_the_last_words_and_all_is_taken_down(
             {"status": "running", "health": "starting"},
             "after 1 s: not healthy: peer peer2 (running, status 0, starting)",
         ),
-        ({"status": "exited", "exit": 2}, "ended by itself: peer peer2 (exited, status 2, healthy)"),
+        ({"status": "exited", "exit": 2}, "exited by itself: peer peer2 (exited, status 2, healthy)"),
     ],
 )
 def test_everybody_must_become_healthy(
@@ -203,7 +203,7 @@ def test_a_page_that_opens_to_others_or_not_to_us_fails(
 
     monkeypatch.setattr(check, "page", other)
     assert check.main() == 1
-    assert f"page answers {status}" in capsys.readouterr().out
+    assert f", got {status}" in capsys.readouterr().out
 
 
 def test_a_page_without_its_scripts_fails(
@@ -214,7 +214,7 @@ def test_a_page_without_its_scripts_fails(
 
     monkeypatch.setattr(check, "page", other)
     assert check.main() == 1
-    assert "/page.js of the page answers 404" in capsys.readouterr().out
+    assert "/page.js of the page: expected status 200, got 404" in capsys.readouterr().out
 
 
 def test_an_engine_that_takes_nothing_down_hides_no_earlier_reason(
@@ -223,8 +223,8 @@ def test_an_engine_that_takes_nothing_down_hides_no_earlier_reason(
     engine(owner="0", stays=True)
     assert check.main() == 1
     said = capsys.readouterr().out
-    assert "FAILED: the home of hidden1 belongs to user 0" in said
-    assert "after down these are still there: adversary adversary1" in said
+    assert "FAILED: owner of the home of hidden1: expected user 10001, got 0" in said
+    assert "docker compose down left containers: adversary adversary1" in said
 
 
 def test_whoever_interrupts_it_finds_nothing_left(
@@ -243,13 +243,13 @@ def test_without_compose_one_line_says_so(
 ) -> None:
     engine(compose="missing")
     assert check.main() == 1
-    assert capsys.readouterr().out.endswith("neither docker compose nor docker-compose is here. Install either.\n")
+    assert capsys.readouterr().out.endswith("docker compose and docker-compose are missing. Install either.\n")
 
 
 @pytest.mark.parametrize(
     ("refuses", "why"),
     [
-        ("Got permission denied while trying to connect", "does not let this user in. Type: sudo usermod"),
+        ("Got permission denied while trying to connect", "this user may not use the engine. Type: sudo usermod"),
         ("Cannot connect to the Docker daemon.", "no engine answers: Cannot connect to the Docker daemon. Start it: "),
     ],
 )
@@ -271,7 +271,7 @@ def test_without_docker_one_line_says_so(
 
 
 def test_what_the_build_of_the_testnet_is_told_compose_is_told_too(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing that compose.yaml does not know."""
+    """Compose gets the same options, and none that compose.yaml does not know."""
     monkeypatch.setenv(check.BUILD_VARIABLE, "--network host --no-cache --build-arg TORCH_INDEX=none")
     monkeypatch.setenv("BACKBONE", "10.99.1")
     told = check.environment_for(8080, "secret")

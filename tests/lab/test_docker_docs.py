@@ -1,4 +1,4 @@
-"""Each command of docs/DOCKER.md exists as it stands there: its files, services, profiles, variables and options."""
+"""Commands of docs/DOCKER.md: their files, services, profiles, variables and options exist."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ IMAGES = {"p2ptrain-peer": "peer", "p2ptrain-bootstrap": "bootstrap"}
 
 
 def commands() -> list[list[str]]:
-    """All of the blocks, and those in the text that are more than a name."""
+    """Return the commands of all blocks, and those in the text with arguments."""
     lines = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
     lines += [" ".join(each.split()) for each in INLINE if re.match(r"docker \S+ \S|sysctl |make ", each)]
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def variables() -> set[str]:
-    """What the compose file takes from the environment."""
+    """Return the variables that the compose file takes from the environment."""
     return set(re.findall(r"\$\{(\w+)", COMPOSE_TEXT))
 
 
 def check_ours(name: str, arguments: list[str]) -> None:
-    """One of our commands takes these arguments. Raises click.UsageError."""
+    """Check that one of our commands takes these arguments. Raises click.UsageError."""
     command = cli.get_command(click.Context(cli), name)
     assert command is not None, name
     command.make_parser(click.Context(command)).parse_args(list(arguments))
 
 
 def check_program(words: list[str]) -> None:
-    """What is run in a container, where it is ours."""
+    """Check a program that is run in a container, if it is ours."""
     if words[:3] == PROGRAM:
         check_ours(words[3], words[4:])
 
 
 def check_compose(words: list[str]) -> None:
-    """Behind ``docker compose``."""
+    """Check the arguments after ``docker compose``."""
     assert words[:4] == ["-p", "p2ptrain", "-f", "docker/compose.yaml"]
     rest = words[4:]
     if rest[0] == "-f":
@@ -82,7 +82,7 @@ def check_compose(words: list[str]) -> None:
 
 
 def check_docker(words: list[str]) -> None:
-    """Behind ``docker``, where the rest is of our making."""
+    """Check the arguments after ``docker``, as far as they are ours."""
     match words:
         case ["compose", *rest]:
             check_compose(rest)

@@ -1,4 +1,4 @@
-"""What docker/ holds, without an engine: how a container begins, and what is installed."""
+"""Files of docker/, without an engine: how a container starts, and what is installed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if [ "$3" = init ]; then mkdir "$4" && touch "$4/manifest.toml"; fi
 
 
 class Machine:
-    """A folder in place of /, and tools that write down what they were asked for."""
+    """Folder in place of /, with fake tools that record their calls."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -66,7 +66,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """One on which we are an ordinary user."""
+    """Return a machine on which this process is an ordinary user."""
     made = Machine(tmp_path)
     made.tool("python3", PYTHON)
     made.tool("id", "#!/bin/sh\necho 10001\n")
@@ -75,7 +75,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_a_new_run_ends_where_it_is_told_to(machine: Machine) -> None:
-    """Also for who only wants to watch the demo for longer. One that is there stays as it is."""
+    """A variable sets the length of a new run; an existing run stays as it is."""
     run = machine.root / "data" / "run"
     manifest = run.with_name("run.toml")
     manifest.write_text('[run]\nname = "demo"\ntokens_per_peer = 1_200_000\n')
@@ -103,7 +103,7 @@ def test_a_bootstrap_has_its_run_as_a_whole_or_not_at_all(machine: Machine) -> N
 
 @pytest.mark.parametrize("way", ["PORT", "--listen", "--listen="])
 def test_health_is_asked_where_the_bootstrap_listens(machine: Machine, way: str) -> None:
-    """Whether a variable or an option says where that is."""
+    """A variable or an option sets the address."""
     (machine.root / "data" / "run").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -129,7 +129,7 @@ def test_at_whatever_port_is_free_the_link_alone_is_health(machine: Machine) -> 
 
 
 def test_a_peer_takes_the_link_that_is_nearest_and_goes_on_without_one(machine: Machine) -> None:
-    """Only a new peer waits: one that lives here already knows its run and where to look for it."""
+    """Only a new peer waits: a peer with a home already knows its run and where to look for it."""
     home, link = machine.root / "data" / "peer", machine.root / "swarm" / "join-link.txt"
     begins, ends = "python3 -m p2ptrain.cli peer ", f"--home {home} --nickname fox --share"
 
@@ -151,7 +151,7 @@ def test_a_peer_takes_the_link_that_is_nearest_and_goes_on_without_one(machine: 
 def test_rates_that_cannot_be_set_are_refused(machine: Machine) -> None:
     done = machine.run("entry.sh", "peer", LINK="p2ptrain://x", DOWN_MBIT="10")
     assert done.returncode == 2
-    assert "begins as root" in done.stderr
+    assert "starts as root" in done.stderr
     assert machine.said == []
 
 
@@ -191,7 +191,7 @@ def test_torch_comes_from_its_index_and_what_it_needs_from_pypi(
 def test_a_build_without_a_network_says_so(machine: Machine) -> None:
     tool = machine.root / "venv" / "bin" / "python"
     tool.parent.mkdir()
-    for step, what in (("torch", "torch cannot be fetched from "), ("needs.txt", "what p2ptrain needs cannot be ")):
+    for step, what in (("torch", "torch cannot be fetched from "), ("needs.txt", "p2ptrain's dependencies cannot be ")):
         tool.write_text(f'#!/bin/sh\ncase "$*" in *{step}) exit 1 ;; esac\n')
         tool.chmod(0o755)
         done = machine.run("install-needs.sh", "cpu", "")
@@ -205,20 +205,20 @@ def test_a_build_without_a_network_says_so(machine: Machine) -> None:
 @pytest.mark.parametrize("value", ["10M", "10Mbit", "0,5", "abc", ".", "1.2.3", "1;reboot", "-3"])
 @pytest.mark.parametrize("place", range(4))
 def test_what_is_no_number_narrows_no_line(machine: Machine, value: str, place: int) -> None:
-    """Of "10M" awk would take the 10 for something else, and of "abc" nothing, without a word."""
+    """awk would read "10M" as 10, and "abc" as nothing, without an error."""
     for each in ("tc", "nft"):
         machine.tool(each)
     arguments = ["", "", "", ""]
     arguments[place] = value
     done = machine.run("line.sh", *arguments)
     assert done.returncode == 2
-    assert f"'{value}' is none" in done.stderr
+    assert f"got '{value}'." in done.stderr
     assert ("UP_MBIT", "DOWN_MBIT", "DELAY_MS", "LOSS_PERCENT")[place] in done.stderr
     assert not machine.asked.exists()
 
 
 def test_a_bootstraps_home_is_the_containers(machine: Machine) -> None:
-    """Elsewhere nobody would find its link: neither peers nor the health check."""
+    """Peers and the health check find its link only there."""
     for options in (["--home", "/data/mine"], ["--home=/data/mine"]):
         done = machine.run("entry.sh", "bootstrap", *options)
         assert done.returncode == 2
@@ -226,7 +226,7 @@ def test_a_bootstraps_home_is_the_containers(machine: Machine) -> None:
 
 
 def test_the_image_says_that_it_is_a_container() -> None:
-    """By which the bootstrap words its advice."""
+    """The bootstrap words its advice accordingly."""
     assert f"{IN_CONTAINER}=1" in (DOCKER / "Dockerfile").read_text()
 
 
@@ -256,7 +256,7 @@ def test_packets_are_late_and_lost_where_the_kernel_has_netem(machine: Machine) 
 
 
 def test_a_laboratorys_line_loses_both_ways_or_is_none(machine: Machine) -> None:
-    """Otherwise the scenario would be another."""
+    """A link that loses packets in one direction only would be another scenario."""
     machine.tool("tc")
     machine.tool("nft", '#!/bin/sh\ncat >> "$ASKED"\n')
     assert machine.run("line.sh", "", "20", "40", "0.5", "both", DEVICE="lo").returncode == 0
@@ -284,11 +284,11 @@ exit 0
 
 
 def test_a_router_without_rules_ends(machine: Machine) -> None:
-    """Rather than let everything in."""
+    """The router ends rather than letting everything in."""
     machine.tool("ip", ADDRESSES)
     machine.tool("nft", '#!/bin/sh\ncat > "$ASKED"\n')
     machine.tool("sleep", "#!/bin/sh\n")
-    assert "eth1 may go out" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
+    assert "forwarding connections from eth1" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
     rules = " ".join(" ".join(machine.said).split())
     assert 'oifname != { "lo", "eth1" } masquerade' in rules
     assert 'policy drop; ct state established,related accept iifname "eth1" accept }' in rules
@@ -299,11 +299,11 @@ def test_a_router_without_rules_ends(machine: Machine) -> None:
 
 
 def test_a_router_and_who_is_behind_it_come_back_while_nobody_else_is_there(machine: Machine) -> None:
-    """They know the one address that they need, and ask for nobody's name, the bootstrap's and the router's least."""
+    """They know the one address that they need and resolve no name, least of all the bootstrap's and the router's."""
     machine.tool("getent", "#!/bin/sh\nexit 2\n")
     machine.tool("ip", ADDRESSES)
     machine.tool("nft", "#!/bin/sh\n")
-    assert "nothing new comes in" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
+    assert "dropping new connections from outside" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
     machine.tool("ip")
     machine.tool("sh", "#!/bin/sh\n")  # what it becomes
     path = machine.root / "behind-router.sh"
@@ -319,12 +319,12 @@ def test_a_router_that_is_on_no_network_says_so_after_a_while(machine: Machine) 
     machine.tool("sleep")
     done = machine.run("router.sh", ROUTER="10.9.9.9")
     assert done.returncode == 1
-    assert "no link of ours has the address 10.9.9.9" in done.stderr
+    assert "No network interface has the address 10.9.9.9." in done.stderr
     assert machine.said == ["sleep 0.5"] * 20
 
 
 def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
-    """The list of needs is made by a script within the script: that one is run here, on the real setup.cfg."""
+    """A script within the script makes the list of dependencies; it is run here on the real setup.cfg."""
     script = (DOCKER / "install-needs.sh").read_text().partition("<<'LIST'\n")[2].partition("\nLIST\n")[0]
     done = subprocess.run(
         [sys.executable, "-"], input=script, cwd=DOCKER.parent, capture_output=True, text=True, timeout=60, check=True
@@ -335,7 +335,9 @@ def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
 
 
 def test_everything_that_is_installed_is_pinned() -> None:
-    """Needs of needs too, as far as they are installed here: beside a pin, what a new build installs may be new."""
+    """Transitive dependencies are included as far as they are installed here: without a pin, a new build may
+    install a new version.
+    """
     pinned = {re.split("[=;]", line)[0] for line in (DOCKER.parent / "constraints.txt").read_text().splitlines()}
     setup = configparser.ConfigParser()
     setup.read(DOCKER.parent / "setup.cfg")
@@ -357,14 +359,16 @@ def test_everything_that_is_installed_is_pinned() -> None:
 
 
 def test_a_volume_is_the_users_own_and_others_may_enter_it() -> None:
-    """mkdir's mode; useradd's is 0700 on some systems, and then who runs as another user cannot even begin there."""
+    """The mode is mkdir's: useradd's is 0700 on some systems, and a container that runs as another user could not
+    start there.
+    """
     dockerfile = (DOCKER / "Dockerfile").read_text()
     assert "--no-create-home --home-dir /data" in dockerfile
     assert "mkdir /swarm /data && chown p2ptrain:p2ptrain /swarm /data" in dockerfile
 
 
 def test_a_change_of_our_own_files_is_built_without_a_network() -> None:
-    """Into which setuptools of no pinned version would be fetched otherwise."""
+    """Build isolation would download an unpinned version of setuptools."""
     ours = (DOCKER / "Dockerfile").read_text().partition("AS ours")[2].partition("\nFROM")[0]
     assert "--no-index --no-deps" in ours
     assert "--no-build-isolation" in ours
@@ -384,7 +388,7 @@ def test_commands_of_the_image_can_be_read() -> None:
 
 
 def test_all_that_an_image_is_built_of_is_sent_to_the_engine() -> None:
-    """.dockerignore lets nothing through but what it names."""
+    """.dockerignore excludes everything that it does not name."""
     text = (DOCKER / "Dockerfile").read_text()
     sources = [
         word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, flags=re.MULTILINE) for word in line.split()

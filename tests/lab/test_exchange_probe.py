@@ -1,4 +1,4 @@
-"""Waiting until a peer says that it is amid an exchange; its door is real, the peer behind it is not."""
+"""Waiting for an exchange of a peer; its control socket is real, the peer is not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from lab import exchange_probe
-from lab.exchange_probe import LOOKS, amid_exchange
+from lab.exchange_probe import PROBES, wait_for_exchange
 from peer.owner.control_socket import ControlServer
 
 
-def waited(home: Path, *counts: int, patience_s: float = 10.0) -> tuple[bool, int]:
-    """What comes of it where the peer there tells of so many exchanges, look by look, and how many looks it took."""
+def waited(home: Path, *counts: int, timeout_s: float = 10.0) -> tuple[bool, int]:
+    """Return the result and the number of probes if the peer reports these numbers of exchanges."""
     door, looks, over = ControlServer(home), 0, threading.Event()
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -34,7 +34,7 @@ def waited(home: Path, *counts: int, patience_s: float = 10.0) -> tuple[bool, in
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        return asyncio.run(amid_exchange(home, patience_s)), looks
+        return asyncio.run(wait_for_exchange(home, timeout_s)), looks
     finally:
         over.set()
         thread.join()
@@ -43,22 +43,22 @@ def waited(home: Path, *counts: int, patience_s: float = 10.0) -> tuple[bool, in
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange_probe, "LOOKS_S", 0.001)
+    monkeypatch.setattr(exchange_probe, "PROBE_INTERVAL_S", 0.001)
 
 
 def test_it_waits_for_the_first_exchange(tmp_path: Path) -> None:
-    assert waited(tmp_path, 0, 0, 2) == (True, 2 + LOOKS)
+    assert waited(tmp_path, 0, 0, 2) == (True, 2 + PROBES)
 
 
-def test_an_exchange_that_just_began_or_ends_meanwhile_is_none_yet(tmp_path: Path) -> None:
-    """Its partner may not know of it."""
-    assert waited(tmp_path, *[1] * (LOOKS - 1), 0, 1) == (True, 2 * LOOKS)
+def test_an_exchange_counts_after_several_probes_in_a_row(tmp_path: Path) -> None:
+    """The partner may not know of the exchange."""
+    assert waited(tmp_path, *[1] * (PROBES - 1), 0, 1) == (True, 2 * PROBES)
 
 
-def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
-    was_amid, _ = waited(tmp_path, 0, patience_s=0.1)
+def test_the_wait_has_a_timeout(tmp_path: Path) -> None:
+    was_amid, _ = waited(tmp_path, 0, timeout_s=0.1)
     assert not was_amid
 
 
-def test_who_says_nothing_is_amid_none(tmp_path: Path) -> None:
-    assert not asyncio.run(amid_exchange(tmp_path, 0.05))
+def test_a_peer_that_does_not_answer_has_no_exchange(tmp_path: Path) -> None:
+    assert not asyncio.run(wait_for_exchange(tmp_path, 0.05))

@@ -1,26 +1,26 @@
-"""Figures from what peers left, and what is compared."""
+"""Figures from artifacts, and their comparison."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from leavings import CRASHED, GROUP, KILLED, SUMMARY, WELL, course, exchange, figures, left
+from sample_artifacts import CRASHED, GROUP, KILLED, SUMMARY, WELL, artifacts, exchange, figures, record
 
 from lab.artifacts import Artifacts
 from lab.figures import compared
-from lab.pulse import FEWEST, FIGURES, growth
-from lab.report import figure, grown
-from lab.script import Do, Part
-from p2ptrain.sim.testbed_fields import RealGroup
+from lab.report import figure, growth_lines
+from lab.resource_monitor import FEWEST, FIGURES, growth
+from lab.scenario import RealGroup
+from lab.script import ActKind, ScriptedPeer
 
 
-def test_who_was_killed_did_not_stay_and_its_exchanges_count() -> None:
+def test_a_killed_peer_did_not_stay_but_its_exchanges_count() -> None:
     found = figures(
-        course({"anna": [WELL], "bert": [KILLED], "cleo": [KILLED, WELL]}),
-        left("anna", exchange(1, "id of bert"), {"kind": "failed"}, summary=SUMMARY),
-        left("bert", exchange(1, "id of anna")),
-        left("cleo", {"kind": "caught up"}, summary={**SUMMARY, "val_loss_last": 3.0}),
+        record({"anna": [WELL], "bert": [KILLED], "cleo": [KILLED, WELL]}),
+        artifacts("anna", exchange(1, "id of bert"), {"kind": "failed"}, summary=SUMMARY),
+        artifacts("bert", exchange(1, "id of anna")),
+        artifacts("cleo", {"kind": "caught up"}, summary={**SUMMARY, "val_loss_last": 3.0}),
     )
     assert found["stayed"] == found["finished"] == found["learned"] == 2
     assert found["exchanges_made"] == 2
@@ -33,12 +33,12 @@ def test_who_was_killed_did_not_stay_and_its_exchanges_count() -> None:
     assert found["peers"]["bert"]["loss"] is None
 
 
-def test_a_crash_is_no_expected_exit() -> None:
-    assert figures(course({"anna": [CRASHED]}), left("anna"))["unexpected_exits"] == 1
+def test_a_crash_is_an_unexpected_exit() -> None:
+    assert figures(record({"anna": [CRASHED]}), artifacts("anna"))["unexpected_exits"] == 1
 
 
-def test_a_loss_that_is_no_number_has_not_learned() -> None:
-    found = figures(course({"anna": [WELL]}), left("anna", summary={**SUMMARY, "val_loss_last": None}))
+def test_a_nan_loss_has_not_learned() -> None:
+    found = figures(record({"anna": [WELL]}), artifacts("anna", summary={**SUMMARY, "val_loss_last": None}))
     assert found["learned"] == 0
     assert found["worst_loss"] is None
 
@@ -46,37 +46,41 @@ def test_a_loss_that_is_no_number_has_not_learned() -> None:
 def test_exchanges_after_the_last_act_are_those_that_began_then() -> None:
     done = [{"at_s": 1, "time": 10.0, "do": "is killed", "who": "bert"}]
     notes = [exchange(8.0, "id of bert"), exchange(9.5, "id of bert"), exchange(10.5, "id of bert")]
-    found = figures(course({"anna": [WELL]}, done), left("anna", *notes, summary=SUMMARY))
+    found = figures(record({"anna": [WELL]}, done), artifacts("anna", *notes, summary=SUMMARY))
     assert found["fewest_exchanges_afterwards"] == 1
 
 
 def test_exchanges_across_a_partition() -> None:
     done = [
-        {"at_s": 1, "time": 10.0, "do": Do.PART.value, "who": "0"},
-        {"at_s": 2, "time": 20.0, "do": Do.HEAL.value, "who": "0"},
+        {"at_s": 1, "time": 10.0, "do": ActKind.PART.value, "who": "0"},
+        {"at_s": 2, "time": 20.0, "do": ActKind.HEAL.value, "who": "0"},
     ]
     times = (5.0, 9.5, 12.0, 19.5, 21.0, 22.0)  # before, over its beginning, amid, over its end, after, after
-    anna = left("anna", *(exchange(time, "id of bert") for time in times), exchange(12.0, "id of cleo"))
+    anna = artifacts("anna", *(exchange(time, "id of bert") for time in times), exchange(12.0, "id of cleo"))
     found = figures(
-        course({"anna": [WELL]}, done), anna, left("bert"), left("cleo"), sides={"0": [["anna", "cleo"], ["bert"]]}
+        record({"anna": [WELL]}, done),
+        anna,
+        artifacts("bert"),
+        artifacts("cleo"),
+        sides={"0": [["anna", "cleo"], ["bert"]]},
     )
     assert found["exchanges_across"] == 1
     assert found["exchanges_across_afterwards"] == 2
 
 
-def test_the_longest_stall_is_that_of_whoever_was_held_up_most() -> None:
-    anna = left("anna", summary={**SUMMARY, "longest_stall_inner_steps": 2.5})
-    bert = left("bert", summary={**SUMMARY, "longest_stall_inner_steps": None})  # it made one inner step
-    cleo = left("cleo", summary={**SUMMARY, "longest_stall_inner_steps": 9.0})  # it did not stay
-    found = figures(course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}), anna, bert, cleo)
+def test_the_longest_stall_is_the_largest_of_all_peers() -> None:
+    anna = artifacts("anna", summary={**SUMMARY, "longest_stall_inner_steps": 2.5})
+    bert = artifacts("bert", summary={**SUMMARY, "longest_stall_inner_steps": None})  # it made one inner step
+    cleo = artifacts("cleo", summary={**SUMMARY, "longest_stall_inner_steps": 9.0})  # it did not stay
+    found = figures(record({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}), anna, bert, cleo)
     assert found["longest_stall"] == found["groups"]["anna"]["longest_stall"] == 2.5
     assert found["groups"]["bert"]["longest_stall"] is None
     assert found["peers"]["cleo"]["longest_stall"] == 9.0
 
 
-def test_liars_count_in_no_figure_of_honest_peers() -> None:
+def test_adversaries_count_in_no_figure_of_honest_peers() -> None:
     liar = Artifacts(
-        Part("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
+        ScriptedPeer("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
         "id of liar",
         [{"kind": "caught up", "time": 9.0}, {"kind": "resumed"}, {"kind": "broke protocol"}],
         {
@@ -87,11 +91,11 @@ def test_liars_count_in_no_figure_of_honest_peers() -> None:
             "half_commits": 7,
         },
     )
-    happened = course(
-        {"anna": [WELL], "liar": [KILLED, WELL]}, [{"at_s": 1, "time": 8.0, "do": Do.START.value, "who": "liar"}]
+    happened = record(
+        {"anna": [WELL], "liar": [KILLED, WELL]}, [{"at_s": 1, "time": 8.0, "do": ActKind.START.value, "who": "liar"}]
     )
     samples = {"liar": [(100 + number, 50, 20, 10) for number in range(FEWEST)]}
-    found = figures({**happened, "samples": samples}, left("anna", summary=SUMMARY), liar)
+    found = figures({**happened, "samples": samples}, artifacts("anna", summary=SUMMARY), liar)
     assert found["half_commits"] == 1
     assert found["offences"] == found["newcomers"] == 0
     assert found["peers"]["liar"]["offences"] == 1
@@ -104,23 +108,23 @@ def test_liars_count_in_no_figure_of_honest_peers() -> None:
     assert found["peers"]["liar"]["loss"] == 99.0
 
 
-def test_newcomers_that_caught_up_are_those_who_came_in_mid_run() -> None:
-    done = [{"at_s": 1, "time": 10.0, "do": Do.START.value, "who": name} for name in ("bert", "cleo")]
+def test_newcomers_are_peers_started_after_second_0() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": ActKind.START.value, "who": name} for name in ("bert", "cleo")]
     found = figures(
-        course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED, WELL]}, done),
-        left("anna", {"kind": "caught up", "time": 5.0}),  # it was there from the beginning, and a little late
-        left("bert", {"kind": "caught up", "time": 12.0}),
-        left("cleo", {"kind": "caught up", "time": 4.0}),  # before it was killed
+        record({"anna": [WELL], "bert": [WELL], "cleo": [KILLED, WELL]}, done),
+        artifacts("anna", {"kind": "caught up", "time": 5.0}),  # it was there from the beginning, and a little late
+        artifacts("bert", {"kind": "caught up", "time": 12.0}),
+        artifacts("cleo", {"kind": "caught up", "time": 4.0}),  # before it was killed
     )
     assert found["caught_up"] == 3
     assert found["newcomers_caught_up"] == 1
 
 
 def test_groups_have_their_means() -> None:
-    pair = [Artifacts(Part(f"home-{n}", "home", GROUP, f"home-{n}"), f"id-{n}", [], None) for n in (1, 2)]
+    pair = [Artifacts(ScriptedPeer(f"home-{n}", "home", GROUP, f"home-{n}"), f"id-{n}", [], None) for n in (1, 2)]
     pair[0] = replace(pair[0], notes=[exchange(1, "id-2")] * 4, summary=SUMMARY)
     pair[1] = replace(pair[1], notes=[exchange(1, "id-1")] * 2, summary={**SUMMARY, "val_loss_last": 3.0})
-    found = figures(course({"home-1": [WELL], "home-2": [WELL]}), *pair)["groups"]["home"]
+    found = figures(record({"home-1": [WELL], "home-2": [WELL]}), *pair)["groups"]["home"]
     assert found["stayed"] == 2
     assert found["loss"] == 2.5
     assert found["exchanges_made"] == 3
@@ -132,7 +136,7 @@ def test_figures_are_compared_where_both_are_there() -> None:
     assert compared(disturbed, calm) == {"loss": 1.1, "groups": {"home": {"tokens": 0.9}}}
 
 
-def test_what_grows_after_it_has_settled() -> None:
+def test_growth_counts_after_settling() -> None:
     steady = [(100, 50, 20, 10)] * FEWEST
     settling = [(1, 1, 1, 1)] * (FEWEST // 2) + steady
     leaking = [(100 + number, 50, 20, 10) for number in range(2 * FEWEST)]
@@ -145,137 +149,140 @@ def test_what_grows_after_it_has_settled() -> None:
     assert growth(one_more)["descriptor_growth"] == 1  # a number: one of twelve says nothing
 
 
-def test_growth_is_the_largest_of_those_who_stayed() -> None:
+def test_growth_is_the_largest_of_the_peers_that_stayed() -> None:
     samples = {name: [(100, 50, 20, 10)] * FEWEST for name in ("anna", "bert")}
     samples["bert"] = [(100 + number, 50, 20, 10) for number in range(FEWEST)]
     lives = {"anna": [WELL], "bert": [KILLED]}
-    found = figures({**course(lives), "samples": samples}, left("anna", summary=SUMMARY), left("bert"))
+    found = figures({**record(lives), "samples": samples}, artifacts("anna", summary=SUMMARY), artifacts("bert"))
     assert found["memory_growth"] == 0
-    found = figures({**course({**lives, "bert": [WELL]}), "samples": samples}, left("anna"), left("bert"))
+    found = figures({**record({**lives, "bert": [WELL]}), "samples": samples}, artifacts("anna"), artifacts("bert"))
     assert found["memory_growth"] > 0.1
 
 
-def test_how_far_apart_they_are_at_the_end() -> None:
+def test_last_distance() -> None:
     notes = [{**exchange(n, "id of bert"), "distance": d} for n, d in enumerate([9.0, 9.0, *[0.2] * 6, *[0.4] * 4])]
     found = figures(
-        course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}),
-        left("anna", *notes),
-        left("bert", *notes[:1]),
-        left("cleo", {**exchange(1, "x"), "distance": 99.0}),
+        record({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}),
+        artifacts("anna", *notes),
+        artifacts("bert", *notes[:1]),
+        artifacts("cleo", {**exchange(1, "x"), "distance": 99.0}),
     )
     assert found["peers"]["anna"]["last_distance"] == 0.2
     assert found["last_distance"] == 9.0
-    assert figures(course({"anna": [WELL]}), left("anna"))["last_distance"] is None
+    assert figures(record({"anna": [WELL]}), artifacts("anna"))["last_distance"] is None
 
 
-def test_the_final_gossip_is_no_training() -> None:
+def test_the_final_gossip_does_not_count_as_training() -> None:
     notes = [exchange(1.0, "x"), exchange(2.0, "x"), {"kind": "trained", "time": 4.0}, exchange(5.0, "x")]
-    found = figures(course({"anna": [WELL]}), left("anna", *notes, summary=SUMMARY))
+    found = figures(record({"anna": [WELL]}), artifacts("anna", *notes, summary=SUMMARY))
     assert found["fewest_exchanges"] == found["fewest_exchanges_afterwards"] == 2
 
 
 def test_exchanges_through_a_relay() -> None:
     notes = [exchange(1.0, "x"), {**exchange(2.0, "y"), "relay": "the bootstrap"}]
-    assert figures(course({"anna": [WELL]}), left("anna", *notes))["relayed_exchanges"] == 1
+    assert figures(record({"anna": [WELL]}), artifacts("anna", *notes))["relayed_exchanges"] == 1
 
 
-def test_exchanges_between_two_behind_routers_are_those_of_both() -> None:
+def test_exchanges_between_routers_are_counted_by_both_peers() -> None:
     def one(name: str, router: bool, *partners: str) -> Artifacts:
-        found = left(name, *(exchange(2.0, f"id of {partner}") for partner in partners))
+        found = artifacts(name, *(exchange(2.0, f"id of {partner}") for partner in partners))
         return replace(
-            found, part=replace(found.part, settings=found.part.settings.model_copy(update={"router": router}))
+            found, peer=replace(found.peer, settings=found.peer.settings.model_copy(update={"router": router}))
         )
 
     everybody = one("anna", True, "bert", "cleo"), one("bert", True, "anna", "cleo"), one("cleo", False, "anna", "bert")
     lives = {name: [WELL] for name in ("anna", "bert", "cleo")}
-    assert figures(course(lives), *everybody)["exchanges_between_routers"] == 2
+    assert figures(record(lives), *everybody)["exchanges_between_routers"] == 2
 
 
 def test_newcomers() -> None:
-    done = [{"at_s": 1, "time": 10.0, "do": Do.START.value, "who": name} for name in ("bert", "cleo")]
-    done += [{"at_s": 9, "time": 150.0, "do": Do.START.value, "who": "dora"}]
+    done = [{"at_s": 1, "time": 10.0, "do": ActKind.START.value, "who": name} for name in ("bert", "cleo")]
+    done += [{"at_s": 9, "time": 150.0, "do": ActKind.START.value, "who": "dora"}]
     everybody = [
-        left("anna", {"kind": "progress", "time": 160.0}, summary=SUMMARY),
-        left("bert", {"kind": "caught up", "time": 12.0}, summary={**SUMMARY, "val_loss_last": 3.0}),
-        left("cleo", {"kind": "progress", "time": 20.0}),
-        left("dora"),  # too late to have done anything
+        artifacts("anna", {"kind": "progress", "time": 160.0}, summary=SUMMARY),
+        artifacts("bert", {"kind": "caught up", "time": 12.0}, summary={**SUMMARY, "val_loss_last": 3.0}),
+        artifacts("cleo", {"kind": "progress", "time": 20.0}),
+        artifacts("dora"),  # too late to have done anything
     ]
     lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [WELL]}
-    found = figures(course(lives, done), *everybody)
+    found = figures(record(lives, done), *everybody)
     assert found["newcomers"] == 3
     assert found["newcomers_caught_up"] == 1
     assert found["newcomers_caught_up_share"] == 0.5
     assert found["newcomers_loss"] == 1.5
-    nobody = figures(course({"anna": [WELL]}), left("anna", summary=SUMMARY))
+    nobody = figures(record({"anna": [WELL]}), artifacts("anna", summary=SUMMARY))
     assert nobody["newcomers_caught_up_share"] is nobody["newcomers_loss"] is None
 
 
-def test_what_happened_to_somebody_after_the_last_act() -> None:
-    done = [{"at_s": 1, "time": 10.0, "do": Do.THAW.value, "who": "anna"}]
+def test_figures_after_the_last_act() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": ActKind.THAW.value, "who": "anna"}]
     notes = [{"kind": "caught up", "time": 5.0}, {"kind": "saved", "time": 6.0}, {"kind": "caught up", "time": 11.0}]
     end = [{"kind": "stopping", "time": 20.0}, {"kind": "saved", "time": 21.0}]
-    found = figures(course({"anna": [WELL]}, done), left("anna", *notes, *end))
+    found = figures(record({"anna": [WELL]}, done), artifacts("anna", *notes, *end))
     assert found["peers"]["anna"]["caught_up_afterwards"] == found["groups"]["anna"]["caught_up_afterwards"] == 1
     assert found["saved_afterwards"] == 0  # everybody saves when it leaves
-    found = figures(course({"anna": [WELL]}, done), left("anna", *notes, {"kind": "saved", "time": 15.0}, *end))
+    found = figures(record({"anna": [WELL]}, done), artifacts("anna", *notes, {"kind": "saved", "time": 15.0}, *end))
     assert found["saved_afterwards"] == 1
 
 
-def test_bootstraps_are_watched_and_count_as_no_peer() -> None:
+def test_bootstraps_are_watched_but_are_no_peers() -> None:
     samples = {"anna": [(100, 50, 20, 10)] * FEWEST, "bootstrap": [(100, 50 + n, 20, 10) for n in range(FEWEST)]}
-    happened = {**course({"anna": [WELL]}), "samples": samples, "peaks": {"anna": 7, "bootstrap": 9}}
-    found = figures(happened, left("anna", summary=SUMMARY))
+    happened = {**record({"anna": [WELL]}), "samples": samples, "peaks": {"anna": 7, "bootstrap": 9}}
+    found = figures(happened, artifacts("anna", summary=SUMMARY))
     assert found["daemon_memory_growth"] == 0
     assert figure(found, "bootstraps.bootstrap.daemon_memory_growth") > 0.1  # type: ignore[operator]  # it is there
     assert found["peak_memory"] == 7
-    assert grown(found)[0] == (
-        "anna: memory 100 and at last 100, daemon memory 50 and at last 50, descriptors 20 and at last 20, "
-        "daemon descriptors 10 and at last 10"
+    assert growth_lines(found)[0] == (
+        "anna: memory 100 to 100, daemon memory 50 to 50, descriptors 20 to 20, daemon descriptors 10 to 10"
     )
-    assert grown(figures(course({"anna": [WELL]}), left("anna"))) == []
+    assert growth_lines(figures(record({"anna": [WELL]}), artifacts("anna"))) == []
 
 
 def progress(time: float, step: int, tokens: int = 0) -> dict[str, Any]:
     return {"kind": "progress", "time": time, "step": step, "tokens": tokens}
 
 
-def test_exchanges_over_outer_steps_are_the_fewest_of_those_who_stayed() -> None:
-    anna = left("anna", progress(0.5, 2), exchange(1, "x"), exchange(2, "x"), exchange(3, "x"), progress(9, 4))
-    bert = left("bert", progress(0.5, 0), exchange(1, "x"), progress(9, 2))
-    cleo = left("cleo", progress(0.5, 0), progress(9, 9))
-    dora = left("dora", exchange(1, "x"))  # it told nothing of outer steps
+def test_exchanges_per_outer_step_is_the_smallest_of_all_peers() -> None:
+    anna = artifacts("anna", progress(0.5, 2), exchange(1, "x"), exchange(2, "x"), exchange(3, "x"), progress(9, 4))
+    bert = artifacts("bert", progress(0.5, 0), exchange(1, "x"), progress(9, 2))
+    cleo = artifacts("cleo", progress(0.5, 0), progress(9, 9))
+    dora = artifacts("dora", exchange(1, "x"))  # it told nothing of outer steps
     lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [WELL]}
-    found = figures(course(lives), anna, bert, cleo, dora)
+    found = figures(record(lives), anna, bert, cleo, dora)
     assert found["exchanges_per_outer_step"] == found["groups"]["bert"]["exchanges_per_outer_step"] == 0.5
     assert found["peers"]["anna"]["exchanges_per_outer_step"] == 1.5
     assert found["groups"]["dora"]["exchanges_per_outer_step"] is None
 
 
-def test_tokens_meanwhile_are_the_fewest_between_the_first_act_and_the_last() -> None:
-    done = [{"at_s": 1, "time": time, "do": Do.FILL.value, "who": "anna"} for time in (10.0, 15.0, 30.0)]
-    anna = left("anna", progress(9, 1, 100), progress(31, 5, 700), progress(40, 7, 900))  # its log had no room between
-    bert = left("bert", progress(9, 1, 100), progress(20, 4, 500), progress(29, 4, 500))  # it ended then
-    cleo = left("cleo", progress(9, 1, 100), progress(31, 1, 100))
-    dora = left("dora", progress(9, 1, 500), progress(14, 2, 700), progress(20, 1, 0), progress(33, 4, 300))  # killed
+def test_fewest_tokens_between_the_first_and_the_last_act() -> None:
+    done = [{"at_s": 1, "time": time, "do": ActKind.FILL.value, "who": "anna"} for time in (10.0, 15.0, 30.0)]
+    anna = artifacts(
+        "anna", progress(9, 1, 100), progress(31, 5, 700), progress(40, 7, 900)
+    )  # its log had no room between
+    bert = artifacts("bert", progress(9, 1, 100), progress(20, 4, 500), progress(29, 4, 500))  # it ended then
+    cleo = artifacts("cleo", progress(9, 1, 100), progress(31, 1, 100))
+    dora = artifacts(
+        "dora", progress(9, 1, 500), progress(14, 2, 700), progress(20, 1, 0), progress(33, 4, 300)
+    )  # killed
     lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [KILLED, WELL]}
-    found = figures(course(lives, done), anna, bert, cleo, dora, left("emil"))
+    found = figures(record(lives, done), anna, bert, cleo, dora, artifacts("emil"))
     assert [found["peers"][name]["tokens_meanwhile"] for name in (*lives, "emil")] == [600, 400, 0, 500, 0]
     assert found["fewest_tokens_meanwhile"] == 400
     assert found["slowest_pace_meanwhile"] == 400 / 600
-    calm = figures(course({"anna": [WELL]}), anna)
+    calm = figures(record({"anna": [WELL]}), anna)
     assert [calm[name] for name in ("fewest_tokens_meanwhile", "slowest_pace_meanwhile")] == [None, None]
 
 
 def test_figures_of_partitions_are_there() -> None:
     done = [
-        {"at_s": 1, "time": 10.0, "do": Do.PART.value, "who": "0"},
-        {"at_s": 2, "time": 20.0, "do": Do.HEAL.value, "who": "0"},
+        {"at_s": 1, "time": 10.0, "do": ActKind.PART.value, "who": "0"},
+        {"at_s": 2, "time": 20.0, "do": ActKind.HEAL.value, "who": "0"},
     ]
-    anna = left("anna", progress(5, 1), exchange(12, "id of cleo"), progress(24, 3), exchange(25, "id of bert"))
+    anna = artifacts("anna", progress(5, 1), exchange(12, "id of cleo"), progress(24, 3), exchange(25, "id of bert"))
     lives = {"anna": [WELL], "bert": [WELL], "cleo": [WELL]}
     sides = {"0": [["anna", "cleo"], ["bert"]]}
-    found = figures(course(lives, done), anna, left("bert"), left("cleo"), sides=sides)
+    found = figures(record(lives, done), anna, artifacts("bert"), artifacts("cleo"), sides=sides)
     assert found["exchanges_within"] == 1
     assert found["outer_steps_to_contact"] == 2
-    untouched = figures(course(lives), anna)
+    untouched = figures(record(lives), anna)
     assert untouched["exchanges_within"] is untouched["outer_steps_to_contact"] is None

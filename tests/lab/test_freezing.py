@@ -1,4 +1,4 @@
-"""Sleeping machines: everything of a peer stops, wakes again, and wakes also when whoever stopped it dies."""
+"""Suspended machines: all processes of a peer stop, resume, and resume even if the suspending process dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from lab.freezing import Suspend, family, marked
+from lab.freezing import Suspend, process_tree, processes_with
 
 PARENT = """
 import subprocess, sys, time
@@ -36,7 +36,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def two() -> Iterator[tuple[psutil.Process, psutil.Process]]:
-    """A process and its child."""
+    """Start a process with a child."""
     process = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
@@ -52,16 +52,18 @@ def are_stopped(processes: tuple[psutil.Process, ...]) -> bool:
     return all(each.status() == psutil.STATUS_STOPPED for each in processes)
 
 
-def test_a_nap_stops_the_whole_family(two: tuple[psutil.Process, psutil.Process]) -> None:
-    assert family(two[0].pid) == [each.pid for each in two]
-    nap = Suspend(family(two[0].pid))
+def test_a_suspension_stops_the_whole_process_tree(two: tuple[psutil.Process, psutil.Process]) -> None:
+    assert process_tree(two[0].pid) == [each.pid for each in two]
+    nap = Suspend(process_tree(two[0].pid))
     wait_for(lambda: are_stopped(two))
     nap.end()
     nap.end()
     wait_for(lambda: not any(are_stopped((each,)) for each in two))
 
 
-def test_who_is_asleep_wakes_when_the_freezer_is_killed(two: tuple[psutil.Process, psutil.Process]) -> None:
+def test_suspended_processes_resume_when_the_suspending_process_is_killed(
+    two: tuple[psutil.Process, psutil.Process],
+) -> None:
     command = [sys.executable, "-c", FREEZER, *(str(each.pid) for each in two)]
     freezer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert freezer.stdout is not None
@@ -72,7 +74,7 @@ def test_who_is_asleep_wakes_when_the_freezer_is_killed(two: tuple[psutil.Proces
     wait_for(lambda: not any(are_stopped((each,)) for each in two))
 
 
-def test_who_is_gone_can_neither_sleep_nor_wake() -> None:
+def test_an_ended_process_can_be_suspended_and_resumed_without_effect() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     Suspend([gone.pid]).end()
@@ -84,8 +86,8 @@ def test_marked_processes_are_found_by_their_environment() -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     process.stdout.readline()
-    assert marked("A_MARK_OF_THIS_TEST", "abc") == [process.pid]
-    assert marked("A_MARK_OF_THIS_TEST", "ab") == []
+    assert processes_with("A_MARK_OF_THIS_TEST", "abc") == [process.pid]
+    assert processes_with("A_MARK_OF_THIS_TEST", "ab") == []
     process.kill()
     process.communicate()
-    assert marked("A_MARK_OF_THIS_TEST", "abc") == []
+    assert processes_with("A_MARK_OF_THIS_TEST", "abc") == []

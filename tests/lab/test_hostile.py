@@ -1,4 +1,4 @@
-"""Liars of the laboratory: what leaves them, and that nothing else of theirs is changed."""
+"""Adversarial peers of the lab: what they send, and that nothing else of theirs is altered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lab import hostile
-from lab.hostile import LIES, Hostility
+from lab.hostile import LIES, WireAdversary
 from p2ptrain import codec as codecs
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
@@ -44,14 +44,14 @@ WEIGHTS = torch.linspace(-1.0, 1.0, 256)
 
 @dataclass
 class Wire:
-    """A link that keeps what is sent, and breaks after so many frames."""
+    """Link that records what is sent and breaks after a number of frames."""
 
     peer: PeerId = THEM
     patience: int = 1000
     sent: list[tuple[int, bytes]] = field(default_factory=list)
     coming: list[tuple[int, bytes]] = field(default_factory=list)
     written: list[bytes] = field(default_factory=list)
-    """Below its frames."""
+    """Bytes written below the frames."""
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         if len(self.sent) == self.patience:
@@ -70,7 +70,7 @@ class Wire:
 
 @dataclass
 class OneWire:
-    """A transport with one link, in and out."""
+    """Transport with one link, in and out."""
 
     wire: Wire
 
@@ -100,7 +100,7 @@ def disguised(
     notebook: Notebook | None = None,
 ) -> DriverEnvironment:
     nothing: Any = None
-    shore = DriverEnvironment(
+    environment = DriverEnvironment(
         transport=OneWire(wire or Wire()),
         directory=directory or nothing,
         notebook=notebook or nothing,
@@ -111,11 +111,11 @@ def disguised(
         work=at_once,
     )
     learner = cast(Learner, OneLearner(payloads or honest_payloads()))
-    return Hostility(lie, 1000.0).disguised(shore, learner)
+    return WireAdversary(lie, 1000.0).wrapped(environment, learner)
 
 
 def encoded(lie: str) -> torch.Tensor:
-    """What partners decode of its weights."""
+    """Return what partners decode of the peer's weights."""
     payloads = honest_payloads()
     payload = asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), (), payloads.published))
     assert payloads.published.parts[0] is WEIGHTS  # the lie is told, not believed
@@ -125,7 +125,7 @@ def encoded(lie: str) -> torch.Tensor:
 def sent(
     lie: str, *frames: tuple[int, bytes], patience: int = 1000, wire: Wire | None = None
 ) -> list[tuple[int, bytes]]:
-    """What goes over the wire when it is to send these frames."""
+    """Return the frames on the wire when the peer sends these frames."""
     wire = wire or Wire(patience=patience)
 
     async def send() -> None:
@@ -142,7 +142,7 @@ CHUNK = FrameKind.CHUNK, bytes(64)
 PART = FrameKind.PART, bytes(44)
 
 
-def test_weights_that_are_lied_about() -> None:
+def test_false_weights() -> None:
     assert torch.equal(encoded("flipped"), -WEIGHTS)
     assert torch.equal(encoded("scaled"), 3 * WEIGHTS)
     assert float(encoded("enormous").abs().max()) > 1e6
@@ -150,7 +150,7 @@ def test_weights_that_are_lied_about() -> None:
 
 
 @pytest.mark.parametrize("lie", ["flipped", "scaled", "random", "enormous"])
-def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_weights_stay_true_while_false_ones_are_encoded(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     payloads, seen = honest_payloads(), list[torch.Tensor]()
     encode = Payloads.encode
 
@@ -164,15 +164,15 @@ def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, m
     assert all(each is WEIGHTS for each in seen)
 
 
-def test_old_weights_are_the_first_that_it_sent() -> None:
+def test_stale_weights_are_the_first_that_were_sent() -> None:
     payloads = honest_payloads()
-    shore = disguised("stale", payloads=payloads)
+    environment = disguised("stale", payloads=payloads)
 
     async def first_and_second() -> list[bytes]:
         sent = list[bytes]()
         for weights in (WEIGHTS, 2 * WEIGHTS):
             payloads.publish(Snapshot(3, (weights,), (weights,)))
-            sent += (await shore.work(payloads.encode, (0,), (), (), payloads.published)).parts
+            sent += (await environment.work(payloads.encode, (0,), (), (), payloads.published)).parts
         return sent
 
     first, second = asyncio.run(first_and_second())
@@ -180,18 +180,18 @@ def test_old_weights_are_the_first_that_it_sent() -> None:
     assert torch.equal(FP32.decode(first, CodecTerms(len(WEIGHTS))), WEIGHTS)
 
 
-def test_a_sketch_of_infinite_weights_is_what_partners_refuse_and_the_liar_does_not_stumble_over_it() -> None:
+def test_partners_reject_a_sketch_of_infinite_weights_and_the_adversary_does_not() -> None:
     def modular() -> Payloads:
         payloads = Payloads([len(WEIGHTS)], codecs.get("modular4"), None)
         payloads.publish(Snapshot(3, (WEIGHTS,), (WEIGHTS,)))
         return payloads
 
     theirs, liars = modular(), modular()
-    honest, shore = theirs.wishes((0,)), disguised("infinite", payloads=liars)
+    honest, environment = theirs.wishes((0,)), disguised("infinite", payloads=liars)
 
     async def lie() -> tuple[Any, Any]:
-        wishes = await shore.work(liars.wishes, (0,), liars.published)
-        return wishes, await shore.work(liars.encode, (0,), wishes, honest, liars.published)
+        wishes = await environment.work(liars.wishes, (0,), liars.published)
+        return wishes, await environment.work(liars.encode, (0,), wishes, honest, liars.published)
 
     wishes, payload = asyncio.run(lie())
     assert payload.parts == liars.encode((0,), liars.wishes((0,)), honest).parts
@@ -203,7 +203,7 @@ HONEST_IN_WEIGHTS = ("frames", "shapes", "endless", "drip", "lingering", "heavy"
 
 
 @pytest.mark.parametrize("lie", [*HONEST_IN_WEIGHTS, "silent", "stalling"])
-def test_other_liars_have_honest_weights(lie: str) -> None:
+def test_other_lies_leave_the_weights_true(lie: str) -> None:
     assert torch.equal(encoded(lie), WEIGHTS)
 
 
@@ -218,30 +218,30 @@ def test_shapes_are_wrong() -> None:
     assert sent("shapes", MESSAGE, CHUNK) == [MESSAGE, (FrameKind.CHUNK, bytes(32))]
 
 
-def test_an_endless_payload_ends_when_the_partner_has_had_enough() -> None:
+def test_an_endless_payload_ends_with_the_link() -> None:
     with pytest.raises(NetworkError):
         sent("endless", CHUNK, PART, patience=20)
 
 
-def test_it_claims_to_be_at_the_end() -> None:
+def test_progress_is_claimed_at_the_end() -> None:
     [(_, body)] = sent("progress", MESSAGE)
     assert decode_message(body) == replace(cast(Decline, decode_message(MESSAGE[1])), progress=1000.0)
 
 
-def test_it_claims_to_be_at_the_beginning() -> None:
+def test_progress_is_claimed_at_the_beginning() -> None:
     [(_, body)] = sent("behind", MESSAGE)
     assert decode_message(body) == replace(cast(Decline, decode_message(MESSAGE[1])), progress=0.0)
 
 
 @pytest.fixture
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the liar would have slept for, in seconds."""
+    """Record the peer's sleeps, in seconds, without sleeping."""
     taken: list[float] = []
 
-    async def nap(seconds: float) -> None:
+    async def suspend(seconds: float) -> None:
         taken.append(seconds)
 
-    monkeypatch.setattr(hostile.asyncio, "sleep", nap)
+    monkeypatch.setattr(hostile.asyncio, "sleep", suspend)
     return taken
 
 
@@ -257,7 +257,7 @@ def test_a_drip_and_a_stall(naps: list[float]) -> None:
     assert naps == [hostile.FOREVER_S]
 
 
-def test_who_never_answers_counts_what_it_does_not_hear(naps: list[float]) -> None:
+def test_a_silent_adversary_counts_ignored_messages(naps: list[float]) -> None:
     log = MemoryLog()
     wire = Wire(coming=[(FrameKind.MESSAGE, encode_message(Offer(RUN, 1, (0,), TERMS))), MESSAGE])
 
@@ -281,7 +281,7 @@ def test_lies_about_terms(lie: str, lied: dict[str, float]) -> None:
     ]
 
 
-def test_it_lingers_just_above_the_rate_at_which_a_link_is_given_up(naps: list[float]) -> None:
+def test_lingering_is_just_above_the_rate_limit_of_dead_links(naps: list[float]) -> None:
     wire, body = Wire(), bytes(range(256)) * 40
     sent("lingering", (FrameKind.CHUNK, body), wire=wire)
     header, *pieces = wire.written
@@ -290,9 +290,9 @@ def test_it_lingers_just_above_the_rate_at_which_a_link_is_given_up(naps: list[f
     assert 1.0 < len(body) / sum(naps) / Limits().slowest_rate < 1.5
 
 
-def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_dials_all_peers_with_bounded_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "FLOOD_PAUSE_S", 0.0)
-    monkeypatch.setattr(hostile, "FLOOD_AT_ONCE", 3)
+    monkeypatch.setattr(hostile, "FLOOD_CONNECTIONS", 3)
     called: list[str] = []
 
     @dataclass
@@ -312,9 +312,9 @@ def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pyt
 
     async def flood() -> None:
         nothing: Any = None
-        lying = hostile.Lying(Busy(Wire()), nothing, cast(Any, Everybody()))
+        lying = hostile.AdversarialTransport(Busy(Wire()), nothing, cast(Any, Everybody()))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(lying._call_everybody(), 0.2)
+            await asyncio.wait_for(lying._flood_peers(), 0.2)
 
     asyncio.run(flood())
     assert sorted(called) == ["anna"] * 3 + ["bert"] * 3
@@ -322,7 +322,7 @@ def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pyt
 
 @dataclass
 class Shelf:
-    """A directory in which everybody's last record lies, and those that were brought."""
+    """Directory that keeps the last record of each peer, and all announced records."""
 
     records: list[Presence]
     brought: list[Presence] = field(default_factory=list)
@@ -342,13 +342,13 @@ def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> N
     liar, honest = (Identity.load_or_create(tmp_path / name) for name in ("liar", "honest"))
     own, other = presence(liar, "/ip4/203.0.113.6/tcp/6", 9.0), presence(honest, "/ip4/203.0.113.7/tcp/7", 8.0)
     shelf, log, wire = Shelf([own, other]), MemoryLog(), Wire()
-    shore = disguised("forged_record", wire, directory=shelf, notebook=log)
+    environment = disguised("forged_record", wire, directory=shelf, notebook=log)
     offer, accept = Offer(RUN, 1, (0,), TERMS), Accept((0,), TERMS, known=(other,))
 
     async def lie() -> None:
-        link = await shore.transport.open(THEM, ())
+        link = await environment.transport.open(THEM, ())
         await link.send(FrameKind.MESSAGE, encode_message(offer))  # it has announced nothing yet, so knows no lie
-        await shore.directory.announce(own)
+        await environment.directory.announce(own)
         for message in (offer, accept, decode_message(MESSAGE[1])):
             await link.send(FrameKind.MESSAGE, encode_message(message))
 
@@ -367,7 +367,7 @@ def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> N
     assert list(log.notes) == 2 * [("lied", {"peer": THEM, "times": 1})]
 
 
-def test_a_flood_counts_the_calls_that_came_through() -> None:
+def test_a_flood_counts_completed_connections() -> None:
     log = MemoryLog()
 
     class TurnedDown(Wire):
@@ -376,20 +376,22 @@ def test_a_flood_counts_the_calls_that_came_through() -> None:
 
     async def flood() -> None:
         known = Presence(THEM, RUN, (), PeerState.TRAINING, 3, 5.0, True, "", 9.0, 100.0)
-        shore = disguised("flood", TurnedDown(), directory=Shelf([known]), notebook=log)
+        environment = disguised("flood", TurnedDown(), directory=Shelf([known]), notebook=log)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(cast(hostile.Lying, shore.transport)._call_everybody(), 1.5 * hostile.FLOOD_LOOK_S)
+            await asyncio.wait_for(
+                cast(hostile.AdversarialTransport, environment.transport)._flood_peers(), 1.5 * hostile.FLOOD_LOOKUP_S
+            )
 
     virtual_time.run(flood())
     [(kind, fields)] = log.notes
     assert (kind, fields["peer"]) == ("lied", THEM)
-    assert fields["times"] == pytest.approx(hostile.FLOOD_LOOK_S / hostile.FLOOD_PAUSE_S, rel=0.02)
+    assert fields["times"] == pytest.approx(hostile.FLOOD_LOOKUP_S / hostile.FLOOD_PAUSE_S, rel=0.02)
 
 
 def test_real_links_can_drip() -> None:
-    assert callable(StreamLink._write)  # hostile.Raw
+    assert callable(StreamLink._write)  # hostile.FrameWriter
     stream = StreamLink(FarEnd(THEM, ""), cast(Stream, None), Limits(), Throttles())
-    assert hostile.raw(ParallelStreams(cast(Node, None)).of(stream, ours=True)) is stream
+    assert hostile.frame_writer(ParallelStreams(cast(Node, None)).of(stream, ours=True)) is stream
 
 
 def test_every_lie_of_a_scenario_is_known() -> None:

@@ -1,4 +1,4 @@
-"""Hosts in namespaces: who reaches whom, and that nothing stays. Most of it needs root."""
+"""Hosts in namespaces: which can reach which, and that nothing is left. Most tests need root."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from lab import hosts, namespaces
-from lab.cell import in_a_cell, place_for_sockets
+from lab.cell import cell_command, empty_directory
 from lab.hosts import Access, Network
 from p2ptrain.base.errors import DeviceError
 
@@ -38,7 +38,9 @@ except OSError:
 
 
 def asked(network: Network, name: str, address: str, patience_s: float = 15.0) -> str:
-    """As whom a server at the address sees the host; "unreachable" when it is. A packet that is lost comes again."""
+    """Return the address that a server sees of the host; "unreachable" without a connection. Lost packets are sent
+    again.
+    """
     command = network.hosts[name].inside(sys.executable, "-c", CLIENT, address, str(patience_s))
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
@@ -53,7 +55,7 @@ def serving(network: Network, name: str) -> subprocess.Popen[str]:
 
 @root
 @pytest.mark.net
-def test_who_reaches_whom() -> None:
+def test_reachability_of_hosts() -> None:
     with Network() as network:
         servers = []
         try:
@@ -74,7 +76,7 @@ def test_who_reaches_whom() -> None:
             assert asked(network, "plain", "192.168.1.2", 1.0) == "unreachable"
             assert asked(network, "plain", "8.8.8.8", 1.0) == "unreachable"  # no way out of here
 
-            network.part(1, [["plain", "home"], ["slow"]])
+            network.partition(1, [["plain", "home"], ["slow"]])
             assert asked(network, "home", public["slow"], 1.0) == "unreachable"
             assert asked(network, "home", public["plain"]) == public["home"]
             assert asked(network, "far home", public["slow"]) == public["far home"]  # on no side
@@ -108,14 +110,14 @@ time.sleep(float(os.environ["NAP"]))
 """
 STARTER = """
 import subprocess, sys
-from lab.cell import in_a_cell
-sys.exit(subprocess.run(in_a_cell([sys.executable, "-c", sys.argv[1]], NAP="600")).returncode)
+from lab.cell import cell_command
+sys.exit(subprocess.run(cell_command([sys.executable, "-c", sys.argv[1]], NAP="600")).returncode)
 """
 
 
 @root
 @pytest.mark.net
-def test_nothing_survives_a_killed_starter_not_even_the_frozen() -> None:
+def test_nothing_survives_a_killed_starter_not_even_stopped_processes() -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, FROZEN], stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
     assert starter.stdout.readline() == "ready\n"
@@ -128,7 +130,7 @@ def test_nothing_survives_a_killed_starter_not_even_the_frozen() -> None:
     assert psutil.wait_procs(cell, timeout=30)[1] == []
     there = {link for each in Path("/proc").glob("[0-9]*/ns/net") if (link := _read(each)) is not None}
     assert not namespaces_of_cell & there
-    assert not list(Path(place_for_sockets(("/mnt", "/media", "/srv", "/opt"))).iterdir())
+    assert not list(Path(empty_directory(("/mnt", "/media", "/srv", "/opt"))).iterdir())
 
 
 def _read(link: Path) -> Path | None:
@@ -140,7 +142,7 @@ def _read(link: Path) -> Path | None:
 
 @root
 @pytest.mark.net
-def test_a_cell_ends_with_its_inits_status_and_sees_itself_alone() -> None:
+def test_a_cell_ends_with_the_status_of_its_init_and_sees_only_itself() -> None:
     script = textwrap.dedent("""
         import os, pathlib, sys
         others = [each.name for each in pathlib.Path("/proc").iterdir() if each.name.isdigit()]
@@ -148,39 +150,39 @@ def test_a_cell_ends_with_its_inits_status_and_sees_itself_alone() -> None:
         sys.exit(7)
     """)
     done = subprocess.run(
-        in_a_cell([sys.executable, "-c", script]), capture_output=True, text=True, timeout=60, check=False
+        cell_command([sys.executable, "-c", script]), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 7, done.stderr
     assert done.stdout == "1 ['1'] []\n"
 
 
-def test_a_machine_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_support_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(name: str) -> None:
         raise RuntimeError("tc qdisc add: Error: Specified qdisc kind is unknown.\n")
 
     monkeypatch.setattr(hosts, "Namespace", refuses)
     with pytest.raises(DeviceError, match="kind is unknown") as caught:
-        hosts.rehearse()
+        hosts.check_network_support()
     assert "--stage local" in caught.value.remedy
 
 
-def test_temporary_files_hide_nothing(tmp_path: Path) -> None:
+def test_temporary_files_need_an_empty_directory(tmp_path: Path) -> None:
     full, empty = tmp_path / "full", tmp_path / "empty"
     (full / "something").mkdir(parents=True)
     empty.mkdir()
-    assert place_for_sockets([str(tmp_path / "missing"), str(full), str(empty)]) == str(empty)
-    with pytest.raises(DeviceError, match="need an empty directory"):
-        place_for_sockets([str(full)])
+    assert empty_directory([str(tmp_path / "missing"), str(full), str(empty)]) == str(empty)
+    with pytest.raises(DeviceError, match="needs one empty directory"):
+        empty_directory([str(full)])
 
 
-def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(DeviceError, match="root") as caught:
-        namespaces.check_means()
+        namespaces.check_support()
     assert "sudo" in caught.value.remedy
     assert "--stage local" in caught.value.remedy
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(namespaces, "_PLACES", "/nowhere")
+    monkeypatch.setattr(namespaces, "_SEARCH_PATH", "/nowhere")
     with pytest.raises(DeviceError, match="Not installed: ip, tc, nft, nsenter") as caught:
-        namespaces.check_means()
+        namespaces.check_support()
     assert "apt-get install iproute2 nftables util-linux" in caught.value.remedy

@@ -1,4 +1,4 @@
-"""What a testnet leaves behind is seen, and its own place goes away."""
+"""Leftovers of a testnet are counted, and its temporary folder is removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lab import command
 from lab.inner_main import MARK, sockets_left
 
 
-def test_sockets_that_nobody_would_sweep_are_counted(tmp_path: Path) -> None:
+def test_sockets_that_the_next_start_would_not_remove_are_counted(tmp_path: Path) -> None:
     assert sockets_left(tmp_path) == 0
     abandoned = tmp_path / "p2ptrain-abandoned"
     abandoned.mkdir()
@@ -27,16 +27,16 @@ def test_sockets_that_nobody_would_sweep_are_counted(tmp_path: Path) -> None:
     assert not abandoned.exists()
 
 
-def test_a_testnets_own_place_goes_away_and_so_does_what_a_killed_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_temporary_folder_is_removed_and_those_of_killed_testnets_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "FOLDER_PREFIX", "p2pt-lab-test-")
     debris = Path(tempfile.mkdtemp(prefix="p2pt-lab-test-", dir="/tmp"))
     before = {name: os.environ.get(name) for name in (MARK, "TMPDIR")}
-    with command._own_place("the-mark"):
+    with command._marked_environment("the-mark"):
         place = Path(tempfile.gettempdir())
         assert place.name.startswith("p2pt-lab-test-")
         assert os.environ[MARK] == "the-mark"
         assert not debris.exists()
-        with command._own_place("another"):  # a second testnet leaves the first one's place alone
+        with command._marked_environment("another"):  # a second testnet leaves the first one's place alone
             assert place.exists()
             assert Path(tempfile.gettempdir()) != place
     assert not place.exists()

@@ -1,4 +1,4 @@
-"""Folders of scenarios, and scenarios with something to compare with: what fails of one, and what goes on."""
+"""Folders of scenarios, and scenarios with a comparison: which failures end what."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lab import cell, command
+from lab import scenario as scenarios
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.sim import testbed_fields
 
 NAMES = ("one", "three", "two")
 
@@ -32,10 +32,12 @@ def folder(tmp_path: Path) -> Path:
         (DeviceError("It has no line.", "Give it one."), "It has no line.\n  Give it one."),
     ],
 )
-def test_what_fails_one_scenario_fails_no_other(
+def test_a_failing_scenario_does_not_fail_others(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
 ) -> None:
-    def act_out(path: Path, changes: Any, stage: Any, out: Path, threads: int, page: str, calms: Any) -> int:
+    def run_scenario(
+        path: Path, changes: Any, stage: Any, out: Path, threads: int, page: str, undisturbed_runs: Any
+    ) -> int:
         if path.stem == "three":
             raise error
         out.mkdir(parents=True)
@@ -43,36 +45,34 @@ def test_what_fails_one_scenario_fails_no_other(
         (out / "report.json").write_text(json.dumps(report))
         return int(path.stem == "two")  # as where its containers' closing failed
 
-    monkeypatch.setattr(command, "act_out", act_out)
+    monkeypatch.setattr(command, "run_scenario", run_scenario)
     out = tmp_path / "out"
-    assert command.act_out_all(folder, (), "local", out, 1) == 1
+    assert command.run_scenarios(folder, (), "local", out, 1) == 1
     reports = {each["scenario"]: each for each in json.loads((out / "report.json").read_bytes())}
     assert {name: each["passed"] for name, each in reports.items()} == {"one": True, "three": False, "two": False}
     assert reports["three"]["faults"] == [fault]
 
 
-def test_whoever_stops_it_stops_all(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def act_out(*arguments: Any) -> int:
+def test_an_interrupt_ends_all_scenarios(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_scenario(*arguments: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "act_out", act_out)
+    monkeypatch.setattr(command, "run_scenario", run_scenario)
     with pytest.raises(KeyboardInterrupt):
-        command.act_out_all(folder, (), "local", tmp_path / "out", 1)
+        command.run_scenarios(folder, (), "local", tmp_path / "out", 1)
 
 
-def test_a_machine_without_the_stage_is_told_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_stage_is_reported_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_means() -> None:
         raise DeviceError("No namespaces.", "Take --stage local.")
 
-    monkeypatch.setattr(command, "check_means", no_means)
+    monkeypatch.setattr(command, "check_support", no_means)
     with pytest.raises(DeviceError):
-        command.act_out_all(folder, (), "namespaces", tmp_path / "out", 1)
+        command.run_scenarios(folder, (), "namespaces", tmp_path / "out", 1)
     assert not (tmp_path / "out").exists()
 
 
-def test_without_its_comparison_a_scenario_is_not_acted_out(
+def test_a_scenario_is_not_run_if_its_undisturbed_run_fails(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = {**tiny, "undisturbed": {"peers": [{"name": "home", "count": 3, "step_s": 1.0}]}}
@@ -84,17 +84,17 @@ def test_without_its_comparison_a_scenario_is_not_acted_out(
         acted.append(out)
         return {"troubles": ["home-1 ended with status 1"], "done": [], "missed": []}, {"tokens": float("nan")}
 
-    monkeypatch.setattr(command, "_acted", acted_out)
-    monkeypatch.setattr(testbed_fields, "load", lambda path, changes: testbed_fields.parse(data))
+    monkeypatch.setattr(command, "_run_and_read", acted_out)
+    monkeypatch.setattr(scenarios, "load", lambda path, changes: scenarios.parse(data))
     out = tmp_path / "out"
-    assert command.act_out(tmp_path / "it.toml", (), "local", out, 1) == 1
+    assert command.run_scenario(tmp_path / "it.toml", (), "local", out, 1) == 1
     assert acted == [out / "undisturbed"]
     report = json.loads((out / "report.json").read_bytes())
     assert report["faults"] == ["undisturbed: home-1 ended with status 1"]
     assert report["figures"]["undisturbed"]["tokens"] is None
 
 
-def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
+def test_equal_undisturbed_runs_of_a_folder_run_once(
     folder: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {"one": 3, "three": 4, "two": 3}
@@ -104,16 +104,16 @@ def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
         scenario: Any, stage: Any, out: Path, threads: int, page: str
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         acted.append(str(out.relative_to(tmp_path / "out")))
-        course = {"troubles": [], "done": [], "missed": [], "lives": {}}
-        return course, {"tokens": 6.0 if out.name == "undisturbed" else 3.0, "peers": {}}
+        record = {"troubles": [], "done": [], "missed": [], "lives": {}}
+        return record, {"tokens": 6.0 if out.name == "undisturbed" else 3.0, "peers": {}}
 
     def load(path: Path, changes: Any) -> Any:
         calm = {"peers": [{"name": "home", "count": counts[path.stem], "step_s": 1.0}]}
-        return testbed_fields.parse({**tiny, "undisturbed": calm, "limits": {"compared.tokens": {"at_most": 0.5}}})
+        return scenarios.parse({**tiny, "undisturbed": calm, "limits": {"compared.tokens": {"at_most": 0.5}}})
 
-    monkeypatch.setattr(command, "_acted", acted_out)
-    monkeypatch.setattr(testbed_fields, "load", load)
-    command.act_out_all(folder, (), "local", tmp_path / "out", 1)
+    monkeypatch.setattr(command, "_run_and_read", acted_out)
+    monkeypatch.setattr(scenarios, "load", load)
+    command.run_scenarios(folder, (), "local", tmp_path / "out", 1)
     assert acted == ["one/undisturbed", "one", "three/undisturbed", "three", "two"]
     for name in NAMES:
         assert (
@@ -121,11 +121,11 @@ def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
         )
 
 
-def test_what_was_interrupted_stays_so_though_the_cell_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_kept_though_the_cell_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     stubborn = (
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "time.sleep(1); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
     )
-    monkeypatch.setattr(cell, "in_a_cell", lambda command, **_: command)
+    monkeypatch.setattr(cell, "cell_command", lambda command, **_: command)
     with pytest.raises(KeyboardInterrupt):
-        cell.run_in_a_cell([sys.executable, "-c", stubborn], 0.1)
+        cell.run_in_cell([sys.executable, "-c", stubborn], 0.1)

@@ -1,4 +1,4 @@
-"""The whole command with everything real: peers behind routers in namespaces, and what is left when it is stopped."""
+"""Whole command with real peers behind routers in namespaces, and what is left when it is stopped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def acted_out(out: Path, environment: dict[str, str], *changes: str) -> dict[str, Any]:
-    """The report of ``routers`` with these changes, once it kept its limits."""
+    """Run ``routers`` with these changes and return its report; assert that it kept its limits."""
     arguments = ["--scenario", str(SCENARIOS / "routers.toml"), "--stage", "namespaces", "--out", str(out)]
     arguments += [word for change in changes for word in ("--set", change)]
     done = subprocess.run(
@@ -48,10 +48,10 @@ def acted_out(out: Path, environment: dict[str, str], *changes: str) -> dict[str
 
 @root
 @pytest.mark.net
-def test_a_swarm_behind_routers_goes_on_when_its_one_public_peer_dies_and_comes_back(
+def test_a_swarm_behind_routers_survives_the_death_of_its_only_public_peer(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """A scenario with limits, such as make lab runs thirty of, in short."""
+    """A short scenario with limits, like those of make lab."""
     report = acted_out(
         tmp_path / "out",
         environment,
@@ -70,7 +70,7 @@ def test_a_swarm_behind_routers_goes_on_when_its_one_public_peer_dies_and_comes_
 @root
 @pytest.mark.net
 @pytest.mark.lab
-def test_two_behind_routers_exchange_by_circuits_alone(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_two_peers_behind_routers_exchange_through_circuits(tmp_path: Path, environment: dict[str, str]) -> None:
     acted_out(tmp_path / "out", environment)
     other = json.loads((tmp_path / "out" / "home-2" / "summary.json").read_text())["id"]
     between = exchanges(tmp_path / "out" / "home-1", other)
@@ -88,7 +88,7 @@ Running = tuple[subprocess.Popen[bytes], list[psutil.Process]]
 
 @pytest.fixture
 def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
-    """A testnet in namespaces whose first peer has its p2pd, and all its processes."""
+    """Start a testnet in namespaces; yield once its first peer has its p2pd, with all its processes."""
     out = tmp_path / "out"
     scenario = str(SCENARIOS / "slow_line.toml")
     process = subprocess.Popen(
@@ -104,7 +104,7 @@ def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Until real processes have done their part."""
+    """Wait until a condition on real processes holds."""
     deadline = time.monotonic() + 200.0
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
@@ -114,7 +114,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 @root
 @pytest.mark.net
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.lab), signal.SIGKILL])
-def test_nothing_is_left_of_a_testnet_that_is_stopped(running: Running, number: signal.Signals) -> None:
+def test_a_stopped_testnet_leaves_nothing(running: Running, number: signal.Signals) -> None:
     process, inside = running
     assert [_name(each) for each in inside].count("p2pd") >= 2
     namespaces = {link for each in inside if (link := _target(Path(f"/proc/{each.pid}/ns/net")))}
@@ -155,15 +155,15 @@ def test_options_that_do_not_go_together(arguments: list[str], words: str) -> No
     assert words in " ".join(done.output.split())
 
 
-def test_a_folder_without_scenarios_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_scenarios_is_an_error(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, ["--scenario", str(tmp_path)])
     assert isinstance(done.exception, ScenarioError)
-    assert "holds no scenario" in done.exception.problem
+    assert "contains no scenario" in done.exception.problem
 
 
 def test_a_scenario_for_namespaces_is_refused_on_the_loopback(tmp_path: Path) -> None:
     arguments = ["--scenario", str(SCENARIOS / "partition.toml"), "--out", str(tmp_path / "out")]
     done = CliRunner().invoke(command, arguments)
     assert isinstance(done.exception, ScenarioError)
-    assert done.exception.problem == "partitions: stage local has one loopback for all; take --stage namespaces"
+    assert done.exception.problem == "partitions: stage local has one loopback for all peers; take --stage namespaces"
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The table that docs/RESULTS.md has of the laboratory's reports."""
+"""Table of the lab's reports in docs/results."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_each_limit_is_a_row_with_what_each_run_found():
     ]
 
 
-def test_what_was_missed_stands_out_and_what_was_not_measured_is_said():
+def test_missed_limits_stand_out_and_missing_figures_are_marked():
     shown = lines(
         [
             LabRun(
@@ -50,13 +50,13 @@ def test_what_was_missed_stands_out_and_what_was_not_measured_is_said():
     assert "|  | loss |  | **none, MISSED** |" in shown
 
 
-def test_both_bounds_are_told_and_one_number_where_they_meet():
+def test_both_bounds_are_shown_and_equal_bounds_once():
     shown = lines([LabRun("aaa", [report("x", a=limit(2, at_least=1, at_most=3), b=limit(1, at_least=1, at_most=1))])])
     assert "|  | a | >= 1, <= 3 | 2 |" in shown
     assert "|  | b | 1 | 1 |" in shown
 
 
-def test_limits_that_always_hold_are_told_only_where_they_did_not():
+def test_default_limits_are_shown_only_when_missed():
     kept, left = limit(0.0, at_most=0.0), limit(2.0, kept=False, at_most=0.0)
     shown = lines([LabRun("aaa", [report("x", passed=False, left_sockets=kept, left_processes=left)])])
     assert "|  | left_processes | <= 0 | **2, MISSED** |" in shown
@@ -75,11 +75,11 @@ def test_a_scenario_that_one_run_lacks_leaves_its_cell_empty():
     ]
 
 
-def test_a_kept_report_says_of_which_machine_and_when_it_is(tmp_path):
+def test_a_report_has_machine_and_date(tmp_path):
     from lab.command import _dated
-    from lab.report import refused
+    from lab.report import not_run
 
-    kept = json.loads(json.dumps(_dated(refused("kill", "local", "no such file"))))
+    kept = json.loads(json.dumps(_dated(not_run("kill", "local", "no such file"))))
     assert kept["machine"]
     assert kept["date"].endswith("+00:00")
     assert kept["faults"] == ["no such file"]

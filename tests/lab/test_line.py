@@ -1,4 +1,4 @@
-"""Packets on a line: delayed, in order, lost by chance, never piling up."""
+"""Packets on a link: delayed, in order, lost at random, with a bounded queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_seed_decides_what_is_lost() -> None:
     assert survivors(3) == survivors(3) != survivors(4)
 
 
-def test_what_waits_is_bounded() -> None:
+def test_the_queue_is_bounded() -> None:
     way = Direction(1.0, 0.0, random.Random(1).random)
     packet = bytes(1_000_000)
     for _ in range(100):

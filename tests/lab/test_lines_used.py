@@ -1,4 +1,4 @@
-"""How much of their lines a scenario's exchanges used."""
+"""Share of the uplink that exchanges used."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from lab.artifacts import Artifacts
 from lab.figures import figures_of
-from lab.script import Part
-from p2ptrain.sim.testbed_fields import RealGroup
+from lab.scenario import RealGroup
+from lab.script import ScriptedPeer
 
 NARROW = RealGroup(count=1, step_s=1.0, up_mbit_s=2)
 WELL = [{"status": 0, "ended_by_us": ""}]
 
 
-def left(name: str, group: RealGroup, *notes: dict[str, Any], outer_steps: int = 1) -> Artifacts:
-    return Artifacts(Part(name, name, group, name), f"id of {name}", notes, {"outer_steps": outer_steps})
+def artifacts(name: str, group: RealGroup, *notes: dict[str, Any], outer_steps: int = 1) -> Artifacts:
+    return Artifacts(ScriptedPeer(name, name, group, name), f"id of {name}", notes, {"outer_steps": outer_steps})
 
 
 def exchange(began: float, ended: float, sent_bytes: int) -> dict[str, Any]:
@@ -28,22 +28,22 @@ def at(time: float, kind: str) -> dict[str, Any]:
 
 
 def figures(*everybody: Artifacts) -> dict[str, Any]:
-    lives = {each.part.name: WELL for each in everybody}
-    course = {"lives": lives, "done": [], "missed": [], "troubles": [], "wall_s": 9.0, "samples": {}}
-    return figures_of(course, everybody, None, {})
+    lives = {each.peer.name: WELL for each in everybody}
+    record = {"lives": lives, "done": [], "missed": [], "troubles": [], "wall_s": 9.0, "samples": {}}
+    return figures_of(record, everybody, None, {})
 
 
 def test_the_share_of_the_uplink_counts_from_the_first_exchange_to_the_end_of_training() -> None:
     made = exchange(10.0, 12.0, 250_000), exchange(15.0, 16.0, 500_000)  # 6 Mbit, where the line carries 20
-    still = left("anna", NARROW, at(1.0, "found"), *made, at(20.0, "progress"))
+    still = artifacts("anna", NARROW, at(1.0, "found"), *made, at(20.0, "progress"))
     assert still.uplink_share() == pytest.approx(0.3)
-    ended = left("bert", NARROW, *made, at(16.0, "trained"), exchange(16.5, 18.0, 250_000))  # the final gossip's
+    ended = artifacts("bert", NARROW, *made, at(16.0, "trained"), exchange(16.5, 18.0, 250_000))  # the final gossip's
     assert ended.uplink_share() == pytest.approx(0.5)
     assert figures(still, ended)["uplink_share"] == pytest.approx(0.3)  # the smallest
 
 
-def test_who_has_no_rate_or_made_no_exchange_has_no_share() -> None:
-    free = left("anna", RealGroup(count=1, step_s=1.0), exchange(10.0, 12.0, 250_000), at(20.0, "progress"))
-    idle = left("bert", NARROW, at(20.0, "progress"))
+def test_without_a_rate_or_an_exchange_there_is_no_share() -> None:
+    free = artifacts("anna", RealGroup(count=1, step_s=1.0), exchange(10.0, 12.0, 250_000), at(20.0, "progress"))
+    idle = artifacts("bert", NARROW, at(20.0, "progress"))
     assert (free.uplink_share(), idle.uplink_share()) == (None, None)
     assert figures(free, idle)["uplink_share"] is None

@@ -1,4 +1,4 @@
-"""Scenarios as runs: what cannot be acted out is refused by name, and the rest trains what the simulator trains."""
+"""Scenarios as runs: unsupported fields are rejected by name, and the run trains what the simulator trains."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any, get_args
 
 import pytest
 
+from lab import scenario as scenarios
 from lab.artifacts import Artifacts
 from lab.figures import figures_of
 from lab.plan import check, manifest_of
-from lab.pulse import FIGURES
-from lab.script import written
+from lab.resource_monitor import FIGURES
+from lab.scenario import Breakage, WireLie
+from lab.script import script_of
 from lab.stages import StageName
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.sim import testbed_fields
 from p2ptrain.sim.lm.language import description
 from p2ptrain.sim.scenario import Lie
 from p2ptrain.sim.scenario_file import changed
-from p2ptrain.sim.testbed_fields import Breakage, WireLie
 from p2ptrain.swarm import PRESENCE_LIFETIME_S
 from peer.session_recorder import SAVE_PERIOD_S
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").rglob("*.toml"))
 CONTAINERS = Path(__file__).parent.parent.parent / "docker" / "testnet.toml"
 NOTHING: dict[str, Any] = {"lives": {}, "done": [], "missed": [], "troubles": [], "wall_s": 0.0, "samples": {}}
-"""A course in which nobody came."""
+"""A record in which nobody came."""
 
 
 def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
-    scenario = testbed_fields.parse(changed(data, changes))
+    scenario = scenarios.parse(changed(data, changes))
     with pytest.raises(ScenarioError) as caught:
-        check(scenario, written(scenario), stage)
+        check(scenario, script_of(scenario), stage)
     return caught.value.problem
 
 
@@ -44,10 +44,10 @@ def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
         ("run.split=test", "run.split"),
         ("pace.policy=by_speed", "pace.policy"),
         ("peers.home.loss=0.1", "peers.home.loss"),
-        ("peers.home.count=65", "peers: 66 in all"),
+        ("peers.home.count=65", "peers: 66 in total"),
     ],
 )
-def test_what_real_peers_cannot_do_is_refused_everywhere(tiny: dict[str, Any], change: str, field: str) -> None:
+def test_fields_that_real_peers_do_not_support_are_rejected(tiny: dict[str, Any], change: str, field: str) -> None:
     assert refused(tiny, "namespaces", change).startswith(field)
     assert refused(tiny, "local", change).startswith(field)
 
@@ -63,21 +63,23 @@ def test_what_real_peers_cannot_do_is_refused_everywhere(tiny: dict[str, Any], c
         ('partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["office"]]}]', "partitions"),
     ],
 )
-def test_what_the_loopback_cannot_do_needs_namespaces(tiny: dict[str, Any], change: str, field: str) -> None:
+def test_fields_that_the_loopback_does_not_support_need_namespaces(
+    tiny: dict[str, Any], change: str, field: str
+) -> None:
     problem = refused(tiny, "local", change)
     assert problem.startswith(field)
     assert "take --stage namespaces" in problem
-    scenario = testbed_fields.parse(changed(tiny, [change]))
-    check(scenario, written(scenario), "namespaces")
+    scenario = scenarios.parse(changed(tiny, [change]))
+    check(scenario, script_of(scenario), "namespaces")
 
 
-def test_somebody_must_be_there_from_the_beginning(tiny: dict[str, Any]) -> None:
+def test_a_peer_must_start_at_second_0(tiny: dict[str, Any]) -> None:
     problem = refused(tiny, "local", "peers.home.arrives_at_s=1", "peers.office.arrives_at_s=2")
-    assert problem == "peers: nobody is there from the beginning; give a group arrives_at_s = 0"
+    assert problem == "peers: no peer starts at second 0; give a group arrives_at_s = 0"
 
 
 def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:
-    scenario = testbed_fields.parse(tiny)
+    scenario = scenarios.parse(tiny)
     manifest = manifest_of(scenario)
     assert manifest.model.config == description(scenario.learner).config  # type: ignore[arg-type]  # it is lm
     assert manifest.outer == scenario.outer
@@ -88,18 +90,18 @@ def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
-def test_the_laboratorys_scenarios_can_be_acted_out(path: Path) -> None:
-    scenario = testbed_fields.load(path)
-    check(scenario, written(scenario), "namespaces")
+def test_all_scenarios_are_supported(path: Path) -> None:
+    scenario = scenarios.load(path)
+    check(scenario, script_of(scenario), "namespaces")
     assert manifest_of(scenario).outer == scenario.outer
     assert scenario.limits
     if (calm := scenario.calm()) is not None:
-        check(calm, written(calm), "namespaces")
+        check(calm, script_of(calm), "namespaces")
 
 
 @pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
-def test_what_ends_by_the_clock_has_warmed_up_long_before(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+def test_warm_up_ends_long_before_timed_scenarios_do(path: Path) -> None:
+    scenario = scenarios.load(path)
     if scenario.run.outer_steps is None:  # it has more tokens than anybody reads, so a share of them means nothing
         training = manifest_of(scenario).training
         # A newcomer's place in the schedule shows only where there is one.
@@ -109,8 +111,8 @@ def test_what_ends_by_the_clock_has_warmed_up_long_before(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
-def test_every_scenario_ends_and_is_told_where_it_did_not_reach_its_end(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+def test_every_scenario_ends_and_misses_a_limit_if_it_hangs(path: Path) -> None:
+    scenario = scenarios.load(path)
     assert scenario.run.seconds is not None
     if scenario.run.outer_steps is not None:
         assert scenario.limits["finished"].at_least == scenario.limits["stayed"].at_least
@@ -118,9 +120,9 @@ def test_every_scenario_ends_and_is_told_where_it_did_not_reach_its_end(path: Pa
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_limits_name_figures(path: Path) -> None:
-    scenario = testbed_fields.load(path)
-    parts = written(scenario).parts
-    figures = figures_of(NOTHING, [Artifacts(part, part.name, [], None) for part in parts], None, {})
+    scenario = scenarios.load(path)
+    peers = script_of(scenario).peers
+    figures = figures_of(NOTHING, [Artifacts(peer, peer.name, [], None) for peer in peers], None, {})
     figures["bootstraps"] = {"bootstrap": dict.fromkeys(FIGURES)}
     if scenario.undisturbed is not None:
         figures["compared"] = figures
@@ -138,8 +140,8 @@ NOT_ACTED_OUT = {
 """Lies of no scenario, and why."""
 
 
-def test_every_lie_and_every_breakage_is_acted_out() -> None:
-    groups = [group for path in SCENARIOS for group in testbed_fields.load(path).peers]
+def test_every_lie_and_every_failure_has_a_scenario() -> None:
+    groups = [group for path in SCENARIOS for group in scenarios.load(path).peers]
     acted_out = {group.lie for group in groups if group.lie is not None}
     assert acted_out == {*get_args(WireLie), *get_args(Lie)} - NOT_ACTED_OUT.keys()
     assert set(get_args(Breakage)) == {trouble.what for group in groups for trouble in group.troubles}
@@ -148,15 +150,18 @@ def test_every_lie_and_every_breakage_is_acted_out() -> None:
 LIARS = [each for each in SCENARIOS if "liars" in each.stem]
 
 
-def test_liars_with_the_same_codec_share_one_undisturbed_run() -> None:
-    calms = [calm for path in LIARS if (calm := testbed_fields.load(path).calm()) is not None]
-    assert {calm.codec.name for calm in calms} == {"modular4", "int8"}  # in modular codecs any bytes are numbers
-    assert len({calm.model_dump_json() for calm in calms}) == 2
+def test_adversary_scenarios_with_one_codec_share_an_undisturbed_run() -> None:
+    undisturbed_runs = [calm for path in LIARS if (calm := scenarios.load(path).calm()) is not None]
+    assert {calm.codec.name for calm in undisturbed_runs} == {
+        "modular4",
+        "int8",
+    }  # in modular codecs any bytes are numbers
+    assert len({calm.model_dump_json() for calm in undisturbed_runs}) == 2
 
 
 @pytest.mark.parametrize("path", LIARS, ids=lambda path: path.stem)
-def test_a_scenario_of_liars_asks_whether_anybody_heard_the_lie_and_what_it_cost(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+def test_adversary_scenarios_limit_blame_and_cost(path: Path) -> None:
+    scenario = scenarios.load(path)
     assert scenario.limits["compared.peak_memory"].at_most == 1.2
     for liar in (group.name for group in scenario.peers if group.lie is not None):
         heard = [scenario.limits.get(f"peers.{liar}-1.{figure}") for figure in ("noticed", "lied")]
@@ -164,16 +169,16 @@ def test_a_scenario_of_liars_asks_whether_anybody_heard_the_lie_and_what_it_cost
 
 
 @pytest.mark.parametrize("path", LIARS, ids=lambda path: path.stem)
-def test_a_quarter_lies_and_the_others_are_compared_with_themselves(path: Path) -> None:
-    scenario = testbed_fields.load(path)
+def test_a_quarter_is_adversarial_and_the_others_are_compared_with_themselves(path: Path) -> None:
+    scenario = scenarios.load(path)
     calm = scenario.calm()
     assert calm is not None
     assert [group.count for group in scenario.peers if group.lie is None] == [6] == [each.count for each in calm.peers]
     assert scenario.total_peers == 8
 
 
-def test_what_breaks_in_machines_breaks_while_a_checkpoint_is_due() -> None:
-    scenario = testbed_fields.load(next(path for path in SCENARIOS if path.stem == "machine_trouble"))
+def test_machines_fail_while_a_checkpoint_is_due() -> None:
+    scenario = scenarios.load(next(path for path in SCENARIOS if path.stem == "machine_trouble"))
     assert scenario.run.seconds is not None
     for trouble in (each for group in scenario.peers for each in group.troubles if each.for_s is not None):
         until = trouble.at_s + trouble.for_s  # type: ignore[operator]  # not None, see above
@@ -182,33 +187,33 @@ def test_what_breaks_in_machines_breaks_while_a_checkpoint_is_due() -> None:
 
 
 def test_a_partition_outlasts_the_records() -> None:
-    scenario = testbed_fields.load(next(path for path in SCENARIOS if path.stem == "partition"))
+    scenario = scenarios.load(next(path for path in SCENARIOS if path.stem == "partition"))
     [partition] = scenario.partitions
     assert partition.for_s > PRESENCE_LIFETIME_S
     assert scenario.run.seconds is not None
     assert scenario.run.seconds - partition.at_s - partition.for_s > PRESENCE_LIFETIME_S
 
 
-def test_the_testnet_in_containers_can_be_acted_out_there() -> None:
-    scenario = testbed_fields.load(CONTAINERS)
-    check(scenario, written(scenario), "docker")
+def test_the_scenario_of_containers_is_supported_there() -> None:
+    scenario = scenarios.load(CONTAINERS)
+    check(scenario, script_of(scenario), "docker")
 
 
 @pytest.mark.parametrize("change", ["peers.office.packet_loss=0.1", "peers.home.latency_s=0.1"])
-def test_late_and_lossy_lines_of_containers_need_netem(tiny: dict[str, Any], change: str) -> None:
-    scenario = testbed_fields.parse(changed(tiny, [change]))
-    check(scenario, written(scenario), "docker")
+def test_delay_and_loss_in_containers_need_netem(tiny: dict[str, Any], change: str) -> None:
+    scenario = scenarios.parse(changed(tiny, [change]))
+    check(scenario, script_of(scenario), "docker")
     with pytest.raises(ScenarioError, match="take --stage namespaces"):
-        check(scenario, written(scenario), "docker", netem=False)
+        check(scenario, script_of(scenario), "docker", netem=False)
 
 
-def test_containers_do_not_say_when_they_exchange(tiny: dict[str, Any]) -> None:
+def test_amid_exchange_is_rejected_in_containers(tiny: dict[str, Any]) -> None:
     napping = "peers.home.freezes=[{at_s = 1, for_s = 1}]"
     assert "amid_exchange: stage docker" in refused(tiny, "docker", napping, "peers.home.amid_exchange=true")
 
 
 @pytest.mark.parametrize("change", ["peers.home.router=true", "peers.home.clock_off_s=9"])
-def test_what_containers_cannot_do_needs_namespaces(tiny: dict[str, Any], change: str) -> None:
+def test_fields_that_containers_do_not_support_need_namespaces(tiny: dict[str, Any], change: str) -> None:
     assert "take --stage namespaces" in refused(tiny, "docker", change)
 
 
@@ -221,8 +226,8 @@ def test_there_are_scenarios() -> None:
     assert wanted <= {path.stem for path in SCENARIOS}
 
 
-def test_liars_and_wrong_clocks_need_no_namespaces(tiny: dict[str, Any]) -> None:
+def test_adversaries_and_wrong_clocks_need_no_namespaces(tiny: dict[str, Any]) -> None:
     troubles = 'peers.home.troubles=[{what = "daemon_dies", at_s = 1}, {what = "no_descriptors", at_s = 2}]'
     changes = ["peers.office.lie=flood", "peers.home.clock_off_s=3600", troubles]
-    scenario = testbed_fields.parse(changed(tiny, changes))
-    check(scenario, written(scenario), "local")
+    scenario = scenarios.parse(changed(tiny, changes))
+    check(scenario, script_of(scenario), "local")

@@ -1,4 +1,4 @@
-"""Limits held against figures, and reports."""
+"""Limits compared with figures, and reports."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from leavings import SUMMARY, WELL, course, figures, left
+from sample_artifacts import SUMMARY, WELL, artifacts, figures, record
 
-from lab.report import figure, finite, judged, spoiled
-from p2ptrain.sim.testbed_fields import parse
+from lab.report import comparison_failed, figure, json_safe, verdict_of
+from lab.scenario import parse
 
 
 @pytest.mark.parametrize(
@@ -17,25 +17,27 @@ from p2ptrain.sim.testbed_fields import parse
     [
         ({"stayed": {"at_least": 1}}, None),
         ({"peers.anna.exchanges_made": {"at_most": 0}}, None),
-        ({"stayed": {"at_least": 2}}, "stayed: 1, where at least 2 was to be"),
-        ({"stayd": {"at_least": 1}}, "stayd: there is no such figure, where at least 1 was to be"),
+        ({"stayed": {"at_least": 2}}, "stayed: 1; required: at least 2"),
+        ({"stayd": {"at_least": 1}}, "stayd: no such figure; required: at least 1"),
     ],
 )
 def test_limits(tiny: dict[str, Any], limit: dict[str, Any], fault: str | None) -> None:
     scenario = parse({**tiny, "limits": limit})
-    happened = course({"anna": [WELL]})
+    happened = record({"anna": [WELL]})
     clean = {"left_processes": 0, "left_sockets": 0, "left_namespaces": 0}
-    verdict = judged("it", "local", scenario, {**figures(happened, left("anna", summary=SUMMARY)), **clean}, happened)
+    verdict = verdict_of(
+        "it", "local", scenario, {**figures(happened, artifacts("anna", summary=SUMMARY)), **clean}, happened
+    )
     assert verdict.passed is (fault is None)
     assert verdict.faults == ([] if fault is None else [fault])
     json.dumps(verdict.document(), allow_nan=False)
 
 
 def test_leftovers_and_troubles_fail_any_scenario(tiny: dict[str, Any]) -> None:
-    happened = {**course({"anna": [WELL]}), "troubles": ["the bootstrap ended with status 7"]}
+    happened = {**record({"anna": [WELL]}), "troubles": ["the bootstrap ended with status 7"]}
     dirty = {"left_processes": 2, "left_sockets": 0, "left_namespaces": 0}
-    verdict = judged("it", "local", parse(tiny), {**figures(happened, left("anna")), **dirty}, happened)
-    assert verdict.faults == ["the bootstrap ended with status 7", "left_processes: 2, where at most 0 was to be"]
+    verdict = verdict_of("it", "local", parse(tiny), {**figures(happened, artifacts("anna")), **dirty}, happened)
+    assert verdict.faults == ["the bootstrap ended with status 7", "left_processes: 2; required: at most 0"]
 
 
 def test_figures_by_dotted_name() -> None:
@@ -47,18 +49,18 @@ def test_figures_by_dotted_name() -> None:
     assert figure(seats, "peers.seat-1.3.caught_up") is None
 
 
-def test_a_loss_that_is_no_number_is_the_worst_and_json_all_the_same(tiny: dict[str, Any]) -> None:
-    happened = course({"anna": [WELL], "bert": [WELL]})
+def test_a_nan_loss_is_the_worst_and_null_in_json(tiny: dict[str, Any]) -> None:
+    happened = record({"anna": [WELL], "bert": [WELL]})
     nan = {**SUMMARY, "val_loss_last": float("nan")}
-    found = figures(happened, left("anna", summary=SUMMARY), left("bert", summary=nan))
+    found = figures(happened, artifacts("anna", summary=SUMMARY), artifacts("bert", summary=nan))
     scenario = parse({**tiny, "limits": {"worst_loss": {"at_most": 9}}})
-    verdict = judged("it", "local", scenario, found, happened)
-    assert "worst_loss: there is no such figure, where at most 9 was to be" in verdict.faults
-    assert '"worst_loss": null' in json.dumps(finite(verdict.document()), allow_nan=False)
+    verdict = verdict_of("it", "local", scenario, found, happened)
+    assert "worst_loss: no such figure; required: at most 9" in verdict.faults
+    assert '"worst_loss": null' in json.dumps(json_safe(verdict.document()), allow_nan=False)
 
 
-def test_what_could_not_be_compared_with_is_all_that_is_told() -> None:
-    verdict = spoiled("it", "local", {"stayed": 1}, {**course({}), "troubles": ["the bootstrap ended"]})
+def test_a_failed_undisturbed_run_is_the_only_fault() -> None:
+    verdict = comparison_failed("it", "local", {"stayed": 1}, {**record({}), "troubles": ["the bootstrap ended"]})
     assert not verdict.passed
     assert verdict.faults == ["undisturbed: the bootstrap ended"]
     assert verdict.limits == {}

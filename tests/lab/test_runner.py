@@ -1,4 +1,4 @@
-"""A script followed with stand-ins for the bootstrap and the peers: real processes, no torch, no network."""
+"""Script followed with fake bootstraps and peers: real processes, no torch, no network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rich.console import Console
 from lab import conductor
 from lab import runner as conducting
 from lab.plan import manifest_of
-from lab.pulse import Pulse
+from lab.resource_monitor import ResourceMonitor
 from lab.run_record import Ended, RunRecord
-from lab.runner import conduct
-from lab.script import written
-from lab.stages import Loopback, Sleep
+from lab.runner import run_script
+from lab.scenario import RealGroup, parse
+from lab.script import script_of
+from lab.stages import Loopback, Suspension
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.sim.testbed_fields import RealGroup, parse
 from peer.testnet import processes
 from peer.testnet.plan import lay_out
 from peer.testnet.processes import Child, Wrap
@@ -64,7 +64,7 @@ for number in range(10_000 if not Path("short").exists() else 20):
 
 
 class Recording(Loopback):
-    """A loopback that can fall apart, and writes down what happens to it."""
+    """Loopback that accepts partitions and records what happens to it."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, ...]] = []
@@ -73,19 +73,19 @@ class Recording(Loopback):
         self.heard.append(("inside", host))
         return super().inside(host, who)
 
-    def sleeps(self, host: str, is_asleep: bool) -> None:
-        self.heard.append(("sleeps" if is_asleep else "wakes", host))
+    def cut_link(self, host: str, is_cut: bool) -> None:
+        self.heard.append(("sleeps" if is_cut else "wakes", host))
 
-    def parts(self, key: str) -> None:
+    def partition(self, key: str) -> None:
         self.heard.append(("parts", key))
 
-    def heals(self, key: str) -> None:
+    def heal(self, key: str) -> None:
         self.heard.append(("heals", key))
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A path whose ``python -m peer`` and ``python -m bootstrap`` are stand-ins."""
+    """Return a folder whose ``python -m peer`` and ``python -m bootstrap`` are fakes."""
     (tmp_path / "peer.py").write_text(PEER)
     (tmp_path / "bootstrap.py").write_text(BOOTSTRAP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -96,85 +96,85 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def conducted(place: Path, data: dict[str, Any], stage: Recording | None = None) -> tuple[RunRecord, Recording]:
     scenario = parse(data)
-    script, stage = written(scenario), stage or Recording()
-    names = [part.name for part in script.parts]
+    script, stage = script_of(scenario), stage or Recording()
+    names = [part.name for part in script.peers]
     plan = lay_out(place / "out", manifest_of(scenario), names, solo=False, seed=None)
     with (place / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
-        course = asyncio.run(conduct(plan, script, stage, scenario.run.seconds, 1, watch))
-    return course, stage
+        record = asyncio.run(run_script(plan, script, stage, scenario.run.seconds, 1, watch))
+    return record, stage
 
 
-def happened(course: RunRecord) -> list[tuple[str, str]]:
-    return [(done.who, done.do) for done in course.done]
+def happened(record: RunRecord) -> list[tuple[str, str]]:
+    return [(done.who, done.do) for done in record.done]
 
 
-def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) -> None:
+def test_all_peers_leave_when_the_seconds_are_over(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
-    course, stage = conducted(place, tiny)
-    assert course.troubles == course.missed == []
-    assert course.cut_short
-    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
+    record, stage = conducted(place, tiny)
+    assert record.troubles == record.missed == []
+    assert record.cut_short
+    assert record.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
     assert ("inside", "bootstrap") in stage.heard
     start = (place / "out" / "home-1" / "starts").read_text()
     assert start.startswith("p2ptrain://the-link --local --nickname home-1 --home ")
 
 
-def test_who_is_watched_shows_itself_and_the_address_is_told(place: Path, tiny: dict[str, Any]) -> None:
-    """The bootstrap has the page, and whoever is honest shares its figures with it."""
+def test_honest_peers_share_figures_and_the_page_address_is_printed(place: Path, tiny: dict[str, Any]) -> None:
+    """The bootstrap has the page, and honest peers share their figures with it."""
     tiny["run"]["seconds"] = 1
     tiny["peers"][1]["lie"] = "flipped"
     stage = Recording()
     stage.page = ["--page", "8080"]
-    course, _ = conducted(place, tiny, stage)
-    assert course.troubles == []
+    record, _ = conducted(place, tiny, stage)
+    assert record.troubles == []
     assert (place / "out" / "bootstrap" / "said").read_text().endswith(" --page 8080")
     assert "watch them at http://127.0.0.1:8080/?token=drawn" in (place / "screen").read_text()
     assert (place / "out" / "home-1" / "starts").read_text().endswith(" --share\n")
 
 
-def test_the_story_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[str, Any]) -> None:
-    """Also where one of them begins with what the others have learned."""
+def test_second_0_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[str, Any]) -> None:
+    """A peer may begin with what the others have learned."""
     tiny["run"]["seconds"] = 1
     tiny["begins"] = "learned"
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed"}
-    course, _ = conducted(place, tiny)
-    assert course.troubles == course.missed == []
-    assert happened(course) == [("office-1", "is killed")]
+    record, _ = conducted(place, tiny)
+    assert record.troubles == record.missed == []
+    assert happened(record) == [("office-1", "is killed")]
     losses = [json.loads(line)["loss"] for line in (place / "out" / "office-1" / "events.jsonl").open()]
     assert losses[-1] == 2.0
 
 
-def test_a_swarm_that_never_learns_is_told_so(
+def test_a_swarm_that_never_learns_is_a_trouble(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "dull").touch()
     monkeypatch.setattr(conducting, "LEARNING_S", 0.5)
-    course, _ = conducted(place, tiny | {"begins": "learned"})
-    assert course.troubles == ["after 0 s home-1, home-2, office-1 had learned nothing: there is no second 0"]
-    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
+    record, _ = conducted(place, tiny | {"begins": "learned"})
+    assert record.troubles == ["home-1, home-2, office-1 had learned nothing after 0 s, so second 0 never came"]
+    assert record.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
 
 
-def test_it_ends_by_itself_when_all_peers_did(place: Path, tiny: dict[str, Any]) -> None:
+def test_the_run_ends_when_all_peers_have_ended(place: Path, tiny: dict[str, Any]) -> None:
     (place / "short").touch()
     tiny["peers"][1] |= {"arrives_at_s": 500}
     del tiny["run"]["seconds"]
-    course, _ = conducted(place, tiny)
-    assert not course.cut_short
-    assert course.missed == ["office-1 starts at 500 s: all was over"]
-    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2")}
+    record, _ = conducted(place, tiny)
+    assert not record.cut_short
+    assert record.missed == ["office-1 starts at 500 s: the run was over"]
+    assert record.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2")}
 
 
-def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_killed_peer_returns(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0.2, "returns": "resumed"}
-    course, _ = conducted(place, tiny)
-    assert happened(course) == [("office-1", "is killed"), ("office-1", "starts")]
-    assert course.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
-    assert course.troubles == []
+    record, _ = conducted(place, tiny)
+    assert happened(record) == [("office-1", "is killed"), ("office-1", "starts")]
+    assert record.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
+    assert record.troubles == []
 
 
 @pytest.mark.parametrize(("awaited", "is_killed_first"), [("training", False), ("weights", True)])
-def test_something_may_happen_while_a_newcomer_takes_weights(
+def test_acts_may_happen_during_a_weight_download(
     place: Path, tiny: dict[str, Any], awaited: str, is_killed_first: bool
 ) -> None:
     pulling = """if home.name == "home-1":
@@ -185,44 +185,44 @@ for number"""
     tiny["run"]["seconds"] = 8
     tiny["peers"][0] |= {"count": 1, "arrives_at_s": 0.1, "awaited": awaited}
     tiny["peers"][1] |= {"leaves_at_s": 0.2, "leaves": "killed"}
-    course, _ = conducted(place, tiny)
-    assert happened(course) == [("home-1", "starts"), ("office-1", "is killed")]
+    record, _ = conducted(place, tiny)
+    assert happened(record) == [("home-1", "starts"), ("office-1", "is killed")]
     notes = [json.loads(line) for line in (place / "out" / "home-1" / "events.jsonl").open()]
     trains_at = next(note["time"] for note in notes if note["kind"] == "progress")
-    assert (course.done[-1].time < trains_at) is is_killed_first
+    assert (record.done[-1].time < trains_at) is is_killed_first
 
 
-def test_who_was_killed_may_come_back_at_once(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_killed_peer_may_return_at_once(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0, "returns": "resumed"}
-    course, _ = conducted(place, tiny)
-    assert course.missed == []
-    assert course.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
+    record, _ = conducted(place, tiny)
+    assert record.missed == []
+    assert record.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
 
 
-def test_who_leaves_is_replaced_by_another(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_leaving_peer_is_replaced_by_another(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "returns_after_s": 0.2}
-    course, stage = conducted(place, tiny)
-    assert course.lives["office-1"] == [Ended(0, "is asked to leave")]
-    assert course.lives["office-1.2"] == [Ended(0, "")]
+    record, stage = conducted(place, tiny)
+    assert record.lives["office-1"] == [Ended(0, "is asked to leave")]
+    assert record.lives["office-1.2"] == [Ended(0, "")]
     assert stage.heard.count(("inside", "office-1")) == 2  # on the same computer
 
 
-def test_nobody_replaces_who_was_gone_before_it_could_be_killed(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_peer_that_ended_before_its_death_is_not_replaced(place: Path, tiny: dict[str, Any]) -> None:
     brief = PEER.replace("for number", "if home.name == 'office-1': time.sleep(0.3)\nfor number")
     (place / "peer.py").write_text(brief.replace("10_000", "(1 if home.name == 'office-1' else 10_000)"))
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 1, "leaves": "killed", "returns_after_s": 0.2}
-    course, _ = conducted(place, tiny)
-    assert course.missed == [
-        "office-1 is killed: it is not there any more",
-        "office-1.2 starts: who was there before had gone by itself",
+    record, _ = conducted(place, tiny)
+    assert record.missed == [
+        "office-1 is killed: it has already ended",
+        "office-1.2 starts: the previous peer had ended by itself",
     ]
-    assert "office-1.2" not in course.lives
+    assert "office-1.2" not in record.lives
 
 
-def test_who_was_started_ends_with_us_also_when_its_stage_fails(
+def test_a_started_peer_ends_with_the_run_if_its_stage_fails(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Child] = []
@@ -243,7 +243,7 @@ def test_who_was_started_ends_with_us_also_when_its_stage_fails(
     assert all(child.process.returncode is not None for child in begun)
 
 
-def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -> None:
+def test_suspended_peers_resume_leave_and_are_killed(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 2
     tiny["peers"] = [
         {"name": "home", "count": 1, "step_s": 1.0},
@@ -253,48 +253,48 @@ def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -
         | {"leaves": "killed"},
         {"name": "dreamer", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 0.1, "for_s": 60}]},
     ]
-    course, stage = conducted(place, tiny)
-    assert course.troubles == course.missed == []
-    assert course.lives["napper-1"] == course.lives["dreamer-1"] == [Ended(0, "")]
-    assert course.lives["leaver-1"] == [Ended(0, "is asked to leave")]
-    assert course.lives["victim-1"] == [Ended(-signal.SIGKILL, "is killed")]
+    record, stage = conducted(place, tiny)
+    assert record.troubles == record.missed == []
+    assert record.lives["napper-1"] == record.lives["dreamer-1"] == [Ended(0, "")]
+    assert record.lives["leaver-1"] == [Ended(0, "is asked to leave")]
+    assert record.lives["victim-1"] == [Ended(-signal.SIGKILL, "is killed")]
     for name in ("napper", "leaver", "victim", "dreamer"):
         assert stage.heard.count(("sleeps", f"{name}-1")) == stage.heard.count(("wakes", f"{name}-1")) == 1
 
 
-def test_the_network_falls_apart_and_heals(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_partition_begins_and_heals(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     data = {**tiny, "partitions": [{"at_s": 0.1, "for_s": 0.2, "sides": [["home"], ["office"]]}]}
-    course, stage = conducted(place, data)
+    record, stage = conducted(place, data)
     assert [each for each in stage.heard if each[0] in ("parts", "heals")] == [("parts", "0"), ("heals", "0")]
-    assert happened(course) == [("0", "the network falls apart"), ("0", "the network is whole again")]
+    assert happened(record) == [("0", "the network falls apart"), ("0", "the network is whole again")]
 
 
-def test_the_bootstrap_may_die_when_the_script_says_so(place: Path, tiny: dict[str, Any]) -> None:
+def test_the_bootstrap_may_die_by_the_script(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
-    course, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
-    assert course.troubles == []
-    assert happened(course) == [("bootstrap", "is killed"), ("bootstrap", "starts")]
+    record, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
+    assert record.troubles == []
+    assert happened(record) == [("bootstrap", "is killed"), ("bootstrap", "starts")]
     assert (place / "out" / "bootstrap" / "starts").read_text() == "xx"
 
 
-def test_who_comes_after_the_bootstrap_returned_joins_by_its_new_link(place: Path, tiny: dict[str, Any]) -> None:
+def test_later_peers_join_by_the_new_link_of_a_returned_bootstrap(place: Path, tiny: dict[str, Any]) -> None:
     again = """beside = beside + ("/again" if (home / "starts").exists() else "")
 if beside.endswith("/again"): time.sleep(0.5)
 (home / "link.new").write_text("""
     (place / "bootstrap.py").write_text(BOOTSTRAP.replace('(home / "link.new").write_text(', again))
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"arrives_at_s": 0.4}
-    course, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
-    assert course.troubles == course.missed == []
+    record, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
+    assert record.troubles == record.missed == []
     assert (place / "out" / "home-1" / "starts").read_text().startswith("p2ptrain://the-link --local")
     assert (place / "out" / "office-1" / "starts").read_text().startswith("p2ptrain://the-link/again --local")
 
 
 def test_several_bootstraps_start_beside_each_other(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
-    course, stage = conducted(place, {**tiny, "bootstrap": {"count": 3, "dies_at_s": 0.1}})
-    assert course.troubles == course.missed == []
+    record, stage = conducted(place, {**tiny, "bootstrap": {"count": 3, "dies_at_s": 0.1}})
+    assert record.troubles == record.missed == []
     assert [host for what, host in stage.heard if what == "inside"][:3] == ["bootstrap", "bootstrap-2", "bootstrap-3"]
     said = [(place / "out" / name / "said").read_text() for name in ("bootstrap", "bootstrap-2", "bootstrap-3")]
     assert "--beside" not in said[0]
@@ -303,86 +303,88 @@ def test_several_bootstraps_start_beside_each_other(place: Path, tiny: dict[str,
     assert (place / "out" / "home-1" / "starts").read_text().startswith("p2ptrain://the-link/beside/beside --local")
 
 
-def test_the_bootstrap_may_not_die_otherwise(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_bootstrap_that_dies_by_itself_is_a_trouble(place: Path, tiny: dict[str, Any]) -> None:
     (place / "bootstrap-crashes").touch()
-    course, _ = conducted(place, tiny)
-    assert any(trouble.startswith("the bootstrap ended with status 7") for trouble in course.troubles)
+    record, _ = conducted(place, tiny)
+    assert any(trouble.startswith("the bootstrap ended with status 7") for trouble in record.troubles)
 
 
-def test_a_crash_ends_it_for_all(place: Path, tiny: dict[str, Any]) -> None:
+def test_a_crash_ends_the_run(place: Path, tiny: dict[str, Any]) -> None:
     (place / "crash-office-1").touch()
-    course, _ = conducted(place, tiny)
-    [trouble] = course.troubles
+    record, _ = conducted(place, tiny)
+    [trouble] = record.troubles
     assert trouble.startswith("office-1 ended with status 1; ")
     assert trouble.endswith("error: out of memory")
-    assert not course.cut_short
-    assert set(course.lives) == {"home-1", "home-2", "office-1"}
+    assert not record.cut_short
+    assert set(record.lives) == {"home-1", "home-2", "office-1"}
 
 
-def test_what_comes_too_late_is_told(place: Path, tiny: dict[str, Any]) -> None:
+def test_acts_after_the_end_are_missed(place: Path, tiny: dict[str, Any]) -> None:
     (place / "short").touch()
     tiny["peers"][1] |= {"freezes": [{"at_s": 60, "for_s": 1}]}
     del tiny["run"]["seconds"]
-    course, _ = conducted(place, tiny)
-    assert [each.split(":")[0] for each in course.missed] == [
+    record, _ = conducted(place, tiny)
+    assert [each.split(":")[0] for each in record.missed] == [
         "office-1 falls asleep at 60 s",
         "office-1 wakes at 61 s",
     ]
 
 
-def test_the_clock_stands_still_while_somebody_starts(place: Path, tiny: dict[str, Any]) -> None:
+def test_the_clock_stands_still_while_a_peer_starts(place: Path, tiny: dict[str, Any]) -> None:
     slow = PEER.replace("for number", "if home.name == 'office-1': time.sleep(1)\nfor number")
     (place / "peer.py").write_text(slow)
     tiny["run"]["seconds"] = 3
     tiny["peers"][0] |= {"freezes": [{"at_s": 0.2, "for_s": 0.1}]}
     tiny["peers"][1] |= {"arrives_at_s": 0.1}
-    course, _ = conducted(place, tiny)
-    times = {(done.who, done.do): done.time for done in course.done}
+    record, _ = conducted(place, tiny)
+    times = {(done.who, done.do): done.time for done in record.done}
     began = json.loads((place / "out" / "office-1" / "events.jsonl").read_text().splitlines()[1])["time"]
     assert times["office-1", "starts"] < began < times["home-1", "falls asleep"]
 
 
-def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conductor, "STARTING_S", 0.5)
+def test_the_clock_stands_still_for_a_bounded_time(
+    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conductor, "START_TIMEOUT_S", 0.5)
     (place / "peer.py").write_text(
         PEER.replace("for number", "if home.name == 'office-1': time.sleep(100)\nfor number")
     )
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"arrives_at_s": 0.1}
-    course, _ = conducted(place, tiny)
-    assert course.cut_short
-    assert course.lives["office-1"] == [Ended(0, "")]
+    record, _ = conducted(place, tiny)
+    assert record.cut_short
+    assert record.lives["office-1"] == [Ended(0, "")]
 
 
 @pytest.mark.parametrize("is_amid", [True, False])
-def test_who_is_to_die_amid_an_exchange_waits_for_one(
+def test_a_death_amid_an_exchange_waits_for_one(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_amid: bool
 ) -> None:
     asked = []
 
-    async def amid_exchange(home: Path) -> bool:
+    async def wait_for_exchange(home: Path) -> bool:
         asked.append(home.name)
         return is_amid
 
-    monkeypatch.setattr(conductor, "amid_exchange", amid_exchange)
+    monkeypatch.setattr(conductor, "wait_for_exchange", wait_for_exchange)
     tiny["run"]["seconds"] = 2
     tiny["peers"][0] |= {"freezes": [{"at_s": 0.2, "for_s": 0.1}]}
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "amid_exchange": True}
-    course, _ = conducted(place, tiny)
+    record, _ = conducted(place, tiny)
     assert asked == ["office-1"]  # the others sleep whenever it is time
-    assert (("office-1", "is killed") in happened(course)) is is_amid
-    assert course.missed == ([] if is_amid else ["office-1 is killed: it was amid no exchange"])
+    assert (("office-1", "is killed") in happened(record)) is is_amid
+    assert record.missed == ([] if is_amid else ["office-1 is killed: it was in no exchange"])
 
 
-def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict[str, Any]) -> None:
+def test_churn_ends_when_a_peer_has_completed_the_run(place: Path, tiny: dict[str, Any]) -> None:
     through = PEER.replace('"loss": loss', '"loss": loss, "fraction": number / 20 if home.name == "home-1" else 0.0')
     (place / "peer.py").write_text(through)
     tiny["run"]["seconds"] = 5
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves_every_s": 3, "leaves": "killed", "returns_after_s": 0}
     tiny["peers"][0] |= {"freezes": [{"at_s": 4, "for_s": 0.1}]}
-    course, _ = conducted(place, tiny)
-    assert course.missed == []
-    assert happened(course) == [
+    record, _ = conducted(place, tiny)
+    assert record.missed == []
+    assert happened(record) == [
         ("office-1", "is killed"),
         ("office-1.2", "starts"),
         *[(who, do) for do in ("falls asleep", "wakes") for who in ("home-1", "home-2")],
@@ -390,51 +392,51 @@ def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict
 
 
 class Hanging(Recording):
-    """To put somebody to sleep it takes as long as it takes until all else has happened."""
+    """Stage on which a suspension lasts until all else has happened."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.killed, self.beaten = threading.Event(), threading.Event(), threading.Event()
 
-    def nap(self, who: str, pid: int) -> Sleep:
+    def suspend(self, who: str, pid: int) -> Suspension:
         self.begun.set()
         assert self.killed.wait(20.0)
         assert self.beaten.wait(20.0)
-        return super().nap(who, pid)
+        return super().suspend(who, pid)
 
     def kill(self, who: str, pid: int) -> None:
         super().kill(who, pid)
         self.killed.set()
 
 
-def test_while_a_stage_takes_its_time_all_else_goes_on(
+def test_other_acts_continue_while_a_stage_blocks(
     place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happens to others, and the pulse; what happens to the same waits for its turn."""
+    """Acts on other hosts and the resource monitor continue; acts on the same host wait."""
     stage = Hanging()
 
-    def beat(self: Pulse, now: float, pids: Sequence[int]) -> None:
+    def sample(self: ResourceMonitor, now: float, pids: Sequence[int]) -> None:
         if stage.begun.is_set():
             stage.beaten.set()
 
-    monkeypatch.setattr(Pulse, "beat", beat)
+    monkeypatch.setattr(ResourceMonitor, "sample", sample)
     tiny["run"]["seconds"] = 2
     tiny["peers"][0] |= {"count": 1, "freezes": [{"at_s": 0.1, "for_s": 0.1}]}
     tiny["peers"][1] |= {"leaves_at_s": 0.4, "leaves": "killed"}
-    course, _ = conducted(place, tiny, stage)
-    assert course.troubles == course.missed == []
-    assert [(done.who, done.do) for done in sorted(course.done, key=lambda each: each.time)] == [
+    record, _ = conducted(place, tiny, stage)
+    assert record.troubles == record.missed == []
+    assert [(done.who, done.do) for done in sorted(record.done, key=lambda each: each.time)] == [
         ("office-1", "is killed"),
         ("home-1", "falls asleep"),
         ("home-1", "wakes"),
     ]
-    assert happened(course) == [("home-1", "falls asleep"), ("home-1", "wakes"), ("office-1", "is killed")]
+    assert happened(record) == [("home-1", "falls asleep"), ("home-1", "wakes"), ("office-1", "is killed")]
 
 
 class Restless:
-    """A nap whose first end fails."""
+    """Suspension whose first end fails."""
 
-    def __init__(self, nap: Sleep) -> None:
+    def __init__(self, nap: Suspension) -> None:
         self.inner, self.asked = nap, 0
 
     def end(self) -> None:
@@ -445,7 +447,7 @@ class Restless:
 
 
 class Failing(Recording):
-    """A stage that cannot do this."""
+    """Stage that fails at one operation."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -455,9 +457,9 @@ class Failing(Recording):
         if what == self.what:
             raise DeviceError("The engine did not answer.", "Restart it.")
 
-    def nap(self, who: str, pid: int) -> Sleep:
+    def suspend(self, who: str, pid: int) -> Suspension:
         self._perhaps("nap")
-        nap = super().nap(who, pid)
+        nap = super().suspend(who, pid)
         return Restless(nap) if self.what == "wake" else nap
 
     def kill(self, who: str, pid: int) -> None:
@@ -472,41 +474,39 @@ class Failing(Recording):
 @pytest.mark.parametrize(
     ("what", "missed"),
     [
-        ("nap", ["home-1 falls asleep: The engine did not answer", "home-1 wakes: it did not fall asleep"]),
+        ("nap", ["home-1 falls asleep: The engine did not answer", "home-1 wakes: it was not asleep"]),
         ("wake", ["home-1 wakes: The engine did not answer"]),
         (
             "kill",
             [
                 "office-1 is killed: The engine did not answer",
-                "office-1.2 starts: who was there before could not be ended",
+                "office-1.2 starts: the previous peer could not be ended",
             ],
         ),
         ("started", ["late-1 starts: The engine did not answer"]),
     ],
 )
-def test_what_a_stage_cannot_do_is_missed_and_told_and_the_rest_goes_on(
+def test_acts_that_a_stage_cannot_perform_are_missed_and_the_run_continues(
     place: Path, tiny: dict[str, Any], what: str, missed: list[str]
 ) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][0] |= {"count": 1, "freezes": [{"at_s": 0.1, "for_s": 0.1}]}
     tiny["peers"][1] |= {"leaves_at_s": 0.4, "leaves": "killed", "returns_after_s": 0.2}
     tiny["peers"].append({"name": "late", "count": 1, "step_s": 0.01, "arrives_at_s": 0.8})
-    course, _ = conducted(place, tiny, Failing(what))
-    assert course.missed == missed
-    assert course.troubles == []
-    assert course.cut_short
-    assert len(course.done) == 5 - len(missed)
-    assert course.lives["home-1"] == [Ended(0, "")]  # it woke at the end and saved
+    record, _ = conducted(place, tiny, Failing(what))
+    assert record.missed == missed
+    assert record.troubles == []
+    assert record.cut_short
+    assert len(record.done) == 5 - len(missed)
+    assert record.lives["home-1"] == [Ended(0, "")]  # it woke at the end and saved
     if what == "kill":
-        assert course.lives["office-1"] == [Ended(0, "")]
-        assert "office-1.2" not in course.lives
-    late = course.lives["late-1"]
+        assert record.lives["office-1"] == [Ended(0, "")]
+        assert "office-1.2" not in record.lives
+    late = record.lives["late-1"]
     assert [each.ended_by_us for each in late] == ["is asked to leave" if what == "started" else ""]
 
 
-def test_a_fault_of_ours_in_an_act_ends_everybody(
-    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_in_an_act_ends_the_run(place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def kill(self: Recording, who: str, pid: int) -> None:
         raise RuntimeError("a bug")
 

@@ -1,4 +1,4 @@
-"""Timelines as data: who exists, what happens when, and that chance is the scenario's seed's."""
+"""Timelines as data: peers, acts, and random draws that depend on the seed."""
 
 from __future__ import annotations
 
@@ -6,65 +6,65 @@ from typing import Any
 
 import pytest
 
-from lab.script import MOST_OCCUPANTS, Act, Do, Script, written
-from lab.stages import members
-from p2ptrain.sim.testbed_fields import BOOTSTRAP, parse
+from lab.scenario import BOOTSTRAP, parse
+from lab.script import MAX_PEERS_PER_HOST, Act, ActKind, Script, script_of
+from lab.stages import hosts_on_side
 
 
 def script(tiny: dict[str, Any], group: dict[str, Any] | None = None, **sections: Any) -> Script:
-    """Of the tiny scenario, with these fields in its second group."""
+    """Return the script of the tiny scenario with these fields in its second group."""
     tiny["peers"][1] |= group or {}
-    return written(parse({**tiny, **sections}))
+    return script_of(parse({**tiny, **sections}))
 
 
-def test_who_is_there_from_the_beginning_has_no_act(tiny: dict[str, Any]) -> None:
+def test_initial_peers_have_no_act(tiny: dict[str, Any]) -> None:
     plain = script(tiny)
     assert plain.first == ("home-1", "home-2", "office-1")
     assert plain.acts == ()
-    assert plain.seats("home") == ["home-1", "home-2"]
+    assert plain.hosts_of("home") == ["home-1", "home-2"]
     assert list(plain.hosts) == ["home-1", "home-2", "office-1"]
 
 
-def test_who_is_killed_is_replaced_on_the_same_computer(tiny: dict[str, Any]) -> None:
+def test_a_killed_peer_is_replaced_on_the_same_host(tiny: dict[str, Any]) -> None:
     killed = script(tiny, {"leaves_at_s": 5, "leaves": "killed", "returns_after_s": 3})
-    assert killed.acts == (Act(5.0, Do.KILL, "office-1"), Act(8.0, Do.START, "office-1.2"))
-    assert [part.host for part in killed.parts if part.group == "office"] == ["office-1", "office-1"]
+    assert killed.acts == (Act(5.0, ActKind.KILL, "office-1"), Act(8.0, ActKind.START, "office-1.2"))
+    assert [part.host for part in killed.peers if part.group == "office"] == ["office-1", "office-1"]
 
 
-def test_who_resumes_is_the_same_peer(tiny: dict[str, Any]) -> None:
+def test_a_resumed_peer_is_the_same_peer(tiny: dict[str, Any]) -> None:
     left = script(tiny, {"leaves_at_s": 5, "returns_after_s": 3, "returns": "resumed"})
-    assert left.acts == (Act(5.0, Do.STOP, "office-1"), Act(8.0, Do.START, "office-1"))
-    assert len(left.parts) == 3
+    assert left.acts == (Act(5.0, ActKind.STOP, "office-1"), Act(8.0, ActKind.START, "office-1"))
+    assert len(left.peers) == 3
 
 
-def test_who_comes_late_is_not_there_from_the_beginning(tiny: dict[str, Any]) -> None:
+def test_a_late_peer_is_no_initial_peer(tiny: dict[str, Any]) -> None:
     late = script(tiny, {"arrives_at_s": 4, "arrives_over_s": 2})
     assert late.first == ("home-1", "home-2")
     [act] = late.acts
-    assert act.do is Do.START
+    assert act.kind is ActKind.START
     assert 4 < act.at_s < 6
 
 
-def test_everything_is_in_order_and_nobody_is_woken_after_leaving(tiny: dict[str, Any]) -> None:
+def test_acts_are_in_order_and_a_peer_that_left_is_not_resumed(tiny: dict[str, Any]) -> None:
     acts = script(
         tiny,
         {"leaves_at_s": 12, "freezes": [{"at_s": 2, "for_s": 3}, {"at_s": 10, "for_s": 5}, {"at_s": 20, "for_s": 1}]},
         partitions=[{"at_s": 1, "for_s": 3, "sides": [["home"], ["office", BOOTSTRAP]]}],
         bootstrap={"dies_at_s": 7, "returns_after_s": 2},
     ).acts
-    assert [(act.at_s, act.do, act.who) for act in acts] == [
-        (1, Do.PART, "0"),
-        (2, Do.FREEZE, "office-1"),
-        (4, Do.HEAL, "0"),
-        (5, Do.THAW, "office-1"),
-        (7, Do.KILL, BOOTSTRAP),
-        (9, Do.START, BOOTSTRAP),
-        (10, Do.FREEZE, "office-1"),
-        (12, Do.STOP, "office-1"),
+    assert [(act.at_s, act.kind, act.who) for act in acts] == [
+        (1, ActKind.PART, "0"),
+        (2, ActKind.FREEZE, "office-1"),
+        (4, ActKind.HEAL, "0"),
+        (5, ActKind.THAW, "office-1"),
+        (7, ActKind.KILL, BOOTSTRAP),
+        (9, ActKind.START, BOOTSTRAP),
+        (10, ActKind.FREEZE, "office-1"),
+        (12, ActKind.STOP, "office-1"),
     ]
 
 
-def test_chance_is_the_seeds(tiny: dict[str, Any]) -> None:
+def test_random_draws_depend_on_the_seed(tiny: dict[str, Any]) -> None:
     churn = {"stays_s": 5.0, "leaves": "killed", "returns_after_s": 1}
     first = script(tiny, churn)
     assert first == script(tiny, churn)
@@ -76,18 +76,18 @@ def test_chance_is_the_seeds(tiny: dict[str, Any]) -> None:
 def test_churn_without_an_end_is_bounded(tiny: dict[str, Any]) -> None:
     del tiny["run"]["seconds"]
     endless = script(tiny, {"stays_s": 0.01, "leaves": "killed", "returns_after_s": 0})
-    assert len([part for part in endless.parts if part.group == "office"]) == MOST_OCCUPANTS
+    assert len([part for part in endless.peers if part.group == "office"]) == MAX_PEERS_PER_HOST
 
 
 @pytest.mark.parametrize(
     ("side", "hosts"),
     [(["home"], ["home-1", "home-2"]), (["office", BOOTSTRAP], ["office-1", BOOTSTRAP])],
 )
-def test_who_is_on_a_side(tiny: dict[str, Any], side: list[str], hosts: list[str]) -> None:
-    assert members(side, script(tiny).seats) == hosts
+def test_hosts_on_a_side(tiny: dict[str, Any], side: list[str], hosts: list[str]) -> None:
+    assert hosts_on_side(side, script(tiny).hosts_of) == hosts
 
 
-def test_troubles_begin_and_end_while_somebody_is_there(tiny: dict[str, Any]) -> None:
+def test_troubles_begin_and_end_while_the_peer_runs(tiny: dict[str, Any]) -> None:
     troubles = [
         {"what": "disk_full", "at_s": 1, "for_s": 2},
         {"what": "read_only", "at_s": 2, "for_s": 20},
@@ -96,33 +96,33 @@ def test_troubles_begin_and_end_while_somebody_is_there(tiny: dict[str, Any]) ->
         {"what": "daemon_dies", "at_s": 20},
     ]
     acts = script(tiny, {"leaves_at_s": 12, "troubles": troubles}).acts
-    assert [(act.at_s, act.do) for act in acts] == [
-        (1, Do.FILL),
-        (2, Do.LOCK),
-        (3, Do.DRAIN),
-        (4, Do.EXHAUST),
-        (5, Do.LOSE_DAEMON),
-        (12, Do.STOP),
+    assert [(act.at_s, act.kind) for act in acts] == [
+        (1, ActKind.FILL),
+        (2, ActKind.LOCK),
+        (3, ActKind.DRAIN),
+        (4, ActKind.EXHAUST),
+        (5, ActKind.LOSE_DAEMON),
+        (12, ActKind.STOP),
     ]
     assert {act.who for act in acts} == {"office-1"}
 
 
-def test_who_is_banned_while_there_is_banned_once(tiny: dict[str, Any]) -> None:
+def test_a_present_peer_is_banned_once(tiny: dict[str, Any]) -> None:
     acts = script(tiny, {"banned_at_s": 3, "leaves_at_s": 12}, admission="invite").acts
-    assert acts == (Act(3.0, Do.BAN, "office-1"), Act(12.0, Do.STOP, "office-1"))
-    assert script(tiny, {"banned_at_s": 13}, admission="invite").acts == (Act(12.0, Do.STOP, "office-1"),)
+    assert acts == (Act(3.0, ActKind.BAN, "office-1"), Act(12.0, ActKind.STOP, "office-1"))
+    assert script(tiny, {"banned_at_s": 13}, admission="invite").acts == (Act(12.0, ActKind.STOP, "office-1"),)
 
 
-def test_of_a_churning_group_one_goes_after_the_other_to_the_end(tiny: dict[str, Any]) -> None:
+def test_peers_of_a_churning_group_leave_in_turn(tiny: dict[str, Any]) -> None:
     churn = {"count": 2, "leaves_at_s": 5, "leaves_every_s": 10, "leaves": "killed", "returns_after_s": 0}
     churning = script(tiny, churn)
     assert churning.acts == (
-        Act(5.0, Do.KILL, "office-1"),
-        Act(5.0, Do.START, "office-1.2"),
-        Act(15.0, Do.KILL, "office-2"),
-        Act(15.0, Do.START, "office-2.2"),
-        Act(25.0, Do.KILL, "office-1.2"),
-        Act(25.0, Do.START, "office-1.3"),
+        Act(5.0, ActKind.KILL, "office-1"),
+        Act(5.0, ActKind.START, "office-1.2"),
+        Act(15.0, ActKind.KILL, "office-2"),
+        Act(15.0, ActKind.START, "office-2.2"),
+        Act(25.0, ActKind.KILL, "office-1.2"),
+        Act(25.0, ActKind.START, "office-1.3"),
     )
-    assert churning.churning == {part.name for part in churning.parts if part.group == "office"}
+    assert churning.churning == {part.name for part in churning.peers if part.group == "office"}
     assert script(tiny, {"leaves_every_s": None}).churning == set()

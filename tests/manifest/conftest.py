@@ -9,8 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2ptrain.base.ids import PROTOCOL_VERSION
-from p2ptrain.manifest import Manifest, public_key_of
+from p2ptrain.manifest import Manifest
 from p2ptrain.manifest.faults import validated
+from p2ptrain.manifest.signing import public_key_of
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 

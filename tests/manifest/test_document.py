@@ -13,17 +13,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PROTOCOL_VERSION
-from p2ptrain.manifest import (
-    PRESETS,
-    Manifest,
-    canonical_bytes,
-    differences,
-    parse_toml,
-    preset,
-    render_toml,
-    run_id,
-    with_changes,
-)
+from p2ptrain.manifest import PRESETS, Manifest, parse_toml, preset, render_toml, with_changes
+from p2ptrain.manifest.document import canonical_bytes, differences, run_id
 from p2ptrain.manifest.faults import validated
 
 few = settings(max_examples=30, deadline=None)

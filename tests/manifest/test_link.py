@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.base.errors import JoinLinkError
 from p2ptrain.base.ids import RunId
-from p2ptrain.manifest import JoinLink, check_address, is_peer_id
+from p2ptrain.manifest import JoinLink
+from p2ptrain.manifest.link import check_address, is_peer_id
 
 few = settings(max_examples=50, deadline=None)
 RUN = RunId(hashlib.sha256(b"a run").hexdigest())

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT
 from p2ptrain.base.errors import ManifestError
-from p2ptrain.manifest import FRAGMENT_ALIGNMENT, Manifest, parameter_count, with_changes
+from p2ptrain.manifest import Manifest, parameter_count, with_changes
 from p2ptrain.manifest.faults import validated
 from p2ptrain.manifest.schema import CodecSection
 

@@ -13,17 +13,10 @@ from hypothesis import strategies as st
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
-from p2ptrain.manifest import (
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    SignedManifest,
-    genuine_run,
-    preset,
-    public_key_of,
-    sign,
-    with_changes,
-)
+from p2ptrain.framing import MAX_MANIFEST_BYTES
+from p2ptrain.manifest import Manifest, SignedManifest, genuine_run, preset, with_changes
 from p2ptrain.manifest.document import canonical_json
+from p2ptrain.manifest.signing import public_key_of, sign
 
 few = settings(max_examples=50, deadline=None)
 OWN_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)

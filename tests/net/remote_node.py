@@ -28,7 +28,7 @@ async def main(key: str, run: str, bootstrap: str) -> None:
     identity = Identity.load_or_create(Path(key))
     node = await Node.start(identity, RunId(run), listen=["/ip4/127.0.0.1/tcp/0"], bootstraps=[bootstrap], local=True)
     await P2PTransport(node).listen(flow)
-    where = {"peer": node.peer_id, "addresses": node.addresses, "p2pd": node.daemon.pid}
+    where = {"peer": node.peer_id, "addresses": node.addresses, "p2pd": node.daemon.p2p._child.pid}
     sys.stdout.write(json.dumps(where) + "\n")
     sys.stdout.flush()
     await node.died()

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from p2ptrain.base.ids import PeerId
+from p2ptrain.base.ids import PeerId, multihash
 from p2ptrain.net import address
 
 PEER = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")
-RAW_PEER = address.peer_id_bytes(PEER)
+RAW_PEER = multihash(PEER)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_inside_a_container_its_own_address_counts():
 
 
 def test_nothing_is_printed_rather_than_loopback():
-    assert address.reachable_address(["/ip4/127.0.0.1/tcp/5"]) is None
-    assert address.reachable_address(["/ip4/127.0.0.1/tcp/5"], local=True) == "/ip4/127.0.0.1/tcp/5"
+    assert address.announceable(["/ip4/127.0.0.1/tcp/5"]) == []
+    assert address.announceable(["/ip4/127.0.0.1/tcp/5"], local=True) == ["/ip4/127.0.0.1/tcp/5"]
 
 
 def test_the_way_out_is_an_address_of_this_machine_or_none():

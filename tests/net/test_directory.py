@@ -23,12 +23,12 @@ from people import AUTHOR
 from p2ptrain import wire
 from p2ptrain.admission import Gate
 from p2ptrain.base.errors import NetworkError
-from p2ptrain.base.ids import RunId
+from p2ptrain.base.ids import RunId, peer_of
 from p2ptrain.net import access_list_store as rulings_module
 from p2ptrain.net import dht_protocol, directory, virtual_time
 from p2ptrain.net.access_list_store import LIFETIME_S, AccessListStore, access_list_key
 from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
-from p2ptrain.net.identity import Identity, _peer_id
+from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import RateLimit
 from p2ptrain.statements import packed
@@ -149,7 +149,7 @@ class PretendedNode:
 def crowd() -> list[Identity]:
     """Always the same, and so are their buckets."""
     keys = [Ed25519PrivateKey.from_private_bytes(number.to_bytes(32)) for number in range(240)]
-    return [Identity(Path(), _peer_id(key.public_key()), key) for key in keys]
+    return [Identity(Path(), peer_of(key.public_key().public_bytes_raw()), key) for key in keys]
 
 
 def directory_over(node: Any, seed: int = 1) -> DhtDirectory:
@@ -317,7 +317,7 @@ def test_a_dht_that_does_not_answer_is_a_network_error(crowd: list[Identity]):
         assert each.size == len(crowd)
 
         node.store_many = lambda *_, **__: freeze()  # type: ignore[method-assign]
-        with pytest.raises(NetworkError, match="storing our record took more than 15 s"):
+        with pytest.raises(NetworkError, match="storing our presence record took more than 15 s"):
             await each.announce(presence_of(crowd[0]))
 
     virtual_time.run(main())
@@ -347,7 +347,9 @@ def test_what_hivemind_stumbles_over_is_a_network_error(crowd: list[Identity], e
         node.before_get = stumble_later
         assert len(await each.lookup()) == MAX_RECORDS  # what came before counts
         node.store_many = stumble  # type: ignore[method-assign]
-        with pytest.raises(NetworkError, match=f"storing our record failed in hivemind: {type(error).__name__}"):
+        with pytest.raises(
+            NetworkError, match=f"storing our presence record failed in hivemind: {type(error).__name__}"
+        ):
             await each.announce(presence_of(crowd[0]))
 
     virtual_time.run(main())
@@ -369,7 +371,7 @@ def test_who_cancels_a_lookup_has_cancelled_it(crowd: list[Identity]):
 def test_a_record_that_nobody_takes_is_a_network_error(crowd: list[Identity]):
     async def main() -> None:
         each = directory_over(PretendedNode())
-        with pytest.raises(NetworkError, match="no node stored our record"):
+        with pytest.raises(NetworkError, match="no node stored our presence record"):
             await each.announce(replace(presence_of(crowd[0]), step=2))
 
     virtual_time.run(main())
@@ -661,7 +663,7 @@ def test_what_hivemind_stumbles_over_is_a_network_error_here_too():
         shelf = shelf_over(Stumbling(), gate_for(rulings=people.rulings(serial=7)), [])
         with pytest.raises(NetworkError, match="the lookup failed in hivemind"):
             await shelf.look()
-        with pytest.raises(NetworkError, match="storing the rulings failed in hivemind"):
+        with pytest.raises(NetworkError, match="storing the access list failed in hivemind"):
             await shelf.store()
 
     asyncio.run(main())

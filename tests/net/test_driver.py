@@ -61,6 +61,7 @@ class Trainee:
         )
         self.core = Peer(peer, swarm_rules, Random(1))
         self._begun = asyncio.Event()
+        self.committed: list[tuple[PeerId, int, int]] = []
         shore = DriverEnvironment(
             transport=network.transport(peer),
             directory=network.directory(0.01, clock=loop.time),
@@ -70,6 +71,7 @@ class Trainee:
             live_until=lambda record: record.issued_at + record.lifetime_s,
             begin_training=self._begun.set,
             work=at_once,
+            committed=lambda *exchange: self.committed.append(exchange),
         )
         self.driver = Driver(self.core, self.learner, shore)
 
@@ -127,6 +129,8 @@ def play(scene: Scene) -> Trainee:
 
     run_in_virtual_time(stage())
     assert not actor[0].driver._sessions
+    notes = [fields for kind, fields in actor[0].notebook.notes if kind == "exchanged"]
+    assert actor[0].committed == [(each["peer"], each["sent_bytes"], each["received_bytes"]) for each in notes]
     return actor[0]
 
 

@@ -23,7 +23,7 @@ from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.outer import slices
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim import Calm, QuadraticTask, SimulatedNetwork, SimulatedPeer, World
+from p2ptrain.sim import QuadraticTask, SimulatedNetwork, SimulatedPeer, World
 from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.train.learner import Learner
@@ -74,6 +74,19 @@ class Case:
             fragments=self.fragments,
             fragments_per_exchange=max(self.fragments - 1, 1),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """Conditions without failures; each direction of each pair has its own latency, so that no two events coincide."""
+
+    latencies_s: dict[tuple[PeerId, PeerId], float]
+
+    def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
+        return self.latencies_s[sender, receiver]
+
+    def breaks_swap(self, sender: PeerId, receiver: PeerId) -> float | None:
+        return None
 
 
 def make_peer(peer: PeerId, case: Case) -> tuple[Peer, Learner]:

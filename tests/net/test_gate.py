@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +16,9 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
 from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import AdmissionHandler, ask_rulings, come_in
-from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedTransport, GatedWideLink
+from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedLink, GatedTransport
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
-from p2ptrain.net.payload import DirectLink, WideLink, receive_payload, send_payload
+from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 
@@ -97,7 +97,7 @@ def test_a_stranger_is_told_why_and_what_to_do(shown: bytes, why: Refusal) -> No
     assert (kind, failed) == ("not admitted", "failed")
     assert fields["why"] == why.value
     assert "author" in fields["remedy"]
-    assert said["why"] == f"it does not let us in: {why.value}"
+    assert said["why"] == f"it did not admit us: {why.value}"
     assert door.notebook.notes[0] == ("turned away", {"peer": STRANGER.peer, "why": why.value})
 
 
@@ -111,65 +111,49 @@ def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:
         await impostor.listen()
         link = await door.transport.open(STRANGER.peer)
         await link.send(FrameKind.MESSAGE, b"hello")
-        with pytest.raises(NetworkError, match="we do not let it in"):
+        with pytest.raises(NetworkError, match="we did not admit it"):
             await link.receive()
 
     play(scene)
 
 
-def test_a_link_that_copies_nothing_goes_on_copying_nothing() -> None:
-    class Direct(MemoryLink):
-        async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-            kind, body = await self.receive()
-            buffer[: len(body)] = body
-            return kind, len(body)
+class RecordingLink(MemoryLink):
+    """A link with its own forms of the optional methods; it records which were called."""
 
-    class Wide(Direct):
-        async def widened(self, size_bytes: int) -> Link:
-            return self
+    calls: list[str]
 
-    class Plain:
-        def __init__(self, link: MemoryLink) -> None:
-            self._link = link
+    async def wait_for_frame(self) -> None:
+        self.calls.append("wait_for_frame")
 
-        async def open(self, peer: Any, addresses: Any = ()) -> MemoryLink:
-            return self._link
+    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+        self.calls.append("receive_into")
+        return FrameKind.CHUNK, 0
 
-    async def scene(network: MemoryNetwork, door: Door) -> list[tuple[bool, bool]]:
+    async def open_parallel(self, size_bytes: int) -> Sequence[Link]:
+        self.calls.append("open_parallel")
+        return (self,)
+
+    def record_transfer(self, size_bytes: int, seconds: float) -> None:
+        self.calls.append("record_transfer")
+
+
+@pytest.mark.parametrize("first", ["wait_for_frame", "receive_into", "open_parallel"])
+def test_a_gated_link_checks_the_certificate_first_and_then_uses_the_link_s_own_forms(first: str) -> None:
+    async def scene(network: MemoryNetwork, door: Door) -> tuple[list[str], list[str]]:
+        checked: list[str] = []
         near = network.connect(GUEST.peer, MEMBER.peer)
-        gate = Gate("invite", RUN, PUBLIC, badge().encode())
-        direct = Direct(near.peer, near._outgoing, near._incoming)
-        wide = Wide(near.peer, near._outgoing, near._incoming)
-        kinds = []
-        for link in (near, direct, wide):
-            transport: Any = Plain(link)
-            opened = await GatedTransport(transport, gate, GUEST.peer, MemoryLog()).open(MEMBER.peer)
-            kinds.append((isinstance(opened, DirectLink), isinstance(opened, WideLink)))
-        return kinds
-
-    kinds, _ = play(scene)
-    assert kinds == [(False, False), (True, False), (True, True)]
-
-
-def test_a_link_of_ours_is_widened_once_its_partner_has_shown_a_badge() -> None:
-    class Wide(MemoryLink):
-        async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-            raise AssertionError("nobody receives")
-
-        async def widened(self, size_bytes: int) -> Link:
-            return self
-
-    async def scene(network: MemoryNetwork, door: Door) -> list[str]:
-        seen = []
-        near = network.connect(GUEST.peer, MEMBER.peer)
-        wide = Wide(near.peer, near._outgoing, near._incoming)
-        opened = GatedWideLink(wide, lambda peer, kind, body: seen.append(FrameKind(kind).name))
+        inner = RecordingLink(near.peer, near._outgoing, near._incoming)
+        inner.calls = []
+        opened = GatedLink(inner, lambda peer, kind, body: checked.append(FrameKind(kind).name))
         await opened.send(FrameKind.BADGE, badge().encode())
-        assert await opened.widened(1) is wide
-        return seen
+        arguments = {"receive_into": [memoryview(bytearray(1))], "open_parallel": [1]}
+        await getattr(opened, first)(*arguments.get(first, []))
+        opened.record_transfer(1, 1.0)
+        return checked, inner.calls
 
-    seen, _ = play(scene)
-    assert seen == ["BADGE"]
+    (checked, calls), _ = play(scene)
+    assert checked == ["BADGE"]
+    assert calls == [first, "record_transfer"]
 
 
 def test_a_ban_counts_from_the_next_conversation_on() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.base.errors import HomeError
-from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.net.identity import Identity, peer_id_bytes, verify
+from p2ptrain.base.ids import PeerId, RunId, key_of, multihash
+from p2ptrain.net.identity import Identity, verify
 from p2ptrain.swarm.messages import PeerState, Presence
 
 # A fixed seed and its public key; tests/net/test_network.py holds our peer ids to p2pd's.
@@ -36,7 +36,7 @@ def test_a_peer_id_is_the_multihash_of_the_public_key(tmp_path: Path):
     path.write_bytes(bytes.fromhex("08011240") + SEED + PUBLIC)
     identity = Identity.load_or_create(path)
     assert identity.peer_id.startswith("12D3KooW")
-    assert peer_id_bytes(identity.peer_id) == bytes.fromhex("002408011220") + PUBLIC
+    assert multihash(identity.peer_id) == bytes.fromhex("002408011220") + PUBLIC
 
 
 @pytest.mark.parametrize("raw", [b"", b"garbage", bytes.fromhex("08011240") + SEED + SEED, bytes(68), bytes(5000)])
@@ -94,5 +94,5 @@ def test_the_key_stays_out_of_logs(tmp_path: Path):
 )
 def test_a_peer_id_has_one_spelling(tmp_path: Path, spoil):
     peer = Identity.load_or_create(tmp_path / "identity.key").peer_id
-    assert peer_id_bytes(peer) is not None
-    assert peer_id_bytes(PeerId(spoil(peer))) is None
+    assert key_of(peer) is not None
+    assert key_of(spoil(peer)) is None

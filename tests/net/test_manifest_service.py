@@ -35,5 +35,5 @@ def test_who_asks_too_often_is_not_answered_for_a_while_and_others_are() -> None
 
 
 def test_a_manifest_too_long_for_a_frame_is_a_fault_of_ours() -> None:
-    with pytest.raises(ValueError, match="are allowed"):
+    with pytest.raises(ValueError, match="expected a manifest of at most"):
         virtual_time.run(answer_requests(MemoryNetwork().transport(HOST), RUN, bytes(10**6)))

@@ -129,7 +129,7 @@ def test_p2pd_has_the_peer_id_we_computed(swarm: Swarm):
 def test_dials_do_not_come_from_the_listening_port(swarm: Swarm):
     """Else two peers that dial each other at the same instant meet in one connection that both began, and fail."""
     port = int(swarm.nodes[1].addresses[0].rpartition("/")[2])
-    sockets = psutil.Process(swarm.nodes[1].daemon.pid).net_connections("tcp")
+    sockets = psutil.Process(swarm.nodes[1].daemon.p2p._child.pid).net_connections("tcp")
     assert [each.status for each in sockets if each.laddr.port == port and each.status != "LISTEN"] == []
     assert "ESTABLISHED" in [each.status for each in sockets]
 
@@ -290,7 +290,7 @@ def test_who_asks_for_much_and_reads_nothing_holds_nothing(swarm: Swarm):
             await link.send(FrameKind.CHUNK, bytes(100_000))
 
     def files() -> int:
-        return int(psutil.Process(node.daemon.pid).num_fds())
+        return int(psutil.Process(node.daemon.p2p._child.pid).num_fds())
 
     async def main() -> None:
         brisk = Limits(idle_s=0.5, slowest_rate=1e9)
@@ -414,7 +414,7 @@ def test_a_killed_p2pd_is_noticed_and_nothing_hangs(tmp_path: Path):
     async def main() -> None:
         identity = Identity.load_or_create(tmp_path / "id.key")
         node = await Node.start(identity, RUN, listen=LOOPBACK, local=True)
-        os.kill(node.daemon.pid, signal.SIGKILL)
+        os.kill(node.daemon.p2p._child.pid, signal.SIGKILL)
         async with asyncio.timeout(60):
             assert await node.died() == -signal.SIGKILL
             assert not node.alive
@@ -454,7 +454,7 @@ def test_a_p2pd_that_lives_and_answers_nothing_is_ended(tmp_path: Path, monkeypa
                 async with asyncio.timeout(2.0):
                     await daemon.died()  # it answers, and lives
             assert daemon.alive
-            os.kill(daemon.pid, signal.SIGSTOP)
+            os.kill(daemon.p2p._child.pid, signal.SIGSTOP)
             async with asyncio.timeout(60):
                 assert await daemon.died() == -signal.SIGKILL
             assert "did not answer" in daemon.ending
@@ -489,8 +489,8 @@ def test_nothing_stays_after_close(tmp_path: Path):
         daemon = await Daemon.start(identity.path, LOOPBACK)
         folder = daemon._folder.path
         assert folder.exists()
-        assert os.getsid(daemon.pid) == daemon.pid  # Ctrl+C in a terminal does not reach it
-        pid = daemon.pid
+        assert os.getsid(daemon.p2p._child.pid) == daemon.p2p._child.pid  # Ctrl+C in a terminal does not reach it
+        pid = daemon.p2p._child.pid
         await daemon.close()
         return pid, folder
 

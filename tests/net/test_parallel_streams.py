@@ -15,19 +15,19 @@ import uvloop
 from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.net import parallel_streams as lanes_module
+from p2ptrain.net import parallel_streams as streams_module
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import (
     LANE_PROTOCOL,
-    LANES,
-    WIDE_FROM_BYTES,
-    WIDE_FROM_RATE,
+    PARALLEL_FROM_BYTES,
+    PARALLEL_FROM_RATE,
+    STREAMS,
     ParallelLink,
     ParallelStreams,
 )
-from p2ptrain.net.payload import begun, receive_payload, send_payload, widened
+from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rpc import hear, say
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.statements import packed
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.net
 RUN = RunId("ab" * 32)
 TALK = "/test/wide"
 TOKEN = bytes(range(16))
-PARTS = [os.urandom(WIDE_FROM_BYTES + 77), b"", os.urandom(3 * MAX_CHUNK_BYTES)]
+PARTS = [os.urandom(PARALLEL_FROM_BYTES + 77), b"", os.urandom(3 * MAX_CHUNK_BYTES)]
 LENGTHS = [len(part) for part in PARTS]
 SIZE = sum(LENGTHS)
 
@@ -139,34 +139,34 @@ def two(pair: Two) -> Iterator[Two]:
 
 async def swap(link: ParallelLink) -> tuple[int, list[bytearray]]:
     """Both directions at once; over how many lanes, and what came."""
-    road = await widened(link, SIZE)
+    others = await link.open_parallel(SIZE)
     async with asyncio.TaskGroup() as both:
-        both.create_task(send_payload(road, PARTS))
-        received = both.create_task(receive_payload(road, LENGTHS))
+        both.create_task(send_payload(link, PARTS, others))
+        received = both.create_task(receive_payload(link, LENGTHS, others=others))
     return 1 + len(link._opened) + len(link._claimed), received.result()
 
 
 def test_the_first_payload_goes_by_one_stream_and_the_next_by_all(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "WIDE_FROM_RATE", 1.0)  # which a busy machine reaches, too
-    for expected in (1, LANES):
+    monkeypatch.setattr(streams_module, "PARALLEL_FROM_RATE", 1.0)  # which a busy machine reaches, too
+    for expected in (1, STREAMS):
         assert two.converse(swap, swap) == ((expected, PARTS), (expected, PARTS))
         two.settled()
 
 
 def test_a_slow_partner_gets_one_stream(two: Two) -> None:
-    two.lanes[1].came(two.peer, WIDE_FROM_RATE - 1)
+    two.lanes[1].record_rate(two.peer, PARALLEL_FROM_RATE - 1)
     assert two.converse(swap, swap) == ((1, PARTS), (1, PARTS))
 
 
 def test_a_partner_that_takes_no_more_streams_gets_the_payload_by_one(two: Two) -> None:
     """Two of one peer's conversations have lanes; the third has none, and none of its own is left open."""
-    two.lanes[1].came(two.peer, 1e9)
+    two.lanes[1].record_rate(two.peer, 1e9)
 
     async def fill() -> list[list[StreamLink]]:
         return [await two.lanes[1].open(two.peer, bytes([number]) * 16) for number in range(2)]
 
     held = two.runner.run(fill())
-    assert [len(links) for links in held] == [LANES - 1] * 2
+    assert [len(links) for links in held] == [STREAMS - 1] * 2
     assert two.converse(swap, swap) == ((1, PARTS), (1, PARTS))
     for link in (link for links in held for link in links):
         two.runner.run(link.close())
@@ -181,7 +181,7 @@ async def forget(lanes: ParallelStreams) -> None:
 
 def test_a_small_payload_says_nothing_of_lanes(two: Two) -> None:
     async def small(link: ParallelLink) -> bool:
-        return await widened(link, WIDE_FROM_BYTES - 1) is link
+        return not await link.open_parallel(PARALLEL_FROM_BYTES - 1)
 
     assert two.converse(small, small) == (True, True)
 
@@ -193,7 +193,7 @@ def test_lanes_that_are_not_there_fail_the_payload(two: Two) -> None:
 
     _, outcome = two.converse(boast, swap)
     assert isinstance(outcome, NetworkError)  # they may have been given up
-    assert str(outcome).endswith("names 3 lanes, and 0 are here")
+    assert str(outcome).endswith("announced 3 parallel streams, but 0 are open")
 
 
 @pytest.mark.parametrize("words", [["lanes"], ["lanes", b"short"], ["lanes", 1], ["lane", TOKEN], [], [["lanes"]]])
@@ -210,7 +210,7 @@ def test_nonsense_about_lanes_is_an_offence(two: Two, words: list[Any]) -> None:
     "words",
     [
         ["lane", TOKEN, 0],
-        ["lane", TOKEN, LANES],
+        ["lane", TOKEN, STREAMS],
         ["lane", TOKEN, True],
         ["lane", b"", 1],
         ["lane", TOKEN],
@@ -246,7 +246,7 @@ def test_a_lane_that_comes_twice_is_closed_and_the_first_is_held(two: Two) -> No
 
 
 def test_a_lane_without_a_conversation_is_given_up(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "UNCLAIMED_S", 2.0)  # all have to be there before
+    monkeypatch.setattr(streams_module, "UNCLAIMED_S", 2.0)  # all have to be there before
 
     async def main() -> None:
         [first, *_] = await two.lanes[1].open(two.peer, TOKEN)
@@ -275,7 +275,7 @@ def test_lanes_that_are_named_as_they_are_given_up_fail_the_payload_alone(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their time is over, and they have not noticed: as after a stop of 30 s, or as a liar times it."""
-    monkeypatch.setattr(lanes_module, "UNCLAIMED_S", 0.5)
+    monkeypatch.setattr(streams_module, "UNCLAIMED_S", 0.5)
     ours, outcomes = two.lanes[0], list[str]()
 
     def name() -> None:
@@ -285,16 +285,16 @@ def test_lanes_that_are_named_as_they_are_given_up_fail_the_payload_alone(
             outcomes.append(str(error))
 
     async def main() -> None:
-        lanes = [asyncio.create_task(ours._take(cast(StreamLink, Echo(number)))) for number in range(1, LANES)]
-        while len(ours._waiting.get((Echo.peer, TOKEN), {})) < LANES - 1:
+        lanes = [asyncio.create_task(ours._take(cast(StreamLink, Echo(number)))) for number in range(1, STREAMS)]
+        while len(ours._waiting.get((Echo.peer, TOKEN), {})) < STREAMS - 1:
             await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.51, name)
         time.sleep(0.6)  # all of it falls due at once
         given_up = await asyncio.gather(*lanes, return_exceptions=True)
-        assert [type(each) for each in given_up] == [NetworkError] * (LANES - 1)
+        assert [type(each) for each in given_up] == [NetworkError] * (STREAMS - 1)
 
     two.runner.run(main())
-    assert outcomes == ["opener names 3 lanes, and 0 are here"]
+    assert outcomes == ["opener announced 3 parallel streams, but 0 are open"]
 
 
 def test_somebody_elses_token_claims_nothing(two: Two) -> None:
@@ -328,45 +328,46 @@ def test_lanes_are_claimed_once(two: Two) -> None:
 
 
 def test_who_waits_for_a_payload_to_begin_waits_for_its_first_chunk(two: Two) -> None:
-    two.lanes[1].came(two.peer, 1e9)
+    two.lanes[1].record_rate(two.peer, 1e9)
 
     async def late(link: ParallelLink) -> int:
-        road = await widened(link, SIZE)
+        others = await link.open_parallel(SIZE)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
-                await begun(road)  # of ours alone they wait
-        await send_payload(road, PARTS)
+                await link.wait_for_frame()  # of ours alone they wait
+        await send_payload(link, PARTS, others)
         return 1 + len(link._opened)
 
     async def patient(link: ParallelLink) -> list[bytearray]:
-        road = await widened(link, SIZE)
-        await begun(road)
-        return await receive_payload(road, LENGTHS)
+        others = await link.open_parallel(SIZE)
+        await link.wait_for_frame()
+        return await receive_payload(link, LENGTHS, others=others)
 
-    assert two.converse(late, patient) == (LANES, PARTS)
+    assert two.converse(late, patient) == (STREAMS, PARTS)
 
 
 def test_who_ends_before_its_payload_had_not_begun_it(two: Two) -> None:
-    two.lanes[1].came(two.peer, 1e9)
+    two.lanes[1].record_rate(two.peer, 1e9)
 
     async def leaves(link: ParallelLink) -> None:
-        await widened(link, SIZE)
+        await link.open_parallel(SIZE)
         await link.close()
 
     async def waits(link: ParallelLink) -> None:
-        await begun(await widened(link, SIZE))
+        await link.open_parallel(SIZE)
+        await link.wait_for_frame()
 
     _, outcome = two.converse(leaves, waits)
     assert isinstance(outcome, UnbegunError)
 
 
 def test_a_lane_that_breaks_fails_the_payload_and_all_lanes_end(two: Two) -> None:
-    two.lanes[1].came(two.peer, 1e9)
+    two.lanes[1].record_rate(two.peer, 1e9)
 
     async def breaks(link: ParallelLink) -> None:
-        road = await widened(link, SIZE)
+        others = await link.open_parallel(SIZE)
         await link._opened[1].close()
-        await send_payload(road, PARTS)
+        await send_payload(link, PARTS, others)
 
     mine, theirs = two.converse(breaks, receive)
     assert isinstance(mine, NetworkError)
@@ -374,10 +375,10 @@ def test_a_lane_that_breaks_fails_the_payload_and_all_lanes_end(two: Two) -> Non
 
 
 def test_chunks_on_a_lane_out_of_turn_are_an_offence(two: Two) -> None:
-    two.lanes[1].came(two.peer, 1e9)
+    two.lanes[1].record_rate(two.peer, 1e9)
 
     async def stray(link: ParallelLink) -> None:
-        await widened(link, SIZE)
+        await link.open_parallel(SIZE)
         for lane in link._opened:
             await lane.send(FrameKind.CHUNK, b"x")
         await link.send(FrameKind.CHUNK, b"x" * MAX_CHUNK_BYTES)
@@ -388,13 +389,14 @@ def test_chunks_on_a_lane_out_of_turn_are_an_offence(two: Two) -> None:
 
 
 async def receive(link: ParallelLink) -> None:
-    await receive_payload(await widened(link, SIZE), LENGTHS)
+    others = await link.open_parallel(SIZE)
+    await receive_payload(link, LENGTHS, others=others)
 
 
 def test_speeds_of_few_partners_are_remembered(two: Two) -> None:
     lanes = two.lanes[1]
-    for number in range(lanes_module.MOST_REMEMBERED + 1):
-        lanes.came(PeerId(f"{number}"), 1e9)
-    assert len(lanes._speeds) == lanes_module.MOST_REMEMBERED
+    for number in range(streams_module.MOST_REMEMBERED + 1):
+        lanes.record_rate(PeerId(f"{number}"), 1e9)
+    assert len(lanes._speeds) == streams_module.MOST_REMEMBERED
     assert not lanes.is_fast(PeerId("0"))
     assert lanes.is_fast(PeerId("1"))

@@ -134,20 +134,20 @@ def test_an_end_says_whether_a_payload_had_begun(ends: Any, said: list[FrameKind
 def test_a_frame_that_begins_is_received_as_ever() -> None:
     async def scene(house: House) -> None:
         ours, theirs = map(house.link, wires())
-        waiting = asyncio.create_task(ours.begun())
+        waiting = asyncio.create_task(ours.wait_for_frame())
         await asyncio.sleep(LIMITS.idle_s / 2)
         assert not waiting.done()
         await theirs.send(FrameKind.MESSAGE, b"one")
         await waiting
         assert await ours.receive() == (FrameKind.MESSAGE, b"one")
         await theirs.send(FrameKind.CHUNK, b"two")
-        await ours.begun()
+        await ours.wait_for_frame()
         buffer = bytearray(3)
         assert await ours.receive_into(memoryview(buffer)) == (FrameKind.CHUNK, 3)
         assert buffer == b"two"
         await theirs.close()
         with pytest.raises(NetworkError, match="ended"):
-            await ours.begun()
+            await ours.wait_for_frame()
 
     enact(scene)
 
@@ -157,11 +157,11 @@ def test_a_frame_begins_with_its_header_and_who_ends_then_ends_amid_it() -> None
         near, far = wires()
         link = house.link(near)
         await far.write(encode_header(FrameKind.CHUNK, 3))
-        await link.begun()
+        await link.wait_for_frame()
         await far.write(b"two")
         assert await link.receive() == (FrameKind.CHUNK, b"two")
         await far.write(encode_header(FrameKind.CHUNK, 3))
-        await link.begun()
+        await link.wait_for_frame()
         await link.close()
         assert near.is_closing
         assert far.came == b""
@@ -174,7 +174,7 @@ def test_an_end_in_place_of_a_frame_says_that_none_had_begun() -> None:
         ours, theirs = map(house.link, wires())
         await theirs.close()
         with pytest.raises(UnbegunError):
-            await ours.begun()
+            await ours.wait_for_frame()
 
     enact(scene)
 
@@ -184,7 +184,7 @@ def test_nobody_waits_for_ever_for_a_frame_to_begin() -> None:
         ours, _ = map(house.link, wires())
         began = clock()
         with pytest.raises(NetworkError, match="sent nothing for too long"):
-            await ours.begun()
+            await ours.wait_for_frame()
         assert clock() - began == pytest.approx(LIMITS.idle_s)
 
     enact(scene)

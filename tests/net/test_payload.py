@@ -72,33 +72,10 @@ def test_parts_of_any_length_arrive_both_ways_at_once(lengths):
     assert virtual_time.run(main()) == (mine, theirs)
 
 
-class Lanes:
-    """Links as one road."""
-
-    def __init__(self, lanes: Sequence[Link]) -> None:
-        self.peer = lanes[0].peer
-        self.lanes = lanes
-        self.came_bytes: list[int] = []
-
-    def came(self, size_bytes: int, seconds: float) -> None:
-        assert seconds >= 0
-        self.came_bytes.append(size_bytes)
-
-    async def send(self, kind: int, body: bytes | memoryview) -> None:
-        await self.lanes[0].send(kind, body)
-
-    async def receive(self) -> tuple[int, bytes]:
-        return await self.lanes[0].receive()
-
-    async def close(self) -> None:
-        for lane in self.lanes:
-            await lane.close()
-
-
-async def roads(delays: Sequence[float]) -> tuple[Lanes, Lanes]:
-    """The two ends of a road, whose lanes take so long each."""
+async def streams(delays: Sequence[float]) -> tuple[list[Link], list[MemoryLink]]:
+    """Both ends of parallel streams with these delays in seconds."""
     pairs = [await pair(delay) for delay in delays]
-    return Lanes([near for near, _ in pairs]), Lanes([far for _, far in pairs])
+    return [near for near, _ in pairs], [far for _, far in pairs]
 
 
 @settings(max_examples=40, deadline=None)
@@ -106,25 +83,28 @@ async def roads(delays: Sequence[float]) -> tuple[Lanes, Lanes]:
     some.lists(some.sampled_from([0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * CHUNK + 3]), max_size=4),
     some.lists(some.sampled_from([0.1, 0.2, 5.0]), min_size=1, max_size=4),
 )
-def test_parts_arrive_by_lanes_of_any_speed(lengths, delays):
+def test_parts_arrive_over_streams_of_any_speed(lengths, delays):
     parts = [random.randbytes(length) for length in lengths]
 
     async def main() -> tuple[list[bytearray], list[int]]:
-        near, far = await roads(delays)
+        near, far = await streams(delays)
+        recorded: list[int] = []
+        far[0].record_transfer = lambda size_bytes, seconds: recorded.append(size_bytes)
         async with asyncio.TaskGroup() as both:
-            both.create_task(send_payload(near, parts))
-            got = both.create_task(receive_payload(far, lengths))
-        return got.result(), far.came_bytes
+            both.create_task(send_payload(near[0], parts, near[1:]))
+            got = both.create_task(receive_payload(far[0], lengths, others=far[1:]))
+        return got.result(), recorded
 
     assert virtual_time.run(main()) == (parts, [sum(lengths)])
 
 
-def test_each_lane_carries_its_share():
+def test_each_stream_carries_its_share():
     async def main() -> list[list[int]]:
-        near, far = await roads([0.1] * 3)
-        await send_payload(near, [bytes(4 * CHUNK), bytes(3 * CHUNK)])
-        await near.close()
-        return [[kind async for kind in kinds_on(lane)] for lane in far.lanes]
+        near, far = await streams([0.1] * 3)
+        await send_payload(near[0], [bytes(4 * CHUNK), bytes(3 * CHUNK)], near[1:])
+        for stream in near:
+            await stream.close()
+        return [[kind async for kind in kinds_on(stream)] for stream in far]
 
     chunk, part = FrameKind.CHUNK, FrameKind.PART
     assert virtual_time.run(main()) == [[chunk, chunk, part, chunk, part], [chunk, chunk], [chunk, chunk]]
@@ -136,42 +116,40 @@ async def kinds_on(link: Link) -> AsyncIterator[int]:
             yield (await link.receive())[0]
 
 
-def test_a_wrong_chunk_on_any_lane_is_a_remote_error():
+def test_a_wrong_chunk_on_any_stream_is_a_remote_error():
     async def main(number: int) -> None:
-        near, far = await roads([0.1] * 3)
+        near, far = await streams([0.1] * 3)
         good = bytes(3 * CHUNK)
-        for index, lane in enumerate(near.lanes):
-            await lane.send(FrameKind.CHUNK, bytes([index == number]) * CHUNK)
-        await near.send(*end(0, good))
-        await receive_payload(far, [len(good)])
+        for index, stream in enumerate(near):
+            await stream.send(FrameKind.CHUNK, bytes([index == number]) * CHUNK)
+        await near[0].send(*end(0, good))
+        await receive_payload(far[0], [len(good)], others=far[1:])
 
     for number in range(3):
-        with pytest.raises(RemoteError, match="does not agree"):
+        with pytest.raises(RemoteError, match="does not match"):
             virtual_time.run(main(number))
 
 
 @pytest.mark.parametrize("silent", range(3))
-def test_a_lane_that_is_silent_holds_the_payload_no_longer_than_its_pace(silent):
+def test_a_stream_that_is_silent_holds_the_payload_no_longer_than_its_pace(silent):
     async def main() -> float:
-        near, far = await roads([0.1] * 3)
-        for index, lane in enumerate(near.lanes):
+        near, far = await streams([0.1] * 3)
+        for index, stream in enumerate(near):
             if index != silent:
-                await lane.send(FrameKind.CHUNK, bytes(CHUNK))
+                await stream.send(FrameKind.CHUNK, bytes(CHUNK))
         started = asyncio.get_running_loop().time()
         with pytest.raises(NetworkError, match="slower"):
-            await receive_payload(far, [3 * CHUNK])
+            await receive_payload(far[0], [3 * CHUNK], others=far[1:])
         return asyncio.get_running_loop().time() - started
 
     assert virtual_time.run(main()) <= PayloadDeadline().due_s(3 * CHUNK)
 
 
-def test_a_lane_that_is_cut_ends_the_others():
+def test_a_stream_that_is_cut_ends_the_others():
     async def main() -> None:
-        _, far = await roads([0.1] * 3)
-        lane = far.lanes[1]
-        assert isinstance(lane, MemoryLink)
-        asyncio.get_running_loop().call_later(0.5, lane.cut)
-        await receive_payload(far, [3 * CHUNK])
+        _, far = await streams([0.1] * 3)
+        asyncio.get_running_loop().call_later(0.5, far[1].cut)
+        await receive_payload(far[0], [3 * CHUNK], others=far[1:])
 
     with pytest.raises(NetworkError, match="cut"):
         virtual_time.run(main())

@@ -13,9 +13,10 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.relay import dial_back
 from p2ptrain.net.rpc import MOST_NESTED, hear, say
+from p2ptrain.ports import Link
 
 
-class ScriptedLink:
+class ScriptedLink(Link):
     """A link on which these frames arrive; it remembers what is said."""
 
     peer = PeerId("somebody")
@@ -55,9 +56,9 @@ def test_what_is_said_is_heard() -> None:
     [
         (b"\xc1", "expected a statement"),
         (msgpack.packb({"a": 1}), "expected a statement"),
-        (msgpack.packb(["x" * 5000]), "where 4096 are allowed"),
-        (nested(MOST_NESTED + 1), "words about this and that were due, not lists in lists"),
-        (nested(1000), "words about this and that were due, not lists in lists"),
+        (msgpack.packb(["x" * 5000]), "at most 4096 bytes, got"),
+        (nested(MOST_NESTED + 1), "expected a message about this and that, got lists"),
+        (nested(1000), "expected a message about this and that, got lists"),
         (nested(3000), "expected a statement"),
     ],
 )
@@ -67,7 +68,7 @@ def test_what_nobody_says_is_an_offence(body: bytes, why: str) -> None:
 
 
 def test_another_frame_is_an_offence() -> None:
-    with pytest.raises(RemoteError, match="not a frame of kind 2"):
+    with pytest.raises(RemoteError, match="got a frame of kind 2"):
         heard(b"\x90", kind=FrameKind.CHUNK)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryLink, _MemoryDirection
 from p2ptrain.net.payload import Buffers
 from p2ptrain.net.session import Session, SessionEnvironment
+from p2ptrain.ports import Link
 from p2ptrain.swarm.events import Swap
 from p2ptrain.train.payloads import Payloads
 
@@ -38,25 +40,18 @@ class Plain:
         return SimpleNamespace(parts=[CHUNK + CHUNK])
 
 
-class TwoLanes:
-    """A link, and what it was widened to (``payload.WideLink``, ``payload.StreamGroup``).
-
-    A payload's first chunk comes by the one stream, its second by the other.
-    """
+class TwoStreams(MemoryLink):
+    """A link with a second stream: a payload's first chunk uses the one, its second the other."""
 
     def __init__(self, first: MemoryLink, second: MemoryLink) -> None:
-        self.peer = first.peer
-        self.lanes = [first, second]
-        self.send, self.receive, self.begun, self.close = first.send, first.receive, first.begun, first.close
+        super().__init__(first.peer, first._outgoing, first._incoming)
+        self._second = second
 
-    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-        raise AssertionError("a payload comes by its lanes")
+    async def open_parallel(self, size_bytes: int) -> Sequence[Link]:
+        return (self._second,)
 
-    async def widened(self, size_bytes: int) -> TwoLanes:
-        return self
-
-    def came(self, size_bytes: int, seconds: float) -> None:
-        raise AssertionError("no payload is whole here")
+    def record_transfer(self, size_bytes: int, seconds: float) -> None:
+        raise AssertionError("no payload is complete here")
 
 
 def stream() -> tuple[MemoryLink, MemoryLink]:
@@ -69,20 +64,20 @@ async def work(function: Any, *arguments: object) -> Any:
     return function(*arguments)
 
 
-async def answer(road: TwoLanes) -> None:
+async def answer(link: TwoStreams) -> None:
     """We have accepted an offer: exchange."""
     payloads = cast(Payloads, Plain())
     session = Session(
         LinkId(OPENER, 1, outbound=False),
         SessionEnvironment(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
     )
-    await session._swap(road, Swap(session.link, (0,), NOTHING, NOTHING))
+    await session._swap(link, Swap(session.link, (0,), NOTHING, NOTHING))
 
 
 def test_an_offer_that_is_taken_back_costs_no_byte_of_payload() -> None:
     async def main() -> None:
         (first, ours), (_, ours_too) = stream(), stream()
-        answering = asyncio.create_task(answer(TwoLanes(ours, ours_too)))
+        answering = asyncio.create_task(answer(TwoStreams(ours, ours_too)))
         await asyncio.sleep(1.0)
         await first.close()
         with pytest.raises(UnbegunError):
@@ -98,7 +93,7 @@ def test_an_offer_is_not_taken_back_amid_its_payload() -> None:
 
     async def main() -> None:
         (first, ours), (second, ours_too) = stream(), stream()
-        answering = asyncio.create_task(answer(TwoLanes(ours, ours_too)))
+        answering = asyncio.create_task(answer(TwoStreams(ours, ours_too)))
         await first.send(FrameKind.CHUNK, CHUNK)
         assert await first.receive() == (FrameKind.CHUNK, CHUNK)
         assert await second.receive() == (FrameKind.CHUNK, CHUNK)

@@ -22,7 +22,6 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.page import listen_address
 from p2ptrain.page import server as page_server
 from p2ptrain.page.listen_address import ListenAddress, listener_at
-from p2ptrain.page.metrics import names
 from p2ptrain.page.server import ASSETS, BACKLOG, COOKIE, MOST_CONNECTIONS, MOST_STREAMS, PageServer
 from p2ptrain.page.view import ExchangeRow
 
@@ -130,14 +129,6 @@ def test_the_status_is_compressed_for_those_elsewhere_who_take_that(guarded: Sho
         assert ask(port, "/status", Accept_Encoding="gzip").document == plain.document
 
 
-def test_a_server_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rather than an address at which nobody answers. Its place is free again."""
-    monkeypatch.setattr(page_server, "START_S", 0.01)
-    monkeypatch.setattr(PageServer, "_run", lambda self, listener, begun: listener.close())
-    with pytest.raises(UserError, match="did not start"):
-        PageServer(ListenAddress(), dict).__enter__()
-
-
 def test_however_many_ask_the_document_is_made_now_and_then() -> None:
     """A hundred questions at once are a few snapshots: who watches holds up nobody."""
     made = []
@@ -163,7 +154,7 @@ def test_metrics_are_what_prometheus_reads(shown: Shown) -> None:
     text = ask(shown.port, "/metrics").body.decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     samples = {sample.name for family in families.values() for sample in family.samples}
-    assert samples <= names()
+    assert all(name.startswith("p2ptrain_") for name in samples)
     assert families["p2ptrain_peers"].samples[0].value == 7
     peers = {sample.labels["peer"] for sample in families["p2ptrain_peer_training_loss_nats"].samples}
     assert peers == {row.id[-6:] for row in rows[:-1]}
@@ -482,9 +473,9 @@ def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(
     ("host", "shown", "cure"),
     [
         ("::", r"\[::\]", "Choose an address of this computer: 127.0.0.1, 0.0.0.0."),
-        ("127.0.0.1", "127.0.0.1", "This computer has no IPv4. Use [::1]:8080."),
-        ("localhost", "localhost", "This computer has no IPv4. Use [::1]:8080."),
-        ("0.0.0.0", "0.0.0.0", "This computer has no IPv4. Use [::]:8080."),
+        ("127.0.0.1", "127.0.0.1", "Use [::1]:8080; this computer has no IPv4."),
+        ("localhost", "localhost", "Use [::1]:8080; this computer has no IPv4."),
+        ("0.0.0.0", "0.0.0.0", "Use [::]:8080; this computer has no IPv4."),
     ],
 )
 def test_a_computer_without_one_of_the_families_names_the_other(

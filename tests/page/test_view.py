@@ -159,9 +159,9 @@ def test_the_document_is_bounded(make_view: Callable[..., View]) -> None:
     """After far more of everything than fits, nothing is longer than it may be."""
     view = make_view(MOST_PEERS * 2)
     for step in range(5000):
-        view.add_exchange(ExchangeRow(view.next_serial(), 0.0, "a", "b", 1.0, 1))
-        view.add_failure(FailureRow(view.next_serial(), 0.0, "a", "busy"))
-        view.add_checkpoint(CheckpointRow(view.next_serial(), 0.0, "a", step))
+        view.add(ExchangeRow(view.next_serial(), 0.0, "a", "b", 1.0, 1))
+        view.add(FailureRow(view.next_serial(), 0.0, "a", "busy"))
+        view.add(CheckpointRow(view.next_serial(), 0.0, "a", step))
         view.traffic.add(float(step), 1.0, 1.0)
         view.disagreement.add(float(step), float(step), 0.1)
     document = strict(view.document(0.0))
@@ -181,13 +181,13 @@ def test_nobody_who_talks_much_hides_what_others_tell() -> None:
     """Room is made where one has most; of one alone the oldest goes."""
     view = View("bootstrap")
     for quiet in ("a", "b", "c"):
-        view.add_failure(FailureRow(view.next_serial(), 0.0, quiet, "once"))
-        view.add_checkpoint(CheckpointRow(view.next_serial(), 0.0, quiet, 1))
-        view.add_exchange(ExchangeRow(view.next_serial(), 0.0, quiet, "z", 1.0, 1))
+        view.add(FailureRow(view.next_serial(), 0.0, quiet, "once"))
+        view.add(CheckpointRow(view.next_serial(), 0.0, quiet, 1))
+        view.add(ExchangeRow(view.next_serial(), 0.0, quiet, "z", 1.0, 1))
     for step in range(1000):
-        view.add_failure(FailureRow(view.next_serial(), 0.0, "loud", str(step)))
-        view.add_checkpoint(CheckpointRow(view.next_serial(), 0.0, "loud", step))
-        view.add_exchange(ExchangeRow(view.next_serial(), 0.0, "loud", "z", 1.0, step))
+        view.add(FailureRow(view.next_serial(), 0.0, "loud", str(step)))
+        view.add(CheckpointRow(view.next_serial(), 0.0, "loud", step))
+        view.add(ExchangeRow(view.next_serial(), 0.0, "loud", "z", 1.0, step))
     assert {each.peer for each in view.failures} == {"a", "b", "c", "loud"}
     assert {each.peer for each in view.checkpoints} == {"a", "b", "c", "loud"}
     assert {each.a for each in view.exchanges} == {"a", "b", "c", "loud"}

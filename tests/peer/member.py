@@ -80,7 +80,7 @@ class Member:
             return made
 
         self.signals = Signals()
-        shore = DriverEnvironment(
+        environment = DriverEnvironment(
             transport=wrap(network.transport(self.peer)),
             directory=network.directory(0.01, clock=loop.time),
             notebook=self.notebook,
@@ -90,8 +90,8 @@ class Member:
             begin_training=lambda: None,
             work=at_once,
         )
-        self.attendance = Participation(
-            self.learner, new_core, shore, TrainerControl(self.signals, self.learner.inbox.wake)
+        self.participation = Participation(
+            self.learner, new_core, environment, TrainerControl(self.signals, self.learner.inbox.wake)
         )
 
     def _presence(self, step: int, progress: float, state: PeerState, now: float) -> Presence:
@@ -102,7 +102,7 @@ class Member:
     async def live(self) -> str:
         training = asyncio.create_task(self._train())
         try:
-            return await self.attendance.live()
+            return await self.participation.live()
         finally:
             training.cancel()
 
@@ -112,11 +112,11 @@ class Member:
             idle = self.learner.is_waiting or self.learner.ended or not self.signals.begin.is_set()
             for event in self.learner.settle() if idle else self.learner.advance():
                 self.applied += isinstance(event, Applied)
-                self.attendance.post(event)
-            self.attendance.turned()
+                self.participation.post(event)
+            self.participation.turned()
 
     def counted(self) -> Counters:
-        return self.attendance.counters()
+        return self.participation.counters()
 
     def heard(self, kind: str) -> int:
         return self.notebook.kinds().count(kind)

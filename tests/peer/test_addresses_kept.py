@@ -81,7 +81,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     monkeypatch.setattr(app, "Connection", StillConnection)
     with contextlib.ExitStack() as stack, contextlib.closing(EventLog(home.events)) as log:
         line = app._connect(stack, PeerOptions(link), home, identity, signed, log, Throttles())
-        showing.know(signed, home, cast(Any, record), local=False)
+        showing.set_run(signed, home, cast(Any, record), local=False)
         state._sources = None  # there are no figures
         at_first, warned = invited()
         assert f"@{NEAR}/" in at_first
@@ -147,7 +147,7 @@ def test_a_connection_says_that_it_is_reached_otherwise(tmp_path: Path) -> None:
 
     connection, log = connection_of(tmp_path, on_move=on_move)
     for places in ((CIRCUIT,), (NEAR,)):
-        connection._shelter = cast(Any, SimpleNamespace(addresses=places))
+        connection._reachability = cast(Any, SimpleNamespace(addresses=places))
         asyncio.run(connection._moved())
     me = Identity.load_or_create(tmp_path / "identity.key").peer_id
     assert moves == [(address.with_peer(CIRCUIT, me),), (address.with_peer(NEAR, me),)]

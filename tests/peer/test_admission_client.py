@@ -174,9 +174,9 @@ def test_what_another_witness_may_say_otherwise_is_waited_for(
     ticket = SimpleNamespace(invite=SimpleNamespace(witnesses=(WITNESS.peer, STRANGER.peer)))
     if refusal in (Refusal.NO_ROOM, Refusal.AHEAD):
         with pytest.raises(NetworkError, match=refusal.value):
-            virtual_time.run(entrance._come_in(world.gate, ticket))
+            virtual_time.run(entrance._request_certificate(world.gate, ticket))
     else:
-        assert virtual_time.run(entrance._come_in(world.gate, ticket)) is refusal
+        assert virtual_time.run(entrance._request_certificate(world.gate, ticket)) is refusal
     assert asked == [WITNESS.peer, STRANGER.peer]
 
 

@@ -13,7 +13,7 @@ import pytest
 from swarm import ENDLESS, Program, Swarm, until
 
 from lab.hosts import Access, Network
-from lab.namespaces import check_means
+from lab.namespaces import check_support
 from p2ptrain.net.address import relay_of
 from peer.home import Home
 
@@ -60,7 +60,7 @@ class FarFlung(Swarm):
 
 @pytest.mark.lab
 def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_when_it_dies() -> None:
-    check_means()
+    check_support()
     with Network() as network:
         for name in ("bootstrap", "volunteer"):
             network.add(name)
@@ -88,7 +88,7 @@ def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_wh
 
 
 def test_the_doctor_says_on_which_side_of_a_router_it_is_and_how_to_be_reached() -> None:
-    check_means()
+    check_support()
     with Network() as network:
         network.add("bootstrap")
         network.add("plain")

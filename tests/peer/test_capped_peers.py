@@ -25,7 +25,7 @@ PARAMETERS = 1 << 18
 """1 MiB a payload: 8 s at 1 Mbit/s, 34 s at the lowest cap."""
 
 
-class CappedLink:
+class CappedLink(Link):
     """A link in memory that waits as ``net.links.StreamLink`` does."""
 
     def __init__(self, link: Link, rates: Throttles) -> None:
@@ -83,7 +83,7 @@ def test_a_capped_peer_exchanges_after_few_misses_and_then_without_any(
         failed.extend(each.counted().exchanges_failed for each in (amber, birch))
         amber.pace_s = birch.pace_s = 0.1
         for each in (amber, birch):
-            each.attendance.post(LeaveRequested())
+            each.participation.post(LeaveRequested())
         await asyncio.gather(*lives)
 
     run_in_virtual_time(stage())

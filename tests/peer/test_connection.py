@@ -14,6 +14,7 @@ import uvloop
 from p2ptrain.base.errors import DeviceError, NetworkError
 from p2ptrain.base.ids import RunId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.net import supervisor
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
@@ -21,7 +22,6 @@ from p2ptrain.net.p2pd import daemon
 from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.relay.relay import RelayLimits
 from p2ptrain.net.throttle import Throttles
-from peer import network
 from peer.network import Connection
 
 RUN = RunId("ab" * 32)
@@ -59,7 +59,7 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The link names loopback, as at the end of a tunnel; the peer is in no swarm of this machine alone."""
-    monkeypatch.setattr(network, "REVIVE_PAUSE_S", 0.1)
+    monkeypatch.setattr(supervisor, "RESTART_S", (0.1, 60.0))
 
     async def until(condition: Any) -> None:
         async with asyncio.timeout(60.0):
@@ -77,17 +77,20 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
         try:
             await connection.start()
             await until(lambda: connection.node.has_company)
-            served = [each._transport if isinstance(each, ParallelStreams) else each for each in connection._services]
+            served = [
+                each._transport if isinstance(each, ParallelStreams) else each
+                for each in connection._supervisor.services
+            ]
             assert {each._rates for each in served} == {rates}
-            killed = connection.node.daemon.pid
+            killed = connection.node.daemon.p2p._child.pid
             moves.clear()
             monkeypatch.setattr(daemon, "PULSE_S", 0.2)
             monkeypatch.setattr(daemon, "PULSE_DEADLINE_S", 2.0)
             connection.node.daemon._kill()  # the next one is felt by these numbers
             await until(lambda: "p2pd is back" in log.kinds())
-            assert connection.node.daemon.pid != killed
+            assert connection.node.daemon.p2p._child.pid != killed
             assert connection.node.port in moves
-            os.kill(connection.node.daemon.pid, signal.SIGSTOP)
+            os.kill(connection.node.daemon.p2p._child.pid, signal.SIGSTOP)
             await until(lambda: log.kinds().count("p2pd is back") == 2)
             whys = [fields["why"] for kind, fields in log.notes if kind == "p2pd died"]
             assert whys[0] == "exit code -9"

@@ -23,7 +23,7 @@ from p2ptrain.receipts import Objection, Receipt, Total, total
 from p2ptrain.statements import packed
 from peer import ledger as ledger_module
 from peer.cli import contributions
-from peer.contributions import PERIOD_S, Contributions, HearingNotebook, TrainingPosition
+from peer.contributions import PERIOD_S, Contributions
 from peer.home import Home
 from peer.ledger import Ledger, table
 
@@ -44,15 +44,14 @@ class Side:
             who.peer,
             who.state,
             self.ledger,
-            lambda: TrainingPosition(step=3, tokens=300),
+            lambda: (3, 300),
             self.log,
             wall=lambda: NOW + loop.time(),
             random=Random(1),
         )
-        self.notebook = HearingNotebook(self.log, self.contributions.hear)
 
     def exchanged(self, partner: Somebody, sent: int, received: int) -> None:
-        self.notebook.note("exchanged", peer=partner.peer, sent_bytes=sent, received_bytes=received, seconds=0.1)
+        self.contributions.exchanged(partner.peer, sent, received)
 
     @property
     def receipts(self) -> list[Receipt | None]:

@@ -37,7 +37,7 @@ def test_another_node_answers_where_the_link_leads(tmp_path: Path) -> None:
         somebody = Identity.load_or_create(tmp_path / "somebody.key").peer_id
         peer = swarm.peer("anna", link=swarm.link.replace(bootstrap, somebody))
         waits = peer.wait_for("waiting", 1)
-        assert "another node than the link names answers there" in waits["why"], peer.output
+        assert "the node that answers there is not the one that the link names" in waits["why"], peer.output
         assert all("peer id mismatch" in each["why"] for each in peer.events("no manifest"))
         assert "Ask the person who gave you the link for a new one" in peer.output
         assert peer.terminate() == 0, peer.output

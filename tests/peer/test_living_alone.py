@@ -21,7 +21,7 @@ from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.train.loop import Signals
-from peer import app, model, session_recorder, stopping
+from peer import app, model, session_recorder
 from peer.app import run_peer
 from peer.assembly import PeerOptions, build
 from peer.home import Home
@@ -345,16 +345,6 @@ def test_under_nohup_a_terminal_may_close(hangup: signal.Signals) -> None:
         signal.raise_signal(signal.SIGTERM)
         assert signals.stop.wait(PATIENCE_S)
     assert signal.getsignal(hangup) is signal.SIG_IGN
-
-
-def test_where_there_is_no_hangup_the_others_are_heard(hangup: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "_HANGUP", None)
-    signals = Signals()
-    with Stopping(signals, MemoryLog()) as listening:
-        listening.let_finish(lambda: None)
-        assert signal.getsignal(hangup) is signal.SIG_DFL
-        signal.raise_signal(signal.SIGTERM)
-        assert signals.stop.wait(PATIENCE_S)
 
 
 def test_a_signal_whose_exception_was_lost_still_ends_joining() -> None:

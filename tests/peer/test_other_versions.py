@@ -13,8 +13,9 @@ from swarm import STRANGER
 from p2ptrain.base.errors import HomeError, ManifestError, NetworkError, UserError
 from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.manifest import JoinLink, genuine_run, preset, public_key_of, sign
+from p2ptrain.manifest import JoinLink, genuine_run, preset
 from p2ptrain.manifest.document import canonical_json
+from p2ptrain.manifest.signing import public_key_of, sign
 from p2ptrain.net import virtual_time
 from peer import manifest_fetch, messages
 from peer.doctor import network as doctor
@@ -91,10 +92,10 @@ def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        ("abcdef takes part in another run", "who answers there takes part in another run"),
+        ("abcdef takes part in another run", "the node that answers there takes part in another run"),
         (
             "failed to dial: peer id mismatch: expected abc",
-            "another node than the link names answers there",
+            "the node that answers there is not the one that the link names",
         ),
         ("failed to dial: connection refused", "no address in the link returned the run's manifest"),
     ],

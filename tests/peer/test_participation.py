@@ -34,7 +34,7 @@ def play(scene: Scene, recipe: str = "ad_psgd", amber_tokens: float = ENDLESS) -
         await until(lambda: amber.counted().exchanges_ok > 2 and birch.counted().exchanges_ok > 2)
         await scene(amber, birch, network)
         for each in (amber, birch):
-            each.attendance.post(LeaveRequested())
+            each.participation.post(LeaveRequested())
         async with asyncio.timeout(100):
             await second
             return await first
@@ -45,19 +45,19 @@ def play(scene: Scene, recipe: str = "ad_psgd", amber_tokens: float = ENDLESS) -
 
 def test_who_rests_stands_still_and_nobody_waits_for_it() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        both = amber.attendance, birch.attendance
+        both = amber.participation, birch.participation
         await until(lambda: all(each.exchanges_under_way == 1 for each in both), looks_s=0.003)
-        amber.attendance.wish(Mode.ABSENT)
-        await until(lambda: amber.attendance.state == "away")
-        assert amber.attendance.exchanges_under_way == 0
-        await until(lambda: birch.attendance.live_peers == 0)
+        amber.participation.set_mode(Mode.PAUSED)
+        await until(lambda: amber.participation.state == "away")
+        assert amber.participation.exchanges_under_way == 0
+        await until(lambda: birch.participation.live_peers == 0)
         assert network.records[amber.peer].state is PeerState.LEAVING
         tokens, theta = amber.learner.tokens, amber.learner.task.theta.clone()
         failed, step = birch.counted().exchanges_failed, birch.learner.step
         await asyncio.sleep(600)
         assert amber.learner.tokens == tokens
         assert torch.equal(amber.learner.task.theta, theta)
-        assert amber.attendance.live_peers == 0
+        assert amber.participation.live_peers == 0
         assert birch.learner.step == step + 600 * 10 // H
         assert birch.counted().exchanges_failed == failed
         assert birch.heard("failed") <= 1  # an offer that was on its way
@@ -68,9 +68,9 @@ def test_who_rests_stands_still_and_nobody_waits_for_it() -> None:
 
 def test_who_rested_long_comes_back_as_a_newcomer_and_counts_go_on() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Mode.ABSENT)
+        amber.participation.set_mode(Mode.PAUSED)
         await asyncio.sleep(600)
-        amber.attendance.wish(Mode.PRESENT)
+        amber.participation.set_mode(Mode.SWARM)
         await until(lambda: amber.heard("caught up") == 1)
         await more_exchanges(amber, 3)
         assert amber.signals.begin.is_set()
@@ -83,10 +83,10 @@ def test_who_rested_long_comes_back_as_a_newcomer_and_counts_go_on() -> None:
 
 def test_who_rested_shortly_goes_on_with_its_own_weights() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Mode.ABSENT)
-        await until(lambda: amber.attendance.state == "away")
+        amber.participation.set_mode(Mode.PAUSED)
+        await until(lambda: amber.participation.state == "away")
         step = amber.learner.step
-        amber.attendance.wish(Mode.PRESENT)
+        amber.participation.set_mode(Mode.SWARM)
         await more_exchanges(amber, 3)
         assert amber.learner.step > step
         assert amber.heard("caught up") == 0
@@ -96,13 +96,13 @@ def test_who_rested_shortly_goes_on_with_its_own_weights() -> None:
 
 def test_alone_it_trains_and_exchanges_nothing() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Mode.ALONE)
-        await until(lambda: amber.attendance.state == "away")
+        amber.participation.set_mode(Mode.SOLO)
+        await until(lambda: amber.participation.state == "away")
         step, done = amber.learner.step, amber.counted().exchanges_ok
         await asyncio.sleep(100)
         assert amber.learner.step - step - 100 * 10 // H in (0, 1)  # the time may end with an outer step
         assert amber.counted().exchanges_ok == done
-        amber.attendance.wish(Mode.PRESENT)
+        amber.participation.set_mode(Mode.SWARM)
         await more_exchanges(amber, 3)
 
     play(scene)
@@ -111,16 +111,16 @@ def test_alone_it_trains_and_exchanges_nothing() -> None:
 def test_what_the_owner_gives_holds_for_the_core_of_the_day_and_the_next() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         assert amber.cores[-1]._core.gives
-        amber.attendance.give(False)
+        amber.participation.give(False)
         await asyncio.sleep(1)
         assert not amber.cores[-1]._core.gives
-        amber.attendance.wish(Mode.ABSENT)
-        await until(lambda: amber.attendance.state == "away")
-        amber.attendance.wish(Mode.PRESENT)
+        amber.participation.set_mode(Mode.PAUSED)
+        await until(lambda: amber.participation.state == "away")
+        amber.participation.set_mode(Mode.SWARM)
         await more_exchanges(amber, 3)
         assert len(amber.cores) == 2
         assert not amber.cores[-1]._core.gives
-        amber.attendance.give(True)
+        amber.participation.give(True)
         await asyncio.sleep(1)
         assert amber.cores[-1]._core.gives
 
@@ -129,32 +129,32 @@ def test_what_the_owner_gives_holds_for_the_core_of_the_day_and_the_next() -> No
 
 def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        for wish in (Mode.ABSENT, Mode.PRESENT, Mode.ALONE, Mode.ABSENT, Mode.PRESENT):
-            amber.attendance.wish(wish)
+        for mode in (Mode.PAUSED, Mode.SWARM, Mode.SOLO, Mode.PAUSED, Mode.SWARM):
+            amber.participation.set_mode(mode)
         await more_exchanges(amber, 3)
-        for wish in (Mode.PRESENT, Mode.ALONE, Mode.PRESENT, Mode.ABSENT):
-            amber.attendance.wish(wish)
+        for mode in (Mode.SWARM, Mode.SOLO, Mode.SWARM, Mode.PAUSED):
+            amber.participation.set_mode(mode)
         await asyncio.sleep(20)
         tokens = amber.learner.tokens
         await asyncio.sleep(20)
-        assert (amber.attendance.state, amber.learner.tokens) == ("away", tokens)
+        assert (amber.participation.state, amber.learner.tokens) == ("away", tokens)
 
     play(scene)
 
 
-@pytest.mark.parametrize("wish", [Mode.ALONE, Mode.ABSENT])
-def test_a_trainer_that_waits_for_partners_is_not_left_waiting(wish: Mode) -> None:
+@pytest.mark.parametrize("mode", [Mode.SOLO, Mode.PAUSED])
+def test_a_trainer_that_waits_for_partners_is_not_left_waiting(mode: Mode) -> None:
     """The recipe waits between two inner phases; its partner stands still, and the core that would give up is gone."""
 
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         birch.signals.begin.clear()
         await until(lambda: amber.learner.is_waiting)
         step = amber.learner.step
-        amber.attendance.wish(wish)
+        amber.participation.set_mode(mode)
         await until(lambda: amber.learner.step > step, patience_s=5)
-        if wish is Mode.ALONE:
+        if mode is Mode.SOLO:
             await until(lambda: amber.learner.step > step + 5, patience_s=20)
-        assert not (amber.learner.is_waiting and wish is Mode.ABSENT)
+        assert not (amber.learner.is_waiting and mode is Mode.PAUSED)
 
     play(scene, recipe="gasloc")
 
@@ -163,17 +163,17 @@ def test_a_trainer_that_comes_to_wait_while_it_is_called_back_is_not_left_waitin
     """The old core is gone, the new one is not there yet, and neither hears that the phase is over."""
 
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        post, waited = amber.attendance.post, []
+        post, waited = amber.participation.post, []
 
         def called_back_meanwhile(event: Event) -> None:
             post(event)
-            if isinstance(event, PhaseDone) and amber.attendance.state == "away" and not waited:
+            if isinstance(event, PhaseDone) and amber.participation.state == "away" and not waited:
                 waited.append(event.step)
-                amber.attendance.wish(Mode.PRESENT)
+                amber.participation.set_mode(Mode.SWARM)
 
-        amber.attendance.wish(Mode.ALONE)
-        await until(lambda: amber.attendance.state == "away")
-        amber.attendance.post = called_back_meanwhile  # type: ignore[method-assign]
+        amber.participation.set_mode(Mode.SOLO)
+        await until(lambda: amber.participation.state == "away")
+        amber.participation.post = called_back_meanwhile  # type: ignore[method-assign]
         await until(lambda: waited, patience_s=5)
         await until(lambda: amber.learner.step > waited[0] + 5, patience_s=100)
 
@@ -182,7 +182,7 @@ def test_a_trainer_that_comes_to_wait_while_it_is_called_back_is_not_left_waitin
 
 def test_the_runs_end_alone_is_the_end() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Mode.ALONE)
+        amber.participation.set_mode(Mode.SOLO)
         await until(lambda: amber.learner.ended)
 
     _, _, why = play(scene, amber_tokens=2000)
@@ -193,15 +193,15 @@ def test_away_before_it_ever_began() -> None:
     async def stage() -> None:
         network = MemoryNetwork(latency=0.01)
         amber = Member(network, "amber")
-        amber.attendance.wish(Mode.ABSENT)
+        amber.participation.set_mode(Mode.PAUSED)
         living = asyncio.create_task(amber.live())
         await asyncio.sleep(60)
         assert (amber.learner.tokens, amber.cores) == (0, [])
-        amber.attendance.wish(Mode.PRESENT)
+        amber.participation.set_mode(Mode.SWARM)
         await until(lambda: amber.learner.tokens > 0)
-        amber.attendance.wish(Mode.ABSENT)
+        amber.participation.set_mode(Mode.PAUSED)
         await asyncio.sleep(60)
-        amber.attendance.post(LeaveRequested())
+        amber.participation.post(LeaveRequested())
         async with asyncio.timeout(10):
             assert await living == "stopped by its owner"
 
@@ -216,8 +216,8 @@ def test_displacements_of_the_last_core_never_reach_the_next_one() -> None:
         amber.pace_s = 7.0
         for _ in range(5):
             await more_exchanges(amber, 1)
-            amber.attendance.wish(Mode.ALONE)
-            amber.attendance.wish(Mode.PRESENT)
+            amber.participation.set_mode(Mode.SOLO)
+            amber.participation.set_mode(Mode.SWARM)
         amber.pace_s = 0.1
         await more_exchanges(amber, 3)
 
@@ -227,10 +227,10 @@ def test_displacements_of_the_last_core_never_reach_the_next_one() -> None:
 
 def test_events_that_come_while_nobody_is_there_are_dropped() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Mode.ABSENT)
-        await until(lambda: amber.attendance.state == "away")
+        amber.participation.set_mode(Mode.PAUSED)
+        await until(lambda: amber.participation.state == "away")
         steps = amber.counted().outer_steps
-        amber.attendance.post(OuterStepDone(1, 1.0, 1))
+        amber.participation.post(OuterStepDone(1, 1.0, 1))
         await asyncio.sleep(1)
         assert amber.counted().outer_steps == steps
 

@@ -64,7 +64,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
 ) -> None:
     now = 0.0
     monkeypatch.setattr("peer.session_recorder.time.monotonic", lambda: now)
-    record.pace = Throughput(lambda: now)
+    record.throughput = Throughput(lambda: now)
     for seconds in (*[1.0] * 101, *[4.0] * 25):
         now += seconds
         record.learner.tokens += 100
@@ -115,13 +115,13 @@ def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(
     )
     record.placement = Placement(None, 1)
     state = StatusView(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
-    state.take(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
+    state.set_sources(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
     record.sampler = iter(("", "To be")).__next__
     record.begin()
     assert record.figures()["val_loss"] == state.document()["figures"]["held_out"] == 5.5
     record._look()
     assert record.figures()["val_loss"] == state.document()["figures"]["held_out"] == 4.5
-    assert state.telling(0)[0]["held_out"] == 4.5
+    assert state.report(0)[0]["held_out"] == 4.5
     record._look()
     assert [note["text"] for kind, note in cast(MemoryLog, record.notebook).notes if kind == "sample"] == ["To be"]
     assert record.figures()["val_loss"] is None  # JSON has no NaN

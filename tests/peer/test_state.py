@@ -19,7 +19,7 @@ from p2ptrain.train import Placement
 from peer.messages import line, without_places
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
-from peer.state import FAILURES, TOLD, Sources, StatusView
+from peer.state import FAILURES, SHAREABLE, Sources, StatusView
 
 ME, OTHER = PeerId("12D3KooWme"), PeerId("12D3KooWother")
 FIGURES = {
@@ -40,7 +40,7 @@ EXCHANGED = {"peer": OTHER, "seconds": 0.5, "sent_bytes": 10, "received_bytes": 
 @pytest.fixture
 def state() -> StatusView:
     state = StatusView(ME, "fox", lambda: ("training", ""), wall=lambda: 1000.0)
-    state.take(Sources(lambda: FIGURES, lambda: (5.0, 6.0), lambda: (100, 200)))
+    state.set_sources(Sources(lambda: FIGURES, lambda: (5.0, 6.0), lambda: (100, 200)))
     state.shared_while(lambda: True)
     return state
 
@@ -54,9 +54,9 @@ def test_before_there_is_a_trainer_it_says_what_the_owner_is_told() -> None:
 def test_exchanges_are_told_and_kept(state: StatusView) -> None:
     events: list[dict[str, Any]] = []
     state.on_event(events.append)
-    state.hear("exchanged", EXCHANGED)
-    state.hear("exchanged", {**EXCHANGED, "relay": "somebody", "distance": 0.4})
-    state.hear("skipped", {"peer": OTHER, "why": "busy"})
+    state.on_note("exchanged", EXCHANGED)
+    state.on_note("exchanged", {**EXCHANGED, "relay": "somebody", "distance": 0.4})
+    state.on_note("skipped", {"peer": OTHER, "why": "busy"})
     assert [each["kind"] for each in events] == ["exchange", "exchange"]
     assert events[0] | {"n": 0} == {
         "kind": "exchange",
@@ -79,7 +79,7 @@ def test_exchanges_are_told_and_kept(state: StatusView) -> None:
 def test_failures_are_told_in_a_line(state: StatusView) -> None:
     events: list[dict[str, Any]] = []
     state.on_event(events.append)
-    state.hear("failed", {"peer": OTHER, "why": "it \x1b[2J hung\nup"})
+    state.on_note("failed", {"peer": OTHER, "why": "it \x1b[2J hung\nup"})
     assert events[0]["kind"] == "failure"
     [failure] = state.document()["failures"]
     assert failure["line"].isprintable()
@@ -95,12 +95,12 @@ def test_every_failure_has_a_line_for_people() -> None:
 
 
 def test_curves_checkpoints_and_samples(state: StatusView) -> None:
-    state.hear("started", {"device": "cpu", "parameters": 5, "loss": 5.5, "progress": 50.0})
-    state.hear("progress", {"progress": 100.0, "loss": 4.0})
-    state.hear("progress", {"progress": 120.0})  # before the first outer step
-    state.hear("held out", {"progress": 100.0, "loss": 4.5, "step": 1})
-    state.hear("saved", {"path": "somewhere"})
-    state.hear("sample", {"step": 1, "text": "To be"})
+    state.on_note("started", {"device": "cpu", "parameters": 5, "loss": 5.5, "progress": 50.0})
+    state.on_note("progress", {"progress": 100.0, "loss": 4.0})
+    state.on_note("progress", {"progress": 120.0})  # before the first outer step
+    state.on_note("held out", {"progress": 100.0, "loss": 4.5, "step": 1})
+    state.on_note("saved", {"path": "somewhere"})
+    state.on_note("sample", {"step": 1, "text": "To be"})
     document = state.document()
     [curve] = document["curves"]
     assert (curve["peer"], curve["name"]) == (ME, "fox")
@@ -114,29 +114,29 @@ def test_who_is_here(state: StatusView) -> None:
     presence = Presence(
         OTHER, RunId("5" * 64), ("/ip4/1.2.3.4/tcp/5",), PeerState.TRAINING, 7, 700.0, True, "hen\x1b", 990, 75
     )
-    state.meet([presence], lambda peer: False)
+    state.update_peers([presence], lambda peer: False)
     own, other = state.document()["peers"]
     assert (own["id"], own["path"], own["up"], own["tokens"]) == (ME, "here", 5.0, 310)
     assert (other["nickname"], other["state"], other["step"], other["age_s"]) == ("hen", "training", 7, 10.0)
     assert other["path"] == "direct"
     assert other["loss"] is None
-    state.meet([], lambda peer: False)
+    state.update_peers([], lambda peer: False)
     assert [each["state"] for each in state.document()["peers"]] == ["training", "gone"]
     assert state.document()["total_peers"] == 1
-    state.meet([presence], lambda peer: True)
+    state.update_peers([presence], lambda peer: True)
     assert state.document()["peers"][1]["path"] == "relayed"
 
 
 def test_what_it_tells_a_watcher(state: StatusView) -> None:
-    state.hear("exchanged", EXCHANGED)
-    state.hear("exchanged", EXCHANGED)
-    row, exchanges = state.telling(1)
+    state.on_note("exchanged", EXCHANGED)
+    state.on_note("exchanged", EXCHANGED)
+    row, exchanges = state.report(1)
     assert row["tokens"] == 310
     assert exchanges == [["exchange", 2, 1000.0, OTHER, 0.5, 30, 0.2, "direct"]]
-    state.hear("failed", {"peer": OTHER, "why": "it hung"})
-    state.hear("saved", {"path": "x"})
-    state.hear("sample", {"step": 1, "text": "To be\nor\x1b not" * 100})
-    row, news = state.telling(2)
+    state.on_note("failed", {"peer": OTHER, "why": "it hung"})
+    state.on_note("saved", {"path": "x"})
+    state.on_note("sample", {"step": 1, "text": "To be\nor\x1b not" * 100})
+    row, news = state.report(2)
     assert [each[:2] for each in news] == [["failure", 3], ["checkpoint", 4]]
     assert len(row["sample"]) == 600
     assert row["sample"].startswith("To be\nor  not")
@@ -148,9 +148,9 @@ def test_others_hear_nothing_of_the_owners_computer_and_network(state: StatusVie
     fields = dict.fromkeys(("why", "what", "remedy", "where", "path", "own"), f"dial tcp {places} timed out")
     numbers = {"seconds": 1.0, "step": 1, "port": 1, "off_s": 1.0, "nodes": 1}
     for kind in sorted(FAILURES):
-        state.hear(kind, {**fields, **numbers, "peer": OTHER})
-    news = state.telling(0)[1]
-    assert len(news) == len(TOLD)
+        state.on_note(kind, {**fields, **numbers, "peer": OTHER})
+    news = state.report(0)[1]
+    assert len(news) == len(SHAREABLE)
     for secret in ("alice", "192.168", "fe80", "fd00", "~"):
         assert secret not in json.dumps(news), secret
         assert secret in json.dumps(state.document()["failures"]), "the owner sees it"
@@ -170,18 +170,18 @@ def test_a_host_is_no_word_where_a_sentence_ends_with_it() -> None:
 def test_what_happened_before_the_owner_agreed_is_not_told(state: StatusView) -> None:
     agreed = False
     state.shared_while(lambda: agreed)
-    state.hear("failed", {"peer": OTHER, "why": "it hung"})
-    state.hear("exchanged", EXCHANGED)
+    state.on_note("failed", {"peer": OTHER, "why": "it hung"})
+    state.on_note("exchanged", EXCHANGED)
     agreed = True
-    state.hear("exchanged", EXCHANGED)
-    assert [each[:2] for each in state.telling(0)[1]] == [["exchange", 3]]
+    state.on_note("exchanged", EXCHANGED)
+    assert [each[:2] for each in state.report(0)[1]] == [["exchange", 3]]
 
 
 def test_a_watcher_of_the_process_before_hears_of_this_one(state: StatusView) -> None:
     """Serials begin anew with each process: one that was never given out is another's."""
-    state.hear("exchanged", EXCHANGED)
-    assert [each[1] for each in state.telling(5000)[1]] == [1]
-    assert state.telling(1)[1] == []
+    state.on_note("exchanged", EXCHANGED)
+    assert [each[1] for each in state.report(5000)[1]] == [1]
+    assert state.report(1)[1] == []
 
 
 def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
@@ -212,7 +212,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     record.begin()
     record.training_ended()
     for kind, fields in log.notes:
-        state.hear(kind, fields)
+        state.on_note(kind, fields)
     [curve] = state.document()["curves"]
     assert curve["held_out"] == [(700.0, 1000.0, 2.0)] * 2
 
@@ -231,7 +231,7 @@ def test_the_log_does_not_get_the_token(state: StatusView) -> None:
     assert len(said) == 1
 
 
-def test_figures_and_standing(state: StatusView) -> None:
+def test_figures_and_state(state: StatusView) -> None:
     document = state.document()
     assert document["state"] == "training"
     assert document["figures"] == {
@@ -255,7 +255,7 @@ def test_figures_and_standing(state: StatusView) -> None:
 def test_its_line_is_watched_whether_anybody_looks_or_not(state: StatusView) -> None:
     """Whoever opens the page after an hour sees what that hour was like."""
     for _ in range(3):
-        state.meet([], lambda peer: False)
+        state.update_peers([], lambda peer: False)
     assert state.document()["traffic"] == [(1000.0, 5.0, 6.0)] * 3
 
 
@@ -265,7 +265,7 @@ def test_of_a_large_swarm_it_says_how_many_there_are(state: StatusView) -> None:
         Presence(PeerId(f"12D3KooW{n}"), RunId("5" * 64), (), PeerState.TRAINING, 7, 700.0, True, "hen", 990, 75)
         for n in range(2 * MOST_PEERS)
     ]
-    state.meet(records, lambda peer: False)
+    state.update_peers(records, lambda peer: False)
     document = state.document()
     assert document["total_peers"] == 2 * MOST_PEERS + 1
     assert len(document["peers"]) == MOST_PEERS

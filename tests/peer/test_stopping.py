@@ -38,7 +38,7 @@ def test_the_error_is_how_it_ends(error: Exception) -> None:
         pytest.raises(type(error)) as caught,
         Stopping(signals, log) as stopping,
         interrupted_clean_up(),
-        stopping.minding_errors(),
+        stopping.handling_errors(),
     ):
         raise error
     assert caught.value is error
@@ -47,7 +47,7 @@ def test_the_error_is_how_it_ends(error: Exception) -> None:
 
 def test_an_error_that_was_dealt_with_is_not_how_it_ends() -> None:
     """Libraries look for something in one place and then, within an ``except``, in another."""
-    with Stopping(Signals(), MemoryLog()) as stopping, stopping.minding_errors():
+    with Stopping(Signals(), MemoryLog()) as stopping, stopping.handling_errors():
         try:
             raise ImportError
         except ImportError:
@@ -60,7 +60,7 @@ def test_a_second_ctrl_c_ends_the_clean_up_at_once() -> None:
         pytest.raises(KeyboardInterrupt) as caught,
         Stopping(Signals(), MemoryLog()) as stopping,
         interrupted_clean_up(times=2),
-        stopping.minding_errors(),
+        stopping.handling_errors(),
     ):
         raise HomeError("It is full.", "Free some.")
     assert not isinstance(caught.value, JoiningStopped)

@@ -52,13 +52,20 @@ def test_whoever_answers_waits_for_the_openers_payload_to_begin(sends: bool) -> 
     started: list[str] = []
     payloads = SimpleNamespace(published=None, wish_sizes=lambda _: [], encode=lambda *_: ENCODED)
 
-    def owner(name: str, liar: object = None) -> SimulatedPeer:
+    def owner(name: str, adversary: object = None) -> SimulatedPeer:
         network = SimpleNamespace(
             conditions=SimpleNamespace(breaks_swap=lambda *_: None),
             transfers=SimpleNamespace(start=lambda *_: started.append(name)),
         )
         learner = SimpleNamespace(payloads=payloads)
-        named = {"peer": PeerId(name), "liar": liar, "learner": learner, "network": network, "up": None, "down": None}
+        named = {
+            "peer": PeerId(name),
+            "adversary": adversary,
+            "learner": learner,
+            "network": network,
+            "up": None,
+            "down": None,
+        }
         return cast(SimulatedPeer, SimpleNamespace(later=Owner().later, **named))
 
     opener = owner("opener", None if sends else SimpleNamespace(sends=lambda *_: None))

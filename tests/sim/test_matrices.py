@@ -12,6 +12,7 @@ from torch import Tensor
 from p2ptrain.base.ids import RunId
 from p2ptrain.codec import CodecTerms, LowRankCodec, effective_rank
 from p2ptrain.outer import FlatLayout, slices
+from p2ptrain.sim.learner_pool import swarm_rules_of
 from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.lm.language import LanguageLearnerPool, description, make_pool
 from p2ptrain.sim.lockstep.ensemble import EnsembleSimulation, Lossy
@@ -80,7 +81,7 @@ def test_swarm_and_lockstep_send_as_much_as_a_real_peer(fragments: int) -> None:
     ]
     assert sizes[fragments:] != [gradients.encoded_size(CodecTerms(length)) for length in lengths]
 
-    assert LanguageLearnerPool(swarm, "cpu").rules(RunId("ab" * 32)).fragment_bytes == tuple(sizes)
+    assert swarm_rules_of(swarm, LanguageLearnerPool(swarm, "cpu"), RunId("ab" * 32)).fragment_bytes == tuple(sizes)
     simulation = EnsembleSimulation(everybody)
     simulation.run()
     assert simulation._send.encoded["pseudo_gradient"] == 2 * sum(sizes[fragments:])

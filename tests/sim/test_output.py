@@ -6,20 +6,16 @@ import errno
 import io
 import json
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commanding import SCENARIO, run
 
 from p2ptrain import cli
-from p2ptrain.base import files
 from p2ptrain.base.errors import OutputError
 from p2ptrain.page.listen_address import ListenAddress
-from p2ptrain.sim import testbed_fields
-from p2ptrain.sim.command import stopping
+from p2ptrain.sim import scenario_file
 from p2ptrain.sim.serving import simulate_and_show
 
 
@@ -83,55 +79,18 @@ def test_a_terminal_that_goes_away_costs_no_report(
     assert json.loads(report.read_bytes())["title"] == "swarm"
 
 
-def test_a_hang_up_stops_as_a_signal_to_end_does_but_for_who_ignores_it() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever these tests were started by
-    try:
-        with stopping() as asked:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert asked == [signal.SIGHUP]
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-        with stopping() as asked:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert not asked
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_what_went_wrong_first_is_told(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    replace, report = files.replace, path.with_name("r.json")
-
-    def fills(target: Path, data: bytes) -> None:
-        if target == report:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(target, data)
-
-    monkeypatch.setattr(files, "replace", fills)
-    monkeypatch.setattr(sys, "stdout", Gone(errno.ENOSPC))
-    monkeypatch.setattr("tempfile.tempdir", str(path.parent))
-    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
-    (saved,) = path.parent.glob("p2ptrain-report-*.json")
-    assert f"The report was saved as {saved} instead." in capsys.readouterr().err
-
-
-def test_a_reader_who_goes_after_the_pages_address_costs_no_report(path: Path) -> None:
-    said: list[str] = []
-
+def test_a_reader_who_goes_after_the_pages_address_costs_no_report(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def say(text: str) -> None:
-        said.append(text)
-        if len(said) > 1:
+        if "ended" in text:
             raise OutputError("The output cannot be written: Broken pipe.", "")
 
-    scenario: Any = testbed_fields.load(path).simulated()
+    monkeypatch.setattr("p2ptrain.sim.serving.until_interrupted", lambda: None)
     report = simulate_and_show(
-        scenario,
+        scenario_file.load(path),
         ListenAddress.parse("0"),
         title="",
         device="cpu",
         say=say,
         progress=lambda share: None,
-        is_stopped=lambda: len(said) > 1,
     )
-    assert len(said) == 2
     assert report.overall.peers == 4

@@ -13,7 +13,7 @@ from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim import report as reports
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulate import simulate
-from p2ptrain.sim.tables import by_group, changed_settings, check, comparison, summary
+from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
 
 
 def test_what_is_saved_is_read_back(make, tmp_path: Path):
@@ -40,11 +40,11 @@ def test_what_is_no_report_is_refused(make, tmp_path: Path):
         reports.load(path)
     whole = simulate(make("run.seconds=5")).model_dump()
     path.write_text(json.dumps({**whole, "version": reports.REPORT_VERSION + 1}))
-    with pytest.raises(ScenarioError, match=f"version {reports.REPORT_VERSION + 1}, and this p2ptrain reads version"):
+    with pytest.raises(ScenarioError, match=f"it has not version {reports.REPORT_VERSION}"):
         reports.load(path)
     del whole["overall"]["solo_share"]
     path.write_text(json.dumps(whole))
-    with pytest.raises(ScenarioError, match=r"is not a complete report: overall\.solo_share: missing"):
+    with pytest.raises(ScenarioError, match=r"is not a report: overall\.solo_share: missing"):
         reports.load(path)
     with pytest.raises(ScenarioError, match="cannot be written"):
         reports.save(simulate(make("run.seconds=5")), tmp_path / "absent" / "r.json")
@@ -81,20 +81,7 @@ def test_titles_are_text_of_one_short_line(make):
 
 def test_a_strangers_settings_are_one_short_line_each(make):
     mine = simulate(make("run.seconds=5"))
-    deep: object = "end"
-    for _ in range(20_000):
-        deep = [deep]
-    theirs = mine.model_copy(update={"scenario": {**mine.scenario, "x\x1b]0;y": "\n\r" + 999 * "z", "deep": deep}})
+    theirs = mine.model_copy(update={"scenario": {**mine.scenario, "x\x1b]0;y": "\n\r" + 999 * "z"}})
     lines = changed_settings(mine, theirs)
-    assert len(lines) == 2
+    assert len(lines) == 1
     assert all(line.isprintable() and len(line) < 400 for line in lines)
-
-
-def test_what_nothing_can_be_compared_with_is_refused(make):
-    report = simulate(make("run.seconds=5"))
-    check(report, "r.json")
-    with pytest.raises(ScenarioError, match=r"^r\.json is not a complete report: its curve is empty\."):
-        check(report.model_copy(update={"curve": []}), "r.json")
-    endless = report.overall.model_copy(update={"exchanges": 10**400})
-    with pytest.raises(ScenarioError, match=r"^r\.json is not a complete report: a figure is too large\."):
-        check(report.model_copy(update={"overall": endless}), "r.json")

@@ -12,7 +12,7 @@ from p2ptrain.base.errors import ScenarioError
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.sim import scenario_file
 from p2ptrain.sim.serving import MOST_EVENTS, SimulationView, simulate_and_show
-from p2ptrain.sim.simulate import StoppedError, begin, simulate
+from p2ptrain.sim.simulate import begin, simulate
 from p2ptrain.sim.simulation import Simulation
 
 ROUGH = Path(__file__).parent.parent.parent / "bench" / "scenarios" / "rough_weather.toml"
@@ -25,6 +25,10 @@ def begun() -> Simulation:
     return simulation
 
 
+def note_of(peer: str) -> dict[str, Any]:
+    return {"peer": peer, "why": "", "seconds": 0.0, "size_bytes": 0}
+
+
 def test_what_is_watched_ends_as_what_is_not() -> None:
     simulation = begun()
     view = SimulationView(simulation, "rough")
@@ -35,8 +39,7 @@ def test_what_is_watched_ends_as_what_is_not() -> None:
         view._next_look = 0.0
         view.look()
 
-    simulation._slice = 1
-    assert simulation.run(look)
+    simulation.run(look)
     view.look(again=False)
     plain = simulate(scenario_file.load(ROUGH, CHANGES))
     shown = simulation.report("")
@@ -58,10 +61,10 @@ def test_an_exchange_is_shown_once() -> None:
     """Both sides note it; the word of the smaller id counts."""
     simulation = begun()
     view = SimulationView(simulation, "rough")
-    first, second = sorted(each.name for each in simulation.population.seats[:2])
-    view.heard(first, "exchanged", second, "")  # type: ignore[arg-type]  # any id
-    view.heard(second, "exchanged", first, "")  # type: ignore[arg-type]
-    view.heard(second, "failed", first, "")  # type: ignore[arg-type]
+    first, second = sorted(each.name for each in simulation.population.slots[:2])
+    view.add_note(first, "exchanged", note_of(second))  # type: ignore[arg-type]  # any id
+    view.add_note(second, "exchanged", note_of(first))  # type: ignore[arg-type]
+    view.add_note(second, "failed", note_of(first))  # type: ignore[arg-type]
     document = view.document()
     assert [(each["a"], each["b"]) for each in document["exchanges"]] == [(first, second)]
     assert [each["peer"] for each in document["failures"]] == [second]
@@ -74,7 +77,7 @@ def test_of_many_events_some_are_told() -> None:
     view.tell = events.append
     view.look()
     for _ in range(10 * MOST_EVENTS):
-        view.heard("a", "exchanged", "b", "")  # type: ignore[arg-type]  # any ids
+        view.add_note("a", "exchanged", note_of("b"))  # type: ignore[arg-type]  # any ids
     assert len(events) == MOST_EVENTS
 
 
@@ -82,21 +85,11 @@ def test_an_average_over_everybody_has_no_gossip_to_watch() -> None:
     changes = ["outer.recipe=ddp", "outer.exchanges_per_step=0", "outer.inner_steps=1", "outer.fragments=1"]
     scenario = scenario_file.load(ROUGH, [*CHANGES, *changes, "peers=[{count = 4, step_s = 1.0}]"])
     with pytest.raises(ScenarioError, match="no exchanges to watch"):
-        shown(scenario, lambda: True)
-
-
-def shown(scenario: Any, is_stopped: Any) -> Any:
-    return simulate_and_show(
-        scenario,
-        ListenAddress(),
-        title="rough",
-        device="cpu",
-        say=lambda text: None,
-        progress=lambda share: None,
-        is_stopped=is_stopped,
-    )
-
-
-def test_it_can_be_stopped() -> None:
-    with pytest.raises(StoppedError):
-        shown(scenario_file.load(ROUGH, CHANGES), lambda: True)
+        simulate_and_show(
+            scenario,
+            ListenAddress(),
+            title="rough",
+            device="cpu",
+            say=lambda text: None,
+            progress=lambda share: None,
+        )

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from p2ptrain.sim.report import SimulationReport
-from p2ptrain.sim.simulate import StoppedError, begin, simulate
+from p2ptrain.sim.simulate import begin, simulate
 
 
 def learnt(make, *changes: str, groups=None) -> SimulationReport:
@@ -19,16 +19,10 @@ def learnt(make, *changes: str, groups=None) -> SimulationReport:
 
 def test_the_same_scenario_gives_the_same_report_and_another_seed_another(make):
     groups = [{"name": "visitors", "count": 2, "step_s": 0.9, "stays_s": 30.0, "returns_after_s": 5.0, "loss": 0.2}]
-    one, same = (simulate(make(groups=groups)).without_cost() for _ in range(2))
-    other = simulate(make("run.seed=2", groups=groups)).without_cost()
+    one, same = (simulate(make(groups=groups)).model_dump(exclude={"cost"}) for _ in range(2))
+    other = simulate(make("run.seed=2", groups=groups)).model_dump(exclude={"cost"})
     assert one == same
     assert one["curve"] != other["curve"]
-
-
-def test_how_it_is_sliced_changes_nothing(make, monkeypatch):
-    whole = simulate(make()).without_cost()
-    monkeypatch.setattr("p2ptrain.sim.simulation.SLICE_S", 0.0)
-    assert simulate(make()).without_cost() == whole
 
 
 def test_two_hundred_peers_behind_home_lines_keep_computing(make):
@@ -104,7 +98,7 @@ def test_who_sleeps_misses_its_sleep_and_nothing_else(make):
     sleepers = {"name": "sleepers", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 50.25, "for_s": 25.0}]}
     simulation = begin(make("run.outer_steps=20", groups=[sleepers]))
     simulation.world.run(until=60.0)
-    (sleeper,) = (each for each in simulation.population.members if each.seat.group == "sleepers")
+    (sleeper,) = (each for each in simulation.population.members if each.slot.group == "sleepers")
     before = sleeper.peer.core.counters.outer_steps, sleeper.peer.learner.tokens
     simulation.world.run(until=75.0)
     assert (sleeper.peer.core.counters.outer_steps, sleeper.peer.learner.tokens) == before
@@ -164,11 +158,6 @@ def test_time_may_run_out(make):
     assert report.overall.endings == {"still there": 6}
 
 
-def test_a_stopped_simulation_has_no_report(make):
-    with pytest.raises(StoppedError):
-        simulate(make(), is_stopped=lambda: True)
-
-
 def test_it_tells_how_far_it_is(make):
     shares: list[float] = []
     simulate(make(), progress=shares.append)
@@ -187,7 +176,7 @@ def test_the_order_of_sets_decides_nothing(make, tmp_path):
         "from p2ptrain.sim.scenario import Scenario\n"
         "from p2ptrain.sim.simulate import simulate\n"
         "scenario = Scenario.model_validate_json(pathlib.Path(sys.argv[1]).read_text())\n"
-        "print(hashlib.sha256(repr(simulate(scenario).without_cost()).encode()).hexdigest())\n"
+        "print(hashlib.sha256(repr(simulate(scenario).model_dump(exclude={'cost'})).encode()).hexdigest())\n"
     )
     digests = {
         subprocess.run(

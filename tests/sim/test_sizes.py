@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from p2ptrain import framing, wire
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net.payload import send_payload
+from p2ptrain.ports import Link
 from p2ptrain.sim.sizes import message_bytes, payload_bytes, presence_bytes
 from p2ptrain.swarm import DeclineReason, PeerState, Presence, Terms
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, Offer, WeightsReply, WeightsRequest
@@ -74,11 +75,17 @@ def test_presence_records_are_as_long_as_they_are_stored(presence):
         assert presence_bytes(presence) == len(wire.encode_presence(presence))
 
 
-class Scales:
-    """A link that weighs."""
+class CountingLink(Link):
+    """A link that counts the bytes sent."""
 
     def __init__(self) -> None:
         self.bytes = 0
+
+    async def receive(self) -> tuple[int, bytes]:
+        raise AssertionError("this link only sends")
+
+    async def close(self) -> None:
+        """Nothing is open."""
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         self.bytes += framing.HEADER_BYTES + len(body)
@@ -92,6 +99,6 @@ def test_payloads_are_as_long_as_what_is_sent():
         framing.MAX_CHUNK_BYTES + 1,
         3 * framing.MAX_CHUNK_BYTES + 7,
     ]
-    scales = Scales()
-    asyncio.run(send_payload(scales, [bytes(length) for length in lengths]))
-    assert payload_bytes(lengths) == scales.bytes
+    link = CountingLink()
+    asyncio.run(send_payload(link, [bytes(length) for length in lengths]))
+    assert payload_bytes(lengths) == link.bytes

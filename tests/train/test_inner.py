@@ -244,7 +244,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tiny_run):
         vocabulary_size = 300
 
     corpus = type(tiny.corpus)(tiny.corpus.tokens, tiny.corpus.split, Wide())
-    with pytest.raises(ManifestError, match="the tokenizer has 300 ids, the model only 256"):
+    with pytest.raises(ManifestError, match="The tokenizer has 300 ids, but the model has only 256"):
         LanguageModelTask(
             tiny.model(), corpus, tiny.manifest.training, 6400, CorpusReader(1, "alice"), Placement(None, 1)
         )

@@ -1,8 +1,7 @@
 """The part of p2pd's control protocol that p2ptrain speaks itself: protobuf messages, prefixed by a varint length.
 
 Each request uses its own connection to the daemon's Unix socket. The response to STREAM_OPEN, and the header that p2pd
-sends before the bytes of an inbound stream, name the remote peer and its address. That address is direct, or a circuit
-through a relay.
+sends before the bytes of an inbound stream, name the remote peer and its direct or relayed address.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ class FarEnd:
     """The remote end of a stream: peer and address."""
 
     peer: PeerId
-    place: str
-    """The multiaddress of the remote end, as our p2pd sees it; empty if it has no known form."""
+    place: str  # the multiaddress of the remote end, as our p2pd sees it; empty if it has no known form
 
     @property
     def relay(self) -> PeerId | None:
@@ -80,8 +78,8 @@ def place_of(packed: bytes) -> str:
 async def read_message(stream: Stream, most: int = MAX_MESSAGE_BYTES) -> bytes:
     """Read one message with a varint length prefix. Raises OSError and EOFError.
 
-    The prefix is limited to ten bytes. Each of its bytes is read separately, without yielding to other tasks if it is
-    already buffered, so an endless prefix would block the loop.
+    The prefix is limited, because its bytes are read one by one without yielding: an endless one would block the
+    loop.
     """
     length = 0
     for shift in range(0, 7 * MAX_LENGTH_BYTES, 7):

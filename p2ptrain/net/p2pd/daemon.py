@@ -1,14 +1,9 @@
 """The p2pd process: go-libp2p in a child process, controlled through Unix sockets in a private folder.
 
-``hivemind.p2p.P2P`` starts the process and speaks its control protocol. This module adds:
-
-- A separate session: Ctrl+C in the terminal does not reach p2pd, which still has to send our goodbye.
-- A bound lifetime: p2pd ends with this process, also after SIGKILL (Linux: parent-death signal; elsewhere it ends when
-  its control connection closes).
-- A socket folder for this process, locked while it runs (``net.p2pd.socket_folder``).
-- Own code for dialing and for opening and accepting streams: no connection leaks after a failure, addresses have a form
-  that p2pd accepts, and bulk data is copied less (``net.p2pd.streams``).
-- A hardened version of hivemind's persistent connection, which the DHT uses (``net.p2pd.unary``).
+``hivemind.p2p.P2P`` starts the process and speaks its control protocol. This module adds a separate session, so that
+Ctrl+C does not reach p2pd, which still has to send our goodbye; an end with this process, also after SIGKILL; a socket
+folder per process (``net.p2pd.socket_folder``); own streams (``net.p2pd.streams``), which leak no connection after a
+failure and copy less; and a hardened connection for the DHT (``net.p2pd.unary``).
 
 All code runs on one event loop in one thread. That thread must outlive the daemon, because the parent-death signal
 follows the thread.
@@ -40,7 +35,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.launcher import launched
 from p2ptrain.net import address
 from p2ptrain.net.p2pd import control, unary
-from p2ptrain.net.p2pd.backoff import BackoffReasons
+from p2ptrain.net.p2pd.dial_backoff import BackoffReasons
 from p2ptrain.net.p2pd.dialing import DialPolicy
 from p2ptrain.net.p2pd.socket_folder import SocketFolder
 from p2ptrain.net.p2pd.streams import Stream
@@ -63,27 +58,18 @@ MOST_MISSED = 2
 """Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
 
 _ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
-"""Disables reuse of the listening port for dialing.
-
-With reuse, two peers that dial each other at the same instant may get one connection on which both act as initiator,
-and both dials fail. Without it they get two connections.
-"""
+"""Disables reuse of the listening port for dialing. With reuse, two peers that dial each other at the same instant may
+get one connection on which both act as initiator, and both dials fail. Without it they get two connections."""
 
 
 class _HivemindP2P(P2P):
-    """hivemind's P2P, started through our launcher."""
-
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         return launched(*P2P._make_process_args(*args, **kwargs), **_ENVIRONMENT)
 
 
 class Daemon:
-    """A running p2pd. ``close`` ends the process and removes its socket folder.
-
-    Args:
-        caution: which announced addresses may be dialed.
-    """
+    """A running p2pd. ``close`` ends the process and removes its socket folder."""
 
     def __init__(self, p2p: P2P, folder: SocketFolder, caution: DialPolicy) -> None:
         self.p2p = p2p
@@ -97,9 +83,9 @@ class Daemon:
 
     @classmethod
     async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
-        """Start p2pd. Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
+        """Start p2pd; without listen addresses it only dials, and is dialed through relays.
 
-        Without listen addresses it only dials, and is dialed through relays.
+        Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
         """
         _check_binary()
         unary.install()
@@ -130,10 +116,6 @@ class Daemon:
         assert isinstance(p2p._client.control, unary.Control)  # holds for the installed version of hivemind
         # A node that listens on loopback only, or nowhere (the doctor), may dial anything.
         return cls(p2p, folder, DialPolicy(local=all(map(address.is_loopback, listen))))
-
-    @property
-    def pid(self) -> int:
-        return int(self.p2p._child.pid)
 
     @property
     def alive(self) -> bool:
@@ -169,10 +151,7 @@ class Daemon:
         return own
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Ensure a connection to the peer; dial those addresses that the dial policy allows if there is none.
-
-        Raises NetworkError; no deadline.
-        """
+        """Connect to the peer by the addresses that the dial policy allows. Raises NetworkError; no deadline."""
         dialable = [address.packed(each) for each in await self.caution.chosen(addresses)]
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
@@ -254,7 +233,6 @@ class Daemon:
         await self.p2p._child.wait()
 
     async def _feel_the_pulse(self) -> None:
-        """Check p2pd periodically, and kill it after ``MOST_MISSED`` consecutive failures."""
         missed = 0
         while missed < MOST_MISSED:
             await asyncio.sleep(PULSE_S)
@@ -269,10 +247,9 @@ class Daemon:
         self._kill()
 
     def _conversation_ended(self, task: asyncio.Task[None]) -> None:
-        """Kill p2pd soon after hivemind's connection task ended, unless p2pd ends by itself.
+        """Kill p2pd soon after hivemind's connection task ended, because it cannot deliver anything any more.
 
-        A p2pd without this connection cannot deliver anything. Reading the exception here keeps asyncio from printing a
-        traceback.
+        Reading the exception here keeps asyncio from printing a traceback.
         """
         if not task.cancelled():  # ``close`` cancels it
             logger.debug("the connection to p2pd ended: %r", task.exception())
@@ -289,7 +266,7 @@ class Daemon:
 
 
 def _check_binary() -> None:
-    remedy = "p2ptrain runs on Linux and macOS, x86-64 and ARM64; reinstall hivemind with pip on one of these."
+    remedy = "Reinstall hivemind with pip on Linux or macOS, x86-64 or ARM64; p2ptrain runs on no other platforms."
     with as_file(files("hivemind.hivemind_cli") / "p2pd") as path:
         if not path.exists():
             raise DeviceError(f"There is no libp2p daemon for this platform ({sys.platform}): {path}.", remedy)
@@ -313,7 +290,6 @@ def _is_taken(place: str) -> bool:
 
 
 def _explained(reason: str, listen: Sequence[str]) -> UserError:
-    """Translate p2pd's last output into an error for the owner."""
     places = ", ".join(map(address.host_port, listen))
     silent = not reason.strip()  # p2pd ended before its output was read
     if "address already in use" in reason or (silent and any(map(_is_taken, listen))):
@@ -323,5 +299,5 @@ def _explained(reason: str, listen: Sequence[str]) -> UserError:
     if "permission denied" in reason and "listen" in reason:
         return UserError(f"Listening on {places} is not permitted.", "Choose a port above 1023 with --listen.")
     return DeviceError(
-        f"The libp2p daemon did not start: {reason}", "If the message does not name the cause, reinstall hivemind."
+        f"The libp2p daemon did not start ({reason}).", "Reinstall hivemind if the message does not name the cause."
     )

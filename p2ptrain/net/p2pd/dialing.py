@@ -1,20 +1,12 @@
 """Dial policy: which of the addresses that other peers announce are dialed.
 
 All peers dial the addresses in a presence record, which its issuer may forge. The policy keeps a forged record from
-directing a whole swarm at unrelated machines, or a peer at programs on its own machine:
+directing a whole swarm at unrelated machines, or a peer at programs on its own machine: public addresses are dialed,
+private ones only if this machine is in a private network itself, and host names by the IP addresses that they resolve
+to. Addresses that the owner named, and any in a swarm on one machine, are dialed unchanged.
 
-==============================  ========================================================================================
-Announced address               Dialed
-==============================  ========================================================================================
-public                          yes
-private network                 only if this machine is in a private network itself
-host name                       by the IP addresses that it resolves to, under the rules above
-named by the owner              unchanged, for example a bootstrap
-any, swarm on one machine       unchanged
-==============================  ========================================================================================
-
-At most ``MOST_AT_ONCE`` announced addresses of one peer are dialed at a time. The policy covers only dials that
-p2ptrain requests, not addresses that p2pd learns by itself (libp2p's identify, its own DHT).
+The policy covers only dials that p2ptrain requests, not addresses that p2pd learns by itself (libp2p's identify, its
+own DHT).
 """
 
 from __future__ import annotations
@@ -26,10 +18,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from p2ptrain.net import address
 
 MOST_AT_ONCE = 4
-"""Addresses of one peer that are dialed at once, of at most eight in a record.
-
-Guess: count the addresses that were needed to reach a peer; two circuits and two local ones should do.
-"""
+"""Addresses of one peer that are dialed at once, of at most eight in a record. Guess: count the addresses that were
+needed to reach a peer; two circuits and two local ones should do."""
 RESOLVE_DEADLINE_S = 4.0
 """Timeout of a host name lookup; a fifth of a dial (``links.Limits``). Guess: measure lookups; 50 ms are usual."""
 
@@ -40,17 +30,12 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 
 async def resolve(host: str, family: int) -> list[str]:
-    """Look up a host name with the operating system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
     return [str(place[0]) for *_, place in found]
 
 
 class DialPolicy:
-    """The announced addresses that one node may dial.
-
-    Args:
-        local: whether the swarm runs on this machine only; every address is then dialed.
-    """
+    """The announced addresses that one node may dial: every address with ``local``, in a swarm on one machine."""
 
     def __init__(self, local: bool = False, resolve: Resolve = resolve) -> None:
         self._local = local
@@ -59,12 +44,7 @@ class DialPolicy:
         self._has_neighbours = False
 
     def trust(self, addresses: Iterable[str], local: bool = False) -> None:
-        """Dial these addresses unchanged because the owner named them.
-
-        Args:
-            addresses: multiaddresses, with or without ``/p2p/``.
-            local: whether the owner said that the swarm runs on this machine only.
-        """
+        """Dial these addresses unchanged because the owner named them; with ``local`` every address."""
         self._named.update(map(_place, addresses))
         self._local = self._local or local
 

@@ -64,22 +64,20 @@ def _swept(folder: Path) -> bool:
         lock = os.open(folder / _LOCK_NAME, os.O_RDWR)
     except FileNotFoundError:
         is_old = folder.exists() and time.time() - status.st_mtime > _UNLOCKED_GRACE_S
-        return is_old and _holds_only_sockets(folder) and _removed(folder)
+        return is_old and _removed(folder)
     except OSError:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return _holds_only_sockets(folder) and _removed(folder)
+        return _removed(folder)
     except OSError:
         return False
     finally:
         os.close(lock)
 
 
-def _holds_only_sockets(folder: Path) -> bool:
-    return all(entry.name == _LOCK_NAME or entry.is_socket() for entry in folder.iterdir())
-
-
 def _removed(folder: Path) -> bool:
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder that has only sockets, and return whether it is gone."""
+    if all(entry.name == _LOCK_NAME or entry.is_socket() for entry in folder.iterdir()):
+        shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()

@@ -40,13 +40,11 @@ class Stream(asyncio.BufferedProtocol):
         return self._transport is None or self._transport.is_closing()
 
     async def read_exactly(self, length: int) -> bytes:
-        """Read the next ``length`` bytes."""
         buffer = bytearray(length)
         await self.read_into(memoryview(buffer))
         return bytes(buffer)
 
     async def read_into(self, buffer: memoryview) -> None:
-        """Fill the buffer with the next bytes."""
         lacking = buffer[self._take_spare(buffer) :]
         self.lacking = len(lacking)
         if not lacking:
@@ -95,7 +93,6 @@ class Stream(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close both directions now."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -113,8 +110,8 @@ class Stream(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._target is None:
             self._spare_end += nbytes
-            if self._spare_end == len(self._spare):
-                self._pause()
+            if self._spare_end == len(self._spare) and self._transport is not None and self._transport.is_reading():
+                self._transport.pause_reading()
             _wake(self._reader)  # for read_some; read_into has a target
             return
         self._target = self._target[nbytes:]
@@ -137,7 +134,6 @@ class Stream(asyncio.BufferedProtocol):
         _wake(self._writer)
 
     def _take_spare(self, buffer: memoryview) -> int:
-        """Move bytes from the spare buffer as far as they fit, and return their number."""
         held = min(self._spare_end - self._spare_start, len(buffer))
         buffer[:held] = self._spare[self._spare_start : self._spare_start + held]
         self._spare_start += held
@@ -145,10 +141,6 @@ class Stream(asyncio.BufferedProtocol):
             self._spare_start = self._spare_end = 0
             self._resume()
         return held
-
-    def _pause(self) -> None:
-        if self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
 
     def _resume(self) -> None:
         if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():

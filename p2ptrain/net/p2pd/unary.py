@@ -1,15 +1,11 @@
 """A hardened client side of p2pd's persistent connection, which carries the DHT's unary calls.
 
-One connection to p2pd carries outbound and inbound calls; each message has the id of its call. The caller chooses that
-id, the called peer learns it, and p2pd forwards messages unchecked. In hivemind 1.1.12 a remote peer can therefore end
-one of our calls, end the task that reads the connection, print 4 MiB to the owner's terminal, and leak an entry with
-each call.
-
-``Control`` reads the connection by stricter rules:
+Each message has the id of its call. The caller chooses that id, the called peer learns it, and p2pd forwards messages
+unchecked. In hivemind 1.1.12 a remote peer can therefore end one of our calls, end the task that reads the connection,
+print 4 MiB to the owner's terminal, and leak an entry with each call. ``Control`` reads by stricter rules:
 
 - A remote cancel ends only an inbound call of that id. An outbound call ends once.
-- An inbound call with an id in use, or without a handler, is ignored silently.
-- The number of concurrent inbound calls is limited. Their handlers limit the cost of each (``net.dht_protocol``).
+- An inbound call with an id in use, without a handler, or beyond the limits, is ignored silently.
 - An inbound call leaves no state behind, however it ends.
 """
 
@@ -30,11 +26,8 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.text import one_line
 
 MOST_AT_ONCE = 256
-"""Concurrent inbound calls; further ones are ignored.
-
-A call takes 1 ms, and all together may ask for 400 keys/s (``net.dht_protocol``).
-Guess: measure the concurrent calls at a bootstrap of a full swarm.
-"""
+"""Concurrent inbound calls; further ones are ignored. A call takes 1 ms, and all together may ask for 400 keys/s
+(``net.dht_protocol``). Guess: measure the concurrent calls at a bootstrap of a full swarm."""
 MOST_UNSENT = 256
 """Unsent messages to p2pd beyond which inbound calls are ignored. Guess: measure the queue at a busy bootstrap."""
 _ID_BYTES = 16
@@ -44,7 +37,6 @@ class Control(ControlClient):
     """Client of p2pd's persistent connection with the rules of this module; ``install`` makes hivemind use it."""
 
     async def _read_from_persistent_conn(self, reader: asyncio.StreamReader) -> None:
-        """Handle messages from p2pd until the connection ends."""
         while True:
             try:
                 raw = await reader.readexactly(await read_unsigned_varint(reader))
@@ -71,7 +63,6 @@ class Control(ControlClient):
         return bool(kind == "requestHandling")
 
     def _conclude(self, call: UUID, message: p2pd_pb2.PersistentConnectionResponse) -> None:
-        """Complete an outbound call with its response or error."""
         pending = self._pending_calls.get(call)
         if pending is None or pending.done():
             return

@@ -23,10 +23,8 @@ class Candidate:
     peer: PeerId
     addresses: tuple[str, ...]
     is_sheltered: bool = False
-    """Whether the node announces circuits of its own and no other node announces a circuit through it.
-
-    Only the node itself then says that it can be dialed, or that it relays.
-    """
+    """Whether the node announces circuits of its own and no other node announces a circuit through it. Only the node
+    itself then says that it can be dialed, or that it relays."""
 
 
 def candidates(
@@ -39,9 +37,8 @@ def candidates(
     Addresses through which a circuit would not fit into our presence record are left out.
 
     Args:
-        known: nodes and their addresses, circuits included. A node that announces circuits can be dialed only at a
-            public address, if it has one; its circuits name relays and the relays' addresses. Addresses that a relay
-            announces itself take precedence.
+        known: nodes and their addresses, circuits included, which name relays and the relays' addresses. A node with
+            circuits can be dialed only at a public address. A relay's own addresses take precedence.
         likely: the nodes of the join link.
     """
     of_link, named = set(likely), set[PeerId]()

@@ -27,17 +27,13 @@ class CircuitStatus(IntEnum):
     PERMISSION_DENIED = 202
     CONNECTION_FAILED = 203
     NO_RESERVATION = 204
-    MALFORMED_MESSAGE = 400
     UNEXPECTED_MESSAGE = 401
 
 
 @dataclass(frozen=True, slots=True)
 class CircuitRequest:
-    """A request to a relay."""
-
     kind: int
-    target: bytes = b""
-    """Multihash of the peer to connect to; only for CONNECT."""
+    target: bytes = b""  # multihash of the peer to connect to; only for CONNECT
 
 
 def reserve() -> bytes:
@@ -48,9 +44,7 @@ def reserve() -> bytes:
 def answer(status: CircuitStatus, expires_at: int = 0) -> bytes:
     """Encode a relay's response, without limits: p2pd uses a limited connection only for its own small services.
 
-    Args:
-        status: the status to send.
-        expires_at: end of the reservation in seconds since 1970; 0 if the response grants none.
+    ``expires_at`` is the end of the reservation in seconds since 1970; 0 if the response grants none.
     """
     place = _bytes(3, _number(1, expires_at)) if expires_at else b""
     return _number(1, STATUS) + place + _number(5, status)
@@ -73,11 +67,7 @@ def question(message: bytes) -> CircuitRequest:
 
 def status(message: bytes) -> int:
     """Return the status of a relay's response. Raises ValueError if it is invalid."""
-    found = _fields(message)
-    code = found.get(5)
-    if found.get(1) != STATUS or not isinstance(code, int):
-        raise ValueError("not a relay's response")
-    return code
+    return _code(message, STATUS, 5)
 
 
 def is_limited(message: bytes) -> bool:
@@ -87,15 +77,19 @@ def is_limited(message: bytes) -> bool:
 
 def stop_status(message: bytes) -> int:
     """Return the status of a target's response to STOP. Raises ValueError if it is invalid."""
-    found = _fields(message)
-    code = found.get(4)
-    if found.get(1) != _STOP_STATUS or not isinstance(code, int):
-        raise ValueError("not a response to a relay")
-    return code
+    return _code(message, _STOP_STATUS, 4)
 
 
 def framed(message: bytes) -> bytes:
     return varint(len(message)) + message
+
+
+def _code(message: bytes, kind: int, field: int) -> int:
+    found = _fields(message)
+    code = found.get(field)
+    if found.get(1) != kind or not isinstance(code, int):
+        raise ValueError("not a response about a circuit")
+    return code
 
 
 def _number(field: int, value: int) -> bytes:

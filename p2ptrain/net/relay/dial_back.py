@@ -39,18 +39,13 @@ SAMPLE_DEADLINE_S = 60.0
 """Deadline of a sample for another node, 560 kbit/s for the largest. Guess: measure the slowest connections."""
 _CHUNK_BYTES = 64 << 10
 _ABOUT = "reach"
-_MAX_BYTES = 1024
-"""Three times an address, a reason and a clock."""
+_MAX_BYTES = 1024  # three times an address, a reason and a clock
 _MAX_WORDS = 120
-_LAST_S = 1e11
-"""Upper bound of a plausible clock, the year 5138."""
+_LAST_S = 1e11  # upper bound of a plausible clock, the year 5138
 
 
 class DialOutcome(StrEnum):
-    """The result of a dial-back."""
-
-    YES = "yes"
-    """The dial reached this peer."""
+    YES = "yes"  # the dial reached this peer
     NO = "no"
     DECLINED = "declined"
     """The other node did not try: no port was named, a limit was exceeded, or the request came through a relay."""
@@ -60,20 +55,14 @@ class DialOutcome(StrEnum):
 class ReachabilityReport:
     """Another node's view of this peer."""
 
-    place: str
-    """The multiaddress that our connection comes from, a circuit if it uses a relay; empty if unknown."""
+    place: str  # the multiaddress that our connection comes from, a circuit if it uses a relay; empty if unknown
     dialed: DialOutcome
-    why: str
-    """The other node's reason, for people; empty if there is none."""
-    clock: float
-    """The other node's clock, in seconds since 1970."""
+    why: str  # the other node's reason, for people; empty if there is none
+    clock: float  # the other node's clock, in seconds since 1970
 
 
 class DialBackLimits:
-    """Rate limits for the requests of other nodes; the dials are those of libp2p's AutoNAT.
-
-    Guess: count the requests per minute at a bootstrap of a full swarm.
-    """
+    """Rate limits, as of libp2p's AutoNAT. Guess: count the requests per minute at a bootstrap of a full swarm."""
 
     def __init__(self) -> None:
         self.dials = SlidingWindowLimit(overall=30, each=4, window_s=60.0)
@@ -101,12 +90,9 @@ async def answer(
     wall: Callable[[], float] = time.time,
     gives: bool = True,
 ) -> None:
-    """Answer one request that came from ``place``. Raises NetworkError and RemoteError.
+    """Answer one request that came from the multiaddress ``place``. Raises NetworkError and RemoteError.
 
     Args:
-        link: the link to the asking peer.
-        place: multiaddress that the request came from.
-        allowances: the rate limits of this node.
         dial: dials a host and port, and returns the peer that answers.
         clock: monotonic clock, for the rate limits.
         wall: seconds since 1970, for the report.
@@ -156,7 +142,7 @@ async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[st
 async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s: float) -> tuple[float, float]:
     """Measure the bytes per second from a node and to it. Raises NetworkError, also at the deadline, and RemoteError.
 
-    A large sample follows the small one only if the small one shows that it will fit into a quarter of the deadline.
+    A large sample follows the small one if it will probably fit into a quarter of the deadline.
     """
     transport = P2PTransport(node, REACH_PROTOCOL, LIMITS)
     rates = []
@@ -173,7 +159,6 @@ async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s
 
 
 async def _sample(transport: P2PTransport, peer: PeerId, addresses: Sequence[str], question: str, size: int) -> float:
-    """Return the bytes per second of one sample, round trip of the request included."""
     link = await transport.open(peer, addresses)
     try:
         began = asyncio.get_running_loop().time()
@@ -196,7 +181,6 @@ async def _dial(
     dial: Callable[[str, int], Awaitable[PeerId]],
     clock: Callable[[], float],
 ) -> tuple[DialOutcome, str]:
-    """Dial the host that the request came from, at the requested port."""
     if port == 0:
         return DialOutcome.DECLINED, ""
     if not place or address.relay_of(place) is not None:
@@ -221,5 +205,5 @@ async def _take(link: Link, size: int) -> None:
     while taken < size:
         kind, body = await link.receive()
         if kind != FrameKind.CHUNK or not body:
-            raise RemoteError(f"expected a sample, not a frame of kind {kind}")
+            raise RemoteError(f"expected a sample, got a frame of kind {kind}")
         taken += len(body)

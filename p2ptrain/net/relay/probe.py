@@ -86,10 +86,7 @@ def owner(certificate: bytes) -> PeerId | None:
 
 
 def _signed_key(raw: bytes) -> tuple[bytes, bytes]:
-    """Decode ``SEQUENCE { publicKey OCTET STRING, signature OCTET STRING }`` (DER), each shorter than 128 bytes.
-
-    Raises ValueError.
-    """
+    """Decode ``SEQUENCE { publicKey OCTET STRING, signature OCTET STRING }`` (DER). Raises ValueError."""
     key_length = raw[3] if len(raw) > 3 else 0
     key, rest = raw[4 : 4 + key_length], raw[4 + key_length :]
     if raw[:3:2] != b"\x30\x04" or raw[1] != len(raw) - 2 or rest[:1] != b"\x04" or rest[1:2] != bytes([len(rest) - 2]):

@@ -1,16 +1,12 @@
 """Reachability management: decides which direct addresses and circuits a presence record announces.
 
 A node asks a few others for a dial-back (``net.relay.dial_back``). If they cannot reach it, it takes reservations at
-relays (``net.relay.relay``) and announces circuits through them. Any node may relay: bootstraps do by default, peers if
-their owners agreed. The circuits that other peers announce show which nodes relay; other nodes refuse at once. One
-reservation is enough; two keep the node reachable when a relay fails. Renewing a reservation checks that its relay
-works.
+relays (``net.relay.relay``) and announces circuits through them. The circuits that other peers announce show which
+nodes relay; other nodes refuse at once. One reservation is enough; two keep the node reachable when a relay fails.
 
 Dial-backs from the same private network say nothing about the internet, since few routers lead a machine back in by its
 public address. A node that only such neighbours can reach also takes reservations if the swarm has public addresses.
-
-A wrong result costs little: a node that considers itself unreachable has an unneeded circuit, and still announces its
-private addresses. Without a majority of successful dial-backs, a node therefore takes reservations.
+Without a majority of successful dial-backs a node takes reservations, too: an unneeded circuit costs little.
 
 Resources: ``run`` ends by cancellation and holds nothing else open. It handles NetworkError and RemoteError.
 """
@@ -22,10 +18,11 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from random import Random
 from statistics import median_high, median_low
 
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
@@ -39,15 +36,11 @@ from p2ptrain.ports import Notebook
 WANTED = 2
 """Reservations held; the second one is for the failure of the first."""
 ROUND_S = 15.0
-"""Interval between renewals, and the longest time until a failed relay is noticed.
-
-Guess: measure how long relays live against the cost of renewals.
-"""
+"""Interval between renewals, and the longest time until a failed relay is noticed. Guess: measure how long relays live
+against the cost of renewals."""
 HURRY_S = 2.0
-"""Interval while reachability is unknown or a needed relay is missing.
-
-Guess: measure the time until a new peer is reachable.
-"""
+"""Interval while reachability is unknown or a needed relay is missing. Guess: measure the time until a new peer is
+reachable."""
 VERDICT_S = 600.0
 """Lifetime of a reachability check while our own addresses stay. Guess: measure how often routers change."""
 ASKED_AT_ONCE = 4
@@ -55,26 +48,18 @@ ASKED_AT_ONCE = 4
 REFUSED_S = (30.0, 1800.0)
 """First and longest backoff after a refused reservation; it doubles. Guess: measure how long refusals last."""
 OF_LINK_S = (2.0, 60.0)
-"""First and longest backoff for nodes of the join link, one of which may be the only relay.
-
-They are short, so that the node recovers soon after an outage on either side.
-"""
+"""First and longest backoff for nodes of the join link, one of which may be the only relay. They are short, so that the
+node recovers soon after an outage on either side."""
 MOST_CLOCK_OFF_S = 30.0
-"""Clock error beyond which the owner is warned.
-
-Records live for 75 s from their issuer's time (``swarm.rules``) and must still be valid when a lookup finds them after
-half of that; a reported clock may be 10 s old.
-"""
+"""Clock error beyond which the owner is warned. Records live for 75 s from their issuer's time (``swarm.rules``) and
+must still be valid when a lookup finds them after half of that; a reported clock may be 10 s old."""
 MAX_REFUSED = 512
 MAX_OWN = 4
 """Direct addresses in a record with circuits; a record has room for eight addresses."""
 
 
 def verdict(sights: Iterable[ReachabilityReport]) -> bool | None:
-    """Return whether a majority of the dial-backs reached us; None if no node tried.
-
-    Reports with a public address take precedence; reports from a private network count only without them.
-    """
+    """Return whether most dial-backs reached us, those from public addresses if any; None if no node tried."""
     judged = _judges(sights)
     if not judged:
         return None
@@ -82,7 +67,6 @@ def verdict(sights: Iterable[ReachabilityReport]) -> bool | None:
 
 
 def speaks_for_the_internet(sights: Iterable[ReachabilityReport]) -> bool:
-    """Return whether the reports that count come from the internet, not from a private network."""
     return any(address.is_public(each.place) for each in _judges(sights))
 
 
@@ -146,12 +130,9 @@ class ReachabilityManager:
     """Keeps track of reachability, and holds reservations at relays when they are needed.
 
     Args:
-        node: the node whose addresses are managed.
-        notebook: event log.
         by_owner: whether the owner set the node's addresses (a forwarded port); they are then announced unchanged.
         relays: whether this node relays; the log entry about reachability says so.
         on_change: called when ``addresses`` have changed.
-        random: source of randomness.
     """
 
     def __init__(
@@ -171,16 +152,13 @@ class ReachabilityManager:
         self._on_change = on_change
         self._random = random or Random()
         self._seen: tuple[str, ...] = ()
-        self._held: BoundedDict[PeerId, Candidate] = BoundedDict(WANTED)  # one more expires at its relay
-        """Relays at which we hold a reservation."""
-        self._refused: BoundedDict[PeerId, tuple[float, float]] = BoundedDict(MAX_REFUSED)
-        """Nodes that refused a reservation: end and length of their backoff."""
+        self._held: BoundedDict[PeerId, Candidate] = BoundedDict(WANTED)  # relays at which we hold a reservation
+        self._refused: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REFUSED)
+        """Nodes that refused a reservation: end of their current backoff, and the next ones."""
         self._judged_at = -math.inf
-        self._is_near = False
-        """Whether only nodes of a private network reported."""
+        self._is_near = False  # whether only nodes of a private network reported
         self._own: frozenset[str] = frozenset()
-        self._had_company = False
-        """Whether the DHT knew another node at the last update; ``_own`` holds the node's addresses then."""
+        self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self.reachable: bool | None = None
@@ -188,14 +166,8 @@ class ReachabilityManager:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses to announce, best first, without ``/p2p/``."""
         circuits = [address.through(relay, best_place(each.addresses)) for relay, each in self._held.items()]
         return announced(self._node.addresses, self._seen, circuits, self.reachable, self._by_owner)
-
-    @property
-    def relays(self) -> tuple[PeerId, ...]:
-        """The relays at which we hold a reservation."""
-        return tuple(self._held)
 
     async def run(self) -> None:
         """Keep the addresses up to date while p2pd runs."""
@@ -215,10 +187,7 @@ class ReachabilityManager:
             await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
 
     async def _look_at_itself(self) -> None:
-        """Update the node's own addresses; new addresses, as of a moved laptop, invalidate the last check.
-
-        New addresses and a restored connection also end the backoff of all relays.
-        """
+        """Update our addresses; new ones invalidate the last check, and like a restored connection end backoffs."""
         with contextlib.suppress(NetworkError):  # p2pd has died, and ``run`` ends; or p2pd hangs, and is killed soon
             await self._node.look_at_itself()
         own, self._own = self._own, frozenset(self._node.addresses)
@@ -254,7 +223,6 @@ class ReachabilityManager:
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
 
     def _mind_the_clock(self, sights: Sequence[ReachabilityReport]) -> None:
-        """Log when our clock is wrong, and when it is right again."""
         off = clock_off(sights, time.time())
         if off is None or (abs(off) > MOST_CLOCK_OFF_S) == self._clock_is_wrong:
             return
@@ -268,7 +236,6 @@ class ReachabilityManager:
             return None
 
     async def _renew(self) -> None:
-        """Renew all reservations, and drop those that fail."""
         held = list(self._held.values())
         for relay, failure in zip(held, await asyncio.gather(*map(self._reserve, held)), strict=True):
             if failure:
@@ -279,7 +246,7 @@ class ReachabilityManager:
         """Ask a few candidates for missing reservations, and nodes of the join link while none is at one of them."""
         asked, of_link = 0, self._of_link
         for candidate in self._candidates():
-            until, _ = self._refused.get(candidate.peer, (now, 0.0))
+            until, _ = self._refused.get(candidate.peer, (now, None))
             lacks = len(self._held) < WANTED or (candidate.peer in of_link and of_link.isdisjoint(self._held))
             if not lacks or asked >= ASKED_AT_ONCE:
                 return
@@ -299,9 +266,9 @@ class ReachabilityManager:
         try:
             await reserve(self._node.daemon, relay.peer, relay.addresses, redial=not relay.is_sheltered)
         except NetworkError as error:
-            first, longest = OF_LINK_S if relay.peer in self._of_link else REFUSED_S
-            _, pause = self._refused.get(relay.peer, (0.0, first / 2))
-            self._refused[relay.peer] = (time.monotonic() + min(2 * pause, longest), min(2 * pause, longest))
+            fresh = backoff(*(OF_LINK_S if relay.peer in self._of_link else REFUSED_S))
+            _, pauses_s = self._refused.pop(relay.peer, (0.0, fresh))
+            self._refused[relay.peer] = time.monotonic() + next(pauses_s), pauses_s
             return str(error)
         self._refused.pop(relay.peer, None)
         return ""
@@ -334,5 +301,4 @@ class ReachabilityManager:
 
     @property
     def _own_host(self) -> str:
-        """This machine's address in its network, the target of a port forwarding."""
         return next(map(address.host_of, self._node.addresses), "")

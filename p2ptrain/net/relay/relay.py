@@ -1,28 +1,19 @@
 """Relaying: reservations for a peer that cannot be dialed, and the relay itself (libp2p circuit relay v2).
 
 A peer with a reservation keeps a connection to its relay, and others dial it through the relay. A circuit is encrypted
-and authenticated end to end like a direct connection. A relay learns only which peers communicate and how much, and can
-only refuse or end a circuit.
+and authenticated end to end. A relay learns only which peers communicate and how much, and can only refuse or end a
+circuit.
 
-p2pd (hivemind 1.1.12) implements both sides, but neither can be used:
+p2pd (hivemind 1.1.12) implements both sides, but makes reservations only at relays named at its start, and serves with
+the limits of whichever of its two relay services started last. It relays, regardless of its options, until our handler
+is registered, and again when it considers itself reachable, for which one peer's report is enough. It is therefore
+started with forced private reachability (``net.p2pd.daemon``). This module sends the messages
+(``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them; p2pd dials circuits and accepts
+connections through them.
 
-- It makes reservations only at relays named at its start.
-- It starts two relay services, one with the given limits and one with libp2p's defaults (128 KiB and 2 minutes per
-  circuit), and the last to start is the one that serves (``-relayService`` and ``EnableRelayV2``). ``-relay=1`` makes
-  every node such a relay.
-- Regardless of ``-relay=0`` and ``-relayService=0`` it relays until our handler is registered. When it considers itself
-  reachable, for which one peer's report is enough (libp2p's AutoNAT), it replaces our handler with its own. p2pd is
-  therefore started with forced private reachability (``net.p2pd.daemon``); this changes neither its announcements nor
-  its DHT server, and makes it request no reservations.
-
-This module sends the messages (``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them.
-p2pd dials circuits and accepts connections through them by itself.
-
-Relayed bytes count against the owner's throttles and budget like the peer's own. When ``Throttles.gives`` becomes
-false, circuits end, new ones are refused, and reservations are not renewed.
-
-Any peer may ask, under any number of identities. Streams and circuits are therefore limited per peer and per IP
-address, and requests are rate-limited per IP address (``net.rate_limiter``).
+Relayed bytes count against the owner's throttles and budget. When ``Throttles.gives`` becomes false, circuits end, new
+ones are refused, and reservations are not renewed. Any peer may ask, under any number of identities: streams and
+circuits are limited per peer and per IP address, and requests are rate-limited per IP address.
 
 Resources: ``Relay.close`` ends its tasks, and each task closes the streams of its circuit.
 """
@@ -52,19 +43,15 @@ from p2ptrain.net.throttle import Throttles
 logger = logging.getLogger(__name__)
 
 ASK_DEADLINE_S = 10.0
-"""Timeout of a request to a relay, connecting included, and of a target's response.
-
-Guess: measure round trips; 20 ms locally.
-"""
+"""Timeout of a request to a relay, connecting included, and of a target's response. Guess: measure round trips; 20 ms
+locally."""
 LAST_WORD_S = 2.0
 """Time for a final response to arrive, some round trips. Guess: measure how many responses are lost."""
 PLACE_S = 120.0
 """Lifetime of a reservation, eight renewal intervals (``net.relay.reachability``). Guess: measure missed renewals."""
 QUESTIONS = 4
-"""Concurrent streams of a peer or an IP address beyond its circuits: a renewal, and circuits being opened.
-
-Guess: count the streams per peer at a busy relay.
-"""
+"""Concurrent streams of a peer or an IP address beyond its circuits: a renewal, and circuits being opened. Guess: count
+the streams per peer at a busy relay."""
 MAX_TARGET_BYTES = 64
 """Longest peer id in a request; ours have 38 bytes."""
 
@@ -79,18 +66,13 @@ _REFUSALS: dict[int, str] = {
 class RelayLimits:
     """Limits of a relay. Guess: measure memory and bandwidth of a bootstrap that relays for a full swarm."""
 
-    places: int = 64
-    """Concurrent reservations."""
-    places_per_origin: int = 8
-    """Concurrent reservations behind one IP address."""
-    circuits: int = 64
-    """Concurrent circuits; each takes up to 1.2 MB of memory (our measurement)."""
-    circuits_per_peer: int = 16
-    """Concurrent circuits per peer, at either end: four exchanges and some idle connections."""
+    places: int = 64  # concurrent reservations
+    places_per_origin: int = 8  # behind one IP address
+    circuits: int = 64  # concurrent ones; each takes up to 1.2 MB of memory (our measurement)
+    circuits_per_peer: int = 16  # concurrent circuits per peer, at either end: four exchanges and some idle connections
     circuits_per_origin: int = 32
     """Concurrent circuits opened from one IP address: a home with several peers, and at most half of all."""
-    seconds: float = 1800.0
-    """Longest duration of a circuit; a peer that still needs it dials again."""
+    seconds: float = 1800.0  # longest duration of a circuit; a peer that still needs it dials again
     size_bytes: int = 4 << 30
     """Most bytes of a circuit, both directions together: the weights of a model of 1e9 parameters."""
 
@@ -102,11 +84,7 @@ NO_RELAY = RelayLimits(places=0, circuits=0)
 async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redial: bool = True) -> None:
     """Make or renew a reservation at a relay. Raises NetworkError, also at the deadline.
 
-    Args:
-        daemon: our p2pd.
-        relay: the relay.
-        addresses: multiaddresses of the relay.
-        redial: whether a relayed connection to the relay, with all its streams, may be closed for a direct one.
+    ``redial``: whether a relayed connection to the relay, with all its streams, may be closed for a direct one.
     """
     behind_a_relay = NetworkError(f"{short(relay)} is itself behind a relay")
     try:
@@ -140,11 +118,8 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redia
 
 @dataclass(frozen=True, slots=True)
 class _Circuit:
-    """A circuit that is open or being opened."""
-
     ends: tuple[PeerId, PeerId]
-    origin: str
-    """Origin (IP address or network) of the initiator, for the limits."""
+    origin: str  # IP address or network of the initiator
 
 
 class Relay:
@@ -155,8 +130,7 @@ class Relay:
         self._limits = limits
         self._rates = rates
         self._server: asyncio.Server | None = None
-        self._places: dict[PeerId, tuple[str, float]] = {}
-        """Reservations: origin and end (monotonic clock) per peer."""
+        self._places: dict[PeerId, tuple[str, float]] = {}  # reservations: origin and end (monotonic clock)
         self._circuits: list[_Circuit] = []
         self._tasks: dict[asyncio.Task[None], tuple[PeerId, str] | None] = {}
         """One task per stream: its initiator and origin; None until they are known."""
@@ -164,7 +138,6 @@ class Relay:
 
     @classmethod
     async def start(cls, node: Node, limits: RelayLimits, rates: Throttles | None = None) -> Relay:
-        """Register the handler and start to relay. Raises NetworkError."""
         relay = cls(node, limits, rates or Throttles())
         try:
             async with asyncio.timeout(ASK_DEADLINE_S):
@@ -174,7 +147,6 @@ class Relay:
         return relay
 
     async def close(self) -> None:
-        """Give no more reservations, and end all circuits."""
         server, self._server = self._server, None
         if server is not None:
             with contextlib.suppress(TimeoutError, NetworkError):
@@ -235,7 +207,6 @@ class Relay:
         return True
 
     def _give_place(self, asker: FarEnd, now: float) -> CircuitStatus:
-        """Give or renew a reservation, and return the status to send."""
         if not self._rates.gives:
             return CircuitStatus.RESOURCE_LIMIT_EXCEEDED
         self._places = {peer: place for peer, place in self._places.items() if place[1] > now}
@@ -260,7 +231,6 @@ class Relay:
         return CircuitStatus.OK
 
     async def _connect(self, asking: FarEnd, target: PeerId, stream: Stream) -> None:
-        """Open a circuit from the asking peer to the target, and carry bytes until a peer or a limit ends it."""
         asker = asking.peer
         status = self._may_connect(asking, target, time.monotonic())
         if status != CircuitStatus.OK:
@@ -285,7 +255,6 @@ class Relay:
             self._circuits.remove(circuit)
 
     async def _lead(self, asker: PeerId, target: PeerId) -> Stream:
-        """Announce the circuit to the target, and return the stream to it."""
         async with asyncio.timeout(ASK_DEADLINE_S):
             far_end, far = await self._node.daemon.open_stream(target, STOP_PROTOCOL)
             try:

@@ -27,25 +27,24 @@ class Fixed(NamedTuple):
 
     rows: Tensor  # [J] order of the rows of q, k, v: those that rotate together are neighbours
     back: Tensor  # [J] the inverse order
-    turn: Tensor  # [T, 1, D/2] complex rotations, of absolute value 1
-    turn_back: Tensor  # [T, 1, D/2] conjugate of ``turn``
-    mask: Tensor  # [G*T, T] minus infinity where a query must not attend
+    rotation: Tensor  # [T, 1, D/2] complex rotations, of absolute value 1
+    rotation_back: Tensor  # [T, 1, D/2] conjugate of ``rotation``
+    mask: Tensor  # [T, T] minus infinity where a query must not attend
 
 
 @lru_cache(maxsize=16)
 def fixed(
-    heads: int, key_heads: int, head_size: int, rope_theta: float, tokens: int, device: torch.device, dtype: torch.dtype
+    heads: int, head_size: int, rope_theta: float, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Fixed:
-    """Return the constants, cached."""
     neighbours = torch.arange(head_size, device=device).view(2, -1).T.flatten()  # 0, D/2, 1, D/2 + 1, ...
     plain = torch.arange(head_size, device=device)
-    orders = [*[neighbours] * (heads + key_heads), *[plain] * key_heads]
+    orders = [*[neighbours] * (2 * heads), *[plain] * heads]
     rows = torch.cat([number * head_size + order for number, order in enumerate(orders)])
     exponents = torch.arange(0, head_size, 2, device=device).float() / head_size
     angle = torch.arange(tokens, device=device)[:, None].float() / rope_theta**exponents  # fp32, as in transformers
-    turn = torch.polar(torch.ones_like(angle), angle).to(dtype.to_complex())[:, None]
+    rotation = torch.polar(torch.ones_like(angle), angle).to(dtype.to_complex())[:, None]
     mask = torch.full((tokens, tokens), float("-inf"), device=device, dtype=dtype).triu_(1)
-    return Fixed(rows, rows.argsort(), turn, turn.conj().resolve_conj(), mask.repeat(heads // key_heads, 1))
+    return Fixed(rows, rows.argsort(), rotation, rotation.conj().resolve_conj(), mask)
 
 
 def cross_entropy(
@@ -56,9 +55,11 @@ def cross_entropy(
 
     The logarithm of a sum of exponentials is the largest logit minus the logarithm of its probability.
     """
-    chances = torch.softmax(logits, dim=-1)
-    losses = logits.amax(dim=-1).sub_(chances.amax(dim=-1).log_()).sub_(logits.gather(-1, targets)[..., 0])
-    return losses.sum(-1), chances.scatter_add_(-1, targets, chances.new_full((), -1.0).expand(targets.shape))
+    probabilities = torch.softmax(logits, dim=-1)
+    losses = logits.amax(dim=-1).sub_(probabilities.amax(dim=-1).log_()).sub_(logits.gather(-1, targets)[..., 0])
+    return losses.sum(-1), probabilities.scatter_add_(
+        -1, targets, probabilities.new_full((), -1.0).expand(targets.shape)
+    )
 
 
 def normalized(

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 
 import torch
 from torch import Tensor
 
-from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import TrainingSection
 from p2ptrain.manifest.model import GroupedConfig, Llama
 from p2ptrain.outer import slices
-from p2ptrain.ports import Notebook
+from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
 from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.lm.pool import LanguageModelPool
 from p2ptrain.sim.lm.text import Text, shares
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
-from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.inner import CorpusReader
 from p2ptrain.train.learner import Learner
-from p2ptrain.train.payloads import Encoded
-from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
+from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
 
 
 def make_pool(scenario: Scenario, device: str, together: bool = False) -> LanguageModelPool:
@@ -38,7 +35,7 @@ def make_pool(scenario: Scenario, device: str, together: bool = False) -> Langua
     peers = scenario.total_peers
     fold = peers if together else 1
     text = Text.builtin(learner.sequence_length)
-    readers = [CorpusReader(scenario.run.seed, PeerId(f"seat-{seat}")) for seat in range(1 if together else peers)]
+    readers = [CorpusReader(scenario.run.seed, PeerId(f"seat-{slot}")) for slot in range(1 if together else peers)]
     return LanguageModelPool(
         description(learner),
         training(learner, scenario.tokens_per_peer, fold),
@@ -89,69 +86,61 @@ def training(learner: LanguageModelLearner, tokens_per_peer: int, fold: int) -> 
 
 
 class LanguageLearnerPool:
-    """Learners that share one pool of weights; a ``learner_pool.LearnerPool``."""
+    """Learners that share one pool of weights; a ``learner_pool.LearnerPool``.
+
+    Args:
+        together: see ``make_pool``.
+    """
 
     left_out = ("the time of encoding, decoding and applying displacements",)
 
-    def __init__(self, scenario: Scenario, device: str) -> None:
-        self.pool = make_pool(scenario, device)
+    def __init__(self, scenario: Scenario, device: str, together: bool = False) -> None:
+        self.pool = make_pool(scenario, device, together)
         self._scenario = scenario
         self._initial = self.pool.theta[0].clone()
         self._slices = slices(self.pool.theta.shape[1], scenario.outer.fragments)
-        self._matrices = matrices_of(self.pool.layout, self._slices)
+        self.matrices = matrices_of(self.pool.layout, self._slices)
         self._codecs = codecs_of(scenario.codec)
-        self._seats: dict[SimulatedLearner, int] = {}
+        self._slots: dict[SimulatedLearner, int] = {}
 
-    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
+    def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> Learner:
         """Return the slot's row of the pool, at the initial weights; a replacement continues in the slot's text."""
-        task = self.pool.tasks[seat]
+        task = self.pool.tasks[slot]
         task.theta.copy_(self._initial)
         task.reset(warmup_steps=0)
         rules = replace(
             learner_rules(self._scenario.outer, float(self._scenario.tokens_per_peer)), inner_steps=inner_steps
         )
         slow, gradients = self._codecs
-        learner = Learner(task, rules, self._slices, slow, notebook, gradient_codec=gradients, matrices=self._matrices)
-        self._seats[learner] = seat
+        learner = Learner(task, rules, self._slices, slow, notebook, gradient_codec=gradients, matrices=self.matrices)
+        self._slots[learner] = slot
         return learner
 
-    def rules(self, run: RunId) -> SwarmRules:
-        scenario = self._scenario
-        learner = self.learner(0, scenario.outer.inner_steps, _Silent())
-        tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
-        return swarm_rules(run, scenario.outer, scenario.swarm, learner.payloads, tokens, per_step)
+    @property
+    def tasks(self) -> list[InnerTask]:
+        return list(self.pool.tasks)
 
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         """Batch all steps that end now on an accelerator; on the CPU, one by one is faster."""
         if self.pool.device.type != "cpu":
             ready = [trainer.learner for trainer in trainers if not trainer.learner.is_waiting]
-            self.pool.prepare([(self._seats[learner], learner.progress) for learner in ready])
+            self.pool.prepare([(self._slots[learner], learner.progress) for learner in ready])
 
-    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
-        return judged(self._scenario, self.pool, slow_weights(learners), final)
+    def evaluate(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+        return self.evaluate_weights(slow_weights(learners), final)
 
-    def garble(self, payload: Encoded, random: Random) -> Encoded:
-        return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
-
-
-def judged(
-    scenario: Scenario,
-    pool: LanguageModelPool,
-    slow: Tensor,  # [N, P]
-    final: bool,
-) -> Evaluation:
-    """Compute held-out losses of each peer and of their mean; ``final`` uses the whole split, not only a part."""
-    learner = scenario.learner
-    assert isinstance(learner, LanguageModelLearner)
-    mean = slow.mean(0)
-    sequences = None if final else learner.curve_sequences
-    if bool((slow == slow[0]).all()):
-        loss = float(pool.evaluate(mean[None], scenario.run.split, sequences))
-        return Evaluation((loss,) * len(slow), loss, 0.0)
-    losses = pool.evaluate(torch.cat([slow, mean[None]]), scenario.run.split, sequences)
-    return Evaluation(tuple(losses[:-1].tolist()), float(losses[-1]), disagreement(slow, mean))
-
-
-class _Silent:
-    def note(self, kind: str, **fields: object) -> None:
-        """Ignore the note."""
+    def evaluate_weights(
+        self,
+        slow: Tensor,  # [N, P]
+        final: bool,
+    ) -> Evaluation:
+        """Compute held-out losses of each peer and of their mean; ``final`` uses the whole split, not only a part."""
+        learner, split = self._scenario.learner, self._scenario.run.split
+        assert isinstance(learner, LanguageModelLearner)
+        mean = slow.mean(0)
+        sequences = None if final else learner.curve_sequences
+        if bool((slow == slow[0]).all()):
+            loss = float(self.pool.evaluate(mean[None], split, sequences))
+            return Evaluation((loss,) * len(slow), loss, 0.0)
+        losses = self.pool.evaluate(torch.cat([slow, mean[None]]), split, sequences)
+        return Evaluation(tuple(losses[:-1].tolist()), float(losses[-1]), disagreement(slow, mean))

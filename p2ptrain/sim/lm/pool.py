@@ -26,7 +26,8 @@ from p2ptrain.train.model import build_module
 from p2ptrain.train.optimizer import hidden_matrices
 
 if TYPE_CHECKING:
-    from p2ptrain.manifest import Decoder, TrainingSection
+    from p2ptrain.manifest import TrainingSection
+    from p2ptrain.manifest.model import Llama
 
 CPU_PASS_TOKENS = 2048
 """Tokens computed at once on the CPU; further sequences are accumulated. Measured at T = 64 with 123 thousand weights:
@@ -56,7 +57,7 @@ class LanguageModelPool:
 
     def __init__(
         self,
-        description: Decoder,
+        description: Llama,
         training: TrainingSection,
         tokens_per_peer: int,
         text: Text,
@@ -64,10 +65,6 @@ class LanguageModelPool:
         seed: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        if text.corpus.sequence_length != training.sequence_length:
-            raise ValueError(
-                f"the text has sequences of {text.corpus.sequence_length} tokens, not {training.sequence_length}"
-            )
         _keep_freed_memory()
         module = build_module(description, seed)
         self.layout = FlatLayout.of(module)
@@ -131,12 +128,12 @@ class LanguageModelPool:
         if len(tasks) == 1:
             task = tasks[0]
             task.gradient.zero_()
-            losses = [self.model.accumulate(task.model, task.slope, self._batch(piece[0]), weight) for piece in pieces]
+            losses = [self.model.accumulate(task.model, task.grads, self._batch(piece[0]), weight) for piece in pieces]
             return torch.stack(losses).sum()[None]
         rows = torch.tensor([task.row for task in tasks], device=self.device)
         gradient = torch.zeros_like(self.theta[: len(tasks)])
-        model, slope = self.model.parameters(self.theta[rows]), self.model.parameters(gradient)
-        losses = [self.model.accumulate(model, slope, self._batch(piece), weight) for piece in pieces]
+        model, grads = self.model.parameters(self.theta[rows]), self.model.parameters(gradient)
+        losses = [self.model.accumulate(model, grads, self._batch(piece), weight) for piece in pieces]
         self.gradient[rows] = gradient
         return torch.stack(losses).sum(0)
 
@@ -154,7 +151,6 @@ class LanguageModelPool:
         return max(1, CUDA_PASS_TOKENS // self.training.tokens_per_step)
 
     def _sequences_at_once(self, rows: int) -> int:
-        """Sequences of each row in one pass."""
         most = CPU_PASS_TOKENS if self.device.type == "cpu" else CUDA_PASS_TOKENS
         return max(1, most // (rows * self.training.sequence_length))
 
@@ -169,7 +165,7 @@ class PooledTask:
         self.theta = pool.theta[row]
         """[P] fp32 weights, updated in place."""
         self.gradient = pool.gradient[row]
-        self.model, self.slope = pool.model.parameters(self.theta), pool.model.parameters(self.gradient)
+        self.model, self.grads = pool.model.parameters(self.theta), pool.model.parameters(self.gradient)
         self._pool = pool
         self._share = share
         self._moments = pool.first_moment[row], pool.second_moment[row]
@@ -186,8 +182,7 @@ class PooledTask:
             self._pool.prepare([(self.row, progress)])
         assert self._prepared is not None
         prepared, result = self._prepared
-        if prepared != progress:
-            raise RuntimeError(f"peer {self.row} was prepared at progress {prepared}, not {progress}")
+        assert prepared == progress
         self._prepared = None
         return result
 
@@ -200,7 +195,6 @@ class PooledTask:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state under the names of ``LanguageModelTask.state_dict``, as views of live memory."""
-        self._refuse_prepared()
         counters = (self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed)
         return {
             "first_moment": self._moments[0],
@@ -209,23 +203,15 @@ class PooledTask:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a ``state_dict``. Raises KeyError or ValueError, without any change, if it does not fit."""
-        self._refuse_prepared()
-        first, second, counters = state["first_moment"], state["second_moment"], state["counters"]
-        if not first.shape == second.shape == self.theta.shape or counters.shape != (4,):
-            raise ValueError(
-                f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
-                f" expected {list(self.theta.shape)} and [4]"
-            )
-        self._moments[0].copy_(first)
-        self._moments[1].copy_(second)
-        self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = counters.tolist()
+        self._moments[0].copy_(state["first_moment"])
+        self._moments[1].copy_(state["second_moment"])
+        self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = state["counters"].tolist()
 
     # --- used by the pool ---------------------------------------------------------------------------------------------
 
     def next_starts(self) -> list[int]:
         """Return the first tokens of the sequences of the next step."""
-        self._refuse_prepared()
+        assert self._prepared is None, "the prepared inner step was not taken"
         pool = self._pool
         return self._share.starts(pool.text.corpus.split, self.step, pool.training.sequences_per_step)
 
@@ -246,10 +232,6 @@ class PooledTask:
             self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
         self.step += 1
         self._prepared = progress, InnerStepResult(loss, training.tokens_per_step)
-
-    def _refuse_prepared(self) -> None:
-        if self._prepared is not None:
-            raise RuntimeError(f"peer {self.row} has a prepared inner step that was not taken")
 
 
 def _keep_freed_memory() -> None:

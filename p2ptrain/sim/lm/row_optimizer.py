@@ -85,7 +85,6 @@ class RowOptimizer:
 
     @property
     def steps(self) -> int:
-        """Steps that AdamW has made."""
         return int(self._counters[0])
 
     @steps.setter

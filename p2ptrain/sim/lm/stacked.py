@@ -5,14 +5,15 @@ losses and gradients with the real module's. A small model spends half of its ti
 operations (measured with 123 thousand weights and 512 tokens on one core: the module takes 18 us a token,
 torch.func.vmap over it 19 to 28, this code 9.4). Therefore:
 
-- q, k and v, and gate and up, are one matrix each, and query heads that share a key head are rows of one product;
+- q, k and v, and gate and up, are one matrix each: with a hidden size divisible by 16 they lie without a gap in the
+  flat layout;
 - rotary positions are one complex multiplication, because a head's rows i and i + D/2 lie side by side;
 - for one peer on the CPU, oneDNN computes the products (``kernels.linear``).
 
 A single peer's tensors have no dimension N, so that its products have the two dimensions that oneDNN accepts.
 
 Legend: N peers, P parameters (padded), B sequences, T tokens a sequence, M = B*T, C hidden size, F feed-forward size,
-H query heads, K key heads, G = H/K, D head size, J = (H+2K)*D, V vocabulary.
+H heads, D head size, J = 3*H*D, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from p2ptrain.base.errors import ManifestError
-from p2ptrain.manifest.model import Decoder, Llama
+from p2ptrain.manifest.model import Llama
 from p2ptrain.outer import FlatLayout
 from p2ptrain.sim.lm.kernels import (
     Fixed,
@@ -38,10 +38,6 @@ from p2ptrain.sim.lm.kernels import (
     normalized,
     outer,
 )
-
-ALIGNMENT = 16
-"""Required divisor of the hidden size: q, k and v, and gate and up, then lie without a gap in the flat layout, and each
-group is one matrix."""
 
 
 class Block(NamedTuple):
@@ -61,7 +57,6 @@ class Parameters(NamedTuple):
     embedding: Tensor  # [N, V, C]
     blocks: list[Block]
     norm: Tensor  # [N, 1, C]
-    head: Tensor  # [N, V, C]; the embedding itself if they are tied
 
 
 class _BlockCache(NamedTuple):
@@ -70,10 +65,10 @@ class _BlockCache(NamedTuple):
     norm1: Normalized
     x1: Tensor  # [N, M, C] input of the attention
     matrix: Tensor  # [N, J, C] of q, k and v, in the order of ``Fixed.rows``
-    query: Tensor  # [N*B*K, G*T, D] rotated
-    key: Tensor  # [N*B*K, T, D] rotated
-    value: Tensor  # [N*B*K, T, D]
-    chances: Tensor  # [N*B*K, G*T, T] softmax of the scores
+    query: Tensor  # [N*B*H, T, D] rotated
+    key: Tensor  # [N*B*H, T, D] rotated
+    value: Tensor  # [N*B*H, T, D]
+    attention: Tensor  # [N*B*H, T, T] softmax of the scores
     attended: Tensor  # [N, M, H*D]
     norm2: Normalized
     x2: Tensor  # [N, M, C] input of the feed-forward part
@@ -89,37 +84,27 @@ class StackedLlama:
     layout: FlatLayout
     layers: int
     heads: int
-    key_heads: int
     head_size: int
     hidden: int
     inner: int
     epsilon: float
     rope_theta: float
-    tied: bool
 
     @classmethod
-    def of(cls, description: Decoder, layout: FlatLayout) -> StackedLlama:
-        """Make the shape of a model. Raises ManifestError if it is not a Llama with silu."""
-        fits = description.config.hidden_act == "silu" and description.config.hidden_size % ALIGNMENT == 0
-        if not (isinstance(description, Llama) and fits):
-            wrong = description.config
-            raise ManifestError(
-                f"learner lm does not support {description.architecture} with hidden_act {wrong.hidden_act} and"
-                f" hidden_size {wrong.hidden_size}",
-                f"Use LlamaForCausalLM, silu, and a hidden_size that is a multiple of {ALIGNMENT}.",
-            )
+    def of(cls, description: Llama, layout: FlatLayout) -> StackedLlama:
+        """Make the shape of a model: a Llama with silu, tied embeddings and as many key heads as query heads."""
         config = description.config
+        assert config.tie_word_embeddings
+        assert config.num_key_value_heads == config.num_attention_heads
         return cls(
             layout=layout,
             layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
-            key_heads=config.num_key_value_heads,
             head_size=description.head_size,
             hidden=config.hidden_size,
             inner=config.intermediate_size,
             epsilon=config.norm_epsilon,
             rope_theta=config.rope_theta,
-            tied=config.tie_word_embeddings,
         )
 
     def parameters(
@@ -140,7 +125,7 @@ class StackedLlama:
             name = f"model.layers.{number}."
             blocks.append(
                 Block(
-                    view(name + "self_attn.q_proj.weight", (self.heads + 2 * self.key_heads) * self.head_size),
+                    view(name + "self_attn.q_proj.weight", 3 * self.heads * self.head_size),
                     view(name + "self_attn.o_proj.weight"),
                     view(name + "mlp.gate_proj.weight", 2 * self.inner),
                     view(name + "mlp.down_proj.weight"),
@@ -148,9 +133,7 @@ class StackedLlama:
                     view(name + "post_attention_layernorm.weight"),
                 )
             )
-        embedding = view("model.embed_tokens.weight")
-        head = embedding if self.tied else view("lm_head.weight")
-        return Parameters(embedding, blocks, view("model.norm.weight"), head)
+        return Parameters(view("model.embed_tokens.weight"), blocks, view("model.norm.weight"))
 
     @torch.no_grad()
     def losses(
@@ -160,7 +143,7 @@ class StackedLlama:
     ) -> Tensor:
         """Return the [N] cross entropies in nats, summed over the B*T predicted tokens of each peer."""
         x, _, _ = self._forward(model, batch, [])
-        logits = linear(x, model.head)
+        logits = linear(x, model.embedding)
         targets = batch[..., 1:].flatten(-2)
         return (
             functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
@@ -172,24 +155,24 @@ class StackedLlama:
     def accumulate(
         self,
         model: Parameters,
-        slope: Parameters,  # to which the gradients are added
+        grads: Parameters,  # to which the gradients are added
         batch: Tensor,  # [N, B, T+1] int64 on the device of the model
         weight: float = 1.0,  # weight of this batch in the gradient: 1/tokens for the mean loss
     ) -> Tensor:
-        """Return the [N] losses of ``losses``; add their gradients, times ``weight``, to ``slope``."""
+        """Return the [N] losses of ``losses``; add their gradients, times ``weight``, to ``grads``."""
         kept: list[_BlockCache] = []
         x, norm, place = self._forward(model, batch, kept)
-        loss, logits = cross_entropy(linear(x, model.head), batch[..., 1:].flatten(-2)[..., None])
+        loss, logits = cross_entropy(linear(x, model.embedding), batch[..., 1:].flatten(-2)[..., None])
         logits.mul_(weight)
-        slope.head.add_(outer(logits, x))
+        grads.embedding.add_(outer(logits, x))
         flow = torch.zeros_like(x)  # [N, M, C] gradient by the residual stream, updated from here on
-        norm_backward(linear(logits, model.head.mT), norm, model.norm, slope.norm, flow)
+        norm_backward(linear(logits, model.embedding.mT), norm, model.norm, grads.norm, flow)
         fixed = self._fixed(x, batch.shape[-1] - 1)
         for number in reversed(range(self.layers)):
-            self._block_backward(model.blocks[number], slope.blocks[number], kept[number], flow, fixed)
+            self._block_backward(model.blocks[number], grads.blocks[number], kept[number], flow, fixed)
         embedding = torch.zeros_like(model.embedding).flatten(0, -2)
         embedding.index_add_(0, place, flow.flatten(0, -2))
-        slope.embedding.add_(embedding.view(model.embedding.shape))
+        grads.embedding.add_(embedding.view(model.embedding.shape))
         return loss
 
     # --- forward ------------------------------------------------------------------------------------------------------
@@ -211,15 +194,15 @@ class StackedLlama:
         return *normalized(x, model.norm, self.epsilon), place
 
     def _block(self, block: Block, x: Tensor, fixed: Fixed, kept: list[_BlockCache]) -> Tensor:
-        tokens = fixed.mask.shape[1]
+        tokens = len(fixed.mask)
         x1, norm1 = normalized(x, block.norm1, self.epsilon)
         matrix = block.query_key_value.index_select(-2, fixed.rows)
-        qkv = linear(x1, matrix).view(-1, tokens, self.heads + 2 * self.key_heads, self.head_size)
-        self._turn(qkv, fixed.turn)
+        qkv = linear(x1, matrix).view(-1, tokens, 3 * self.heads, self.head_size)
+        self._rotate(qkv, fixed.rotation)
         query, key, value = (self._gather(part) for part in self._split(qkv))
         scores = torch.baddbmm(fixed.mask.expand(len(query), -1, -1), query, key.mT, alpha=self.head_size**-0.5)
-        chances = torch.softmax(scores, dim=-1)
-        attended = self._scatter(torch.bmm(chances, value), tokens).reshape(*x.shape[:-1], -1)
+        attention = torch.softmax(scores, dim=-1)
+        attended = self._scatter(torch.bmm(attention, value)).reshape(*x.shape[:-1], -1)
         x = linear(attended, block.attended).add_(x)
 
         x2, norm2 = normalized(x, block.norm2, self.epsilon)
@@ -228,7 +211,9 @@ class StackedLlama:
         opened = functional.silu(gate)
         inner = opened * up
         kept.append(
-            _BlockCache(norm1, x1, matrix, query, key, value, chances, attended, norm2, x2, gate_and_up, opened, inner)
+            _BlockCache(
+                norm1, x1, matrix, query, key, value, attention, attended, norm2, x2, gate_and_up, opened, inner
+            )
         )
         return x.add_(linear(inner, block.down))
 
@@ -237,66 +222,62 @@ class StackedLlama:
     def _block_backward(
         self,
         block: Block,
-        slope: Block,  # gradients of the parameters, added to
+        grads: Block,  # gradients of the parameters, added to
         kept: _BlockCache,
         flow: Tensor,  # [N, M, C] gradient by the block's output; becomes the one by its input, in place
         fixed: Fixed,
     ) -> None:
-        slope.down.add_(outer(flow, kept.inner))
+        grads.down.add_(outer(flow, kept.inner))
         inner = linear(flow, block.down.mT)
         gate, up = kept.gate_and_up.chunk(2, dim=-1)
         gate_and_up = torch.empty_like(kept.gate_and_up)
         by_gate, by_up = gate_and_up.chunk(2, dim=-1)
         torch.mul(inner, kept.opened, out=by_up)
         torch.ops.aten.silu_backward.grad_input(inner.mul_(up), gate, grad_input=by_gate)
-        slope.gate_up.add_(outer(gate_and_up, kept.x2))
-        norm_backward(linear(gate_and_up, block.gate_up.mT), kept.norm2, block.norm2, slope.norm2, flow)
+        grads.gate_up.add_(outer(gate_and_up, kept.x2))
+        norm_backward(linear(gate_and_up, block.gate_up.mT), kept.norm2, block.norm2, grads.norm2, flow)
 
-        tokens = fixed.mask.shape[1]
-        slope.attended.add_(outer(flow, kept.attended))
+        tokens = len(fixed.mask)
+        grads.attended.add_(outer(flow, kept.attended))
         attended = linear(flow, block.attended.mT).view(-1, tokens, self.heads, self.head_size)
         attended = self._gather(attended)
-        chances = torch.bmm(attended, kept.value.mT)
-        scores = torch.ops.aten._softmax_backward_data(chances, kept.chances, -1, chances.dtype)
+        by_attention = torch.bmm(attended, kept.value.mT)
+        scores = torch.ops.aten._softmax_backward_data(by_attention, kept.attention, -1, by_attention.dtype)
         scores.mul_(self.head_size**-0.5)
-        qkv = flow.new_empty(len(kept.key) // self.key_heads, tokens, self.heads + 2 * self.key_heads, self.head_size)
+        qkv = flow.new_empty(len(kept.key) // self.heads, tokens, 3 * self.heads, self.head_size)
         by_query, by_key, by_value = self._split(qkv)
-        by_query.copy_(self._scatter(torch.bmm(scores, kept.key), tokens))
-        by_key.copy_(self._scatter(torch.bmm(scores.mT, kept.query), tokens))
-        by_value.copy_(self._scatter(torch.bmm(kept.chances.mT, attended), tokens))
-        self._turn(qkv, fixed.turn_back)
+        by_query.copy_(self._scatter(torch.bmm(scores, kept.key)))
+        by_key.copy_(self._scatter(torch.bmm(scores.mT, kept.query)))
+        by_value.copy_(self._scatter(torch.bmm(kept.attention.mT, attended)))
+        self._rotate(qkv, fixed.rotation_back)
         qkv = qkv.view(*flow.shape[:-1], -1)
-        slope.query_key_value.add_(outer(qkv, kept.x1).index_select(-2, fixed.back))
-        norm_backward(linear(qkv, kept.matrix.mT), kept.norm1, block.norm1, slope.norm1, flow)
+        grads.query_key_value.add_(outer(qkv, kept.x1).index_select(-2, fixed.back))
+        norm_backward(linear(qkv, kept.matrix.mT), kept.norm1, block.norm1, grads.norm1, flow)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _split(
         self,
-        qkv: Tensor,  # [N*B, T, H+2K, D]
+        qkv: Tensor,  # [N*B, T, 3*H, D]
     ) -> tuple[Tensor, ...]:
-        """Return views of queries, keys and values."""
-        return qkv.split((self.heads, self.key_heads, self.key_heads), dim=2)
+        return qkv.chunk(3, dim=2)
 
-    def _turn(
+    def _rotate(
         self,
-        qkv: Tensor,  # [N*B, T, H+2K, D], changed in place
-        turn: Tensor,  # [T, 1, D/2] complex
+        qkv: Tensor,  # [N*B, T, 3*H, D], changed in place
+        rotation: Tensor,  # [T, 1, D/2] complex
     ) -> None:
         """Rotate queries and keys by their positions."""
         pairs = torch.view_as_complex(qkv.view(*qkv.shape[:-1], -1, 2))
-        pairs[:, :, : self.heads + self.key_heads].mul_(turn)
+        pairs[:, :, : 2 * self.heads].mul_(rotation)
 
     def _gather(self, part: Tensor) -> Tensor:
-        """Reorder [N*B, T, K*G, D] to [N*B*K, G*T, D], contiguous for products; G is 1 for keys and values."""
-        sequences, tokens, heads, _ = part.shape
-        part = part.view(sequences, tokens, self.key_heads, -1, self.head_size).permute(0, 2, 3, 1, 4)
-        return part.reshape(sequences * self.key_heads, heads // self.key_heads * tokens, self.head_size)
+        """Reorder [N*B, T, H, D] to [N*B*H, T, D], contiguous for products."""
+        return part.transpose(1, 2).reshape(-1, part.shape[1], self.head_size)
 
-    def _scatter(self, gathered: Tensor, tokens: int) -> Tensor:
+    def _scatter(self, gathered: Tensor) -> Tensor:
         """Invert ``_gather``; the result is not contiguous."""
-        part = gathered.view(-1, self.key_heads, gathered.shape[1] // tokens, tokens, self.head_size)
-        return part.permute(0, 3, 1, 2, 4).flatten(2, 3) if part.shape[2] > 1 else part[:, :, 0].transpose(1, 2)
+        return gathered.unflatten(0, (-1, self.heads)).transpose(1, 2)
 
     def _fixed(self, like: Tensor, tokens: int) -> Fixed:
-        return fixed(self.heads, self.key_heads, self.head_size, self.rope_theta, tokens, like.device, like.dtype)
+        return fixed(self.heads, self.head_size, self.rope_theta, tokens, like.device, like.dtype)

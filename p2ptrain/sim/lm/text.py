@@ -42,22 +42,21 @@ class Text:
     corpus: Corpus
 
     @classmethod
-    def builtin(cls, sequence_length: int, held_out_fraction: float = HELD_OUT_FRACTION) -> Text:
+    def builtin(cls, sequence_length: int) -> Text:
         """Return the shipped Shakespeare. Raises CorpusError if sequences are too long for two held-out blocks."""
         tokenizer = ByteTokenizer()
         pieces = read_pieces(BuiltinCorpus(kind="builtin", name="shakespeare"), None)
         tokens = np.concatenate(list(tokenize(pieces, tokenizer, None)))
-        split = split_stream(len(tokens), sequence_length, held_out_fraction)
+        split = split_stream(len(tokens), sequence_length, HELD_OUT_FRACTION)
         if split.regions < 2:
             raise CorpusError(
-                f"sequences of {sequence_length} tokens leave no text for a validation and a test part",
+                f"Sequences of {sequence_length} tokens leave no text for a validation and a test part.",
                 "Use shorter sequences.",
             )
         return cls(Corpus(tokens, split, tokenizer))
 
     @cached_property
     def tokens(self) -> Tensor:
-        """Tokens of the text, uint8 on the CPU."""
         return torch.from_numpy(np.array(self.corpus.tokens, dtype=np.uint8))
 
     def starts(self, part: Part) -> list[int]:
@@ -104,7 +103,7 @@ def shares(text: Text, readers: Sequence[CorpusReader], kind: DataKind) -> tuple
         return tuple(TextShare(reader, 0, total) for reader in readers)
     if count > total:
         raise CorpusError(
-            f"{count} peers cannot share {total} training sequences",
+            f"{count} peers cannot share {total} training sequences.",
             "Use fewer peers, shorter sequences, or data iid.",
         )
     cuts = [number * total // count for number in range(count + 1)]

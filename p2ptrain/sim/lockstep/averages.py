@@ -36,7 +36,7 @@ MOST_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class AverageCost:
     """Cost of one average of an outer step for a peer, with all attempts."""
 
     seconds: float
@@ -67,26 +67,26 @@ class Averages:
         self._latency_s = 2 * max(group.latency_s for group in groups)
         self._repeated = self._given_up = 0
 
-    def passage(self, mix: Mix, message_bytes: float) -> Passage:
+    def cost(self, mix: Mix, message_bytes: float) -> AverageCost:
         """Return the cost of one outer step's average of this stream.
 
         Args:
             message_bytes: m, of all fragments together.
         """
         if self._peers == 1:
-            return Passage(0.0, 0.0, 0.0)
+            return AverageCost(0.0, 0.0, 0.0)
         if mix.who != "all":
             swapped = self._partners * message_bytes
-            return Passage(swapped / min(self._up, self._down) + self._latency_s, swapped, swapped)
+            return AverageCost(swapped / min(self._up, self._down) + self._latency_s, swapped, swapped)
         drawn = [self._attempts() for _ in range(self._fragments)]
         rounds, parts = (sum(each) / self._fragments for each in zip(*drawn, strict=True))
         others = self._peers - 1
         if self._gathers:
             seconds = message_bytes / self._up + others * message_bytes / self._down + 2 * self._latency_s
-            return Passage(rounds * seconds, parts * message_bytes, parts * others * message_bytes)
+            return AverageCost(rounds * seconds, parts * message_bytes, parts * others * message_bytes)
         passed = 2 * others / self._peers * message_bytes
         seconds = passed / min(self._up, self._down) + 2 * others * self._latency_s
-        return Passage(rounds * seconds, parts * passed, parts * passed)
+        return AverageCost(rounds * seconds, parts * passed, parts * passed)
 
     def notes(self) -> dict[str, int]:
         """Return the number of failed attempts, and of averages that failed in every attempt."""

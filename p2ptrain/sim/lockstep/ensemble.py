@@ -18,23 +18,21 @@ from random import Random
 import torch
 from torch import Tensor
 
-from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable, needs_feedback
 from p2ptrain.codec.base import MagnitudeError
-from p2ptrain.outer import OuterRule, slices
-from p2ptrain.ports import InnerTask
+from p2ptrain.outer import OuterRule
 from p2ptrain.recipes import RECIPES, Stream
-from p2ptrain.sim import learner_pool as cohorts
-from p2ptrain.sim.evaluation import Evaluation, disagreement, finite
+from p2ptrain.sim.evaluation import Evaluation, finite
+from p2ptrain.sim.learner_pool import QuadraticLearnerPool
 from p2ptrain.sim.learning import LanguageModelLearner
-from p2ptrain.sim.lm.language import judged, make_pool
+from p2ptrain.sim.lm.language import LanguageLearnerPool
 from p2ptrain.sim.lockstep.averages import Averages
 from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
-from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, CurvePoint, GroupFigures, SimulationReport
+from p2ptrain.sim.report import REPORT_VERSION, Bytes, CurvePoint, GroupFigures, SimulationReport
 from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, Stopped, never, peak_memory_bytes
+from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, cost
 from p2ptrain.sim.step_times import RankStepTimes
-from p2ptrain.train.rules import codecs_of, matrices_of
+from p2ptrain.train.rules import codecs_of
 
 
 class Lossy:
@@ -85,49 +83,38 @@ class EnsembleSimulation:
         self.scenario = scenario
         self._recipe = RECIPES[scenario.outer.recipe]
         self._together = self._recipe.gradients
-        self._pool = None
-        self._cohort = None
-        if isinstance(scenario.learner, LanguageModelLearner):
-            self._pool = make_pool(scenario, device, self._together)
-            self._tasks: list[InnerTask] = list(self._pool.tasks)
-        else:
-            cohort = self._cohort = cohorts.make(scenario)
-            assert isinstance(cohort, cohorts.QuadraticLearnerPool), "the scenario rejects others"
-            seats = range(scenario.total_peers)
-            self._tasks = [cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task for seat in seats]
-        matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
-        if self._pool is not None:
-            layout = self._pool.layout
-            matrices = matrices_of(layout, slices(layout.total, scenario.outer.fragments))
-        self._send = Lossy(scenario, matrices)
+        self._pool = (
+            LanguageLearnerPool(scenario, device, self._together)
+            if isinstance(scenario.learner, LanguageModelLearner)
+            else QuadraticLearnerPool(scenario)
+        )
+        self._tasks = self._pool.tasks
+        self._send = Lossy(scenario, self._pool.matrices)
         self._averages = Averages(scenario, Random(f"{scenario.run.seed}/conditions"))
         self._lockstep = self._make_lockstep()
         self._rank_pace = None
         if scenario.pace.policy == "rank":
-            self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, matrices[0])
+            self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, self._pool.matrices[0])
+        outer_steps = -(-scenario.tokens_per_peer // scenario.tokens_per_outer_step)
+        self._inner_steps = outer_steps * scenario.outer.inner_steps
+        """Inner steps of each peer in the whole run: whole phases of the scenario's H."""
+        self._look_every = max(1, outer_steps // scenario.run.points) * scenario.outer.inner_steps
+        """Inner steps between two points of the curve."""
         self._curve: list[CurvePoint] = []
         self._made = 0
         """Inner steps made by each peer."""
         self._has_diverged = False
         """Whether losses, averages or messages are no longer finite, which ends the simulation."""
         self._now = self._sent = self._received = 0.0
-        self._wall_s = self._cpu_s = 0.0
+        self._began = 0.0, 0.0
 
-    def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
-        """Run to the end, or until ``is_stopped``; return True at the end."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        try:
-            while not self._is_over:
-                if is_stopped():
-                    return False
-                self._step()
-                if progress is not None:
-                    progress(self._made / self._inner_steps)
-            self._look(final=True)
-            return True
-        finally:
-            self._wall_s += time.perf_counter() - wall
-            self._cpu_s += time.process_time() - cpu
+    def run(self, progress: Progress | None = None) -> None:
+        self._began = time.perf_counter(), time.process_time()
+        while not (self._has_diverged or self._is_done or self._now >= (self.scenario.run.seconds or inf)):
+            self._step()
+            if progress is not None:
+                progress(self._made / self._inner_steps)
+        self._look(final=True)
 
     def report(self, title: str) -> SimulationReport:
         scenario = self.scenario
@@ -148,18 +135,12 @@ class EnsembleSimulation:
                 " of gathering all messages through a store",
                 *LEFT_OUT,
             ],
-            cost=Cost(
-                wall_s=self._wall_s,
-                cpu_s=self._cpu_s,
-                events_per_s=self._lockstep.step / max(self._wall_s, 1e-9),
-                peak_memory_bytes=peak_memory_bytes(),
-            ),
+            cost=cost(self._began, self._lockstep.step),
         )
 
     # --- arithmetic ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Make the next outer step of all peers, and a point of the curve if one is due."""
         before, inner_steps = dict(self._send.encoded), self.scenario.outer.inner_steps
         if self._rank_pace is not None:  # no more tokens than with a fixed H: the last phase may be cut short
             inner_steps = min(self._rank_pace.inner_steps, self._inner_steps - self._made)
@@ -181,10 +162,6 @@ class EnsembleSimulation:
             self._look(final=False)
 
     @property
-    def _is_over(self) -> bool:
-        return self._has_diverged or self._is_done or self._now >= (self.scenario.run.seconds or inf)
-
-    @property
     def _ending(self) -> str:
         return "all of them diverged" if self._has_diverged else "all peers are done"
 
@@ -195,21 +172,6 @@ class EnsembleSimulation:
     @property
     def _loss(self) -> float | None:
         return None if self._has_diverged else finite(self._lockstep.loss)
-
-    @property
-    def _inner_steps(self) -> int:
-        """Inner steps of each peer in the whole run: whole phases of the scenario's H."""
-        return self._outer_steps * self.scenario.outer.inner_steps
-
-    @property
-    def _look_every(self) -> int:
-        """Inner steps between two points of the curve."""
-        return max(1, self._outer_steps // self.scenario.run.points) * self.scenario.outer.inner_steps
-
-    @property
-    def _outer_steps(self) -> int:
-        """Outer steps of the run, at the scenario's H."""
-        return -(-self.scenario.tokens_per_peer // self.scenario.tokens_per_outer_step)
 
     def _make_lockstep(self) -> Lockstep:
         scenario, outer = self.scenario, self.scenario.outer
@@ -226,14 +188,11 @@ class EnsembleSimulation:
         return Lockstep(
             self._tasks,
             rules,
-            advance=self._advance,
+            advance=lambda progress: [task.inner_step(progress).loss for task in self._tasks],
             tokens_per_step=scenario.learner.tokens_per_step * fold,
             send=self._send,
             reach=self._reaches,
         )
-
-    def _advance(self, progress: float) -> list[float]:
-        return [task.inner_step(progress).loss for task in self._tasks]
 
     def _reaches(self, step: int, one: int, other: int) -> bool:
         """Draw from the pair and the step, so that every call and both sides get one result."""
@@ -245,11 +204,11 @@ class EnsembleSimulation:
 
     def _look(self, final: bool) -> None:
         lockstep, peers = self._lockstep, self.scenario.total_peers
-        judgement = self._judge(lockstep.slow, final)
-        losses = judgement.losses or ()
+        evaluation = self._pool.evaluate_weights(lockstep.slow, final)
+        losses = evaluation.losses or ()
         mean = finite(sum(losses) / len(losses))
         if self._has_diverged:  # weights from before the last phase may still look good
-            mean, judgement = None, Evaluation(None, None, None)
+            mean, evaluation = None, Evaluation(None, None, None)
         self._curve.append(
             CurvePoint(
                 time_s=self._now,
@@ -257,19 +216,11 @@ class EnsembleSimulation:
                 tokens=lockstep.progress / (peers if self._together else 1),
                 loss=self._loss,
                 validation=mean,
-                validation_of_mean=finite(judgement.loss_of_mean),
-                disagreement=finite(judgement.disagreement),
+                validation_of_mean=finite(evaluation.loss_of_mean),
+                disagreement=finite(evaluation.disagreement),
                 groups={name: mean for name, _ in self.scenario.named()},
             )
         )
-
-    def _judge(self, slow: Tensor, final: bool) -> Evaluation:
-        if self._pool is not None:
-            return judged(self.scenario, self._pool, slow, final)
-        mean = slow.mean(0)
-        assert isinstance(self._cohort, cohorts.QuadraticLearnerPool)
-        losses = self._cohort.losses(slow)
-        return Evaluation(tuple(losses.tolist()), float(self._cohort.losses(mean[None])), disagreement(slow, mean))
 
     # --- time and bytes -----------------------------------------------------------------------------------------------
 
@@ -283,20 +234,17 @@ class EnsembleSimulation:
         seconds = {"blocking": 0.0, "overlapped": 0.0}
         for mix in self._recipe.mixes:
             message = 4 * self.scenario.learner.parameters if self._together else encoded.get(mix.stream, 0)
-            passage = self._averages.passage(mix, message)
-            self._sent += passage.up_bytes
-            self._received += passage.down_bytes
-            seconds[mix.when] += passage.seconds
+            average_cost = self._averages.cost(mix, message)
+            self._sent += average_cost.up_bytes
+            self._received += average_cost.down_bytes
+            seconds[mix.when] += average_cost.seconds
         slowest = max(group.step_s for group in self.scenario.peers) * inner_steps
         self._now += max(slowest, seconds["overlapped"]) + seconds["blocking"]
 
     def _figures(self, peers: int, step_s: float) -> GroupFigures:
         steps = self._lockstep.step
         bits = 8 * self._sent / (self.scenario.learner.parameters * steps) if steps else None
-        up, down = (
-            Bytes(payload=passed, weights=0.0, control=0.0, directory=0.0, total=passed)
-            for passed in (self._sent, self._received)
-        )
+        up, down = (Bytes(payload=passed, total=passed) for passed in (self._sent, self._received))
         tokens = self._lockstep.progress / (self.scenario.total_peers if self._together else 1)
         return GroupFigures(
             peers=peers,
@@ -308,14 +256,6 @@ class EnsembleSimulation:
             down=down,
             bits_per_parameter=bits,
             payload_bits_per_parameter=bits,
-            exchanges=0,
-            exchanges_failed=0,
-            half_commits=0,
-            offers_declined=0,
-            offers_refused=0,
-            offers_unanswered=0,
             solo_share=0.0,
-            pulls=0,
-            offences=0,
             endings={self._ending: peers},
         )

@@ -41,16 +41,6 @@ Reach = Callable[[int, int, int], bool]
 """Whether the exchange between two peers (by index) at this outer step succeeds; symmetric in the peers."""
 
 
-def exactly(stream: Stream, fragment: int, values: Tensor) -> Tensor:
-    """Return the values unchanged."""
-    return values
-
-
-def always(step: int, one: int, other: int) -> bool:
-    """Report every exchange as successful."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class LockstepRules:
     """Rules of all peers."""
@@ -88,8 +78,8 @@ class Lockstep:
         rules: LockstepRules,
         advance: Callable[[float], Sequence[float]],
         tokens_per_step: float,
-        send: Send = exactly,
-        reach: Reach = always,
+        send: Send = lambda stream, fragment, values: values,
+        reach: Reach = lambda step, one, other: True,
     ) -> None:
         assert all(mix.stream != "fast" and mix.share == 1 for mix in rules.recipe.mixes), (
             "the recipe has no common steps"
@@ -144,7 +134,6 @@ class Lockstep:
     # --- three kinds of outer step ----------------------------------------------------------------------------------
 
     def _mix(self) -> None:
-        """Average at once."""
         recipe = self._rules.recipe
         phase = OuterPhase.begin(recipe, self._rules.outer, self._states, [self._theta()])
         for mix in recipe.mixes:
@@ -240,7 +229,6 @@ class Lockstep:
         return float(sum(losses)) / len(losses)
 
     def _theta(self) -> Tensor:
-        """Stack the fast weights, [N, P]."""
         return torch.stack([task.theta for task in self._tasks])
 
     def _set_theta(self) -> None:

@@ -22,6 +22,7 @@ from p2ptrain.framing import FrameKind, PartEnd
 from p2ptrain.manifest import presets
 from p2ptrain.manifest.signing import public_key_of, sign
 from p2ptrain.net import access_list_store, dht_protocol, directory, payload
+from p2ptrain.ports import Link
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.messages import (
     Accept,
@@ -129,7 +130,7 @@ def in_the_seeds_days() -> Iterator[None]:
 # --- how it is sent -----------------------------------------------------------------------------------------------
 
 
-class BytesLink:
+class BytesLink(Link):
     """A link on which these bytes arrive, and then the end. What is sent is kept, as the frames that it makes."""
 
     def __init__(self, data: bytes, peer: PeerId = PEER) -> None:

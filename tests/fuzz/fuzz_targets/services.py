@@ -50,7 +50,6 @@ from p2ptrain.net import (
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.payload import lanes_of
 from p2ptrain.net.relay import dial_back
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
@@ -311,8 +310,7 @@ def asked_for_a_lane(data: bytes) -> None:
 @refusing(*OURS)
 def told_of_lanes(data: bytes) -> None:
     link = parallel_streams.ParallelStreams(cast(Node, None)).of(cast(StreamLink, BytesLink(data)), ours=False)
-    road = run(link.widened(parallel_streams.WIDE_FROM_BYTES))
-    assert len(lanes_of(road)) == 1
+    assert not run(link.open_parallel(parallel_streams.PARALLEL_FROM_BYTES))
 
 
 # --- all of them --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ REASON = "failed to listen on any addresses: listen tcp4 127.0.0.1:4001: bind: "
         (REASON + "address already in use", "127.0.0.1:4001 is in use by another program."),
         (REASON + "cannot assign requested address", "127.0.0.1:4001 is not an address of this machine."),
         (REASON + "permission denied", "Listening on 127.0.0.1:4001 is not permitted."),
-        ("something else", "The libp2p daemon did not start: something else"),
+        ("something else", "The libp2p daemon did not start (something else)."),
     ],
 )
 def test_its_last_words_are_explained(reason: str, said: str) -> None:

@@ -69,7 +69,7 @@ class Conversation:
         return b""
 
     async def _fail(self, data: bytes, peer: PeerID) -> bytes:
-        raise RemoteError("33 keys where 32 are allowed") if data else OSError("/home/me/secret")
+        raise RemoteError("expected at most 32 keys, got 33") if data else OSError("/home/me/secret")
 
     async def _talk(self, data: bytes, peer: PeerID) -> bytes:
         return bytes(MOST_BYTES)
@@ -226,7 +226,7 @@ def test_of_a_failure_a_stranger_hears_what_it_did_and_nothing_of_ours(during: C
         )
         await talk.settled()
         assert [each.unaryResponse.error for each in talk.answers()] == [
-            b"33 keys where 32 are allowed",
+            b"expected at most 32 keys, got 33",
             b"OSError",
             b"the answer is too long",
         ]

@@ -281,12 +281,12 @@ def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(mo
         here = ReachabilityManager(cast(Any, node), MemoryLog(), random=Random(0))
         task = asyncio.create_task(here.run())
         await asyncio.sleep(100.0)
-        assert len(here.relays) == reachability.WANTED
-        assert BOOTSTRAP not in here.relays
+        assert len(here._held) == reachability.WANTED
+        assert BOOTSTRAP not in here._held
         down.clear()
         await asyncio.sleep(2 * reachability.ROUND_S)
-        assert len(here.relays) == reachability.WANTED
-        assert BOOTSTRAP in here.relays
+        assert len(here._held) == reachability.WANTED
+        assert BOOTSTRAP in here._held
         node.alive = False
         await task
 
@@ -316,7 +316,7 @@ def test_the_links_one_relay_is_asked_again_soon_after_it_was_away(
         here = ReachabilityManager(cast(Any, node), MemoryLog(), random=Random(0))
         task = asyncio.create_task(here.run())
         await asyncio.sleep(away_s + reachability.OF_LINK_S[1] + reachability.HURRY_S + 1.0)
-        assert list(here.relays) == [BOOTSTRAP]
+        assert list(here._held) == [BOOTSTRAP]
         node.alive = False
         await task
 

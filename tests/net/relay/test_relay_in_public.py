@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lab.hosts import Network
-from lab.namespaces import check_means
+from lab.namespaces import check_support
 
 SCRIPT = str(Path(__file__).with_name("remote_relay.py"))
 
@@ -30,7 +30,7 @@ SECONDS = 25
 
 def test_a_relay_stays_ours_when_p2pd_hears_that_it_can_be_dialed(tmp_path: Path) -> None:
     """p2pd's own would carry 128 KiB; of the two the one that came last answers."""
-    check_means()
+    check_support()
     with Network() as network, contextlib.ExitStack() as stack:
         for name in ("relay", "stranger", "guest"):
             network.add(name)

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from peer.doctor import command, network
 from peer.doctor.command import doctor
 from peer.doctor.findings import Finding
-from peer.doctor.network import Examination, plain
+from peer.doctor.network import plain
 from peer.home import Addresses, Home
 
 
@@ -60,9 +60,9 @@ def test_a_port_that_nobody_named_may_be_in_use(tmp_path: Path, monkeypatch: pyt
     """A peer takes any other, and so does the doctor when it lets others dial."""
     listened_at: list[int | None] = []
 
-    def examine(link: object, home: object, port: int | None, local: bool) -> Examination:
+    def examine(link: object, home: object, port: int | None, local: bool) -> tuple[list[Finding], None]:
         listened_at.append(port)
-        return Examination()
+        return [], None
 
     monkeypatch.setattr(network, "examine", examine)
     link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from peer.doctor import verdicts
 from peer.doctor.findings import FindingState, bad, document, exit_status, lines, note, ok, skipped
-from peer.doctor.sockets import local_port
+from peer.doctor.network import sent_from
 from peer.doctor.verdicts import Observation, clock_ahead
 
 OWN, ROUTER = "192.168.1.23", "/ip4/203.0.114.7/tcp/40000"
@@ -106,11 +107,15 @@ TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when re
 """
 
 
-def test_the_port_that_a_connection_left_from() -> None:
-    assert local_port(TABLE, "113.203.114.7", 31337) == 0x9C41
-    assert local_port(TABLE, "113.203.114.7", 31338) == 0
-    assert local_port(TABLE + TABLE[TABLE.index("   2:") :], "113.203.114.7", 31337) == 0  # which of the two?
-    assert local_port("nonsense", "2001:db8::1", 1) == 0
+def test_the_port_that_a_connection_left_from(tmp_path: Path) -> None:
+    table = tmp_path / "tcp"
+    table.write_text(TABLE)
+    assert sent_from("113.203.114.7", 31337, table) == 0x9C41
+    assert sent_from("113.203.114.7", 31338, table) == 0
+    assert sent_from("2001:db8::1", 1, table) == 0
+    table.write_text(TABLE + TABLE[TABLE.index("   2:") :])
+    assert sent_from("113.203.114.7", 31337, table) == 0  # which of the two?
+    assert sent_from("113.203.114.7", 31337, tmp_path / "none") == 0
 
 
 ME = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")

@@ -25,7 +25,7 @@ from p2ptrain.train.loop import Signals
 from peer.home import Home
 from peer.messages import line
 from peer.owner import commands, status
-from peer.owner import control as hands
+from peer.owner import control as control_module
 from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.control_socket import ask
 from peer.owner.policy import GIVEN_SHARE
@@ -64,22 +64,22 @@ class FakeRecord:
         }
 
 
-class FakeAttendance:
+class FakeParticipation:
     state = "training"
     live_peers = 2
     exchanges_under_way = 1
 
     def __init__(self) -> None:
-        self.wishes: list[Mode] = []
+        self.modes: list[Mode] = []
         self.gives: list[bool] = []
 
     def give(self, gives: bool) -> None:
         if not self.gives or self.gives[-1] is not gives:
             self.gives.append(gives)
 
-    def wish(self, wish: Mode) -> None:
-        if not self.wishes or self.wishes[-1] is not wish:
-            self.wishes.append(wish)
+    def set_mode(self, mode: Mode) -> None:
+        if not self.modes or self.modes[-1] is not mode:
+            self.modes.append(mode)
 
 
 class Desk:
@@ -95,10 +95,10 @@ class Desk:
         self.woken = 0
         self.stamp = 0
         self.admission = ""
-        self.attendance, self.record = FakeAttendance(), FakeRecord()
-        self.hand = self.new_hand()
+        self.participation, self.record = FakeParticipation(), FakeRecord()
+        self.owner = self.new_owner()
 
-    def new_hand(self) -> OwnerControl:
+    def new_owner(self) -> OwnerControl:
         return OwnerControl(
             self.home,
             self.file,
@@ -114,10 +114,12 @@ class Desk:
         self.woken += 1
 
     def take(self, alone: bool = False) -> None:
-        attendance = None if alone else cast(Participation, self.attendance)
-        reins = TrainerControl(self.signals, self.wake)
-        self.hand.take(TrainingHandle(cast(SessionRecorder, self.record), attendance, reins, lambda: self.admission))
-        self.hand.look()
+        participation = None if alone else cast(Participation, self.participation)
+        control = TrainerControl(self.signals, self.wake)
+        self.owner.take(
+            TrainingHandle(cast(SessionRecorder, self.record), participation, control, lambda: self.admission)
+        )
+        self.owner.look()
 
     def edit(self, text: str) -> None:
         self.file.path.write_text(text)
@@ -128,13 +130,13 @@ class Desk:
     def look(self, times: int = 1) -> None:
         for _ in range(times):
             self.seconds += 1
-            self.hand.look()
+            self.owner.look()
 
     def order(self, command: str) -> str:
-        return str(self.hand.answer({"command": command})["told"])
+        return str(self.owner.answer({"command": command})["told"])
 
     def status(self) -> dict[str, Any]:
-        answer = self.hand.answer({"command": "status"})
+        answer = self.owner.answer({"command": "status"})
         return dict(json.loads(json.dumps(answer, allow_nan=False))["status"])
 
     def kinds(self) -> list[str]:
@@ -177,7 +179,7 @@ def test_settings_that_break_their_reader_are_refused_and_the_rest_goes_on(desk:
     assert desk.kinds() == ["settings", "settings refused"]
     desk.rates.up.book(10**6)
     desk.look()
-    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ALONE]
+    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
 
 
 def test_settings_that_cannot_be_read_for_a_while_are_told_once_and_count_afterwards(
@@ -202,7 +204,7 @@ def test_an_error_of_ours_is_told_once_and_stops_nothing_else(desk: Desk, monkey
     desk.take()
     desk.edit("monthly_gb = 0.001")
     monkeypatch.setattr(desk.file, "changed", broken)
-    monkeypatch.setattr(desk.hand, "_save", broken)
+    monkeypatch.setattr(desk.owner, "_save", broken)
     desk.rates.up.book(10**6)
     desk.look(20)
     assert desk.kinds() == ["settings", "owner stumbled", "budget used up"]
@@ -210,12 +212,12 @@ def test_an_error_of_ours_is_told_once_and_stops_nothing_else(desk: Desk, monkey
 
 
 def test_the_thread_outlives_a_command_that_fails(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands, "POLL_S", 0.01)
-    desk.hand._status, works = cast(Any, lambda: 1 / 0), desk.hand._status  # type: ignore[method-assign]
-    with desk.hand:
+    monkeypatch.setattr(control_module, "POLL_S", 0.01)
+    desk.owner._status, works = cast(Any, lambda: 1 / 0), desk.owner._status  # type: ignore[method-assign]
+    with desk.owner:
         with pytest.raises(HomeError, match="does not answer"):
             ask(desk.home.path, command="status")
-        desk.hand._status = works  # type: ignore[method-assign]
+        desk.owner._status = works  # type: ignore[method-assign]
         assert ask(desk.home.path, command="status")["status"]["state"] == "starting"
     assert desk.kinds() == ["owner stumbled"]
 
@@ -232,31 +234,31 @@ def test_a_client_that_cannot_be_taken_in_waits_and_keeps_no_core_busy(
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return accept(listener)
 
-    monkeypatch.setattr(hands, "POLL_S", 0.05)
+    monkeypatch.setattr(control_module, "POLL_S", 0.05)
     monkeypatch.setattr(socket.socket, "accept", none_left)
-    with desk.hand:
+    with desk.owner:
         assert ask(desk.home.path, command="status")["status"]["state"] == "starting"
-    assert failed[-1] - failed[0] > 3 * hands.POLL_S
+    assert failed[-1] - failed[0] > 3 * control_module.POLL_S
     assert desk.kinds() == []
 
 
 def test_pause_and_resume_are_idempotent(desk: Desk) -> None:
     desk.take()
     assert [desk.order("pause"), desk.order("pause")] == ["pausing", "already paused"]
-    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ABSENT]
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
     assert [desk.order("resume"), desk.order("resume")] == ["resuming", "not paused"]
-    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ABSENT, Mode.PRESENT]
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED, Mode.SWARM]
     assert desk.kinds() == ["paused", "called back"]
 
 
 def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
-    with desk.hand:
+    with desk.owner:
         desk.order("pause")
     desk.notebook.notes.clear()
-    desk.hand = desk.new_hand()
-    with desk.hand:
+    desk.owner = desk.new_owner()
+    with desk.owner:
         desk.take()
-        assert desk.attendance.wishes == [Mode.ABSENT]
+        assert desk.participation.modes == [Mode.PAUSED]
         assert desk.kinds() == ["still paused"]
         assert line(*desk.notebook.notes[0]) == (
             f"[owner] still paused by its owner, since before this start; to continue: p2ptrain resume {desk.home.path}"
@@ -264,8 +266,8 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
         assert not desk.rates.gives
         assert desk.order("resume") == "resuming"
     desk.notebook.notes.clear()
-    desk.hand = desk.new_hand()
-    with desk.hand:
+    desk.owner = desk.new_owner()
+    with desk.owner:
         assert desk.status()["state"] == "starting"
     assert desk.kinds() == []
     assert not (desk.home.path / "paused.json").exists()
@@ -274,7 +276,7 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
 @pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000])
 def test_a_damaged_pause_is_none_and_told(desk: Desk, content: bytes) -> None:
     (desk.home.path / "paused.json").write_bytes(content)
-    with desk.hand:
+    with desk.owner:
         assert desk.status()["state"] == "starting"
         assert desk.order("resume") == "not paused"
     path = desk.home.path / "paused.json"
@@ -284,7 +286,7 @@ def test_a_damaged_pause_is_none_and_told(desk: Desk, content: bytes) -> None:
 
 def test_a_pause_that_cannot_be_kept_holds_for_now_and_is_told(desk: Desk) -> None:
     (desk.home.path / "paused.json").mkdir()
-    with desk.hand:
+    with desk.owner:
         assert desk.order("pause") == "pausing"
         assert desk.status()["state"] == "paused"
         assert desk.order("resume") == "resuming"
@@ -296,7 +298,7 @@ def test_a_pause_before_there_is_a_trainer_counts_once_there_is_one(desk: Desk) 
     assert desk.order("pause") == "pausing"
     assert desk.status()["state"] == "paused"
     desk.take()
-    assert desk.attendance.wishes == [Mode.ABSENT]
+    assert desk.participation.modes == [Mode.PAUSED]
 
 
 def test_a_recipe_without_a_network_rests_too(desk: Desk) -> None:
@@ -317,16 +319,16 @@ def test_the_month_runs_out_and_a_new_one_begins(desk: Desk) -> None:
     desk.rates.up.book(400_000)
     desk.rates.down.book(599_999)
     desk.look()
-    assert desk.attendance.wishes == [Mode.PRESENT]
+    assert desk.participation.modes == [Mode.SWARM]
     desk.rates.down.book(1)
     desk.look(3)
-    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ALONE]
+    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
     assert desk.kinds().count("budget used up") == 1
     month = {"sent_bytes": 400_000, "received_bytes": 600_000, "given_bytes": 0, "allowed_bytes": 1e6}
     assert desk.status()["month"] == month
     desk.date += timedelta(hours=12)  # December
     desk.look()
-    assert desk.attendance.wishes[-1] is Mode.PRESENT
+    assert desk.participation.modes[-1] is Mode.SWARM
     assert desk.status()["month"]["sent_bytes"] == 0
 
 
@@ -361,8 +363,8 @@ def test_once_others_had_their_share_of_a_budget_exchanges_go_on_and_gifts_do_no
     desk.date += timedelta(days=1)
     desk.look(3)
     assert desk.rates.gives is True
-    assert desk.attendance.gives == [True, False, True]
-    assert desk.attendance.wishes == [Mode.PRESENT]
+    assert desk.participation.gives == [True, False, True]
+    assert desk.participation.modes == [Mode.SWARM]
     assert desk.kinds() == ["settings", "share given"]
     assert line(*desk.notebook.notes[-1]) == (
         "[owner] others have used up their share of this month's traffic, 25 % of monthly_gb, released daily: "
@@ -376,20 +378,20 @@ def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
     desk.take()
     desk.rates.up.book(10**7)
     desk.edit("monthly_gb = 0.01")
-    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ALONE]
+    assert desk.participation.modes == [Mode.SWARM, Mode.SOLO]
     desk.edit("monthly_gb = 0.02")
-    assert desk.attendance.wishes[-1] is Mode.PRESENT
+    assert desk.participation.modes[-1] is Mode.SWARM
 
 
 def test_the_count_is_on_disk_and_the_next_process_goes_on_with_it(desk: Desk) -> None:
-    with desk.hand:
+    with desk.owner:
         desk.rates.up.book(5)
     assert json.loads((desk.home.path / "traffic.json").read_text()) == {
         "2026-11": {"sent_bytes": 5, "received_bytes": 0, "given_bytes": 0}
     }
     desk.rates = Throttles()
-    desk.hand = desk.new_hand()
-    with desk.hand:
+    desk.owner = desk.new_owner()
+    with desk.owner:
         desk.rates.down.book(6)
     traffic = TrafficCount(desk.home.path)
     traffic.load()
@@ -398,7 +400,7 @@ def test_the_count_is_on_disk_and_the_next_process_goes_on_with_it(desk: Desk) -
 
 def test_what_cannot_be_counted_is_told(desk: Desk) -> None:
     (desk.home.path / "traffic.json").mkdir()
-    with desk.hand:
+    with desk.owner:
         desk.rates.up.book(5)
     assert desk.kinds() == ["not counted"] * 2  # neither read nor written
 
@@ -416,11 +418,11 @@ def test_a_full_disk_is_told_once(desk: Desk) -> None:
 def test_outside_of_its_hours_it_rests_whatever_resume_says(desk: Desk) -> None:
     desk.take()
     desk.edit('hours = "22:00-07:00"')
-    assert desk.attendance.wishes[-1] is Mode.ABSENT
+    assert desk.participation.modes[-1] is Mode.PAUSED
     assert desk.order("resume") == "still paused: outside the hours 22:00-07:00 in settings.toml"
     desk.date += timedelta(hours=10)
     desk.look()
-    assert desk.attendance.wishes[-1] is Mode.PRESENT
+    assert desk.participation.modes[-1] is Mode.SWARM
 
 
 def test_finish_ends_the_outer_step_once(desk: Desk) -> None:
@@ -434,8 +436,8 @@ def test_finish_ends_the_outer_step_once(desk: Desk) -> None:
 
 
 def test_no_such_command(desk: Desk) -> None:
-    assert desk.hand.answer({"command": "fly"}) == {"error": "no such command"}
-    assert desk.hand.answer({}) == {"error": "no such command"}
+    assert desk.owner.answer({"command": "fly"}) == {"error": "no such command"}
+    assert desk.owner.answer({}) == {"error": "no such command"}
 
 
 def test_measured_rates_are_of_the_last_minute(desk: Desk) -> None:
@@ -448,27 +450,27 @@ def test_measured_rates_are_of_the_last_minute(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "wish", "state"),
+    ("changes", "mode", "state"),
     [
-        ({}, "PRESENT", "training"),
-        ({"is_held": True}, "ABSENT", "paused"),
-        ({}, "ABSENT", "pausing"),
-        ({"has_stepped": False}, "ABSENT", "paused"),
-        ({}, "ALONE", "alone"),
-        ({"learner": FakeLearner(ended=True)}, "PRESENT", "final gossip"),
-        ({"learner": FakeLearner(is_waiting=True)}, "PRESENT", "training"),
+        ({}, "SWARM", "training"),
+        ({"is_held": True}, "PAUSED", "paused"),
+        ({}, "PAUSED", "pausing"),
+        ({"has_stepped": False}, "PAUSED", "paused"),
+        ({}, "SOLO", "alone"),
+        ({"learner": FakeLearner(ended=True)}, "SWARM", "final gossip"),
+        ({"learner": FakeLearner(is_waiting=True)}, "SWARM", "training"),
     ],
 )
-def test_states(changes: dict[str, Any], wish: str, state: str) -> None:
-    record, attendance = cast(SessionRecorder, FakeRecord(**changes)), cast(Participation, FakeAttendance())
-    assert status.state_of(record, attendance, wish, leaving=False)[0] == state
-    assert status.state_of(record, attendance, wish, leaving=True)[0] == "finishing"
+def test_states(changes: dict[str, Any], mode: str, state: str) -> None:
+    record, participation = cast(SessionRecorder, FakeRecord(**changes)), cast(Participation, FakeParticipation())
+    assert status.state_of(record, participation, mode, leaving=False)[0] == state
+    assert status.state_of(record, participation, mode, leaving=True)[0] == "finishing"
 
 
 def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
     desk.take()
     desk.edit('upload_mbit = 8\nmonthly_gb = 2\nhours = "00:00-23:59"')
-    desk.hand.hear("skipped", {"peer": "12D3abcdef", "why": "\x1b[2Jbusy"})
+    desk.owner.on_note("skipped", {"peer": "12D3abcdef", "why": "\x1b[2Jbusy"})
     text = status.screen(desk.status())
     for part in (
         "training",
@@ -491,7 +493,7 @@ def test_whether_a_private_run_lets_us_in_is_shown(desk: Desk) -> None:
 
 
 def test_before_there_is_a_trainer_the_status_says_so(desk: Desk) -> None:
-    desk.hand.hear(
+    desk.owner.on_note(
         "waiting", {"why": "no address in the link returned the run's manifest", "seconds": 2.0, "remedy": "Wait."}
     )
     assert desk.status()["state"] == "starting"
@@ -500,7 +502,7 @@ def test_before_there_is_a_trainer_the_status_says_so(desk: Desk) -> None:
 
 def test_over_the_socket_and_gone_afterwards(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     home = desk.home.path
-    with desk.hand:
+    with desk.owner:
         desk.take()
         commands.pause.main([str(home)], standalone_mode=False)
         commands.status.main([str(home), "--json"], standalone_mode=False)
@@ -532,7 +534,7 @@ def test_settings_are_shown_as_they_count(desk: Desk) -> None:
 
 def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:
     """Also before there is anybody who trains, while it rests, and when it leaves."""
-    page = StatusView(PeerId("12D3KooWme"), "fox", desk.hand.standing)
+    page = StatusView(PeerId("12D3KooWme"), "fox", desk.owner.state)
 
     def both() -> tuple[str, str]:
         own, shown = desk.status(), page.document()
@@ -540,9 +542,9 @@ def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:
         return own["state"], own["why"]
 
     assert both() == ("starting", status.EARLY)
-    desk.hand.answer({"command": "pause"})
+    desk.owner.answer({"command": "pause"})
     assert both()[0] == "paused"
-    desk.hand.answer({"command": "resume"})
+    desk.owner.answer({"command": "resume"})
     desk.take()
     assert both() == ("training", "")
     desk.signals.stop.set()

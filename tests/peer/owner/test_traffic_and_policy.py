@@ -81,20 +81,20 @@ NIGHT, DAY = datetime(2026, 11, 5, 23, 0), datetime(2026, 11, 5, 12, 0)
 
 
 @pytest.mark.parametrize(
-    ("settings", "paused", "now", "used", "wish", "why"),
+    ("settings", "paused", "now", "used", "mode", "why"),
     [
-        (Settings(), False, DAY, 10**15, Mode.PRESENT, ""),
-        (CAPPED, False, NIGHT, 10**9 - 1, Mode.PRESENT, ""),
-        (CAPPED, False, NIGHT, 10**9, Mode.ALONE, "this month's traffic is used up, 1.0 GB of 1.0 GB"),
-        (CAPPED, False, DAY, 10**9, Mode.ABSENT, "outside the hours 22:00-07:00 in settings.toml"),
-        (CAPPED, True, NIGHT, 10**9, Mode.ABSENT, "requested by its owner"),
+        (Settings(), False, DAY, 10**15, Mode.SWARM, ""),
+        (CAPPED, False, NIGHT, 10**9 - 1, Mode.SWARM, ""),
+        (CAPPED, False, NIGHT, 10**9, Mode.SOLO, "this month's traffic is used up, 1.0 GB of 1.0 GB"),
+        (CAPPED, False, DAY, 10**9, Mode.PAUSED, "outside the hours 22:00-07:00 in settings.toml"),
+        (CAPPED, True, NIGHT, 10**9, Mode.PAUSED, "requested by its owner"),
     ],
 )
 def test_the_first_reason_that_speaks_decides(
-    settings: Settings, paused: bool, now: datetime, used: int, wish: Mode, why: str
+    settings: Settings, paused: bool, now: datetime, used: int, mode: Mode, why: str
 ) -> None:
-    verdict = decide(settings, paused=paused, now=now, month=Month(sent=used))
-    assert (verdict.wish, verdict.why) == (wish, why)
+    decision = decide(settings, paused=paused, now=now, month=Month(sent=used))
+    assert (decision.mode, decision.why) == (mode, why)
 
 
 @pytest.mark.parametrize("day", [1, 15, 30])
@@ -102,8 +102,8 @@ def test_of_a_budget_others_get_their_share_day_by_day(day: int) -> None:
     now = datetime(2026, 11, day, 12, 0)
     share = math.ceil(GIVEN_SHARE * 10**9 * day / 30)
     settings = Settings(monthly_gb=1.0)
-    verdicts = [decide(settings, paused=False, now=now, month=Month(given, 0, given)) for given in (share - 1, share)]
-    assert [(each.wish, each.gives) for each in verdicts] == [(Mode.PRESENT, True), (Mode.PRESENT, False)]
+    decisions = [decide(settings, paused=False, now=now, month=Month(given, 0, given)) for given in (share - 1, share)]
+    assert [(each.mode, each.gives) for each in decisions] == [(Mode.SWARM, True), (Mode.SWARM, False)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from setuptools import find_packages
 
-from lab.window import looked_at
+from lab.stages import page_argument
 from p2ptrain.base.errors import UserError
 from peer.testnet.command import testnet
 
@@ -32,21 +32,21 @@ def test_a_scenario_can_be_watched_except_on_hosts_that_no_link_leads_to(
 ) -> None:
     acted: list[tuple[Any, ...]] = []
 
-    def act_out(*arguments: Any) -> int:
+    def run_scenario(*arguments: Any) -> int:
         acted.append(arguments)
         return 0
 
-    monkeypatch.setattr("lab.act_out", act_out)
+    monkeypatch.setattr("lab.run_scenario", run_scenario)
     assert testnet(["--scenario", "it.toml", "--page", "8080"], standalone_mode=False) == 0
     assert testnet(["--scenario", "it.toml", "--stage", "docker"], standalone_mode=False) == 0
     assert [(each[2], each[-1]) for each in acted] == [("local", "8080"), ("docker", "")]
-    with pytest.raises(UserError, match="no link leads out of there"):
-        looked_at("8080", "namespaces")
+    with pytest.raises(UserError, match="no link leads out of it"):
+        page_argument("8080", "namespaces")
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         with pytest.raises(UserError, match="Address already in use"):
-            looked_at(port, "local")
-    assert looked_at("0.0.0.0:0", "local") == "0.0.0.0:0"
+            page_argument(port, "local")
+    assert page_argument("0.0.0.0:0", "local") == "0.0.0.0:0"
 
 
 def test_a_scenario_without_a_clone_is_refused_kindly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,5 +60,5 @@ def test_it_averages_what_training_left(tmp_path: Path) -> None:
 def test_a_home_without_weights_is_named(tmp_path: Path) -> None:
     create_run(tmp_path / "run", "demo", TINY)
     signed = sign_run(tmp_path / "run").signed
-    with pytest.raises(HomeError, match="peer-1 holds no whole checkpoint"):
+    with pytest.raises(HomeError, match="peer-1 holds no complete checkpoint"):
         measure(signed, [Home(tmp_path / "peer-1")], threads=1)

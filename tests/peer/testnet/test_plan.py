@@ -10,7 +10,8 @@ from typing import NoReturn
 import pytest
 
 from p2ptrain.base.errors import HomeError, ManifestError
-from p2ptrain.manifest import create_run, differences, load_run, preset, render_toml, sign_run, with_changes
+from p2ptrain.manifest import create_run, load_run, preset, render_toml, sign_run, with_changes
+from p2ptrain.manifest.document import differences
 from peer.testnet.plan import MARKER, chosen_manifest, claimed, lay_out
 
 DEMO = preset("demo", "ab" * 32)
@@ -88,7 +89,7 @@ def test_a_manifest_where_we_may_not_look(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_recipe_without_exchanges_is_no_swarm(tmp_path: Path) -> None:
     alone = with_changes(DEMO, {"outer.recipe": "local", "outer.exchanges_per_step": 0})
     (tmp_path / "alone.toml").write_text(render_toml(alone))
-    with pytest.raises(ManifestError, match="exchanges nothing"):
+    with pytest.raises(ManifestError, match="makes no exchanges"):
         chosen_manifest("demo", tmp_path / "alone.toml")
 
 
@@ -103,7 +104,7 @@ def test_an_earlier_testnet_is_replaced_and_nothing_else(tmp_path: Path) -> None
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("years of work")
-    with pytest.raises(HomeError, match="something else than a testnet"), claimed(mine):
+    with pytest.raises(HomeError, match="is not the output of a testnet"), claimed(mine):
         pass
     assert (mine / "thesis.txt").exists()
     (tmp_path / "file").write_text("")
@@ -112,7 +113,11 @@ def test_an_earlier_testnet_is_replaced_and_nothing_else(tmp_path: Path) -> None
 
 
 def test_one_testnet_at_a_time(tmp_path: Path) -> None:
-    with claimed(tmp_path / "out"), pytest.raises(HomeError, match="Another testnet runs"), claimed(tmp_path / "out"):
+    with (
+        claimed(tmp_path / "out"),
+        pytest.raises(HomeError, match="Another testnet is running"),
+        claimed(tmp_path / "out"),
+    ):
         pass
 
 

@@ -25,7 +25,7 @@ PROGRESS = {
 
 def test_a_view_follows_the_notes() -> None:
     assert noted(TrainerProgress(), {"kind": "tokenizing", "tokens": 1200}, NAMES) == TrainerProgress(
-        last="making tokens: 1,200"
+        last="tokenizing: 1,200 tokens"
     )
     view = noted(TrainerProgress(), {"kind": "started"}, NAMES)
     assert (view.begun, view.last) == (False, "training")

@@ -137,17 +137,6 @@ def test_peers_move_only_themselves():
     assert moved == [False, True, False]
 
 
-def test_a_prepared_step_must_be_taken_as_prepared():
-    simulated = pool()
-    simulated.prepare([(0, 64.0)])
-    with pytest.raises(RuntimeError, match=r"prepared at progress 64\.0, not 128\.0"):
-        simulated.tasks[0].inner_step(128.0)
-    for forbidden in (lambda: simulated.prepare([(0, 64.0)]), simulated.tasks[0].state_dict):
-        with pytest.raises(RuntimeError, match="has a prepared inner step that was not taken"):
-            forbidden()
-    assert simulated.tasks[0].inner_step(64.0).tokens == 64
-
-
 def test_sequences_beyond_one_pass_are_accumulated(monkeypatch):
     """A data-parallel peer has many: the same step to rounding."""
     whole, parts = pool(), pool()
@@ -184,18 +173,6 @@ def test_a_resumed_peer_goes_on_as_if_never_stopped():
     for progress in (128.0, 192.0):
         assert step_all(steady, progress) == step_all(resumed, progress)
     assert torch.equal(steady.theta, resumed.theta)
-
-
-@pytest.mark.parametrize("missing", ["first_moment", "second_moment", "counters"])
-def test_a_state_that_does_not_fit_changes_nothing(missing):
-    task = pool().tasks[0]
-    task.inner_step(0.0)
-    state = {name: tensor.clone() for name, tensor in task.state_dict().items()}
-    with pytest.raises(KeyError):
-        task.load_state_dict({name: tensor for name, tensor in state.items() if name != missing})
-    with pytest.raises(ValueError, match="expected"):
-        task.load_state_dict({**state, missing: torch.zeros(3, dtype=state[missing].dtype)})
-    assert all(torch.equal(tensor, state[name]) for name, tensor in task.state_dict().items())
 
 
 def test_evaluation_is_the_real_modules_loss(monkeypatch):

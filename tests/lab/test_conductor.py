@@ -1,4 +1,4 @@
-"""Turns: side by side, but in order where they concern the same."""
+"""Queue of a conductor's acts: parallel for different hosts, in order for the same host."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from lab.task_queue import TaskQueue
+from lab.conductor import TaskQueue
 
 
-def test_the_same_waits_and_others_do_not() -> None:
+def test_work_of_one_key_waits_and_of_others_does_not() -> None:
     heard: list[str] = []
 
     async def scene() -> None:
-        turns, gate = TaskQueue(), asyncio.Event()
+        queue, gate = TaskQueue(), asyncio.Event()
 
         async def waits() -> None:
             await gate.wait()
@@ -23,18 +23,18 @@ def test_the_same_waits_and_others_do_not() -> None:
             heard.append(word)
             gate.set()
 
-        turns.give("a", waits)
-        turns.give("a", lambda: says("a second"))
-        turns.give("b", lambda: says("b"))
-        await turns.over()
-        turns.give("a", lambda: says("a third"))
-        await turns.over()
+        queue.add("a", waits)
+        queue.add("a", lambda: says("a second"))
+        queue.add("b", lambda: says("b"))
+        await queue.join()
+        queue.add("a", lambda: says("a third"))
+        await queue.join()
 
     asyncio.run(scene())
     assert heard == ["b", "a first", "a second", "a third"]
 
 
-def test_what_fails_is_raised_and_nothing_is_done_behind_it() -> None:
+def test_a_failure_is_raised_and_ends_its_key() -> None:
     heard: list[str] = []
 
     async def fails() -> None:
@@ -44,17 +44,17 @@ def test_what_fails_is_raised_and_nothing_is_done_behind_it() -> None:
         heard.append("behind")
 
     async def scene() -> None:
-        turns = TaskQueue()
-        turns.give("a", fails)
-        turns.give("a", says)
-        await turns.over()
+        queue = TaskQueue()
+        queue.add("a", fails)
+        queue.add("a", says)
+        await queue.join()
 
     with pytest.raises(RuntimeError, match="a bug"):
         asyncio.run(scene())
     assert heard == []
 
 
-def test_what_is_under_way_can_be_ended() -> None:
+def test_work_in_progress_can_be_cancelled() -> None:
     heard: list[str] = []
 
     async def hangs() -> None:
@@ -64,14 +64,14 @@ def test_what_is_under_way_can_be_ended() -> None:
             heard.append("ended")
 
     async def scene() -> None:
-        turns = TaskQueue()
-        turns.give("a", hangs)
-        turns.give("a", hangs)  # which never begins
+        queue = TaskQueue()
+        queue.add("a", hangs)
+        queue.add("a", hangs)  # which never begins
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        turns.check()  # nothing is over yet
-        await turns.cancel()
-        turns.check()
+        queue.check()  # nothing is over yet
+        await queue.cancel()
+        queue.check()
 
     asyncio.run(scene())
     assert heard == ["ended"]

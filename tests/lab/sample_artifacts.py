@@ -1,4 +1,4 @@
-"""What peers leave and what happened to them, made up for tests of figures."""
+"""Artifacts and run records made up for tests of figures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from lab.artifacts import Artifacts
 from lab.figures import figures_of
-from lab.script import Part
-from p2ptrain.sim.testbed_fields import RealGroup
+from lab.scenario import RealGroup
+from lab.script import ScriptedPeer
 
 GROUP = RealGroup(count=1, step_s=1.0)
 SUMMARY = {
@@ -26,11 +26,12 @@ def exchange(began: float, partner: str) -> dict[str, Any]:
     return {"kind": "exchanged", "time": began + 1.0, "seconds": 1.0, "peer": partner}
 
 
-def left(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None) -> Artifacts:
-    return Artifacts(Part(name, name, GROUP, name), f"id of {name}", notes, summary)
+def artifacts(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None, lie: Any = None) -> Artifacts:
+    group = GROUP.model_copy(update={"lie": lie})
+    return Artifacts(ScriptedPeer(name, name, group, name), f"id of {name}", notes, summary)
 
 
-def course(lives: dict[str, list[dict[str, Any]]], done: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def record(lives: dict[str, list[dict[str, Any]]], done: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     rest = {"missed": [], "troubles": [], "cut_short": False, "wall_s": 9.0, "samples": {}}
     return {"lives": lives, "done": done or [], **rest}
 
@@ -40,5 +41,5 @@ KILLED = {"status": -9, "ended_by_us": "is killed"}
 CRASHED = {"status": 1, "ended_by_us": ""}
 
 
-def figures(course: dict[str, Any], *everybody: Artifacts, sides: dict[str, Any] | None = None) -> dict[str, Any]:
-    return figures_of(course, everybody, 0.1, sides or {})
+def figures(record: dict[str, Any], *everybody: Artifacts, sides: dict[str, Any] | None = None) -> dict[str, Any]:
+    return figures_of(record, everybody, 0.1, sides or {})

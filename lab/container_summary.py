@@ -1,5 +1,6 @@
-"""What a testnet in containers leaves beside its report: the table and the ``summary.json`` of a testnet without a
-scenario, with one key more."""
+"""Summary of a testnet in containers: the table and ``summary.json`` of a testnet without a scenario, with one more
+key.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lab.script import Do, Script
+from lab.script import ActKind, Script
 from p2ptrain.base import files
 from p2ptrain.base.errors import UserError
 from peer.testnet import report as reports
@@ -22,23 +23,23 @@ from peer.testnet.runner import Ending
 from peer.testnet.watch import Tail
 
 
-def conclude(
-    out: Path, script: Script, course: Mapping[str, Any], faults: Sequence[str], threads: int, console: Console
+def write_summary(
+    out: Path, script: Script, record: Mapping[str, Any], faults: Sequence[str], threads: int, console: Console
 ) -> list[str]:
-    """Average the models of those who stayed, write ``out/summary.json``, show the table.
+    """Average the models of the peers that stayed, write ``out/summary.json`` and print the table.
 
-    Returns what went wrong beyond ``faults``.
+    Returns the faults found here that are not in ``faults``.
     """
-    plan = laid_out(out, [part.name for part in script.parts])
-    lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
-    honest = {part.name for part in script.parts if part.settings.lie is None}
+    plan = laid_out(out, [peer.name for peer in script.peers])
+    lives: Mapping[str, list[Mapping[str, Any]]] = record["lives"]
+    honest = {peer.name for peer in script.peers if peer.settings.lie is None}
     stayed = [each for each in plan.peers if each.name in honest and _stayed(lives.get(each.name, []))]
     measured, unmeasured = None, ""
     try:
         from peer.testnet.measure import measure
 
         measured = measure(plan.signed, [each.home for each in stayed], threads)
-    except (UserError, RuntimeError) as error:  # RuntimeError: nobody stayed, so there is nothing to stack
+    except (UserError, RuntimeError) as error:  # RuntimeError: no peer stayed, so there are no weights
         unmeasured = str(error)
     report = TestnetReport(
         peers=tuple(reports.outcome(each.name, each.home.summary) for each in stayed),
@@ -46,8 +47,8 @@ def conclude(
         ending=Ending(
             statuses={each.name: lives[each.name][-1]["status"] for each in stayed},
             troubles=tuple(faults),
-            cut_short=course["cut_short"],
-            wall_s=course["wall_s"],
+            cut_short=record["cut_short"],
+            wall_s=record["wall_s"],
         ),
         measured=measured,
         unmeasured=unmeasured,
@@ -55,10 +56,10 @@ def conclude(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=reports.machine(),
     )
-    back = rejoined(lives, out, _returning(script))
+    back = rejoined(lives, out, _returning_peers(script))
     beyond = [each for each in report.failures if each not in faults]
     if back is False:
-        beyond.append("a peer that was killed has not come back, or exchanged nothing since")
+        beyond.append("a killed peer has not returned, or has exchanged nothing since")
     failures = [*faults, *beyond]
     document = reports.summary(report) | {"killed_peer_rejoined": back, "passed": not failures, "failures": failures}
     files.replace(out / "summary.json", (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
@@ -68,10 +69,10 @@ def conclude(
     return beyond
 
 
-def _returning(script: Script) -> set[str]:
-    """The peers that the script kills and starts again."""
-    killed = {act.who: act.at_s for act in reversed(script.acts) if act.do is Do.KILL}
-    again = {act.who for act in script.acts if act.do is Do.START and act.at_s > killed.get(act.who, math.inf)}
+def _returning_peers(script: Script) -> set[str]:
+    """Return the peers that the script kills and starts again."""
+    killed = {act.who: act.at_s for act in reversed(script.acts) if act.kind is ActKind.KILL}
+    again = {act.who for act in script.acts if act.kind is ActKind.START and act.at_s > killed.get(act.who, math.inf)}
     return again - set(script.bootstraps)
 
 
@@ -80,17 +81,17 @@ def _stayed(lives: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def rejoined(lives: Mapping[str, Sequence[Mapping[str, Any]]], out: Path, returning: Collection[str]) -> bool | None:
-    """Whether everybody who was killed to come back did, and exchanged after that; None: nobody was."""
+    """Return whether every killed peer that was to return did so and exchanged afterwards; None if there was none."""
     killed = [
         name
         for name, those in lives.items()
-        if name in returning and any(each["ended_by_us"] == Do.KILL for each in those)
+        if name in returning and any(each["ended_by_us"] == ActKind.KILL for each in those)
     ]
     return all(_stayed(lives[name]) and _exchanged_lately(out / name) for name in killed) if killed else None
 
 
 def _exchanged_lately(home: Path) -> bool:
-    """In its last process. What a killed one was just writing may be torn, and the next one writes on behind it."""
+    """Return whether the last process of a home exchanged. The line that a killed process was writing may be torn."""
     kinds = [note.get("kind") for note in Tail(home / "events.jsonl").read()]
     last = max((place for place, kind in enumerate(kinds) if kind == "listening"), default=0)
     return "exchanged" in kinds[last:]

@@ -1,22 +1,20 @@
-"""Scenario fields that only a testnet of real peers supports.
+"""Scenario fields that only a testnet of real peers supports, in addition to those of ``sim.scenario``.
 
-``p2ptrain simulate`` and ``p2ptrain testnet`` read the same file. These fields are separate from ``sim.scenario``
-because no number of a simulation depends on them: the simulator rejects by name those that it does not support, and
-reports that it judges no limits. docs/LABORATORY.md explains how a testnet handles all fields.
+``p2ptrain simulate`` and ``p2ptrain testnet`` read the same file; ``sim.scenario_file`` names the fields that the
+simulator refuses or leaves out. docs/LABORATORY.md explains how a testnet handles all fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from p2ptrain.base.errors import ScenarioError
 from p2ptrain.manifest.section import Section
 from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
-from p2ptrain.sim.scenario_file import by_name, parsed, read
+from p2ptrain.sim.scenario_file import parsed, read
 
 BOOTSTRAP = "bootstrap"
 """Name of the bootstrap in partitions; no group may have it."""
@@ -163,49 +161,6 @@ class RealScenario(Scenario):
         if faults:
             raise ValueError("\n".join(faults))
         return self
-
-    def simulated(self) -> Scenario:
-        """Return the part that the simulator supports. Raises ScenarioError for fields that only a testnet supports."""
-        faults = [
-            f"peers[{place}].{field}: only p2ptrain testnet --stage namespaces supports this"
-            for place, group in enumerate(self.peers)
-            for field in ("router", "packet_loss")
-            if getattr(group, field)
-        ]
-        faults += [
-            f"peers[{place}].{field}: only p2ptrain testnet supports this"
-            for place, group in enumerate(self.peers)
-            for field in ("troubles", "clock_off_s", "leaves_every_s", "amid_exchange")
-            if getattr(group, field)
-        ]
-        faults += [
-            f"peers[{place}].lie: {group.lie} needs real bytes, which only p2ptrain testnet sends"
-            for place, group in enumerate(self.peers)
-            if group.lie in get_args(WireLie)
-        ]
-        faults += [
-            f"peers[{place}].returns: only p2ptrain testnet supports resumed"
-            for place, group in enumerate(self.peers)
-            if group.returns == "resumed"
-        ]
-        if self.partitions:
-            faults.append("partitions: only p2ptrain testnet --stage namespaces supports them")
-        if self.bootstrap != Bootstrap():
-            faults.append("bootstrap: the simulator has none; only p2ptrain testnet supports this")
-        if self.admission != "open":
-            faults.append("admission: only p2ptrain testnet supports invite")
-        if self.begins != "training":
-            faults.append("begins: only p2ptrain testnet supports learned")
-        if faults:
-            lines = by_name(faults, [group.name for group in self.peers])
-            raise ScenarioError(
-                "\n".join(lines), "Run the scenario with p2ptrain testnet --scenario, or leave these fields out."
-            )
-        data = self.model_dump(exclude=set(RealScenario.model_fields) - set(Scenario.model_fields))
-        for group in data["peers"]:
-            for field in set(RealGroup.model_fields) - set(Group.model_fields):
-                del group[field]
-        return Scenario.model_validate(data)
 
     def calm(self) -> RealScenario | None:
         """Return the scenario to compare with; None if there is none. Raises ScenarioError."""
