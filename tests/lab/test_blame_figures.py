@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from run_rules import run_rules
 from sample_artifacts import KILLED, SUMMARY, WELL, artifacts, figures, record
 
 from lab.figures import HEARD_S, blame, broken_exchanges
 from lab.script import ActKind
-from p2ptrain.base.ids import RunId
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
-from p2ptrain.swarm.rules import SwarmRules
 from p2ptrain.train.payloads import ELSEWHERE
 
 DIES = 10.0
@@ -81,7 +80,7 @@ def test_blame_is_counted(kind: str, why: str) -> None:
 
 
 def test_a_rejected_progress_claim_is_counted() -> None:
-    rules = SwarmRules(RunId("ab" * 32), (8,), 8, tokens_per_peer=1000.0, tokens_per_outer_step=1.0)
+    rules = run_rules((8,), tokens_per_peer=1000.0, tokens_per_outer_step=1.0)
     assert noticed("failed", implausible_progress(1000.0, 0.0, settled=True, rules=rules)) == 1
 
 

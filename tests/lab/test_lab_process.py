@@ -144,7 +144,10 @@ def _target(link: Path) -> Path | None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--scenario", "x.toml", "--peers", "3", "--seed", "4"], "--peers, --seed and --scenario do not go together"),
+        (
+            ["--scenario", "x.toml", "--peers", "3", "--seed", "4"],
+            "--peers, --seed cannot be used with --scenario",
+        ),
         (["--stage", "local"], "--stage needs --scenario"),
         (["--set", "run.seed=3"], "--set needs --scenario"),
     ],

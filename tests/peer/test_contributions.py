@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +14,7 @@ import virtual_time
 from memory_network import MemoryNetwork
 from people import GUEST, NOW, RUN, STRANGER, WITNESS, Somebody
 
+from p2ptrain.base.ids import LinkId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.cli import run_command
 from p2ptrain.framing import FrameKind
@@ -21,6 +23,7 @@ from p2ptrain.net.receipt_service import ask_to_sign
 from p2ptrain.ports import Link
 from p2ptrain.receipts import Objection, Receipt, Total, total
 from p2ptrain.statements import packed
+from p2ptrain.swarm.events import Commit
 from peer import ledger as ledger_module
 from peer.cli import contributions
 from peer.contributions import PERIOD_S, Contributions
@@ -51,7 +54,8 @@ class Side:
         )
 
     def exchanged(self, partner: Somebody, sent: int, received: int) -> None:
-        self.contributions.exchanged(partner.peer, sent, received)
+        link = LinkId(partner.peer, 1, outbound=True)
+        self.contributions.exchanged(Commit(link, 0.0, 0.5, inf, False, sent, received))
 
     @property
     def receipts(self) -> list[Receipt | None]:
