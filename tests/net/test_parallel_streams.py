@@ -302,7 +302,7 @@ def test_somebody_elses_token_claims_nothing(two: Two) -> None:
 
     async def main() -> None:
         links = await two.lanes[1].open(two.peer, TOKEN)
-        with pytest.raises(NetworkError, match="0 are here"):
+        with pytest.raises(NetworkError, match="0 are open"):
             two.lanes[0].claim(PeerId("somebody"), TOKEN)
         for each in links:
             await each.close()
@@ -317,7 +317,7 @@ def test_lanes_are_claimed_once(two: Two) -> None:
     async def main() -> None:
         links = await two.lanes[1].open(two.peer, TOKEN)
         claimed = two.lanes[0].claim(two.nodes[1].peer_id, TOKEN)
-        with pytest.raises(NetworkError, match="0 are here"):
+        with pytest.raises(NetworkError, match="0 are open"):
             two.lanes[0].claim(two.nodes[1].peer_id, TOKEN)
         for lane in claimed:
             lane.over.set()

@@ -518,7 +518,7 @@ def test_a_port_in_use(home: Home, refused: Callable[..., str]) -> None:
 @pytest.mark.net
 def test_an_address_that_is_none(home: Home, refused: Callable[..., str]) -> None:
     said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path, "--listen", "localhost:80")
-    assert "'localhost:80' is not an address" in said
+    assert "'localhost:80' is not a usable address" in said
 
 
 @pytest.mark.parametrize("name", ["n" * 33, "ab\x1b[31mred", "\u202eevil"])

@@ -22,9 +22,9 @@ from peer.home import Home
 home = Home(Path(sys.argv[sys.argv.index("--home") + 1]))
 
 
-async def send_half(link: Link, parts: Sequence[bytes]) -> None:
+async def send_half(link: Link, parts: Sequence[bytes], others: Sequence[Link] = ()) -> None:
     if '"exchanged"' not in home.events.read_text():  # to count payloads is not enough: several exchanges run at once
-        await send_payload(link, parts)
+        await send_payload(link, parts, others)
         return
     await link.send(FrameKind.CHUNK, memoryview(parts[0])[:MAX_CHUNK_BYTES])
     os.kill(os.getpid(), signal.SIGKILL)
