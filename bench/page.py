@@ -26,9 +26,9 @@ from selenium import webdriver
 
 from bench.environment import environment
 from bench.pictures import chromium, look
-from p2ptrain.page import ExchangeRow, PeerRow, RunFacts, View, plain
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import PageServer
+from p2ptrain.page.view import ExchangeRow, PeerRow, RunFacts, View, plain
 
 SIZES = (8, 64, 200, 256)
 WATCHED_S = 6.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from p2ptrain.page import PeerRow
+from p2ptrain.page.view import PeerRow
 from p2ptrain.swarm import PeerState
 
 SUMMED = {

@@ -24,7 +24,10 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.net import address
 from p2ptrain.net.figures_service import ask_figures
-from p2ptrain.page import (
+from p2ptrain.page.untrusted import number, paragraph, words
+from p2ptrain.page.view import (
+    MOST_PEERS,
+    MOST_SHOWN,
     CheckpointRow,
     ExchangeRow,
     FailureRow,
@@ -32,13 +35,9 @@ from p2ptrain.page import (
     RunFacts,
     SampleText,
     View,
-    number,
-    paragraph,
     plain,
     row_of,
-    words,
 )
-from p2ptrain.page.view import MOST_PEERS, MOST_SHOWN
 from p2ptrain.ports import Transport
 from p2ptrain.swarm import PeerState, Presence
 

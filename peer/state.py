@@ -17,7 +17,9 @@ from typing import Any
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
-from p2ptrain.page import (
+from p2ptrain.page.untrusted import paragraph, words
+from p2ptrain.page.view import (
+    MOST_FAILURES,
     CheckpointRow,
     ExchangeRow,
     FailureRow,
@@ -25,11 +27,8 @@ from p2ptrain.page import (
     RunFacts,
     SampleText,
     View,
-    paragraph,
     plain,
-    words,
 )
-from p2ptrain.page.view import MOST_FAILURES
 from p2ptrain.swarm import Presence
 from peer.messages import line, without_places
 

@@ -55,8 +55,8 @@ def simulate(
         from rich.console import Console
         from rich.progress import Progress, TextColumn
 
-        from p2ptrain.page import words
         from p2ptrain.page.listen_address import ListenAddress
+        from p2ptrain.page.untrusted import words
         from p2ptrain.sim import drawing, scenario_file
         from p2ptrain.sim import report as reports
         from p2ptrain.sim.serving import simulate_and_show

@@ -15,9 +15,10 @@ from typing import Any
 
 from p2ptrain.base.errors import OutputError, ScenarioError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.page import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain, words
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import PageServer
+from p2ptrain.page.untrusted import words
+from p2ptrain.page.view import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain
 from p2ptrain.ports import Notebook
 from p2ptrain.sim.population import Member
 from p2ptrain.sim.report import SimulationReport

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from rich.table import Table
 from rich.text import Text
 
-from p2ptrain import page
+from p2ptrain.page.untrusted import words
 from p2ptrain.sim.report import GroupFigures, SimulationReport
 
 ROWS: tuple[tuple[str, str, str], ...] = (
@@ -43,7 +43,7 @@ MOST_NAME = 60
 
 
 def title(report: SimulationReport) -> str:
-    return page.words(report.title, MOST_NAME)
+    return words(report.title, MOST_NAME)
 
 
 def summary(report: SimulationReport) -> Table:
@@ -109,11 +109,11 @@ def changed_settings(report: SimulationReport, other: SimulationReport) -> list[
     """Return one line for each field in which the scenarios differ."""
     mine, theirs = (dict(_flat(each.scenario)) for each in (report, other))
     differ = [p for p in sorted(mine.keys() | theirs.keys()) if mine.get(p, "absent") != theirs.get(p, "absent")]
-    return [f"{page.words(p)}: {_setting(theirs, p)} -> {_setting(mine, p)}" for p in differ]
+    return [f"{words(p)}: {_setting(theirs, p)} -> {_setting(mine, p)}" for p in differ]
 
 
 def _setting(settings: Mapping[str, object], path: str) -> str:
-    return page.words(settings.get(path, "absent"), MOST_NAME)
+    return words(settings.get(path, "absent"), MOST_NAME)
 
 
 def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
