@@ -60,15 +60,15 @@ def summary(report: SimulationReport) -> Table:
     columns += report.groups.items() if 1 < len(report.groups) <= MOST_COLUMNS else []
     for name, _ in columns:
         table.add_column(name, justify="right")
-    for words, field, form in ROWS:
-        table.add_row(words, *(_shown(getattr(figures, field), form) for _, figures in columns))
+    for label, field, form in ROWS:
+        table.add_row(label, *(_shown(getattr(figures, field), form) for _, figures in columns))
     table.add_row("MB up per peer", *(f"{figures.up.total / 1e6:,.3f}" for _, figures in columns))
     table.add_row("MB down per peer", *(f"{figures.down.total / 1e6:,.3f}" for _, figures in columns))
     last = report.curve[-1]
-    for words, field in POINTS:
+    for label, field in POINTS:
         groups = [last.groups.get(name) if field == "validation" else None for name, _ in columns[1:]]
         if getattr(last, field) is not None:
-            table.add_row(words, *(_shown(value, ".4f") for value in [getattr(last, field), *groups]))
+            table.add_row(label, *(_shown(value, ".4f") for value in [getattr(last, field), *groups]))
     return table
 
 
@@ -79,8 +79,8 @@ def by_group(report: SimulationReport) -> Table | None:
     shown = [row for row in ROWS if row[1] in COLUMNS]
     table = Table()
     table.add_column("")
-    for words in (*(words for words, _, _ in shown), "MB up per peer", "held-out loss"):
-        table.add_column(words, justify="right")
+    for label in (*(label for label, _, _ in shown), "MB up per peer", "held-out loss"):
+        table.add_column(label, justify="right")
     for name, figures in report.groups.items():
         values = [_shown(getattr(figures, field), form) for _, field, form in shown]
         loss = report.curve[-1].groups.get(name)
@@ -94,14 +94,14 @@ def comparison(report: SimulationReport, other: SimulationReport) -> Table:
     table.add_column("")
     for name in (title(report), title(other), "ratio"):
         table.add_column(Text(name), justify="right")
-    pairs = [(words, getattr(report.overall, f), getattr(other.overall, f), form) for words, f, form in ROWS]
+    pairs = [(label, getattr(report.overall, f), getattr(other.overall, f), form) for label, f, form in ROWS]
     pairs += [("MB up per peer", report.overall.up.total / 1e6, other.overall.up.total / 1e6, ",.3f")]
     pairs += [("simulated seconds", report.simulated_s, other.simulated_s, ",.1f")]
     mine_last, their_last = report.curve[-1], other.curve[-1]
-    pairs += [(words, getattr(mine_last, field), getattr(their_last, field), ".4f") for words, field in POINTS]
-    for words, mine, theirs, form in pairs:
+    pairs += [(label, getattr(mine_last, field), getattr(their_last, field), ".4f") for label, field in POINTS]
+    for label, mine, theirs, form in pairs:
         ratio = f"{mine / theirs:.4f}" if mine is not None and theirs else "-"
-        table.add_row(words, _shown(mine, form), _shown(theirs, form), ratio)
+        table.add_row(label, _shown(mine, form), _shown(theirs, form), ratio)
     return table
 
 
