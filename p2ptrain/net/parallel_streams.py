@@ -31,7 +31,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.rpc import hear, say
+from p2ptrain.net.rpc import receive_message, send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
@@ -132,8 +132,8 @@ class ParallelStreams:
         link = await self._transport.open(peer)
         opened[number] = link
         purpose = ["lane", token, number]
-        await say(link, purpose)
-        if await hear(link, "a parallel stream", WORDS_BYTES) != purpose:
+        await send_message(link, purpose)
+        if await receive_message(link, "a parallel stream", WORDS_BYTES) != purpose:
             raise RemoteError("expected an echo of the purpose of a parallel stream, got something else")
 
     def claim(self, peer: PeerId, token: bytes) -> list[_ParallelStream]:
@@ -152,7 +152,7 @@ class ParallelStreams:
 
     async def _take(self, link: StreamLink) -> None:
         """Hold an inbound stream until its conversation ends."""
-        purpose = await hear(link, "a parallel stream", WORDS_BYTES)
+        purpose = await receive_message(link, "a parallel stream", WORDS_BYTES)
         match purpose:
             case ["lane", token, number] if is_blob(token, TOKEN_BYTES) and is_count(number, STREAMS - 1) and number:
                 pass
@@ -166,7 +166,7 @@ class ParallelStreams:
                 stream = _ParallelStream(link, patience)
                 self._waiting.setdefault(key, {})[number] = stream
                 try:
-                    await say(link, purpose)
+                    await send_message(link, purpose)
                     await stream.over.wait()
                 finally:
                     self._forget(key, number, stream)
@@ -225,11 +225,11 @@ class ParallelLink(Link):
         token = secrets.token_bytes(TOKEN_BYTES)
         if self._owner.is_fast(self.peer):
             self._opened = await self._owner.open(self.peer, token)
-        await say(self._link, ["lanes", token if self._opened else b""])
+        await send_message(self._link, ["lanes", token if self._opened else b""])
         return self._opened
 
     async def _follow(self) -> Sequence[Link]:
-        match await hear(self._link, "parallel streams", WORDS_BYTES):
+        match await receive_message(self._link, "parallel streams", WORDS_BYTES):
             case ["lanes", b""]:
                 return []
             case ["lanes", token] if is_blob(token, TOKEN_BYTES):

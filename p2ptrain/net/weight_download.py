@@ -20,7 +20,7 @@ import torch
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.payload import receive_payload
-from p2ptrain.net.rpc import say
+from p2ptrain.net.rpc import send_message
 from p2ptrain.ports import Link, Notebook
 from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, cut
 from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
@@ -300,7 +300,7 @@ class _DonorChannel:
 
     async def _answer(self, link: Link, question: list[Any], size: int) -> bytearray:
         try:
-            await say(link, question)
+            await send_message(link, question)
             answer = (await receive_payload(link, [size]))[0]
         except BaseException:  # the rest of this response may still come, so the stream is unusable
             self._link, self.is_promised = None, False
@@ -318,7 +318,7 @@ class _DonorChannel:
         with contextlib.suppress(NetworkError):
             try:
                 if not self._asking.locked():
-                    await say(link, ["enough"])
+                    await send_message(link, ["enough"])
             finally:  # no other reference to the link remains
                 await link.close()
 
