@@ -27,9 +27,7 @@ measure the ratio of throughputs; data centre and gaming GPUs should be within i
 
 
 def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, float], float]:
-    """Return the swarm's figures by name and its median progress; ``tokens_per_peer`` is the run's end, 0 if
-    unknown.
-    """
+    """Return the swarm's figures by name and its median progress; ``tokens_per_peer``: 0 if unknown."""
     figures: dict[str, float] = {}
     for name, (share, least) in SUMMED.items():
         if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:

@@ -1,22 +1,12 @@
 """Parallel streams: several streams for one large payload, for links with a large bandwidth-delay product.
 
-A stream of p2pd (yamux) begins with a window of 256 KiB that grows only round trip by round trip, and each
-exchange opens a new stream. At 100 Mbit/s with a round trip of 100 ms, 34 MB each way took 1.3 times as long over one
-stream as over four; eight were no faster than four (docs/RESULTS.md).
+A stream of p2pd (yamux) begins with a window of 256 KiB that grows only round trip by round trip, and each exchange
+opens a new stream. ``docs/PROTOCOL.md`` ("lanes") has the messages, ``docs/RESULTS.md`` the measurements.
 
-On a conversation's link, before a payload of ``PARALLEL_FROM_BYTES`` or more, both sides at the same point::
-
-    initiator                       responder
-    ["lanes", token]    ->                       three more streams with this token came before, by LANE_PROTOCOL
-    ["lanes", b""]      ->                       this stream only
-
-    on each of the others:
-    ["lane", token, number]  ->
-                             <-  echo            the stream is held for the conversation that names the token
-
-Chunks are then distributed to the streams in turn, beginning with the link itself; the ends of parts and all other
-messages use the link (``net.payload``). The streams are opened while the payload is encoded, and only to partners that
-were measured to be fast: on a slow connection four windows would delay all other traffic to that partner by seconds.
+Before a large payload both sides agree on the streams. Chunks are distributed to them in turn, beginning with the link
+itself; the ends of parts and all other messages use the link (``net.payload``). The streams are opened while the
+payload is encoded, and only to partners that were measured to be fast: on a slow connection four windows would delay
+all other traffic to that partner by seconds.
 """
 
 from __future__ import annotations
@@ -70,10 +60,6 @@ class _ParallelStream:
     link: StreamLink
     patience: asyncio.Timeout
     over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def claim(self) -> None:
-        """Stop the timeout, because the conversation has named the stream."""
-        self.patience.reschedule(None)
 
 
 class ParallelStreams:
@@ -147,7 +133,7 @@ class ParallelStreams:
             raise NetworkError(f"{short(peer)} announced {STREAMS - 1} parallel streams, but {len(streams)} are open")
         del self._waiting[peer, token]  # a second conversation would read the first one's data
         for stream in streams.values():
-            stream.claim()
+            stream.patience.reschedule(None)
         return [streams[number] for number in sorted(streams)]
 
     async def _take(self, link: StreamLink) -> None:

@@ -95,9 +95,8 @@ class P2PTransport:
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
         daemon = self._node.daemon
-        others = [
-            each for each in addresses if address.relay_of(each) != self._node.peer_id
-        ]  # no circuit through this node
+        # No circuit through this node.
+        others = [each for each in addresses if address.relay_of(each) != self._node.peer_id]
         try:
             async with asyncio.timeout(self._limits.dial_s):
                 if others:

@@ -206,7 +206,7 @@ class _Download:
             if gathering.is_done or gathering.is_stuck or self._failure is not None:
                 return
             for line in self._every_line():
-                if line.is_resting(loop.time()):
+                if line.rests_at <= loop.time():
                     tasks.create_task(line.end())
             rest_at = min(line.rests_at for line in self._every_line())
             try:
@@ -282,9 +282,6 @@ class _DonorChannel:
     def rests_at(self) -> float:
         """Time at which the idle stream is ended; infinity without an idle stream."""
         return float("inf") if self._link is None or self._asking.locked() else self._asked_at + REST_S
-
-    def is_resting(self, now: float) -> bool:
-        return self.rests_at <= now
 
     async def ask(self, question: list[Any], size: int) -> bytearray:
         """Send a request and return its response of ``size`` bytes. An ended stream is opened once more.

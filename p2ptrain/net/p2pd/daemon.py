@@ -52,8 +52,6 @@ PULSE_S = 60.0
 """Interval between health checks of p2pd. Guess: count how often p2pd hangs."""
 PULSE_DEADLINE_S = 20.0
 """Timeout of a health check. Guess: measure the response time, 1 ms on an idle machine, on an overloaded one."""
-CALM_S = 300.0
-"""Uptime of p2pd that resets the restart backoff. Guess: the distribution of p2pd's uptimes before crashes."""
 MOST_MISSED = 2
 """Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
 
