@@ -42,7 +42,7 @@ def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, flo
     return figures, progress
 
 
-def _bounded_sum(told: Sequence[float], least: float) -> float:
+def _bounded_sum(values: Sequence[float], least: float) -> float:
     """Return the sum with each value bounded by ``MOST_TIMES`` the upper quartile, or by ``least`` if that is more."""
-    most = max(MOST_TIMES * sorted(told)[3 * (len(told) - 1) // 4], least)
-    return sum(min(each, most) for each in told)
+    most = max(MOST_TIMES * sorted(values)[3 * (len(values) - 1) // 4], least)
+    return sum(min(each, most) for each in values)

@@ -137,7 +137,6 @@ class ParallelStreams:
         return [streams[number] for number in sorted(streams)]
 
     async def _take(self, link: StreamLink) -> None:
-        """Hold an inbound stream until its conversation ends."""
         purpose = await receive_message(link, "a parallel stream", WORDS_BYTES)
         match purpose:
             case ["lane", token, number] if is_blob(token, TOKEN_BYTES) and is_count(number, STREAMS - 1) and number:
@@ -160,7 +159,6 @@ class ParallelStreams:
             raise NetworkError(f"{short(link.peer)} opened a parallel stream and did not use it") from None
 
     def _forget(self, key: tuple[PeerId, bytes], number: int, stream: _ParallelStream) -> None:
-        """Remove a stream from the waiting ones, if it is still among them."""
         waiting = self._waiting.get(key, {})
         if waiting.get(number) is stream:
             del waiting[number]
