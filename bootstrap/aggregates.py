@@ -27,9 +27,7 @@ measure the ratio of throughputs; data centre and gaming GPUs should be within i
 
 
 def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, float], float]:
-    """Return the swarm's figures by name and its median progress; ``tokens_per_peer`` is the run's end, 0 if
-    unknown.
-    """
+    """Return the swarm's figures by name and its median progress; ``tokens_per_peer``: 0 if unknown."""
     figures: dict[str, float] = {}
     for name, (share, least) in SUMMED.items():
         if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
@@ -44,7 +42,7 @@ def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, flo
     return figures, progress
 
 
-def _bounded_sum(told: Sequence[float], least: float) -> float:
+def _bounded_sum(values: Sequence[float], least: float) -> float:
     """Return the sum with each value bounded by ``MOST_TIMES`` the upper quartile, or by ``least`` if that is more."""
-    most = max(MOST_TIMES * sorted(told)[3 * (len(told) - 1) // 4], least)
-    return sum(min(each, most) for each in told)
+    most = max(MOST_TIMES * sorted(values)[3 * (len(values) - 1) // 4], least)
+    return sum(min(each, most) for each in values)

@@ -20,14 +20,13 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import uvloop
-from filelock import FileLock, Timeout
 
 from bootstrap import messages
 from bootstrap.admission_server import AdmissionServer
@@ -100,7 +99,7 @@ def run(place: BootstrapOptions, say: Say) -> None:
             "Give both the same signed run: copy only manifest.signed (and rulings.signed, if there is one) to the"
             " second machine.",
         )
-    with _locked(place.home), lossy_output(), logging_installed():
+    with files.locked(place.home), lossy_output(), logging_installed():
         identity = Identity.load_or_create(place.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(EntryPoint(place, signed, identity, say).run())
@@ -287,27 +286,6 @@ def _check_no_peer(path: Path) -> None:
             f"{path} is a peer's home, which a bootstrap cannot use.",
             "Name the run's directory; on another machine, a new directory with a copy of manifest.signed.",
         )
-
-
-@contextlib.contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Create the home if it is missing, and lock it against other processes. Raises HomeError."""
-    lock = FileLock(home / "lock")
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise HomeError(
-            f"{home} is in use by another process.", "Stop it, or choose another directory with --home."
-        ) from None
-    except OSError as error:
-        raise HomeError(
-            f"The home {home} cannot be written: {error.strerror}.", "Choose a directory of your own with --home."
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _write_link(path: Path, link: JoinLink) -> None:

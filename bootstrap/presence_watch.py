@@ -25,7 +25,7 @@ async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, vi
     loop = asyncio.get_running_loop()
     before: messages.View = {}
     saw_all = True
-    told_at = loop.time()
+    reported_at = loop.time()
     say("peers", messages.status_line(before, tokens_per_peer))
     while True:
         await asyncio.sleep(LOOKUP_EVERY_S)
@@ -39,7 +39,7 @@ async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, vi
         total = None if sees_all else node.directory.size
         view.meet(found, total if has_company else 0)  # 0: nobody could be asked
         lines = messages.news(before, now, tokens_per_peer) if saw_all and sees_all else []
-        is_due = loop.time() - told_at > STATUS_EVERY_S
+        is_due = loop.time() - reported_at > STATUS_EVERY_S
         if lines or is_due:
             node.learn(now.values())
             try:
@@ -52,5 +52,5 @@ async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, vi
         if (lines and len(now) > 1) or (now and is_due):
             size = 0 if sees_all else node.directory.size
             say("peers", messages.status_line(now, tokens_per_peer, size))
-            told_at = loop.time()
+            reported_at = loop.time()
         before, saw_all = now, sees_all

@@ -234,7 +234,6 @@ class SwarmView:
         return base if word is None else row_of(record.peer, word.row, base, self._most_progress)
 
     def _draw(self, row: PeerRow, now: float) -> None:
-        """Extend a peer's curves; now and then a new peer takes the place of the longest drawn one."""
         curves = self._view.curves
         is_new, curve = row.id not in curves, self._view.curve(row.id, row.nickname)
         if curve is None and now - self._curve_at > CURVE_S:

@@ -255,7 +255,6 @@ def _step(path: Path) -> int:
 
 
 def _put_back(directory: Path) -> None:
-    """Restore a checkpoint that an interrupted replacement moved away."""
     for path in _checkpoints(directory).values():
         if path.name.startswith(_REPLACED_PREFIX):
             path.rename(directory / path.name.removeprefix(_REPLACED_PREFIX))

@@ -39,9 +39,7 @@ class InnerTask(Protocol):
         """Clear the inner optimizer's state and warm it up again after ``theta`` was replaced by a donor's weights."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything besides ``theta`` that ``inner_step`` depends on, as flat tensors (optimizer moments,
-        counters).
-        """
+        """Return all else that ``inner_step`` depends on, as flat tensors (optimizer moments, counters)."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""

@@ -116,9 +116,7 @@ def _ascending(items: _Shape) -> _Shape:
 
 
 def _record(kind: type[Any], **shapes: _Shape) -> _Shape:
-    """Return the shape of a dataclass: an array of its fields, in order. Naming all fields makes a new one impossible
-    to forget.
-    """
+    """Return the shape of a dataclass: an array of its fields, in order, all of which must be named."""
     names = tuple(field.name for field in dataclasses.fields(kind))
     if names != tuple(shapes):
         raise TypeError(f"the wire format of {kind.__name__} names {tuple(shapes)}, the dataclass has {names}")

@@ -25,8 +25,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,24 +77,9 @@ class Home:
         self.summary = path / "summary.json"
         self.contributions = path / "contributions.jsonl"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Create the home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / "lock")
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise HomeError(
-                f"Another process uses {self.path}.",
-                "Stop it first, or give this peer another home with --home.",
-            ) from None
-        except OSError as error:
-            raise self._unusable(error) from error
-        try:
-            yield
-        finally:
-            lock.release()
+        return files.locked(self.path)
 
     def is_inhabited(self) -> bool:
         """Return whether a process holds the home. Creates nothing. Raises HomeError if the home is not readable."""
@@ -102,7 +87,7 @@ class Home:
             if not (self.path / "lock").exists():
                 return False
         except OSError as error:
-            raise self._unusable(error) from error
+            raise files.unusable(self.path, error) from error
         lock = FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0)
@@ -110,12 +95,6 @@ class Home:
             return True
         lock.release()
         return False
-
-    def _unusable(self, error: OSError) -> HomeError:
-        return HomeError(
-            f"The home {self.path} cannot be used: {error.strerror}.",
-            "Choose a directory that you can write to, with --home.",
-        )
 
     def load_manifest(self, expected: RunId | None) -> SignedManifest | None:
         """Return the run that this home belongs to, None for a new home. Raises HomeError if it is not ``expected``."""

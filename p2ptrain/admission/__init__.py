@@ -13,9 +13,8 @@ Certificate  An invite, a peer id signed with the invite's key, and the signatur
 ===========  ===========================================================================================================
 
 Invite issuers exist because a certificate is valid for the whole run but an invite only for days, and a peer that holds
-the invite's key could backdate its own signature. An issuer, a node named in the invite and usually a bootstrap,
-confirms the date and counts the uses. A peer asks it once, when it joins. An issuer cannot admit peers by itself,
-because it does not have the invite's key. No secret is sent, so a copied certificate is of no use to another peer.
+the invite's key could backdate its own signature. An issuer confirms the date and counts the uses; it cannot admit
+peers by itself. No secret is sent, so a copied certificate is of no use to another peer.
 """
 
 from p2ptrain.admission.check import Refusal, refusal, remedy

@@ -163,7 +163,6 @@ def _rule(
 
 
 def _gated(run: Path) -> SignedManifest:
-    """Load the signed manifest of a run that is not open. Raises AdmissionError and ManifestError."""
     signed = load_run(run)
     if signed.manifest.admission.policy == "open":
         raise AdmissionError(f"The run in {run} is open: it admits every peer that has its link.", _OPEN)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from p2ptrain.base.errors import HomeError
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:
@@ -69,3 +74,26 @@ def cause(error: OSError | ValueError) -> str:
     if isinstance(error, UnicodeError):
         return "it is not UTF-8 text"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+@contextlib.contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Create a home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
+    lock = FileLock(home / "lock")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise HomeError(f"Another process uses {home}.", "Stop it, or choose another home with --home.") from None
+    except OSError as error:
+        raise unusable(home, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def unusable(home: Path, error: OSError) -> HomeError:
+    return HomeError(
+        f"The home {home} cannot be used: {error.strerror}.", "Choose a directory that you can write to, with --home."
+    )

@@ -35,8 +35,8 @@ class OneLineFormatter(logging.Formatter):
         who = record.name.rpartition(".")[2] if record.name.startswith(("p2ptrain.", "peer.")) else record.name
         lines = [one_line(f"[{who}] {record.getMessage()}")]
         if record.exc_info:
-            told = self.formatException(record.exc_info).split("\n")
-            lines += map(one_line, told[-MOST_LINES:])
+            traceback = self.formatException(record.exc_info).split("\n")
+            lines += map(one_line, traceback[-MOST_LINES:])
         return "\n".join(lines)
 
 

@@ -97,11 +97,8 @@ class AccessListStore:
 
     async def look(self) -> None:
         """Look up the access list once; take a newer one, store a missing one. Raises NetworkError."""
-        try:
-            async with asyncio.timeout(DEADLINE_S), network_errors("the lookup"):
-                found = await self._dht().get(access_list_key(self._gate.run), latest=True)
-        except TimeoutError:
-            raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
+        async with network_errors("the lookup", DEADLINE_S):
+            found = await self._dht().get(access_list_key(self._gate.run), latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         lasts_until = 0.0
         for entry in entries.values():
@@ -114,14 +111,11 @@ class AccessListStore:
     async def store(self) -> None:
         """Store the gate's access list. Raises NetworkError."""
         rulings = self._gate.rulings
-        try:
-            async with asyncio.timeout(DEADLINE_S), network_errors("storing the access list"):
-                until = get_dht_time() + LIFETIME_S
-                stored = await self._dht().store(
-                    access_list_key(self._gate.run), rulings.encode(), until, subkey=rulings.serial
-                )
-        except TimeoutError:
-            raise NetworkError(f"storing the access list took more than {DEADLINE_S:.0f} s") from None
+        async with network_errors("storing the access list", DEADLINE_S):
+            until = get_dht_time() + LIFETIME_S
+            stored = await self._dht().store(
+                access_list_key(self._gate.run), rulings.encode(), until, subkey=rulings.serial
+            )
         if not stored:
             raise NetworkError("no node stored the access list")
 

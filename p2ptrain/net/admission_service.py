@@ -31,7 +31,7 @@ from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import SlidingWindowLimit
-from p2ptrain.net.rpc import hear, say
+from p2ptrain.net.rpc import receive_message, request, send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Clock, Link, Transport
@@ -68,15 +68,15 @@ class AdmissionHandler:
 
     async def answer(self, link: Link) -> None:
         """Answer one request, over any link. Raises NetworkError and RemoteError."""
-        question = await hear(link, _ABOUT, _MAX_QUESTION_BYTES)
+        question = await receive_message(link, _ABOUT, _MAX_QUESTION_BYTES)
         if not self._allowance.take(link.peer, asyncio.get_running_loop().time(), origin_of(link)):
             raise NetworkError(f"{short(link.peer)} sent too many admission requests")
         match question:
             case ["rulings", int(serial)]:
                 ours = self.gate.rulings
-                await say(link, ["rulings", ours.encode() if ours.serial > serial else b""])
+                await send_message(link, ["rulings", ours.encode() if ours.serial > serial else b""])
             case ["come", invite, bytes(introduction)]:
-                await say(link, self._guest(link.peer, invite, introduction))
+                await send_message(link, self._guest(link.peer, invite, introduction))
             case other:
                 raise RemoteError(f"expected an admission request, got {str(other)[:80]}")
         await link.close()
@@ -135,13 +135,6 @@ async def come_in(
 
 
 async def _ask(transport: Transport, peer: PeerId, addresses: Sequence[str], question: list[Any]) -> list[Any]:
-    try:
-        async with asyncio.timeout(3 * LIMITS.idle_s):
-            link = await transport.open(peer, addresses)
-            try:
-                await say(link, question)
-                return await hear(link, _ABOUT, _MAX_ANSWER_BYTES)
-            finally:
-                await link.close()
-    except TimeoutError:
-        raise NetworkError(f"{short(peer)} did not answer the admission request") from None
+    return await request(
+        transport, peer, addresses, question, about=_ABOUT, most_bytes=_MAX_ANSWER_BYTES, deadline_s=3 * LIMITS.idle_s
+    )

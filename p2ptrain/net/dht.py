@@ -5,6 +5,7 @@ Each call of a node is made inside ``network_errors``, which turns hivemind's ex
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
@@ -25,14 +26,20 @@ failed nodes in a large swarm would settle it."""
 
 
 @contextlib.asynccontextmanager
-async def network_errors(what: str) -> AsyncIterator[None]:
+async def network_errors(what: str, deadline_s: float | None = None) -> AsyncIterator[None]:
     """Turn hivemind's exceptions into NetworkError, since another peer's response may cause any of them.
 
-    NetworkError and TimeoutError pass unchanged; ``what`` is the operation, for the error's text.
+    NetworkError passes unchanged; TimeoutError, too, if ``deadline_s`` is None. ``what`` is the operation, for the
+    error's text.
     """
     try:
-        yield
-    except (NetworkError, TimeoutError):
+        async with asyncio.timeout(deadline_s):
+            yield
+    except TimeoutError:
+        if deadline_s is None:
+            raise
+        raise NetworkError(f"{what} took more than {deadline_s:.0f} s") from None
+    except NetworkError:
         raise
     except Exception as error:  # such as AssertionError or KeyError, with which hivemind rejects input
         logger.info("%s failed in hivemind", what, exc_info=True)

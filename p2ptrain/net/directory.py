@@ -127,16 +127,13 @@ class DhtDirectory:
                 await self.lookup()
         until = presence.issued_at + presence.lifetime_s
         homes = self._homes(presence)
-        try:
-            async with asyncio.timeout(DEADLINE_S), network_errors("storing our presence record"):
-                stored = await self._dht.store_many(
-                    [presence_key(self._run, bucket) for bucket in homes],
-                    [self._sealed(presence)] * len(homes),
-                    until,
-                    subkeys=[presence.peer] * len(homes),
-                )
-        except TimeoutError:
-            raise NetworkError(f"storing our presence record took more than {DEADLINE_S:.0f} s") from None
+        async with network_errors("storing our presence record", DEADLINE_S):
+            stored = await self._dht.store_many(
+                [presence_key(self._run, bucket) for bucket in homes],
+                [self._sealed(presence)] * len(homes),
+                until,
+                subkeys=[presence.peer] * len(homes),
+            )
         if not any(stored.values()):
             raise NetworkError("no node stored our presence record; if this persists, check this machine's clock")
         self._lying |= dict.fromkeys(homes, until)
@@ -249,7 +246,6 @@ def _decoded(value: object, gate: Gate | None) -> Presence | None:
 
 
 def _unwrapped(value: bytes, gate: Gate | None) -> Presence | None:
-    """Decode a stored value from hivemind's layer of msgpack; None if it is invalid."""
     try:
         return _decoded(msgpack.unpackb(value, max_bin_len=MAX_SEALED_BYTES, max_map_len=0, max_array_len=0), gate)
     except (ValueError, TypeError):
@@ -257,7 +253,6 @@ def _unwrapped(value: bytes, gate: Gate | None) -> Presence | None:
 
 
 def _from_json(entry: object) -> Presence | None:
-    """Read a record as strictly as from the wire; None if it is invalid."""
     if not isinstance(entry, dict):
         return None
     try:

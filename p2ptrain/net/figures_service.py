@@ -14,7 +14,6 @@ unverified, shown to people and used for nothing else.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.rate_limiter import SlidingWindowLimit
-from p2ptrain.net.rpc import hear, say
+from p2ptrain.net.rpc import receive_message, request, send_message
 from p2ptrain.ports import Clock, Link, Transport
 
 FIGURES_PROTOCOL = "/p2ptrain/figures/1"
@@ -62,7 +61,7 @@ class FiguresService:
 
     async def answer(self, link: Link) -> None:
         """Answer one request, over any link. Raises NetworkError and RemoteError."""
-        match await hear(link, _ABOUT, 64):
+        match await receive_message(link, _ABOUT, 64):
             case ["figures", int(serial)]:
                 pass
             case _:
@@ -71,11 +70,11 @@ class FiguresService:
             raise NetworkError(f"{short(link.peer)} sent too many requests for figures")
         telling = self.telling()
         if telling is None:
-            await say(link, ["kept"])
+            await send_message(link, ["kept"])
         else:
             row, news = telling(serial)
             known = [[name, value] for name, value in row.items() if value is not None]
-            await say(link, ["figures", known, news[-MOST_TOLD:]])
+            await send_message(link, ["figures", known, news[-MOST_TOLD:]])
         await link.close()
 
 
@@ -86,28 +85,16 @@ async def ask_figures(
 
     Raises NetworkError and RemoteError.
     """
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            return await _ask(transport, peer, addresses, serial)
-    except TimeoutError:
-        raise NetworkError(f"{short(peer)} did not send its figures") from None
-
-
-async def _ask(
-    transport: Transport, peer: PeerId, addresses: Sequence[str], serial: int
-) -> tuple[dict[str, Any], list[Any]] | None:
-    link = await transport.open(peer, addresses)
-    try:
-        await say(link, ["figures", serial])
-        match await hear(link, _ABOUT, MAX_ANSWER_BYTES):
-            case ["figures", list(row), list(news)] if all(map(_is_pair, row[:MOST_FIELDS])):
-                return dict(row[:MOST_FIELDS]), news[:MOST_TOLD]
-            case ["kept"]:
-                return None
-            case _:
-                raise RemoteError("expected figures, got something else")
-    finally:
-        await link.close()
+    question = ["figures", serial]
+    match await request(
+        transport, peer, addresses, question, about=_ABOUT, most_bytes=MAX_ANSWER_BYTES, deadline_s=DEADLINE_S
+    ):
+        case ["figures", list(row), list(news)] if all(map(_is_pair, row[:MOST_FIELDS])):
+            return dict(row[:MOST_FIELDS]), news[:MOST_TOLD]
+        case ["kept"]:
+            return None
+        case _:
+            raise RemoteError("expected figures, got something else")
 
 
 def _is_pair(field: object) -> bool:

@@ -258,7 +258,7 @@ class StreamLink(Link):
         try:
             if not (self._stream.is_closing or self._is_hurried):
                 async with asyncio.timeout(self._limits.parting_s) as self._patience:
-                    await self._hear_it_end()
+                    await self._await_end()
         except TimeoutError:
             self._is_stuck = not self._is_hurried
         except (RemoteError, OSError, EOFError):
@@ -268,7 +268,7 @@ class StreamLink(Link):
             self._stream.abort()
         return not (self._is_stuck and self._sent > WINDOW_BYTES)
 
-    async def _hear_it_end(self) -> None:
+    async def _await_end(self) -> None:
         await self._stream.write(framing.encode_header(FrameKind.END, 0))
         for _ in range(1 + MOST_UNHEARD):
             kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))

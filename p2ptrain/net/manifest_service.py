@@ -61,9 +61,8 @@ def stranger(error: str) -> str:
     """Describe, from a NetworkError's text, what other node answered than a link names; empty if none did."""
     if error.endswith("takes part in another run"):
         return "the node that answers there takes part in another run"
-    return (
-        "the node that answers there is not the one that the link names" if "peer id mismatch" in error else ""
-    )  # go-libp2p's words
+    is_other = "peer id mismatch" in error  # go-libp2p's words
+    return "the node that answers there is not the one that the link names" if is_other else ""
 
 
 async def ask(transport: Transport, peer: PeerId, addresses: Sequence[str], run: RunId) -> bytes:

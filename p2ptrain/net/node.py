@@ -206,7 +206,6 @@ class Node:
         logger.warning("p2pd exited; no node can be reached")
 
     async def _join(self) -> None:
-        """Dial some known nodes concurrently; if any answers, look up our own neighbours in the DHT."""
         known = self.known
         chosen = whom_to_dial(known, self._bootstraps, self.has_company, self._random)
         answers = await asyncio.gather(*(self._greet(peer, known[peer]) for peer in chosen))

@@ -1,22 +1,12 @@
 """Parallel streams: several streams for one large payload, for links with a large bandwidth-delay product.
 
-A stream of p2pd (yamux) begins with a window of 256 KiB that grows only round trip by round trip, and each
-exchange opens a new stream. At 100 Mbit/s with a round trip of 100 ms, 34 MB each way took 1.3 times as long over one
-stream as over four; eight were no faster than four (docs/RESULTS.md).
+A stream of p2pd (yamux) begins with a window of 256 KiB that grows only round trip by round trip, and each exchange
+opens a new stream. ``docs/PROTOCOL.md`` ("lanes") has the messages, ``docs/RESULTS.md`` the measurements.
 
-On a conversation's link, before a payload of ``PARALLEL_FROM_BYTES`` or more, both sides at the same point::
-
-    initiator                       responder
-    ["lanes", token]    ->                       three more streams with this token came before, by LANE_PROTOCOL
-    ["lanes", b""]      ->                       this stream only
-
-    on each of the others:
-    ["lane", token, number]  ->
-                             <-  echo            the stream is held for the conversation that names the token
-
-Chunks are then distributed to the streams in turn, beginning with the link itself; the ends of parts and all other
-messages use the link (``net.payload``). The streams are opened while the payload is encoded, and only to partners that
-were measured to be fast: on a slow connection four windows would delay all other traffic to that partner by seconds.
+Before a large payload both sides agree on the streams. Chunks are distributed to them in turn, beginning with the link
+itself; the ends of parts and all other messages use the link (``net.payload``). The streams are opened while the
+payload is encoded, and only to partners that were measured to be fast: on a slow connection four windows would delay
+all other traffic to that partner by seconds.
 """
 
 from __future__ import annotations
@@ -31,7 +21,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.rpc import hear, say
+from p2ptrain.net.rpc import receive_message, send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
@@ -70,10 +60,6 @@ class _ParallelStream:
     link: StreamLink
     patience: asyncio.Timeout
     over: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def claim(self) -> None:
-        """Stop the timeout, because the conversation has named the stream."""
-        self.patience.reschedule(None)
 
 
 class ParallelStreams:
@@ -132,8 +118,8 @@ class ParallelStreams:
         link = await self._transport.open(peer)
         opened[number] = link
         purpose = ["lane", token, number]
-        await say(link, purpose)
-        if await hear(link, "a parallel stream", WORDS_BYTES) != purpose:
+        await send_message(link, purpose)
+        if await receive_message(link, "a parallel stream", WORDS_BYTES) != purpose:
             raise RemoteError("expected an echo of the purpose of a parallel stream, got something else")
 
     def claim(self, peer: PeerId, token: bytes) -> list[_ParallelStream]:
@@ -147,12 +133,11 @@ class ParallelStreams:
             raise NetworkError(f"{short(peer)} announced {STREAMS - 1} parallel streams, but {len(streams)} are open")
         del self._waiting[peer, token]  # a second conversation would read the first one's data
         for stream in streams.values():
-            stream.claim()
+            stream.patience.reschedule(None)
         return [streams[number] for number in sorted(streams)]
 
     async def _take(self, link: StreamLink) -> None:
-        """Hold an inbound stream until its conversation ends."""
-        purpose = await hear(link, "a parallel stream", WORDS_BYTES)
+        purpose = await receive_message(link, "a parallel stream", WORDS_BYTES)
         match purpose:
             case ["lane", token, number] if is_blob(token, TOKEN_BYTES) and is_count(number, STREAMS - 1) and number:
                 pass
@@ -166,7 +151,7 @@ class ParallelStreams:
                 stream = _ParallelStream(link, patience)
                 self._waiting.setdefault(key, {})[number] = stream
                 try:
-                    await say(link, purpose)
+                    await send_message(link, purpose)
                     await stream.over.wait()
                 finally:
                     self._forget(key, number, stream)
@@ -174,7 +159,6 @@ class ParallelStreams:
             raise NetworkError(f"{short(link.peer)} opened a parallel stream and did not use it") from None
 
     def _forget(self, key: tuple[PeerId, bytes], number: int, stream: _ParallelStream) -> None:
-        """Remove a stream from the waiting ones, if it is still among them."""
         waiting = self._waiting.get(key, {})
         if waiting.get(number) is stream:
             del waiting[number]
@@ -225,11 +209,11 @@ class ParallelLink(Link):
         token = secrets.token_bytes(TOKEN_BYTES)
         if self._owner.is_fast(self.peer):
             self._opened = await self._owner.open(self.peer, token)
-        await say(self._link, ["lanes", token if self._opened else b""])
+        await send_message(self._link, ["lanes", token if self._opened else b""])
         return self._opened
 
     async def _follow(self) -> Sequence[Link]:
-        match await hear(self._link, "parallel streams", WORDS_BYTES):
+        match await receive_message(self._link, "parallel streams", WORDS_BYTES):
             case ["lanes", b""]:
                 return []
             case ["lanes", token] if is_blob(token, TOKEN_BYTES):

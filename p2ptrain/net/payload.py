@@ -196,7 +196,6 @@ class _Arrivals:
 
 
 async def _receive_share(stream: Link, layout: _Layout, number: int, arrivals: _Arrivals) -> None:
-    """Receive what ``_send_share`` sends on one stream."""
     for index, chunks in enumerate(layout.shares(number)):
         part = arrivals.parts[index]
         for chunk in chunks:

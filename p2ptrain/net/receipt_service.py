@@ -17,7 +17,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import RunId, short
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.rate_limiter import SlidingWindowLimit
-from p2ptrain.net.rpc import hear, say
+from p2ptrain.net.rpc import receive_message, request, send_message
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt
 from p2ptrain.statements import Sign
@@ -49,7 +49,7 @@ class ReceiptService:
 
     async def answer(self, link: Link) -> None:
         """Answer one request, over any link. Raises NetworkError and RemoteError."""
-        match await hear(link, _ABOUT, _MAX_BYTES):
+        match await receive_message(link, _ABOUT, _MAX_BYTES):
             case ["receipt", bytes(body)]:
                 claim = Receipt.decode(body)
             case _:
@@ -58,9 +58,9 @@ class ReceiptService:
             raise NetworkError(f"{short(link.peer)} sent too many signature requests")
         objection = self.book.judge(claim, link.peer, self.wall())
         if objection is not None:
-            await say(link, ["objection", objection.value])
+            await send_message(link, ["objection", objection.value])
         else:
-            await say(link, ["agreed", claim.countersigned(self.run, self.sign).countersignature])
+            await send_message(link, ["agreed", claim.countersigned(self.run, self.sign).countersignature])
         await link.close()
 
 
@@ -69,19 +69,13 @@ async def ask_to_sign(transport: Transport, claim: Receipt) -> bytes | Objection
 
     Raises NetworkError and RemoteError.
     """
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            link = await transport.open(claim.partner, [])  # no addresses: an exchange has just connected us
-            try:
-                await say(link, ["receipt", claim.encode()])
-                match await hear(link, _ABOUT, _MAX_BYTES):
-                    case ["agreed", bytes(countersignature)]:
-                        return countersignature
-                    case ["objection", str(why)] if why in set(Objection):
-                        return Objection(why)
-                    case _:
-                        raise RemoteError("expected a signature, got something else")
-            finally:
-                await link.close()
-    except TimeoutError:
-        raise NetworkError(f"{short(claim.partner)} did not sign the receipt") from None
+    question = ["receipt", claim.encode()]
+    match await request(  # without addresses: an exchange has just connected us
+        transport, claim.partner, [], question, about=_ABOUT, most_bytes=_MAX_BYTES, deadline_s=DEADLINE_S
+    ):
+        case ["agreed", bytes(countersignature)]:
+            return countersignature
+        case ["objection", str(why)] if why in set(Objection):
+            return Objection(why)
+        case _:
+            raise RemoteError("expected a signature, got something else")

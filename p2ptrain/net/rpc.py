@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
-from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, short
 from p2ptrain.framing import FrameKind
-from p2ptrain.ports import Link
+from p2ptrain.ports import Link, Transport
 from p2ptrain.statements import packed, unpacked
 
 MOST_NESTED = 16
@@ -14,12 +17,12 @@ MOST_NESTED = 16
 Guess: the deepest message of all protocols would settle it."""
 
 
-async def say(link: Link, words: list[Any]) -> None:
+async def send_message(link: Link, fields: list[Any]) -> None:
     """Send one list. Raises NetworkError."""
-    await link.send(FrameKind.MESSAGE, packed(words))
+    await link.send(FrameKind.MESSAGE, packed(fields))
 
 
-async def hear(link: Link, about: str, most_bytes: int) -> list[Any]:
+async def receive_message(link: Link, about: str, most_bytes: int) -> list[Any]:
     """Receive one list. Raises NetworkError, and RemoteError for anything else or a longer frame.
 
     Args:
@@ -28,11 +31,39 @@ async def hear(link: Link, about: str, most_bytes: int) -> list[Any]:
     kind, body = await link.receive()
     if kind != FrameKind.MESSAGE:
         raise RemoteError(f"expected a message about {about}, got a frame of kind {kind}")
-    words = unpacked(body, most_bytes)
-    if _nests_deeper(words, MOST_NESTED):
+    fields = unpacked(body, most_bytes)
+    if _nests_deeper(fields, MOST_NESTED):
         raise RemoteError(f"expected a message about {about}, got lists that are nested too deeply")
-    return words
+    return fields
 
 
-def _nests_deeper(words: list[Any], levels: int) -> bool:
-    return levels == 0 or any(isinstance(each, list) and _nests_deeper(each, levels - 1) for each in words)
+async def request(
+    transport: Transport,
+    peer: PeerId,
+    addresses: Sequence[str],
+    fields: list[Any],
+    *,
+    about: str,
+    most_bytes: int,
+    deadline_s: float | None = None,
+) -> list[Any]:
+    """Send one list on a new link and return the response. Raises NetworkError, also at the deadline, and RemoteError.
+
+    Args:
+        about, most_bytes: as for ``receive_message``.
+        deadline_s: timeout, dialing included; None: only those of the link.
+    """
+    try:
+        async with asyncio.timeout(deadline_s):
+            link = await transport.open(peer, addresses)
+            try:
+                await send_message(link, fields)
+                return await receive_message(link, about, most_bytes)
+            finally:
+                await link.close()
+    except TimeoutError:
+        raise NetworkError(f"{short(peer)} did not answer a request about {about} within {deadline_s:.0f} s") from None
+
+
+def _nests_deeper(fields: list[Any], levels: int) -> bool:
+    return levels == 0 or any(isinstance(each, list) and _nests_deeper(each, levels - 1) for each in fields)

@@ -82,7 +82,6 @@ class Session:
         await self._follow(link)
 
     async def _follow(self, link: Link) -> None:
-        """Follow the core's instructions in order until it closes the link."""
         while True:
             self.interruptible = False
             instruction = await self.instructions.get()
@@ -176,7 +175,6 @@ def message_in(body: bytes) -> Message:
 
 
 def _unsendable(error: ValueError) -> NetworkError:
-    """Build the error for weights of our own that the codec cannot encode."""
     return NetworkError(f"our own weights cannot be sent: {error}")
 
 

@@ -27,8 +27,8 @@ MBIT = 125_000.0
 """Bytes per megabit."""
 
 LOWEST_RATE = MBIT / 4
-"""Lowest cap in bytes per second, Six streams (four exchanges, a newcomer, a manifest) then
-have 5 kB/s each; the other side closes a stream below 4 kB/s."""
+"""Lowest cap in bytes per second. Six streams (four exchanges, a newcomer, a manifest) then have 5 kB/s
+each; the other side closes a stream below 4 kB/s."""
 
 SMALL_BYTES = 4 << 10
 """Largest small frame, .13 s at the lowest cap. An offer with its terms has 1 kB; a manifest or an access list may have

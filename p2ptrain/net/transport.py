@@ -95,9 +95,8 @@ class P2PTransport:
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
         daemon = self._node.daemon
-        others = [
-            each for each in addresses if address.relay_of(each) != self._node.peer_id
-        ]  # no circuit through this node
+        # No circuit through this node.
+        others = [each for each in addresses if address.relay_of(each) != self._node.peer_id]
         try:
             async with asyncio.timeout(self._limits.dial_s):
                 if others:
@@ -135,7 +134,6 @@ class P2PTransport:
             await asyncio.sleep(0)  # done callbacks remove the tasks
 
     def _take(self, stream: Stream) -> None:
-        """Serve an inbound stream in a task, or reset it if there are too many."""
         if self._handler is None or len(self._inbound) >= self._limits.inbound + MOST_NAMELESS:
             logger.info("refused a link: %d are open", len(self._inbound))
             stream.abort()
@@ -186,7 +184,6 @@ class P2PTransport:
         return True
 
     def _see_off(self, link: StreamLink) -> None:
-        """Start the task that ends a link with the other side."""
         task = self._partings[link] = asyncio.get_running_loop().create_task(self._part(link))
         task.add_done_callback(lambda _: self._partings.pop(link))
 

@@ -20,7 +20,7 @@ import torch
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.payload import receive_payload
-from p2ptrain.net.rpc import say
+from p2ptrain.net.rpc import send_message
 from p2ptrain.ports import Link, Notebook
 from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, cut
 from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
@@ -206,7 +206,7 @@ class _Download:
             if gathering.is_done or gathering.is_stuck or self._failure is not None:
                 return
             for line in self._every_line():
-                if line.is_resting(loop.time()):
+                if line.rests_at <= loop.time():
                     tasks.create_task(line.end())
             rest_at = min(line.rests_at for line in self._every_line())
             try:
@@ -283,9 +283,6 @@ class _DonorChannel:
         """Time at which the idle stream is ended; infinity without an idle stream."""
         return float("inf") if self._link is None or self._asking.locked() else self._asked_at + REST_S
 
-    def is_resting(self, now: float) -> bool:
-        return self.rests_at <= now
-
     async def ask(self, question: list[Any], size: int) -> bytearray:
         """Send a request and return its response of ``size`` bytes. An ended stream is opened once more.
 
@@ -300,7 +297,7 @@ class _DonorChannel:
 
     async def _answer(self, link: Link, question: list[Any], size: int) -> bytearray:
         try:
-            await say(link, question)
+            await send_message(link, question)
             answer = (await receive_payload(link, [size]))[0]
         except BaseException:  # the rest of this response may still come, so the stream is unusable
             self._link, self.is_promised = None, False
@@ -318,7 +315,7 @@ class _DonorChannel:
         with contextlib.suppress(NetworkError):
             try:
                 if not self._asking.locked():
-                    await say(link, ["enough"])
+                    await send_message(link, ["enough"])
             finally:  # no other reference to the link remains
                 await link.close()
 

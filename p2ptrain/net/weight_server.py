@@ -22,7 +22,7 @@ from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.links import Limits
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rate_limiter import RateLimit, RateLimiter, TokenBucket
-from p2ptrain.net.rpc import hear
+from p2ptrain.net.rpc import receive_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Clock, Link
 from p2ptrain.swarm.download_plan import Span, cut
@@ -170,7 +170,7 @@ class WeightServer:
 
     async def _question(self, link: Link) -> tuple[Span, int | None] | None:
         """Receive a request: a piece, and the seed if it asks for a sketch; None: the newcomer has enough."""
-        match await hear(link, "weights", _MAX_QUESTION_BYTES):
+        match await receive_message(link, "weights", _MAX_QUESTION_BYTES):
             case ["sketch", int(piece), int(seed)] if 0 <= piece < len(self._spans) and 0 <= seed < 2**63:
                 return self._spans[piece], seed
             case ["piece", int(piece)] if 0 <= piece < len(self._spans):

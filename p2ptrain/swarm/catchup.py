@@ -302,7 +302,6 @@ class CatchUp:
         return None
 
     def _end_donation(self, link: LinkId, now: float) -> bool:
-        """Free the donation's place. Return False if the link had none."""
         if self._donations.pop(link, None) is None:
             return False
         self._slow_partners.gave(link.peer, now - self._begun.pop(link, now), now)  # not timed if it spanned a sleep

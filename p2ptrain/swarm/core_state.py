@@ -15,7 +15,7 @@ from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.peer_info import Fault
 from p2ptrain.swarm.progress import ProgressBudget
-from p2ptrain.swarm.rules import LEAST_UNRELATED, MAX_KNOWN, PASS_ON, SwarmRules
+from p2ptrain.swarm.rules import MAX_KNOWN, PASS_ON, SwarmRules
 from p2ptrain.swarm.trust import DistanceStats
 
 
@@ -108,14 +108,6 @@ class CoreState:
         After an implausible claim only once this peer has come that far: it may have been left behind.
         """
         return self.implausible_claims.get(peer, 0.0) <= self.progress
-
-    def forget_absent(self, now: float) -> None:
-        self.unrelated_peers &= {known.peer for known in self.members.live(now)}
-
-    def is_far_from_most(self, now: float) -> bool:
-        """Report whether our weights are unrelated to those of most live peers, us included; half is not most."""
-        live = len(self.members.live(now))
-        return len(self.unrelated_peers) >= max(LEAST_UNRELATED, (live + 1) // 2 + 1)
 
     def record_related(self) -> None:
         """Record that some peer's weights are near ours, by an exchange or an adoption."""

@@ -146,7 +146,9 @@ class Peer:
     def _dispatch(self, event: events.Event, now: float) -> None:
         match event:
             case events.Started():
-                self._started(now)
+                self._search_until = now + SEARCH_PATIENCE_S
+                self._discovery.announce(now)
+                self._discovery.look_up(now)
             case events.PeersSeen():
                 self._peers_seen(event, now)
             case events.LookupFailed():
@@ -191,11 +193,6 @@ class Peer:
 
     # --- joining ----------------------------------------------------------------------------------------------------
 
-    def _started(self, now: float) -> None:
-        self._search_until = now + SEARCH_PATIENCE_S
-        self._discovery.announce(now)
-        self._discovery.look_up(now)
-
     def _peers_seen(self, event: events.PeersSeen, now: float) -> None:
         self._discovery.seen(event)
         self._awaits_lookup &= not event.from_lookup
@@ -209,7 +206,8 @@ class Peer:
         if self._final_gossip.has_begun:
             return
         if catch_up.pull is None:
-            if why := drop_out_if_due(core, self._in_step_at, now):
+            in_step_at = max(self._exchanges.last_commit_at, self._caught_up_at)
+            if why := drop_out_if_due(core, in_step_at, now):
                 core.note("out of step", why=why)
             if not core.settled and not self._awaits_lookup:
                 catch_up.begin(now)
@@ -232,10 +230,6 @@ class Peer:
             core.note("slept", why=f"{seconds:.0f} s")
             self._awaits_lookup = True
             self._discovery.look_up(now)
-
-    @property
-    def _in_step_at(self) -> float:
-        return max(self._exchanges.last_commit_at, self._caught_up_at)
 
     def _adopted(self, event: events.Adopted, now: float) -> None:
         self._core.step = event.step

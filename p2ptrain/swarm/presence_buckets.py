@@ -12,14 +12,9 @@ d - 1, d, d + 1  all                             2x, x, x/2
 deeper           none                            none
 ===============  ==============================  =====================================
 
-So a peer announces itself under few keys (one in a swarm of fewer than ``MERGE`` peers, three or four in a large one),
-and no key holds more than about ``SAMPLE`` records. Each lookup asks a random bucket of level d, so all peers are found
-equally often and all keys are asked equally often. Peers whose levels differ by one still find each other.
-
-A bucket's size tells the swarm's size, so each answer corrects the level: deeper if it is too full, shallower if it is
-too empty. If it is two or more levels too full (a newcomer at the root, a swarm that grew), the same lookup goes on
-deeper at once. If it is almost empty (a swarm that vanished, a peer that slept), the lookup goes on at the root, where
-peers that find nobody elsewhere meet.
+So no key holds more than about ``SAMPLE`` records, all peers are found equally often, and peers whose levels differ by
+one still find each other. A bucket's size tells the swarm's size and corrects the level. ``docs/PROTOCOL.md`` has the
+rules of a lookup.
 """
 
 from __future__ import annotations

@@ -362,9 +362,9 @@ class Rounds:
     def _end(self, over: Round) -> None:
         """Close a round. If all of several partners broke their commitments, the cause may be on our side."""
         self._open.remove(over)
-        for promises, broken in ((self._arrival_commitments, over.silent), (self._swap_commitments, over.dragged)):
+        for commitments, broken in ((self._arrival_commitments, over.silent), (self._swap_commitments, over.dragged)):
             for peer in sorted(broken):
-                promises.broke(peer, perhaps_ours=len(over.tried) > 1 and broken >= over.tried)
+                commitments.broke(peer, perhaps_ours=len(over.tried) > 1 and broken >= over.tried)
 
     def ended(self, exchange: Exchange, event: MeetingEvent, now: float) -> None:
         """Record the end of an exchange: COMMIT, REFUSAL or FAILURE. The trainer may then go on."""

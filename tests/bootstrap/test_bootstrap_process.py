@@ -179,7 +179,7 @@ def test_a_bootstrap_of_another_run_is_no_company(bootstrap: Running, tmp_path: 
 
 
 def test_its_home_is_its_own(bootstrap: Running) -> None:
-    assert f"{bootstrap.home} is in use by another process." in refused(bootstrap.home.parent).problem
+    assert f"Another process uses {bootstrap.home}." in refused(bootstrap.home.parent).problem
 
 
 def test_it_restarts_p2pd_on_the_same_port(bootstrap: Running) -> None:

@@ -18,7 +18,7 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
 from p2ptrain.net.payload import send_payload
-from p2ptrain.net.rpc import hear
+from p2ptrain.net.rpc import receive_message
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.outer import OuterRule, slices
@@ -73,7 +73,7 @@ class Swarm:
             self.asked.append(peer)
             await link.send(FrameKind.MESSAGE, encode_message(WeightsReply(100, 400.0)))
             if peer in self._breaking:
-                _, number = await hear(link, "copies", 64)
+                _, number = await receive_message(link, "copies", 64)
                 await send_payload(link, [payloads.slow()[number].numpy().tobytes()])
             else:
                 await copies.give(link)

@@ -25,7 +25,7 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.net.driver import FAREWELL_S, Driver, DriverEnvironment, at_once
 from p2ptrain.net.payload import receive_payload, send_payload
-from p2ptrain.net.rpc import say as ask
+from p2ptrain.net.rpc import send_message as ask
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms
@@ -93,11 +93,11 @@ def presence(peer: PeerId, progress: float, state: PeerState, now: float) -> Pre
     return Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, True, "", now, lifetime_s=75.0)
 
 
-async def say(link: MemoryLink, message) -> None:
+async def send_message(link: MemoryLink, message) -> None:
     await link.send(FrameKind.MESSAGE, encode_message(message))
 
 
-async def hear(link: MemoryLink):
+async def receive_message(link: MemoryLink):
     kind, body = await link.receive()
     assert kind == FrameKind.MESSAGE
     return decode_message(body)
@@ -138,13 +138,13 @@ def play(scene: Scene) -> Trainee:
 async def honest_exchange(network: MemoryNetwork) -> None:
     """A well-behaved stranger exchanges with amber."""
     link = await network.transport(CEDAR).open(AMBER)
-    await say(link, replace(OFFER, terms=replace(TERMS, progress=50.0)))
-    accept = await hear(link)
+    await send_message(link, replace(OFFER, terms=replace(TERMS, progress=50.0)))
+    accept = await receive_message(link)
     assert isinstance(accept, Accept)
     await send_payload(link, [torch.zeros(P).numpy().tobytes()])
     await receive_payload(link, [4 * P])
-    await say(link, Acknowledge())
-    assert isinstance(await hear(link), Acknowledge)
+    await send_message(link, Acknowledge())
+    assert isinstance(await receive_message(link), Acknowledge)
     await link.close()
 
 
@@ -158,8 +158,8 @@ async def until_closed(link: MemoryLink) -> None:
 async def opened(network: MemoryNetwork) -> MemoryLink:
     """A link on which amber has accepted birch's offer."""
     link = await network.transport(BIRCH).open(AMBER)
-    await say(link, OFFER)
-    assert isinstance(await hear(link), Accept)
+    await send_message(link, OFFER)
+    assert isinstance(await receive_message(link), Accept)
     return link
 
 
@@ -193,7 +193,7 @@ async def duplicated_chunk(link: MemoryLink) -> None:
 
 
 async def message_instead(link: MemoryLink) -> None:
-    await say(link, Acknowledge())
+    await send_message(link, Acknowledge())
 
 
 async def nan(link: MemoryLink) -> None:
@@ -376,8 +376,8 @@ def test_a_stranger_that_says_nothing_is_closed():
 def test_partners_that_do_not_fit_hear_why(offer, reason):
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:
         link = await network.transport(BIRCH).open(AMBER)
-        await say(link, offer)
-        answer = await hear(link)
+        await send_message(link, offer)
+        answer = await receive_message(link)
         assert isinstance(answer, Decline)
         assert answer.reason == reason
         await until_closed(link)
@@ -389,8 +389,8 @@ def test_a_newcomer_gets_our_weights_whole():
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:
         await asyncio.sleep(20.0)  # until amber is further ahead than the bound
         link = await network.transport(BIRCH).open(AMBER)
-        await say(link, WeightsRequest(RUN, PROTOCOL_VERSION, 0.0))
-        reply = await hear(link)
+        await send_message(link, WeightsRequest(RUN, PROTOCOL_VERSION, 0.0))
+        reply = await receive_message(link)
         assert isinstance(reply, WeightsReply)
         await ask(link, ["piece", 0])
         parts = await receive_payload(link, [4 * P])
@@ -407,11 +407,11 @@ def test_a_donor_that_fails_leaves_a_newcomer_training(kind):
     asked = []
 
     async def serve(link) -> None:
-        message = await hear(link)
+        message = await receive_message(link)
         if not isinstance(message, WeightsRequest):
             return
         asked.append(message)
-        await say(link, WeightsReply(100, 400.0))
+        await send_message(link, WeightsReply(100, 400.0))
         if kind == "sends NaN":
             await send_payload(link, [torch.full((P,), float("nan")).numpy().tobytes()])
         elif kind == "sends too much":

@@ -99,5 +99,5 @@ def test_who_says_nothing_is_given_up() -> None:
     async def silence(link: Link) -> None:
         await asyncio.sleep(1e6)
 
-    with pytest.raises(NetworkError, match="did not send its figures"):
+    with pytest.raises(NetworkError, match="did not answer a request about figures"):
         asked(silence)

@@ -434,7 +434,7 @@ def test_a_p2pd_that_nobody_hears_any_more_is_ended(tmp_path: Path):
     async def main() -> None:
         daemon = await Daemon.start(Identity.load_or_create(tmp_path / "id.key").path, LOOPBACK)
         try:
-            asyncio.create_task(stumbles()).add_done_callback(daemon._conversation_ended)
+            asyncio.create_task(stumbles()).add_done_callback(daemon._connection_ended)
             async with asyncio.timeout(60):
                 assert await daemon.died() == -signal.SIGKILL
         finally:

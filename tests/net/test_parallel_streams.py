@@ -28,7 +28,7 @@ from p2ptrain.net.parallel_streams import (
     ParallelStreams,
 )
 from p2ptrain.net.payload import receive_payload, send_payload
-from p2ptrain.net.rpc import hear, say
+from p2ptrain.net.rpc import receive_message, send_message
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.statements import packed
 
@@ -188,7 +188,7 @@ def test_a_small_payload_says_nothing_of_lanes(two: Two) -> None:
 
 def test_lanes_that_are_not_there_fail_the_payload(two: Two) -> None:
     async def boast(link: ParallelLink) -> None:
-        await say(link, ["lanes", TOKEN])
+        await send_message(link, ["lanes", TOKEN])
         await link.receive()
 
     _, outcome = two.converse(boast, swap)
@@ -199,7 +199,7 @@ def test_lanes_that_are_not_there_fail_the_payload(two: Two) -> None:
 @pytest.mark.parametrize("words", [["lanes"], ["lanes", b"short"], ["lanes", 1], ["lane", TOKEN], [], [["lanes"]]])
 def test_nonsense_about_lanes_is_an_offence(two: Two, words: list[Any]) -> None:
     async def babble(link: ParallelLink) -> None:
-        await say(link, words)
+        await send_message(link, words)
         await link.receive()
 
     _, outcome = two.converse(babble, swap)
@@ -220,7 +220,7 @@ def test_nonsense_about_lanes_is_an_offence(two: Two, words: list[Any]) -> None:
 def test_a_lane_that_says_nonsense_is_closed(two: Two, words: list[Any]) -> None:
     async def main() -> None:
         link = await P2PTransport(two.nodes[1], LANE_PROTOCOL).open(two.peer)
-        await say(link, words)
+        await send_message(link, words)
         with pytest.raises(NetworkError):
             await link.receive()
         await link.close()
@@ -232,9 +232,9 @@ def test_a_lane_that_comes_twice_is_closed_and_the_first_is_held(two: Two) -> No
     async def main() -> None:
         transport = P2PTransport(two.nodes[1], LANE_PROTOCOL)
         first, second = [await transport.open(two.peer) for _ in range(2)]
-        await say(first, ["lane", TOKEN, 1])
-        assert await hear(first, "a lane", 64) == ["lane", TOKEN, 1]
-        await say(second, ["lane", TOKEN, 1])
+        await send_message(first, ["lane", TOKEN, 1])
+        assert await receive_message(first, "a lane", 64) == ["lane", TOKEN, 1]
+        await send_message(second, ["lane", TOKEN, 1])
         with pytest.raises(NetworkError):
             await second.receive()
         assert list(two.lanes[0]._waiting[two.nodes[1].peer_id, TOKEN]) == [1]

@@ -12,7 +12,7 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.relay import dial_back
-from p2ptrain.net.rpc import MOST_NESTED, hear, say
+from p2ptrain.net.rpc import MOST_NESTED, receive_message, send_message
 from p2ptrain.ports import Link
 
 
@@ -36,7 +36,7 @@ class ScriptedLink(Link):
 
 
 def heard(body: bytes, kind: int = FrameKind.MESSAGE, most_bytes: int = 4096) -> list[Any]:
-    return asyncio.run(hear(ScriptedLink((kind, body)), "this and that", most_bytes))
+    return asyncio.run(receive_message(ScriptedLink((kind, body)), "this and that", most_bytes))
 
 
 def nested(levels: int) -> bytes:
@@ -47,7 +47,7 @@ def nested(levels: int) -> bytes:
 def test_what_is_said_is_heard() -> None:
     words = ["figures", 7, [["loss", 1.5], ["where", ["a", b"b"]]], None]
     link = ScriptedLink()
-    asyncio.run(say(link, words))
+    asyncio.run(send_message(link, words))
     assert heard(link.said[0]) == words
 
 

@@ -19,7 +19,7 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.payload import send_payload
-from p2ptrain.net.rpc import hear
+from p2ptrain.net.rpc import receive_message
 from p2ptrain.net.weight_download import KEEP_S, REST_S, Downloader, _DonorChannel
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
@@ -55,7 +55,7 @@ def breaking(weights: Weights, after: int) -> Serve:
 
     async def serve(link: Link) -> None:
         for _ in range(after):
-            _, number = await hear(link, "copies", 64)
+            _, number = await receive_message(link, "copies", 64)
             await send_payload(link, [as_bytes(weights)[number]])
 
     return serve
@@ -230,7 +230,7 @@ def test_what_a_failed_pull_had_fetched_is_not_asked_for_again(notebook):
 
     async def counting(link: Link) -> None:
         with contextlib.suppress(NetworkError):
-            while (question := await hear(link, "copies", 64))[0] != "enough":
+            while (question := await receive_message(link, "copies", 64))[0] != "enough":
                 asked.append(question[1])
                 await send_payload(link, [as_bytes(given)[question[1]]])
 
@@ -309,7 +309,7 @@ def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
     def donor(seed: int) -> Serve:
         async def serve(link: Link) -> None:
             times = list[float]()
-            while (question := await hear(link, "copies", 64)) != ["enough"]:
+            while (question := await receive_message(link, "copies", 64)) != ["enough"]:
                 piece = honest(seed)[question[1]]
                 if question[0] == "piece":
                     await asyncio.sleep(12.0)
@@ -347,7 +347,7 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
 
     async def promised(link: Link) -> None:
         try:
-            while (question := await hear(link, "copies", 64)) != ["enough"]:
+            while (question := await receive_message(link, "copies", 64)) != ["enough"]:
                 await asyncio.sleep(6.0)
                 await send_payload(link, [honest(0)[question[1]].numpy().tobytes()])
             heard.append("enough")
@@ -356,7 +356,7 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
 
     def copies(seed: int) -> Serve:
         async def serve(link: Link) -> None:
-            while (question := await hear(link, "copies", 64)) != ["enough"]:
+            while (question := await receive_message(link, "copies", 64)) != ["enough"]:
                 piece = honest(seed)[question[1]]
                 if question[0] == "piece":
                     await send_payload(link, [piece.numpy().tobytes()])

@@ -20,7 +20,7 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.net import weight_server as copies_module
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.payload import receive_payload
-from p2ptrain.net.rpc import say
+from p2ptrain.net.rpc import send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.weight_server import EACH, LONGEST_S, MOST_PINNED, SHARED_S, WeightServer
 from p2ptrain.ports import Link
@@ -37,7 +37,7 @@ def as_bytes(weights: Weights) -> list[bytes]:
 async def asked(link: Link, *questions: list[object]) -> list[bytes]:
     answers = []
     for question in questions:
-        await say(link, question)
+        await send_message(link, question)
         size = SKETCH_BYTES if question[0] == "sketch" else 4 * N
         answers.append(bytes((await receive_payload(link, [size]))[0]))
     return answers
@@ -73,7 +73,7 @@ def test_all_pieces_of_a_stream_are_of_one_snapshot():
         early = await asked(link, ["piece", 0])
         payloads.publish(Snapshot(2, tuple(honest(2)), tuple(honest(2))))
         early += await asked(link, ["piece", 1])
-        await say(link, ["enough"])
+        await send_message(link, ["enough"])
         late = await asked(await network.transport(ME).open(A), ["piece", 0], ["piece", 1])
         return early, late
 
@@ -148,7 +148,7 @@ def test_no_more_than_two_snapshots_are_kept_for_askers(order: int):
             answers.append(await asked(links[-1], ["piece", 0]))
         kept = len(copies._pins)
         for link in links[::order]:
-            await say(link, ["enough"])
+            await send_message(link, ["enough"])
         await asyncio.sleep(1.0)
         return answers, kept, len(copies._pins)
 
@@ -240,7 +240,7 @@ def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
         await network.transport(A).listen(give)
         link = await network.transport(ME).open(A)
         await asked(link, ["piece", 0], ["piece", 3])
-        await say(link, ["enough"])
+        await send_message(link, ["enough"])
         await asyncio.sleep(1.0)
         greedy = await network.transport(ME).open(A)
         with pytest.raises(NetworkError):
@@ -272,7 +272,7 @@ def test_once_nothing_is_given_an_open_stream_compares_and_gives_no_pieces(rests
         link = await network.transport(ME).open(A)
         await asked(link, ["piece", 0])
         rates.gives, rates.rests = False, rests
-        await say(link, question)
+        await send_message(link, question)
         try:
             await link.receive()
         except NetworkError:

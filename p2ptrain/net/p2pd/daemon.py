@@ -52,8 +52,6 @@ PULSE_S = 60.0
 """Interval between health checks of p2pd. Guess: count how often p2pd hangs."""
 PULSE_DEADLINE_S = 20.0
 """Timeout of a health check. Guess: measure the response time, 1 ms on an idle machine, on an overloaded one."""
-CALM_S = 300.0
-"""Uptime of p2pd that resets the restart backoff. Guess: the distribution of p2pd's uptimes before crashes."""
 MOST_MISSED = 2
 """Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
 
@@ -79,7 +77,7 @@ class Daemon:
         self._reasons = BackoffReasons()
         self._is_deaf = False
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
-            task.add_done_callback(self._conversation_ended)
+            task.add_done_callback(self._connection_ended)
 
     @classmethod
     async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
@@ -124,7 +122,7 @@ class Daemon:
 
     async def died(self) -> int:
         """Wait for the process to end and return its exit code; health checks kill a hung process meanwhile."""
-        pulse = asyncio.create_task(self._feel_the_pulse())
+        pulse = asyncio.create_task(self._check_health())
         try:
             return int(await self.p2p._child.wait())
         finally:
@@ -232,7 +230,7 @@ class Daemon:
         self._kill()
         await self.p2p._child.wait()
 
-    async def _feel_the_pulse(self) -> None:
+    async def _check_health(self) -> None:
         missed = 0
         while missed < MOST_MISSED:
             await asyncio.sleep(PULSE_S)
@@ -246,7 +244,7 @@ class Daemon:
         self._is_deaf = True
         self._kill()
 
-    def _conversation_ended(self, task: asyncio.Task[None]) -> None:
+    def _connection_ended(self, task: asyncio.Task[None]) -> None:
         """Kill p2pd soon after hivemind's connection task ended, because it cannot deliver anything any more.
 
         Reading the exception here keeps asyncio from printing a traceback.
@@ -275,7 +273,6 @@ def _check_binary() -> None:
 
 
 def _is_taken(place: str) -> bool:
-    """Return whether another program listens on the host and port of this multiaddress."""
     host, _, port = address.host_port(place).rpartition(":")
     host = host.strip("[]")
     try:

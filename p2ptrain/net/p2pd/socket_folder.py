@@ -77,7 +77,6 @@ def _swept(folder: Path) -> bool:
 
 
 def _removed(folder: Path) -> bool:
-    """Remove a folder that has only sockets, and return whether it is gone."""
     if all(entry.name == _LOCK_NAME or entry.is_socket() for entry in folder.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()

@@ -94,7 +94,7 @@ class Control(ControlClient):
         try:
             said = p2pd_pb2.CallUnaryResponse(response=await handler(question.data, PeerID(question.peer)))
         except Exception as error:  # an invalid request or our own bug: remote peers get no details
-            said = p2pd_pb2.CallUnaryResponse(error=_told(error).encode())
+            said = p2pd_pb2.CallUnaryResponse(error=_public_text(error).encode())
         answer = p2pd_pb2.PersistentConnectionRequest(callId=call.bytes, unaryResponse=said)
         if answer.ByteSize() > self.persistent_conn_max_msg_size:
             said = p2pd_pb2.CallUnaryResponse(error=b"the answer is too long")
@@ -107,6 +107,6 @@ def install() -> None:
     p2pclient.ControlClient = Control
 
 
-def _told(error: Exception) -> str:
+def _public_text(error: Exception) -> str:
     """Return the error text for a remote peer; internal errors show only their type."""
     return one_line(str(error)) if isinstance(error, RemoteError) else type(error).__name__

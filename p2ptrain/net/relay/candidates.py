@@ -44,22 +44,22 @@ def candidates(
     of_link, named = set(likely), set[PeerId]()
     found: dict[PeerId, list[str]] = {}
     sheltered = set[PeerId]()
-    told: list[tuple[PeerId, str]] = []
+    mentioned: list[tuple[PeerId, str]] = []
     for peer, places in known.items():
         circuits = {each: relay for each in places if (relay := address.relay_of(each)) is not None}
         if circuits:
             sheltered.add(peer)
         for each, relay in circuits.items():
             named.add(relay)
-            told.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
+            mentioned.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
         direct = [each for each in places if each not in circuits and (not circuits or address.is_public(each))]
         found[peer] = [each for each in direct if leads_through(peer, each)]
-    told_of: dict[PeerId, list[str]] = {}
-    for relay, place in told:
+    addresses_of: dict[PeerId, list[str]] = {}
+    for relay, place in mentioned:
         if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # else it announces its own
-            told_of.setdefault(relay, []).append(place)
-    for relay, places_told in told_of.items():
-        found[relay] = [*found.get(relay, []), *places_told]
+            addresses_of.setdefault(relay, []).append(place)
+    for relay, reported in addresses_of.items():
+        found[relay] = [*found.get(relay, []), *reported]
     peers = [peer for peer in found if found[peer] and peer != own]
     random.shuffle(peers)
     peers.sort(key=lambda peer: (peer not in of_link, peer not in named))

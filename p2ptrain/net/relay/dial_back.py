@@ -22,7 +22,7 @@ from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay.probe import probe
-from p2ptrain.net.rpc import hear, say
+from p2ptrain.net.rpc import receive_message, request, send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link, Transport
@@ -98,10 +98,10 @@ async def answer(
         wall: seconds since 1970, for the report.
         gives: whether samples are answered.
     """
-    match await hear(link, _ABOUT, _MAX_BYTES):
+    match await receive_message(link, _ABOUT, _MAX_BYTES):
         case ["look", int(port)] if 0 <= port < 2**16:
             dialed, why = await _dial(link.peer, place, port, allowances, dial, clock)
-            await say(link, [place, dialed.value, why, wall()])
+            await send_message(link, [place, dialed.value, why, wall()])
         case ["give" | "take" as action, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
             if not gives or not allowances.samples.take(origin(place), clock()):
                 raise NetworkError(f"{short(link.peer)} exceeded the rate limit for samples")
@@ -111,7 +111,7 @@ async def answer(
                         await _give(link, size)
                     else:
                         await _take(link, size)
-                        await say(link, [size])
+                        await send_message(link, [size])
         case other:
             raise RemoteError(f"expected a dial-back request, not {str(other)[:_MAX_WORDS]}")
 
@@ -123,20 +123,13 @@ async def look(node: Node, peer: PeerId, addresses: Sequence[str], port: int = 0
 
 async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
     """Ask for a report over any transport; see ``look``."""
-    link = await transport.open(peer, addresses)
-    try:
-        await say(link, ["look", port])
-        match await hear(link, _ABOUT, _MAX_BYTES):
-            case [str(place), str(dialed), str(why), float(clock)] if (
-                dialed in set(DialOutcome) and 0 < clock < _LAST_S
-            ):
-                seen = place if address.is_dialable(place) else ""
-                words = "".join(filter(str.isprintable, why))[:_MAX_WORDS]
-                return ReachabilityReport(seen, DialOutcome(dialed), words, clock)
-            case other:
-                raise RemoteError(f"expected a dial-back report, not {str(other)[:_MAX_WORDS]}")
-    finally:
-        await link.close()
+    match await request(transport, peer, addresses, ["look", port], about=_ABOUT, most_bytes=_MAX_BYTES):
+        case [str(place), str(dialed), str(why), float(clock)] if dialed in set(DialOutcome) and 0 < clock < _LAST_S:
+            seen = place if address.is_dialable(place) else ""
+            reason = "".join(filter(str.isprintable, why))[:_MAX_WORDS]
+            return ReachabilityReport(seen, DialOutcome(dialed), reason, clock)
+        case other:
+            raise RemoteError(f"expected a dial-back report, not {str(other)[:_MAX_WORDS]}")
 
 
 async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s: float) -> tuple[float, float]:
@@ -162,12 +155,12 @@ async def _sample(transport: P2PTransport, peer: PeerId, addresses: Sequence[str
     link = await transport.open(peer, addresses)
     try:
         began = asyncio.get_running_loop().time()
-        await say(link, [question, size])
+        await send_message(link, [question, size])
         if question == "give":
             await _take(link, size)
         else:
             await _give(link, size)
-            await hear(link, _ABOUT, _MAX_BYTES)
+            await receive_message(link, _ABOUT, _MAX_BYTES)
         return size / max(asyncio.get_running_loop().time() - began, 1e-6)
     finally:
         await link.close()

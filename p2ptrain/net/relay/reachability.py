@@ -198,7 +198,6 @@ class ReachabilityManager:
             self._refused.clear()
 
     async def _judge(self, now: float) -> None:
-        """Ask others for a dial-back if the last check is missing or too old."""
         if now - self._judged_at < VERDICT_S:
             return
         sights: list[ReachabilityReport] = []

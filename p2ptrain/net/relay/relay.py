@@ -167,7 +167,6 @@ class Relay:
         task.add_done_callback(reporting("a relay's circuit"))
 
     async def _serve(self, stream: Stream) -> None:
-        """Serve one stream: a request, and its circuit until the circuit ends."""
         try:
             async with asyncio.timeout(ASK_DEADLINE_S):
                 asker = await control.read_opener(stream)
@@ -177,20 +176,19 @@ class Relay:
             if asked.kind == circuit_v2.RESERVE:
                 status = self._give_place(asker, time.monotonic())
                 until = int(time.time() + PLACE_S) if status == CircuitStatus.OK else 0
-                await _say_last(stream, circuit_v2.answer(status, until))
+                await _send_last(stream, circuit_v2.answer(status, until))
             elif asked.kind == circuit_v2.CONNECT:
                 if len(asked.target) > MAX_TARGET_BYTES:  # converting it to text would take long
                     raise ValueError(f"a peer id of {len(asked.target)} bytes")
                 await self._connect(asker, control.peer_of(asked.target), stream)
             else:
-                await _say_last(stream, circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE))
+                await _send_last(stream, circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE))
         except (NetworkError, OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
             logger.info("a request to the relay failed: %s", error)
         finally:
             stream.close()
 
     def _admit(self, asker: FarEnd) -> bool:
-        """Return whether a stream may be served under the rate limit and the limits per peer and origin."""
         task = asyncio.current_task()
         assert task is not None
         where, limits = origin(asker.place), self._limits
@@ -234,7 +232,7 @@ class Relay:
         asker = asking.peer
         status = self._may_connect(asking, target, time.monotonic())
         if status != CircuitStatus.OK:
-            await _say_last(stream, circuit_v2.answer(status))
+            await _send_last(stream, circuit_v2.answer(status))
             return
         circuit = _Circuit((asker, target), origin(asking.place))
         self._circuits.append(circuit)
@@ -244,7 +242,7 @@ class Relay:
             except (NetworkError, OSError, EOFError, ValueError) as error:
                 self._places.pop(target, None)  # the target is gone; if not, it renews its reservation
                 logger.info("no circuit from %s to %s: %s", short(asker), short(target), error)
-                await _say_last(stream, circuit_v2.answer(CircuitStatus.CONNECTION_FAILED))
+                await _send_last(stream, circuit_v2.answer(CircuitStatus.CONNECTION_FAILED))
                 return
             try:
                 await stream.write(circuit_v2.framed(circuit_v2.answer(CircuitStatus.OK)))
@@ -297,7 +295,7 @@ class Relay:
                     await sink.write(piece)
 
 
-async def _say_last(stream: Stream, answer: bytes) -> None:
+async def _send_last(stream: Stream, answer: bytes) -> None:
     """Send a final response and let the other side close first: p2pd may lose bytes written right before an end."""
     await stream.write(circuit_v2.framed(answer))
     with contextlib.suppress(OSError, EOFError):  # TimeoutError is an OSError
