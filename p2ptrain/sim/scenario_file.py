@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.files import cause
 from p2ptrain.base.text import printable
+from p2ptrain.manifest.document import read_toml
 from p2ptrain.manifest.faults import shown, told
 from p2ptrain.sim.scenario import Scenario
 
@@ -84,10 +84,11 @@ def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     if len(text) > MAX_CHARACTERS:
         raise ScenarioError(f"{name} is longer than {MAX_CHARACTERS:,} characters.", REMEDY)
     try:
-        data = tomllib.loads(text)
+        return changed(read_toml(text), changes)
     except ValueError as error:
         raise ScenarioError(f"{name} is not valid TOML: {error}.", "Correct that line.") from None
-    return changed(data, changes)
+    except RecursionError:  # dotted keys nest without recursion of the parser
+        raise ScenarioError(f"{name} is not a scenario: it is nested too deeply.", REMEDY) from None
 
 
 def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
@@ -157,6 +158,6 @@ def _nowhere(key: str, step: str) -> ScenarioError:
 def _value(text: str) -> Any:
     """Parse a value as TOML; a bare word is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return read_toml(f"value = {text}")["value"]
     except ValueError:
         return text

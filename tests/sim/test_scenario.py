@@ -161,6 +161,27 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         load(file)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x = " + "[" * 5000, "is not valid TOML: it is nested too deeply"),
+        ("x = " + "9" * 5000, "is not valid TOML: a number has thousands of digits"),
+        (".".join("x" * 5000) + " = 1", "is not a scenario: it is nested too deeply"),
+    ],
+)
+def test_files_that_break_the_parser(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "extreme.toml"
+    file.write_text(text)
+    with pytest.raises(ScenarioError, match=problem):
+        load(file)
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_changes_that_break_the_parser(basic: dict[str, Any], value: str) -> None:
+    with pytest.raises(ScenarioError, match=r"outer\.inner_steps: input should be a valid integer, found"):
+        parse(changed(basic, [f"outer.inner_steps={value}"]))
+
+
 def test_the_end_in_tokens(basic: dict[str, Any]) -> None:
     assert parse(basic).tokens_per_peer == 80
     del basic["run"]["outer_steps"]
