@@ -9,9 +9,8 @@ Every method of the DiLoCo family answers six questions, and a recipe is a set o
     CODEC   in what form weights travel                  the manifest's codec section
     H       how many inner steps between outer steps     the manifest's outer.inner_steps
 
-The last two are numbers of a run and live in its manifest, as do the outer learning rate and momentum. One outer step
-interprets all of it (``p2ptrain.outer``). ``docs/ALGORITHMS.md`` has each recipe as a formula; ``docs/RESULTS.md``
-compares them ("The default" and the table of R1).
+The last two are numbers of a run and live in its manifest, as do the outer learning rate and momentum.
+``docs/ALGORITHMS.md`` has each recipe as a formula; ``docs/RESULTS.md`` compares them.
 """
 
 from __future__ import annotations

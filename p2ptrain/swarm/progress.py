@@ -37,9 +37,9 @@ a small swarm, and a part of a large one. Guess: vary it in simulated swarms wit
 def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
     """Return the change of our progress by an exchange (tokens per peer).
 
-    It is averaged like the weights, for the exchanged fragments, and cut in proportion on both sides to the maximum
-    decrease of the side ahead (``Terms.max_decrease``) and to the catching-up bound. A peer at the run's end does not
-    move, and lowers nobody.
+    It is averaged like the weights, for the exchanged fragments. Both sides scale it down equally, until the side ahead
+    falls by no more than its ``max_decrease`` and the side behind gains no more than the catching-up bound. A peer at
+    the run's end keeps its progress and does not lower others'.
     """
     if mine.state is PeerState.FINISHING:
         return 0.0

@@ -1,15 +1,8 @@
 """Bounds on the distance of a partner's weights, learnt from exchanges and never asked of a user.
 
 An adversarial peer's weights are finite and have the right shape; they are recognized because they lie further off than
-all others, or do not change. Honest peers reach none of three bounds:
-
-========================  ====================================================================================
-``are_unrelated``           The difference is longer than our weights: they are unrelated. Not mixed; an offence
-                          the ``TIMES_UNRELATED``th time (a committed exchange halves the count).
-``Replays``               The same bytes were mixed twice already, and they are still far off. Not mixed; an
-                          offence.
-``DistanceStats.radius``  ``FACTOR`` times the median distance of our partners: the difference is clipped to it.
-========================  ====================================================================================
+all others (``are_unrelated``, ``DistanceStats.radius``), or do not change (``Replays``). Honest peers reach none of the
+three bounds.
 
 The terms contain the radius and both sides clip to the smaller one, so that clipping also leaves the pair's mean
 unchanged. Clipping comes from ClippedGossip (arXiv 2202.01545), which sets the radius by an oracle or by the nearest

@@ -1,19 +1,15 @@
 """Relaying: reservations for a peer that cannot be dialed, and the relay itself (libp2p circuit relay v2).
 
-A peer with a reservation keeps a connection to its relay, and others dial it through the relay. A circuit is encrypted
-and authenticated end to end. A relay learns only which peers communicate and how much, and can only refuse or end a
-circuit.
+A circuit is encrypted and authenticated end to end. A relay learns only which peers communicate and how much, and can
+only refuse or end a circuit.
 
-p2pd (hivemind 1.1.12) implements both sides, but makes reservations only at relays named at its start, and serves with
-the limits of whichever of its two relay services started last. It relays, regardless of its options, until our handler
-is registered, and again when it considers itself reachable, for which one peer's report is enough. It is therefore
-started with forced private reachability (``net.p2pd.daemon``). This module sends the messages
-(``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them; p2pd dials circuits and accepts
-connections through them.
+p2pd (hivemind 1.1.12) makes reservations only at relays named at its start, and cannot be told its limits as a relay.
+It is therefore started with forced private reachability (``net.p2pd.daemon``), so that it serves none itself. This
+module sends the messages (``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them; p2pd
+dials circuits and accepts connections through them.
 
-Relayed bytes count against the owner's throttles and budget. When ``Throttles.gives`` becomes false, circuits end, new
-ones are refused, and reservations are not renewed. Any peer may ask, under any number of identities: streams and
-circuits are limited per peer and per IP address, and requests are rate-limited per IP address.
+Relayed bytes count against the owner's throttles and budget (``Throttles.gives``). Any peer may ask, under any number of
+identities: streams and circuits are limited per peer and per IP address, and requests per IP address.
 
 Resources: ``Relay.close`` ends its tasks, and each task closes the streams of its circuit.
 """
