@@ -133,7 +133,10 @@ class EntryPoint:
         """Run until a signal, however often p2pd dies. Raises UserError."""
         stop = _stop_event(self._say)
         run = self._signed.manifest.run
-        self._say("bootstrap", f"run {run.name}, {short(self._signed.run_id)}; we are {self._identity.peer_id}")
+        self._say(
+            "bootstrap",
+            f"run {run.name}, {self._signed.run_id[:12]}; our peer id is {self._identity.peer_id}",
+        )
         with contextlib.ExitStack() as page:
             if self._options.page is not None:
                 server = page.enter_context(PageServer(self._options.page, self._view.document))

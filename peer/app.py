@@ -19,6 +19,7 @@ from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.manifest import SignedManifest
+from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.identity import Identity
@@ -41,7 +42,8 @@ from peer.assembly import PeerOptions, TrainingSession, build
 from peer.contributions import Contributions
 from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
 from peer.ledger import Ledger
-from peer.network import Connection, describe_addresses
+from peer.manifest_fetch import ask_for_manifest
+from peer.network import Connection
 from peer.network_thread import NetworkThread
 from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.settings import Settings, SettingsFile
@@ -85,7 +87,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             if signed is None:
                 assert network is not None
                 assert options.link is not None  # _home checked it
-                signed = network.thread.call(network.connection.fetch_manifest(options.link))
+                connection = network.connection
+                signed = network.thread.call(ask_for_manifest(options.link, lambda: connection.node, log))
                 home.save_manifest(signed)
             admission = None
             if network is not None:  # checked before anything costly
@@ -186,7 +189,8 @@ def _connect(
 
     stack.push(close)
     thread.call(start())
-    log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
+    where = ", ".join(map(address.host_port, connection.addresses)) or "no address that others can reach"
+    log.note("listening", name=short(identity.peer_id), where=where)
     return NetworkStack(thread, connection, paths, identity, rates)
 
 

@@ -14,7 +14,7 @@ from p2ptrain.admission import Gate
 from p2ptrain.base.errors import HomeError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.logging_setup import reporting
-from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
@@ -31,7 +31,6 @@ from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
-from peer.manifest_fetch import ask_for_manifest
 from peer.paths import Paths
 
 CACHE_PERIOD_S = 10.0
@@ -112,9 +111,6 @@ class Connection:
     @property
     def _places(self) -> tuple[str, ...]:
         return self._reachability.addresses if self._reachability else ()
-
-    async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
-        return await ask_for_manifest(link, lambda: self.node, self._notebook)
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
         """Serve the manifest, on this node and later ones."""
@@ -290,8 +286,3 @@ class Connection:
                 if self._listen or address.port_of(choice) == 0:
                     raise
         raise AssertionError("any free port is always tried")
-
-
-def describe_addresses(addresses: Sequence[str]) -> str:
-    """Format addresses for people: ``203.0.113.7:31337, …``."""
-    return ", ".join(address.host_port(each) for each in addresses) or "no address that others can reach"

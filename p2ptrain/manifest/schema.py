@@ -207,7 +207,7 @@ class SwarmSection(Section):
     """At the run's end peers continue to average until their relative distance falls below this."""
 
     final_gossip_s: float = Field(ge=0, le=86_400)
-    """Seconds after which a peer stops averaging at the run's end."""
+    """Longest time in seconds that a peer goes on averaging after its own training ended."""
 
 
 class AdmissionSection(Section):

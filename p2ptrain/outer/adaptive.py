@@ -13,9 +13,7 @@ Source: DiLoCoX (arXiv 2506.21263). Only its abstract was available; it names an
 rule. The rule is our interpretation: that both follow a window of ranks; r' as the exponential of the entropy of the
 singular values (``codec.effective_rank``); that r_1 fits the first window; H in proportion to r; how both are rounded.
 
-Setting r_t = r' itself fails (docs/ALGORITHMS.md): the average of N messages of rank r has up to N r components, so r'
-is far above r; if peers send almost the same, r' is always slightly below r, and r would shrink for that reason alone.
-A ratio of two windows has neither problem.
+Setting r_t = r' itself fails, for the reasons in docs/ALGORITHMS.md; a ratio of two windows does not.
 """
 
 from __future__ import annotations

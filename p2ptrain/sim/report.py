@@ -126,7 +126,7 @@ class SimulationReport(Section):
     groups: dict[str, GroupFigures]
     curve: list[CurvePoint] = Field(min_length=1)
     notes: dict[str, int]
-    """Number of notes of each kind (docs/ERRORS.md). With pace.policy rank, outer steps by rank and H."""
+    """Number of notes of each kind (docs/ERRORS.md). With pace.policy rank also outer steps, one key per rank and H."""
     left_out: list[str]
     """Effects that this learner and this simulator do not show."""
     cost: Cost

@@ -84,7 +84,7 @@ class CatchUp:
         """Return the peers whose copies of the weights count, in random order, with their addresses.
 
         These are all corroborated peers ahead that are not distrusted, busy ones included, and settled peers about as
-        far: a young swarm may have only one donor that is far enough ahead.
+        far as we are: a young swarm may have only one donor that is far enough ahead.
         """
         core = self._core
         ahead = believed(core, now)

@@ -47,7 +47,7 @@ MAX_GETS = 4
 """Maximum number of buckets per lookup: a newcomer to 10,000 peers asks levels 0, 2, 4 and 6. The next lookup continues
 there."""
 RENEWALS = PRESENCE_LIFETIME_S / ANNOUNCE_PERIOD_S
-"""Announcements during a record's lifetime: a record exists if one of them put it there."""
+"""Announcements in a record's lifetime; the record exists if at least one of them was stored."""
 
 
 class PresenceBucket(NamedTuple):

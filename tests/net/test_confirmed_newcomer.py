@@ -23,7 +23,7 @@ from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import Link
-from p2ptrain.sim import QuadraticTask
+from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.swarm.messages import Decline, DeclineReason, WeightsReply, WeightsRequest
 from p2ptrain.train.learner import Learner

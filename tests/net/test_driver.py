@@ -27,7 +27,7 @@ from p2ptrain.net.driver import FAREWELL_S, Driver, DriverEnvironment, at_once
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rpc import send_message as ask
 from p2ptrain.outer import OuterRule, slices
-from p2ptrain.sim import QuadraticTask
+from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import Commit, LeaveRequested

@@ -23,8 +23,11 @@ from p2ptrain.manifest import OuterSection, SwarmSection
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
 from p2ptrain.outer import slices
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim import QuadraticTask, SimulatedNetwork, SimulatedPeer, World
+from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
+from p2ptrain.sim.network import SimulatedNetwork
+from p2ptrain.sim.peer import SimulatedPeer
+from p2ptrain.sim.world import World
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import learner_rules, swarm_rules

@@ -18,7 +18,7 @@ from p2ptrain.net.driver import DriverEnvironment, at_once
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim import QuadraticTask
+from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Counters, Peer, PeerState, Presence
 from p2ptrain.swarm.events import Applied
 from p2ptrain.train.learner import Learner

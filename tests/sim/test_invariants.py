@@ -8,7 +8,7 @@ from torch import Tensor
 
 from p2ptrain.outer import OuterRule, OuterState, consensus_step
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim import QuadraticTask
+from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
 from p2ptrain.train.outer_phase import OuterPhase
 

@@ -13,7 +13,7 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim import QuadraticTask
+from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.swarm.events import Adopted, Applied, Commit, ExchangeDue, OuterStepDone, TrainingEnded, Unfit
 from p2ptrain.train.learner import REWARM_STEPS, Learner

@@ -7,7 +7,7 @@ from p2ptrain import codec
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.recipes import RECIPES
-from p2ptrain.sim import QuadraticTask
+from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
 

@@ -8,7 +8,7 @@ It is therefore started with forced private reachability (``net.p2pd.daemon``), 
 module sends the messages (``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them; p2pd
 dials circuits and accepts connections through them.
 
-Relayed bytes count against the owner's throttles and budget (``Throttles.gives``). Any peer may ask, under any number of
+Relayed bytes count against the owner's throttles and budget (``Throttles.gives``). Any peer may ask, under many
 identities: streams and circuits are limited per peer and per IP address, and requests per IP address.
 
 Resources: ``Relay.close`` ends its tasks, and each task closes the streams of its circuit.

@@ -111,7 +111,7 @@ class StackedLlama:
         self,
         flat: Tensor,  # [N, P] or [P]
     ) -> Parameters:
-        """Return weights, or gradients, as matrices: views, to be made once and used for every step."""
+        """Return each parameter as a matrix: views of ``flat``, which stay valid while it changes in place."""
         places = dict(zip(self.layout.names, zip(self.layout.offsets, self.layout.shapes, strict=True), strict=True))
 
         def view(name: str, height: int = 0) -> Tensor:
