@@ -132,9 +132,9 @@ MOST_IGNORED = 64
 measure the delays that unreliable partners cause."""
 
 MOST_OURS = 3
-"""Broken commitments of one peer that count from rounds in which nobody answered. After an hour without a connection we
-wait for everybody again within seven rounds, and partners that all break commitments delay one round of eight. Guess:
-measure how long connections fail."""
+"""Broken commitments of one peer that count from rounds in which nobody answered. After an hour without a connection
+this peer waits for all partners again within seven rounds; if all break commitments, they delay one round of eight.
+Guess: measure how long connections fail."""
 
 FORGIVEN = 16
 """Exchanges after which one broken commitment of the partner is forgotten. With a value of one, a peer that comes in

@@ -299,7 +299,7 @@ def test_a_router_without_rules_ends(machine: Machine) -> None:
 
 
 def test_a_router_and_who_is_behind_it_come_back_while_nobody_else_is_there(machine: Machine) -> None:
-    """They know the one address that they need and resolve no name, least of all the bootstrap's and the router's."""
+    """Both scripts use the one address that they are given and resolve no name."""
     machine.tool("getent", "#!/bin/sh\nexit 2\n")
     machine.tool("ip", ADDRESSES)
     machine.tool("nft", "#!/bin/sh\n")

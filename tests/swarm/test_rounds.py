@@ -425,8 +425,10 @@ def test_who_has_but_a_moment_to_answer_has_a_second_and_makes_us_no_more_patien
 
 
 def broken_after(rounds: int, seconds: float, answers: tuple[str, ...] = ()) -> dict[PeerId, int]:
-    """Of two partners, commitments that are booked as broken after so many rounds in which each call failed so late,
-    or was declined by who answers."""
+    """Return two partners' broken commitments after some rounds in which each call failed after ``seconds``.
+
+    Calls to the peers of ``answers`` are declined instead.
+    """
     core, now = in_step("amber", "birch", "cedar")["amber"].core, 3.0
     for number in range(1, rounds + 1):
         for name in ("birch", "cedar"):
