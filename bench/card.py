@@ -31,9 +31,11 @@ from bench.trainer import Windows, measure_preset
 from p2ptrain import codec
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.codec import Codec
-from p2ptrain.data import open_corpus
+from p2ptrain.data.corpus import open_corpus
 from p2ptrain.manifest import Manifest
-from p2ptrain.train import Placement, choose_device, flat_model, place, validation_loss
+from p2ptrain.train.autofit import Placement, choose_device, place
+from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.model import flat_model
 from peer.home import cache_directory
 
 PRESETS = ("demo", "llama-15m", "llama-135m")

@@ -28,17 +28,19 @@ from torch import Tensor
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.data import open_corpus
+from p2ptrain.data.corpus import open_corpus
 from p2ptrain.manifest import Manifest, SignedManifest, preset, with_changes
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Driver, DriverEnvironment
 from p2ptrain.net.identity import Identity
-from p2ptrain.outer import slices
+from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import InnerTask
 from p2ptrain.swarm import Peer
 from p2ptrain.swarm.events import Applied, Event, ExchangeDue, OuterStepDone
-from p2ptrain.train import CorpusReader, LanguageModelTask, Placement, flat_model, place
+from p2ptrain.train.autofit import Placement, place
+from p2ptrain.train.inner import CorpusReader, LanguageModelTask
 from p2ptrain.train.learner import Learner
+from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.app import CODEC_THREADS
 from peer.home import cache_directory

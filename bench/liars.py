@@ -52,7 +52,7 @@ def peer(seed: int, blocks: int = BLOCKS) -> Payloads:
     noise = APART * torch.randn(blocks * BLOCK, generator=torch.Generator().manual_seed(seed))
     part = COMMON[: blocks * BLOCK] + noise
     payloads.publish(Snapshot(1, (part,), (part,)))
-    payloads.foresee([noise])
+    payloads.predict_widths([noise])
     return payloads
 
 

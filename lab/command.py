@@ -204,7 +204,7 @@ def _run_and_read(
     script = script_of(scenario)
     out.mkdir(exist_ok=True)
     plan = lay_out(
-        out, manifest_of(scenario), [peer.name for peer in script.peers], solo=False, seed=None, has_door=True
+        out, manifest_of(scenario), [peer.name for peer in script.peers], solo=False, seed=None, is_gated=True
     )
     mark = uuid.uuid4().hex
     if stage == "namespaces":

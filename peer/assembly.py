@@ -14,23 +14,20 @@ import torch
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints
-from p2ptrain.data import Tokenizer, open_corpus
+from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.outer import slices
+from p2ptrain.outer.fragments import slices
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Peer
-from p2ptrain.train import (
-    CorpusReader,
-    HeldOutText,
-    LanguageModelTask,
-    Sampling,
-    flat_model,
-    generate_text,
-    place,
-)
+from p2ptrain.train.autofit import place
+from p2ptrain.train.evaluate import HeldOutText
+from p2ptrain.train.generate import Sampling, generate_text
+from p2ptrain.train.inner import CorpusReader, LanguageModelTask
 from p2ptrain.train.learner import Learner
+from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 from peer.capacity import check_memory, explained
 from peer.home import Home, cache_directory

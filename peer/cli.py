@@ -267,12 +267,13 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
 def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
     """Continue TEXT with the newest checkpoint in HOME."""
     with default_sigint():
-        from p2ptrain.train import Sampling
-        from peer import model
+        from p2ptrain.train.generate import Sampling, generate_text
         from peer.home import Home
+        from peer.model import load_model
 
+    model, loaded_tokenizer = load_model(Home(home), tokenizer)
     sampling = Sampling(temperature=temperature, seed=seed)
-    click.echo(model.continue_text(Home(home), text, tokens, sampling, tokenizer))
+    click.echo(generate_text(model.module, loaded_tokenizer, text, tokens, sampling))
 
 
 @click.command(short_help="Show a peer's contributions, signed by its partners.")

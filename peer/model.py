@@ -15,13 +15,13 @@ from transformers.utils import logging as transformers_logging
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError, UserError
-from p2ptrain.data import Tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train import FlatModel, Sampling, flat_model, generate_text
+from p2ptrain.train.model import FlatModel, flat_model
 from peer.home import Home
 
 
-def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer, SignedManifest]:
+def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer]:
     """Load the newest whole checkpoint's slow weights into the run's model, on the CPU. Raises UserError."""
     signed = home.load_manifest(None)
     found = checkpoint.load_latest(home.checkpoints)
@@ -38,7 +38,7 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
             "often) and when it stops.",
         )
     model = model_of(signed, found.checkpoint.tensors["slow"])
-    return model, load_tokenizer(signed.manifest.tokenizer, tokenizer_file), signed
+    return model, load_tokenizer(signed.manifest.tokenizer, tokenizer_file)
 
 
 def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:
@@ -61,7 +61,7 @@ def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> None
         raise _unwritable(target, error) from error
     if is_taken:
         raise UserError(f"{target} exists and is not empty.", "Choose another directory for the export.")
-    model, tokenizer, _ = load_model(home, tokenizer_file)
+    model, tokenizer = load_model(home, tokenizer_file)
     model.module.config.use_cache = True  # training turns it off
     try:
         with _whole(target) as folder:
@@ -98,13 +98,6 @@ def _unwritable(target: Path, error: Exception) -> UserError:
     return UserError(
         f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another directory, or free some space."
     )
-
-
-def continue_text(
-    home: Home, text: str, new_tokens: int, sampling: Sampling, tokenizer_file: Path | None = None
-) -> str:
-    model, tokenizer, _ = load_model(home, tokenizer_file)
-    return generate_text(model.module, tokenizer, text, new_tokens, sampling)
 
 
 def mean(weights: Iterable[Tensor]) -> Tensor:

@@ -87,10 +87,10 @@ class Connection:
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: bytes | None = None
         self._supervisor = NodeSupervisor(
-            self._start_node, self._equip, self._attend, self._node_died, self._node_returned
+            self._start_node, self._start_services, self._watch_node, self._node_died, self._node_returned
         )
         self._transport: P2PTransport | None = None
-        self._lanes: ParallelStreams | None = None
+        self._parallel_streams: ParallelStreams | None = None
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
         self._gate: Gate | None = None
         self._reachability: ReachabilityManager | None = None
@@ -185,18 +185,18 @@ class Connection:
     # --- ports.Transport and ports.Directory --------------------------------------------------------------------------
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
-        if self._transport is None or self._lanes is None:
+        if self._transport is None or self._parallel_streams is None:
             raise NetworkError("p2pd is being restarted")
-        lanes, link = self._lanes, await self._transport.open(peer, addresses)
+        streams, link = self._parallel_streams, await self._transport.open(peer, addresses)
         self._paths.note(link)
-        return lanes.of(link, ours=True)
+        return streams.of(link, ours=True)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
         """Pass inbound links to this handler, which replaces an earlier one."""
         is_first, self._handler = self._handler is None, handler
         if self._transport is not None and is_first:
             with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will listen
-                await self._transport.listen(self._welcome)
+                await self._transport.listen(self._accept_link)
 
     async def announce(self, presence: Presence) -> None:
         await self.node.directory.announce(presence)
@@ -206,21 +206,21 @@ class Connection:
 
     async def _moved(self) -> None:
         """Announce changed addresses at once, not only with the next announcement."""
-        self._write_down()
+        self._save_addresses()
         if self._announced is not None:
             await self.announce(self.sign(self._announced))
 
-    def _write_down(self) -> None:
+    def _save_addresses(self) -> None:
         try:
             self._on_move()
         except HomeError as error:
             self._notebook.note("not saved", what="how others reach this peer", why=error.problem)
 
-    async def _welcome(self, link: StreamLink) -> None:
+    async def _accept_link(self, link: StreamLink) -> None:
         assert self._handler is not None  # set by listen
-        assert self._lanes is not None
+        assert self._parallel_streams is not None
         self._paths.note(link)
-        await self._handler(self._lanes.of(link, ours=False))
+        await self._handler(self._parallel_streams.of(link, ours=False))
 
     # --- the current node -------------------------------------------------------------------------------------------
 
@@ -228,13 +228,13 @@ class Connection:
     def node(self) -> Node:
         return self._supervisor.node
 
-    async def _equip(self, node: Node) -> None:
+    async def _start_services(self, node: Node) -> None:
         services = self._supervisor.services
         self.port = node.port or self.port
         self._transport = P2PTransport(node, rates=self._rates)
-        self._lanes = ParallelStreams(node, self._rates)
-        services += [self._transport, self._lanes]
-        await self._lanes.listen()
+        self._parallel_streams = ParallelStreams(node, self._rates)
+        services += [self._transport, self._parallel_streams]
+        await self._parallel_streams.listen()
         services.append(await serve_reach(node, self._rates))
         services.append(await Relay.start(node, self._relay or NO_RELAY, self._rates))
         if self._gate is not None:
@@ -245,12 +245,12 @@ class Connection:
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )
         if self._handler is not None:
-            await self._transport.listen(self._welcome)
+            await self._transport.listen(self._accept_link)
         if self._signed is not None:
             services.append(await serve_manifest(node, self._signed, self._rates))
 
-    async def _attend(self, node: Node) -> None:
-        assert self._reachability is not None  # set by _equip
+    async def _watch_node(self, node: Node) -> None:
+        assert self._reachability is not None  # set by _start_services
         managing = asyncio.create_task(self._reachability.run())
         managing.add_done_callback(_report)
         try:
@@ -261,10 +261,10 @@ class Connection:
 
     def _node_died(self, why: str, pause_s: float) -> None:
         self._notebook.note("p2pd died", why=why)
-        self._transport = self._lanes = self._reachability = None
+        self._transport = self._parallel_streams = self._reachability = None
 
     def _node_returned(self) -> None:
-        self._write_down()  # the port may have changed, and relay reservations are gone
+        self._save_addresses()  # the port may have changed, and relay reservations are gone
         self._notebook.note("p2pd is back")
 
     async def _start_node(self) -> Node:

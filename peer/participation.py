@@ -126,7 +126,7 @@ class Participation:
         if mode is not Mode.SWARM and (driver := self._driver) is not None:
             self._is_recalled = True
             driver.post(LeaveRequested())
-        self._set(self._changed)
+        self._call(self._changed.set)
 
     def give(self, gives: bool) -> None:
         """Set whether newcomers get our weights, from the owner's thread."""
@@ -149,12 +149,12 @@ class Participation:
         if (driver := self._driver) is not None:
             driver.post(event)
         else:
-            self._set(self._changed)
+            self._call(self._changed.set)
 
     def turned(self) -> None:
         """Signal the end of one turn of the trainer's loop, from the trainer thread."""
         if not self._turned.is_set():
-            self._set(self._turned)
+            self._call(self._turned.set)
 
     # --- the network's loop -------------------------------------------------------------------------------------------
 
@@ -220,9 +220,6 @@ class Participation:
         """Post the current setting, in the loop only, so that the last one wins."""
         if (driver := self._driver) is not None:
             driver.post(Giving(self._gives))
-
-    def _set(self, flag: asyncio.Event) -> None:
-        self._call(flag.set)
 
     def _call(self, what: Callable[[], None]) -> None:
         if self._loop is not None:

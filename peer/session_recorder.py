@@ -14,10 +14,12 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import Checkpoints
-from p2ptrain.data import Corpus
+from p2ptrain.data.corpus import Corpus
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
-from p2ptrain.train import LanguageModelTask, Placement, validation_loss
+from p2ptrain.train.autofit import Placement
+from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from peer.home import Home
 from peer.throughput import Throughput

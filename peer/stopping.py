@@ -56,7 +56,9 @@ class Stopping:
 
     def __enter__(self) -> Self:
         self._notifier.start()
-        self._before = {number: signal.signal(number, self._handle) for number in _handled_signals()}
+        ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        handled = [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]
+        self._before = {number: signal.signal(number, self._handle) for number in handled}
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
@@ -102,8 +104,3 @@ class Stopping:
             if self._wake is not None:
                 self._wake()
             self._notebook.note("stopping", signal=name, training=self._wake is not None)
-
-
-def _handled_signals() -> list[int]:
-    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]

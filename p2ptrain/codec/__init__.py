@@ -10,20 +10,7 @@ gossip safe for any lossy codec:
 A ``Codec`` message need not be readable alone: a modular code has a meaning only with the partner's. A ``Decodable``
 codec has messages that are, as averages over many peers and error feedback require.
 
-========  ============================  =============================================================  ===============
-name      bits per element              error                                                          may carry
-========  ============================  =============================================================  ===============
-fp32      32                            none                                                           both
-bf16      16                            at most 2^-8 of the element                                    both
-fp16      16                            at most 2^-11 of it, or 2^-25; nothing beyond 65504            both
-int8      8 + 16 / block size           at most half a step, 1/254 of the block's largest (+ 1/128)    both
-int4      4 + 16 / block size           at most half a step, 1/14 of the block's largest (+ 1/128)     both
-modular8  8 + 24 / block size           about .05 of the disagreement                                  weights
-modular4  4 + 24 / block size           about .4 of the disagreement                                   weights
-topk      .227                          all but the largest 64 of 4096: needs error feedback           gradients
-lowrank   4.25 rank (m + c) / (m c)     all but a few components: needs error feedback                 gradients
-========  ============================  =============================================================  ===============
-
+docs/ALGORITHMS.md lists the codecs with the bits and the error of an element, and what each may carry.
 ``block size``: elements that share a scale or a step width, 1024 by default. The modular codecs also send proposals
 before the message, one byte per block and 256 bytes per fragment (``codec.negotiation``). Codecs are stateless and
 thread-safe, and work on host memory. Memory beyond input and output is bounded (``base.CHUNK``), except for low-rank

@@ -107,7 +107,7 @@ def open_corpus(
         cache,
         stream_key(manifest.corpus, manifest.tokenizer),
         tokenizer.vocabulary_size,
-        lambda: _told(tokenize(read_pieces(manifest.corpus, data), tokenizer, most), tell, most),
+        lambda: _with_progress(tokenize(read_pieces(manifest.corpus, data), tokenizer, most), tell, most),
     )
     split = split_stream(len(tokens), manifest.training.sequence_length, manifest.corpus.validation_fraction)
     return Corpus(tokens, split, tokenizer)
@@ -138,7 +138,7 @@ def _size(data: Path) -> int:
         return 0
 
 
-def _told(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:
+def _with_progress(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:
     count = 0
     for ids in chunks:
         count += len(ids)

@@ -29,10 +29,10 @@ def validated(data: Mapping[str, Any]) -> Manifest:
         return Manifest.model_validate(data)
     except ValidationError as error:
         remedy = "Correct these fields; `p2ptrain init` writes a valid manifest."
-        raise ManifestError("\n".join(told(error, Manifest, _TAGGED_SECTIONS)), remedy) from None
+        raise ManifestError("\n".join(error_lines(error, Manifest, _TAGGED_SECTIONS)), remedy) from None
 
 
-def told(error: ValidationError, root: type[Section], tagged: Collection[str]) -> list[str]:
+def error_lines(error: ValidationError, root: type[Section], tagged: Collection[str]) -> list[str]:
     """Return one line per problem; at most ``_MAX_LINES`` and a count of the others.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2ptrain.outer import l2_norm
+from p2ptrain.outer.mixing import l2_norm
 from p2ptrain.sim.counting import Blank, BlankPayload
 from p2ptrain.sim.scenario import Forgery, Lie
 from p2ptrain.swarm.events import Announce

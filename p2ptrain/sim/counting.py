@@ -127,10 +127,7 @@ class CountingLearner:
         if self.ended or self.is_waiting:
             return events
         rules = self._rules
-        self.tokens += rules.tokens_per_step
-        self._phase_tokens += rules.tokens_per_step
-        self.progress += rules.tokens_per_step
-        self._inner += 1
+        self.count(1)
         due = [ExchangeDue()] * rules.due.count(self._inner) if rules.due else []
         if self._inner == rules.inner_steps:
             self._inner = 0

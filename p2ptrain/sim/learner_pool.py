@@ -13,7 +13,7 @@ from torch import Tensor
 from p2ptrain.base.ids import RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import CodecTerms, Matrices, proposal_size
-from p2ptrain.outer import slices
+from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.counting import Blank, CountingLearner, CountingRules

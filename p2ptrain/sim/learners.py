@@ -7,16 +7,11 @@ step takes microseconds, so that whole swarms fit into a unit test.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class QuadraticStep:
-    loss: float
-    tokens: int
+from p2ptrain.train.inner import InnerStepResult
 
 
 class QuadraticTask:
@@ -49,12 +44,12 @@ class QuadraticTask:
         self._tokens = tokens_per_step
         self.resets = 0
 
-    def inner_step(self, progress: float) -> QuadraticStep:
+    def inner_step(self, progress: float) -> InnerStepResult:
         error = self.theta - self._optimum
         loss = 0.5 * float((self._curvature * error * error).sum())
         gradient = self._curvature * error + self._noise * torch.randn(self.theta.shape, generator=self._random)
         self.theta.add_(gradient, alpha=-self._learning_rate)
-        return QuadraticStep(loss, self._tokens)
+        return InnerStepResult(loss, self._tokens)
 
     def reset(self, warmup_steps: int) -> None:
         self.resets += 1

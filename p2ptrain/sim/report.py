@@ -12,7 +12,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.files import cause
 from p2ptrain.base.text import printable
-from p2ptrain.manifest.faults import told
+from p2ptrain.manifest.faults import error_lines
 from p2ptrain.manifest.section import Section
 
 REPORT_VERSION = 1
@@ -150,7 +150,7 @@ def load(path: Path) -> SimulationReport:
             raise ValueError(f"it has not version {REPORT_VERSION}, which this p2ptrain reads")
         return SimulationReport.model_validate(data)
     except ValidationError as error:
-        why = told(error, SimulationReport, ())[0]
+        why = error_lines(error, SimulationReport, ())[0]
     except (OSError, ValueError, RecursionError) as error:
         why = cause(error) if isinstance(error, OSError) else str(error)
     raise ScenarioError(f"{printable(path)} is not a report: {why}.", "Give a file that --report wrote.")

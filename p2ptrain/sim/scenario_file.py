@@ -14,7 +14,7 @@ from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.files import cause
 from p2ptrain.base.text import printable
 from p2ptrain.manifest.document import read_toml
-from p2ptrain.manifest.faults import shown, told
+from p2ptrain.manifest.faults import error_lines, shown
 from p2ptrain.sim.scenario import Scenario
 
 S = TypeVar("S", bound=Scenario)
@@ -98,7 +98,7 @@ def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
     except ValidationError as error:
         groups = data["peers"] if isinstance(data.get("peers"), list) else []
         names = [group.get("name") if isinstance(group, Mapping) else None for group in groups]
-        raise ScenarioError("\n".join(by_name(told(error, schema, ("learner",)), names)), REMEDY) from None
+        raise ScenarioError("\n".join(by_name(error_lines(error, schema, ("learner",)), names)), REMEDY) from None
 
 
 def by_name(lines: Iterable[str], names: Sequence[object]) -> list[str]:

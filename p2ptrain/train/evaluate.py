@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from p2ptrain.data import Corpus
+from p2ptrain.data.corpus import Corpus
 from p2ptrain.ports import Clock
 from p2ptrain.train.model import summed_loss
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from p2ptrain.outer import NORM_HISTORY, pseudo_gradient_fault
+from p2ptrain.outer.step import NORM_HISTORY, pseudo_gradient_fault
 
 
 class PhaseGuard:

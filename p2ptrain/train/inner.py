@@ -24,7 +24,8 @@ from torch import Tensor
 
 from p2ptrain.base.errors import DeviceError, ManifestError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data import Corpus, assign
+from p2ptrain.data import assign
+from p2ptrain.data.corpus import Corpus
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.model import FlatModel, summed_loss
 from p2ptrain.train.optimizer import build_optimizers

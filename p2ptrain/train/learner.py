@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from p2ptrain.codec import Codec, Matrices, needs_feedback
-from p2ptrain.outer import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
+from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.guard import PhaseGuard
@@ -258,7 +258,7 @@ class Learner:
         if (loss := self._loss_if_worthless(ready.weights)) is not None:
             return [Unfit(ready.link, f"its weights do worse than guessing: held-out loss {loss:.3f}")]
         self._weights.replace(ready.weights)
-        self.payloads.begin_anew()
+        self.payloads.forget_fits()
         self._guard.forget()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
@@ -314,4 +314,4 @@ class Learner:
         self._weights.publish(self.step)
         if self._shows_fast:
             self._show()
-            self.payloads.foresee(())  # the saved part of this phase does not tell how far others are now
+            self.payloads.predict_widths(())  # the saved part of this phase does not tell how far others are now

@@ -21,7 +21,7 @@ from torch.nn import Module, functional
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import MAX_PARAMETERS
-from p2ptrain.outer import FlatLayout, flatten_module
+from p2ptrain.outer.flat import FlatLayout, flatten_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

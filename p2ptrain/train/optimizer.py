@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.outer import FlatLayout
+from p2ptrain.outer.flat import FlatLayout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

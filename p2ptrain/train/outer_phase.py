@@ -22,16 +22,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2ptrain.outer import (
-    OuterRule,
-    OuterState,
-    accelerated,
-    consensus_step,
-    displaced,
-    hand_over,
-    outer_step,
-    pseudo_gradient,
-)
+from p2ptrain.outer.forms import accelerated, consensus_step
+from p2ptrain.outer.mixing import displaced
+from p2ptrain.outer.step import OuterRule, OuterState, hand_over, outer_step, pseudo_gradient
 from p2ptrain.recipes import Recipe, Stream
 
 

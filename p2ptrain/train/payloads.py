@@ -31,7 +31,7 @@ from p2ptrain.codec import (
     proposal_size,
     unexplained,
 )
-from p2ptrain.outer import l2_norm
+from p2ptrain.outer.mixing import l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths
 
@@ -49,7 +49,7 @@ class Encoded:
     step: int
     terms: tuple[CodecTerms, ...]
     """Terms that both sides agreed on for each fragment."""
-    told: tuple[Tensor, ...]  # [64] each, or [0]
+    sketch_differences: tuple[Tensor, ...]  # [64] each, or [0]
     """Sketches of the differences between both sides' fragments, from both proposals."""
 
     @property
@@ -131,11 +131,11 @@ class Payloads:
         self.published = snapshot
 
     @property
-    def knows_nothing(self) -> bool:
-        """Whether the codec needs step widths and none are measured or predicted yet (see ``foresee``)."""
+    def lacks_widths(self) -> bool:
+        """Whether the codec needs step widths and none are measured or predicted yet (see ``predict_widths``)."""
         return self._widths.are_unknown and bool(self.proposal_sizes(range(len(self._lengths))))
 
-    def foresee(
+    def predict_widths(
         self,
         movements: Sequence[Tensor],  # [n] each: movement of an inner phase so far, or of an outer step
     ) -> None:
@@ -146,7 +146,7 @@ class Payloads:
         widths of zero would never measure a difference.
         """
         moved = {number: movement for number, movement in enumerate(movements) if movement.any()}
-        self._widths.foresee({number: self.codec(number) for number in moved}, moved)
+        self._widths.predict_widths({number: self.codec(number) for number in moved}, moved)
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
@@ -196,11 +196,11 @@ class Payloads:
             self.codec(number).encode(each, agreed)
             for number, each, agreed in zip(fragments, values, terms, strict=True)
         )
-        told = tuple(
+        sketch_differences = tuple(
             apart(self.codec(number), ours, bytes(other))
             for number, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
         )
-        return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, told)
+        return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, sketch_differences)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
         """Return the difference to the partner's weights.
@@ -216,8 +216,8 @@ class Payloads:
         if not norm < float("inf"):
             raise RemoteError("its weights are not finite")
         fits = [
-            Fit(float(told.norm()), float(unexplained(told, part).norm()), len(each.largest), each.wrapped)
-            for told, part, each in zip(mine.told, parts, compared, strict=True)
+            Fit(float(sketch.norm()), float(unexplained(sketch, part).norm()), len(each.largest), each.wrapped)
+            for sketch, part, each in zip(mine.sketch_differences, parts, compared, strict=True)
         ]
         verdict = self._widths.judge(mine.fragments, fits, mine.norm)
         for (number, _, _, terms), each, fit in zip(pairs, compared, fits, strict=True):
@@ -225,12 +225,12 @@ class Payloads:
         if verdict is not WidthFeedback.FITS:
             raise MisfitError(ELSEWHERE)
         own = max(mine.norm, torch.finfo(torch.float32).tiny)
-        sketched = math.hypot(*(fit.told for fit in fits))
+        sketched = math.hypot(*(fit.sketched for fit in fits))
         return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)
 
-    def begin_anew(self) -> None:
+    def forget_fits(self) -> None:
         """Forget which step widths fitted, because this peer's weights were replaced."""
-        self._widths.begin_anew()
+        self._widths.forget_fits()
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
         """Return the bytes of each fragment as ``encode`` makes them and as a partner must send them."""

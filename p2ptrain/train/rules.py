@@ -10,7 +10,8 @@ from p2ptrain import codec, manifest
 from p2ptrain.base.ids import RunId
 from p2ptrain.codec import Codec, Matrices
 from p2ptrain.manifest import OuterSection, SwarmSection
-from p2ptrain.outer import FlatLayout, OuterRule
+from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Mix, Recipe
 from p2ptrain.swarm import SwarmRules
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.codec import is_decodable
-from p2ptrain.outer import OuterState, displaced, initial_state, l2_distance
+from p2ptrain.outer.mixing import displaced, l2_distance
+from p2ptrain.outer.step import OuterState, initial_state
 from p2ptrain.ports import InnerTask
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
@@ -68,9 +69,9 @@ class Weights:
         """Take the slow weights from an outer step; leave the fast ones unchanged."""
         self.phase = None
         self.states = phase.conclude()
-        if self._payloads.knows_nothing:
+        if self._payloads.lacks_widths:
             moved = [after.slow - before.slow for before, after in zip(phase.before, self.states, strict=True)]
-            self._payloads.foresee(moved)
+            self._payloads.predict_widths(moved)
 
     def reset_fast(self) -> None:
         """Set the fast weights to the slow ones, where the next inner phase begins."""
@@ -158,8 +159,8 @@ class Weights:
 
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
-        if self._payloads.knows_nothing:
-            self._payloads.foresee([one - state.slow for one, state in zip(fast, self.states, strict=True)])
+        if self._payloads.lacks_widths:
+            self._payloads.predict_widths([one - state.slow for one, state in zip(fast, self.states, strict=True)])
         self._payloads.publish(Snapshot(step, fast, self._payloads.published.slow))
 
     def remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:

@@ -73,9 +73,9 @@ class WidthFeedback(Enum):
 class Fit:
     """Agreement of one exchange's messages and sketches for one fragment."""
 
-    told: float
+    sketched: float
     """||t||: distance of both sides according to their sketches."""
-    left: float
+    unexplained: float
     """||t - d||: part of it that the messages do not explain."""
     blocks: int
     wrapped: float
@@ -95,7 +95,7 @@ class Widths:
     def are_unknown(self) -> bool:
         return not self._shapes
 
-    def foresee(
+    def predict_widths(
         self,
         codecs: Mapping[int, Codec],
         movements: Mapping[int, Tensor],  # [n] each
@@ -117,11 +117,12 @@ class Widths:
 
     def judge(self, numbers: Sequence[int], fits: Sequence[Fit], own: float) -> WidthFeedback:
         """Return whether an exchange may be mixed, all fragments together; ``own`` is the norm of our weights there."""
-        told, left = math.hypot(*(fit.told for fit in fits)), math.hypot(*(fit.left for fit in fits))
+        sketched = math.hypot(*(fit.sketched for fit in fits))
+        unexplained = math.hypot(*(fit.unexplained for fit in fits))
         equal = LEAST_GAP * own
-        if not left <= max(GAP * told, equal):  # also true for NaN
+        if not unexplained <= max(GAP * sketched, equal):  # also true for NaN
             return WidthFeedback.WIDE
-        if told <= equal:  # wrapped blocks are lost, but nothing is missing
+        if sketched <= equal:  # wrapped blocks are lost, but nothing is missing
             return WidthFeedback.FITS
         known = [fit for number, fit in zip(numbers, fits, strict=True) if self._fitted[number] >= FITTED]
         blocks = sum(fit.blocks for fit in known)
@@ -134,7 +135,7 @@ class Widths:
     ) -> None:
         """Learn from the measurements of this number for the next exchange, whether or not this one is mixed."""
         before = self._shapes.get(number) or self._guesses.get(number)
-        if not before or not fit.told > 0:  # equal weights fit any widths
+        if not before or not fit.sketched > 0:  # equal weights fit any widths
             return
         after = next_shape(codec, before, terms, found, PACE if self._fitted[number] >= FITTED else FIRST_PACE)
         match verdict:
@@ -146,6 +147,6 @@ class Widths:
                 self._fitted[number] += 1
         self._shapes[number] = after
 
-    def begin_anew(self) -> None:
+    def forget_fits(self) -> None:
         """Forget which widths fitted, because this peer's weights were replaced."""
         self._fitted.clear()

@@ -44,7 +44,7 @@ def device(name: str) -> list[Finding]:
     """Report the device that would train, and a GPU that torch cannot use."""
     import torch
 
-    from p2ptrain.train import choose_device
+    from p2ptrain.train.autofit import choose_device
 
     chosen = choose_device(name)
     if chosen.type == "cuda":
@@ -66,7 +66,7 @@ def device(name: str) -> list[Finding]:
 
 
 def memory(manifest: Manifest | None, name: str) -> list[Finding]:
-    from p2ptrain.train import choose_device
+    from p2ptrain.train.autofit import choose_device
     from peer.capacity import check_memory, installed_memory
 
     there = f"{installed_memory() / 1e9:.1f} GB"
@@ -92,7 +92,7 @@ def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
 
 def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Finding]:
     """Check the free disk space for the run's tokens, and for the home if it is on the same disk."""
-    from p2ptrain.data import has_stream, most_stream_bytes
+    from p2ptrain.data.corpus import has_stream, most_stream_bytes
 
     if manifest is not None and has_stream(manifest, directory):
         return [ok("cache", f"the run's tokens are in {directory}")]

@@ -19,7 +19,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import SETTINGS_FILE
 from p2ptrain.manifest.document import field_lines, read_toml
-from p2ptrain.manifest.faults import told
+from p2ptrain.manifest.faults import error_lines
 from p2ptrain.manifest.section import Section
 from p2ptrain.net.throttle import LOWEST_RATE, MBIT
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
@@ -157,7 +157,7 @@ def parse(text: str) -> Settings:
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
-        raise ValueError("; ".join(told(error, Settings, ()))) from None
+        raise ValueError("; ".join(error_lines(error, Settings, ()))) from None
 
 
 class SettingsFile:
@@ -192,8 +192,8 @@ class SettingsFile:
         """
         try:
             mark = self._mark()
-            is_calm, self._looked_at = mark == self._looked_at, mark
-            if not is_calm or (mark == self._read_at and not self._is_unread):
+            is_unchanged, self._looked_at = mark == self._looked_at, mark
+            if not is_unchanged or (mark == self._read_at and not self._is_unread):
                 return None
             self._read_at, self._is_unread = mark, False
             return Settings() if mark is None else self._read()

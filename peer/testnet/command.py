@@ -117,7 +117,7 @@ def testnet(
                 if page is not None and sys.stdout.isatty():
                     report = _watched(plan, means, seconds, watch)
                 else:
-                    report = _told(plan, means, _run(plan, means, seconds, watch), watch)
+                    report = _finish(plan, means, _run(plan, means, seconds, watch), watch)
             except KeyboardInterrupt:
                 watch.say("interrupted; all processes have stopped")
                 raise
@@ -186,23 +186,23 @@ def _run(
 
 def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> TestnetReport:
     """Run the testnet, print its report, and keep the page open until Ctrl+C."""
-    told: list[TestnetReport] = []
+    finished: list[TestnetReport] = []
 
     async def stay(ending: Ending) -> None:
-        told.append(_told(plan, means, ending, watch))
+        finished.append(_finish(plan, means, ending, watch))
         watch.say(f"the page stays open at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
         await asyncio.get_running_loop().create_future()
 
     try:
         ending = _run(plan, means, seconds, watch, stay)
     except KeyboardInterrupt:
-        if not told:
+        if not finished:
             raise
-        return told[0]
-    return _told(plan, means, ending, watch)  # after a trouble the page does not stay open
+        return finished[0]
+    return _finish(plan, means, ending, watch)  # after a trouble the page does not stay open
 
 
-def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetReport:
+def _finish(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetReport:
     watch.close()
     report = _report(plan, means, ending, watch.console)
     plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")

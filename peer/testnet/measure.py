@@ -13,9 +13,10 @@ from torch import Tensor
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
-from p2ptrain.data import open_corpus
+from p2ptrain.data.corpus import open_corpus
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train import Sampling, generate_text, validation_loss
+from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.generate import Sampling, generate_text
 from peer.home import Home, cache_directory
 from peer.model import mean, model_of
 from peer.session_recorder import HELD_OUT_TOKENS

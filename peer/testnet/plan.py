@@ -165,16 +165,16 @@ def _lock(handle: int, out: Path) -> None:
 
 
 def lay_out(
-    out: Path, manifest: Manifest, peers: int | Sequence[str], solo: bool, seed: int | None, has_door: bool = False
+    out: Path, manifest: Manifest, peers: int | Sequence[str], solo: bool, seed: int | None, is_gated: bool = False
 ) -> Plan:
     """Create a run with its own key, its solo twin, and a home with an identity for each trainer. Raises UserError.
 
     Args:
         peers: number of peers, or their names.
-        has_door: whether the manifest's admission policy applies; otherwise admission is open.
+        is_gated: whether the manifest's admission policy applies; otherwise admission is open.
     """
     changes: dict[str, Any] = {} if seed is None else {"run.seed": seed}
-    changes |= {} if has_door else OPEN
+    changes |= {} if is_gated else OPEN
     signed = _write_run(out / "run", manifest, changes)
     alone = None
     if solo:

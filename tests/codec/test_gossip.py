@@ -10,7 +10,8 @@ from torch import Tensor
 from p2ptrain import codec
 from p2ptrain.base.codec_names import WEIGHT_CODECS
 from p2ptrain.codec import Codec
-from p2ptrain.outer import OuterRule, OuterState, displaced, displacement, initial_state, outer_step
+from p2ptrain.outer.mixing import displaced, displacement
+from p2ptrain.outer.step import OuterRule, OuterState, initial_state, outer_step
 
 ELEMENTS = 1100
 RULE = OuterRule(0.7, 0.9)

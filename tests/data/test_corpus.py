@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from p2ptrain.base.errors import CorpusError, HomeError
-from p2ptrain.data import open_corpus, sources
+from p2ptrain.data import sources
+from p2ptrain.data.corpus import open_corpus
 
 TEXT = "".join(f"line {number} of a small text, für alle.\n" for number in range(200))
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data import split_stream
+from p2ptrain.data.split import split_stream
 
 
 @settings(max_examples=50, deadline=None)

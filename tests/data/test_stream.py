@@ -9,9 +9,9 @@ import pytest
 from filelock import FileLock
 
 from p2ptrain.base.errors import CorpusError, HomeError
-from p2ptrain.data import ByteTokenizer
 from p2ptrain.data.sources import TextChunk
 from p2ptrain.data.stream import open_stream, token_type, tokenize
+from p2ptrain.data.tokenizer import ByteTokenizer
 
 IDS = np.arange(100, dtype=np.uint8)
 

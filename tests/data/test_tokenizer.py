@@ -9,7 +9,8 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data import ByteTokenizer, JsonTokenizer, load_tokenizer, tokenizer
+from p2ptrain.data import tokenizer
+from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer, load_tokenizer
 from p2ptrain.manifest.sources import FileTokenizer
 
 TEXT = "Où est la bibliothèque? \x00\x7f 日本語\n"

@@ -21,7 +21,8 @@ from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rpc import receive_message
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
-from p2ptrain.outer import OuterRule, slices
+from p2ptrain.outer.fragments import slices
+from p2ptrain.outer.step import OuterRule
 from p2ptrain.ports import Link
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Peer, PeerState, Presence

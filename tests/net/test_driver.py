@@ -26,7 +26,8 @@ from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.net.driver import FAREWELL_S, Driver, DriverEnvironment, at_once
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rpc import send_message as ask
-from p2ptrain.outer import OuterRule, slices
+from p2ptrain.outer.fragments import slices
+from p2ptrain.outer.step import OuterRule
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Offer, Peer, PeerState, Presence, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S

@@ -21,7 +21,7 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import OuterSection, SwarmSection
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
-from p2ptrain.outer import slices
+from p2ptrain.outer.fragments import slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules

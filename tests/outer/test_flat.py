@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.outer import FlatLayout, flatten_module
+from p2ptrain.outer.flat import FlatLayout, flatten_module
 
 
 class TiedModel(nn.Module):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.base.errors import ManifestError
-from p2ptrain.outer import slices
+from p2ptrain.outer.fragments import slices
 
 
 @settings(max_examples=50, deadline=None)

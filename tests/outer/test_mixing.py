@@ -7,20 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.outer import (
-    OuterRule,
-    OuterState,
+from p2ptrain.outer.mixing import (
+    NORM_CHUNK,
     displaced,
     displacement,
-    initial_state,
     l2_distance,
     l2_norm,
     late_momentum,
     late_pseudo_gradient,
-    outer_step,
-    pseudo_gradient,
 )
-from p2ptrain.outer.mixing import NORM_CHUNK
+from p2ptrain.outer.step import OuterRule, OuterState, initial_state, outer_step, pseudo_gradient
 
 weights = st.floats(0.05, 20.0)
 radii = st.one_of(st.just(math.inf), st.floats(0.0, 100.0))

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2ptrain.outer import (
+from p2ptrain.outer.fragments import slices
+from p2ptrain.outer.step import (
+    NORM_FACTOR_LIMIT,
     NORM_HISTORY,
+    NORM_HISTORY_MINIMUM,
     OuterRule,
     OuterState,
     hand_over,
@@ -17,9 +20,7 @@ from p2ptrain.outer import (
     outer_step,
     pseudo_gradient,
     pseudo_gradient_fault,
-    slices,
 )
-from p2ptrain.outer.step import NORM_FACTOR_LIMIT, NORM_HISTORY_MINIMUM
 
 ELEMENTS = 3 * 1024 + 7
 

@@ -15,7 +15,8 @@ from p2ptrain import codec
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net.driver import DriverEnvironment, at_once
-from p2ptrain.outer import OuterRule, slices
+from p2ptrain.outer.fragments import slices
+from p2ptrain.outer.step import OuterRule
 from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask

@@ -15,7 +15,7 @@ from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.codec import CodecTerms
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.outer import slices
+from p2ptrain.outer.fragments import slices
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, matrices_of
 from peer import assembly

@@ -15,7 +15,7 @@ import torch
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train import flat_model
+from p2ptrain.train.model import flat_model
 from peer.home import Home
 from peer.model import export
 

@@ -11,7 +11,7 @@ import pytest
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.train import Placement
+from p2ptrain.train.autofit import Placement
 from p2ptrain.train.loop import Signals
 from peer.messages import line
 from peer.session_recorder import LAST_PATIENCE_S, LOOK_MOST_S, STEPS_REMEMBERED, SessionRecorder

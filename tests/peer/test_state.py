@@ -15,7 +15,7 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.view import MOST_PEERS
 from p2ptrain.swarm import PeerState, Presence
-from p2ptrain.train import Placement
+from p2ptrain.train.autofit import Placement
 from peer.messages import line, without_places
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing

@@ -14,7 +14,7 @@ from swarm import Program, Swarm
 
 from p2ptrain import checkpoint
 from p2ptrain.manifest import JoinLink
-from p2ptrain.train import flat_model
+from p2ptrain.train.model import flat_model
 from peer.cli import export, generate, invite
 
 pytestmark = pytest.mark.net

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2ptrain.outer import OuterRule, OuterState, consensus_step
+from p2ptrain.outer.forms import consensus_step
+from p2ptrain.outer.step import OuterRule, OuterState
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules

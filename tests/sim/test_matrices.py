@@ -11,7 +11,8 @@ from torch import Tensor
 
 from p2ptrain.base.ids import RunId
 from p2ptrain.codec import CodecTerms, LowRankCodec, effective_rank
-from p2ptrain.outer import FlatLayout, slices
+from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.outer.fragments import slices
 from p2ptrain.sim.learner_pool import swarm_rules_of
 from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.lm.language import LanguageLearnerPool, description, make_pool

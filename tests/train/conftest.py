@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data import ByteTokenizer, Corpus, split_stream
+from p2ptrain.data.corpus import Corpus
+from p2ptrain.data.split import split_stream
+from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import Manifest, preset, with_changes
-from p2ptrain.train import CorpusReader, FlatModel, LanguageModelTask, Placement, flat_model
+from p2ptrain.train.autofit import Placement
+from p2ptrain.train.inner import CorpusReader, LanguageModelTask
+from p2ptrain.train.model import FlatModel, flat_model
 
 CPU = torch.device("cpu")
 TINY = {

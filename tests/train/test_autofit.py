@@ -8,8 +8,16 @@ import torch
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import preset
-from p2ptrain.train import Placement, autofit, choose_device, place
-from p2ptrain.train.autofit import cpu_micro_batch, fastest, fitting, search_micro_batch
+from p2ptrain.train import autofit
+from p2ptrain.train.autofit import (
+    Placement,
+    choose_device,
+    cpu_micro_batch,
+    fastest,
+    fitting,
+    place,
+    search_micro_batch,
+)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from p2ptrain.train import HeldOutText, evaluate, validation_loss
+from p2ptrain.train import evaluate
+from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.model import summed_loss
 
 

@@ -54,7 +54,9 @@ def test_weights_that_are_as_good_as_equal_fit_whatever_wraps(told: float, verdi
     """Else peers that agree would leave each other alone for it at the run's end."""
     widths = Widths()
     widths._fitted[0] = FITTED
-    assert widths.judge([0], [Fit(told=told, left=told, blocks=MISFIT_BLOCKS, wrapped=1.0)], own=1.0) is verdict
+    assert (
+        widths.judge([0], [Fit(sketched=told, unexplained=told, blocks=MISFIT_BLOCKS, wrapped=1.0)], own=1.0) is verdict
+    )
 
 
 @pytest.mark.parametrize("factor", [3.0, -1.0, 0.0, 0.5, LARGEST_MAGNITUDE / 8])
@@ -190,7 +192,7 @@ def test_an_honest_one_that_has_drifted_far_away_fits() -> None:
 def test_new_weights_need_other_widths() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     acquainted(one, other)
-    one.begin_anew()
+    one.forget_fits()
     assert met(one, other, random).distance == 0.0
 
 
@@ -250,7 +252,7 @@ def test_a_fragment_whose_widths_are_wrong_learns_while_others_fit() -> None:
     parts = {one: peer(2).published.parts[0], other: peer(3).published.parts[0]}
     for each, part in parts.items():
         each.publish(Snapshot(1, (part, lopsided(part)), (part, lopsided(part))))
-        each.foresee([part - COMMON, lopsided(part) - COMMON])
+        each.predict_widths([part - COMMON, lopsided(part) - COMMON])
     for _ in range(12):
         refusals(one, other, 1, 0)
         refusals(one, other, 1, 1)

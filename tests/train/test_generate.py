@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from p2ptrain.data import ByteTokenizer
-from p2ptrain.train import Sampling, generate_text, generate_tokens
+from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.train.generate import Sampling, generate_text, generate_tokens
 
 PROMPT = list(b"12 times ")
 

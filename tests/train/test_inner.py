@@ -8,7 +8,10 @@ from torch.nn import functional
 
 from p2ptrain.base.errors import DeviceError, ManifestError
 from p2ptrain.data import assign
-from p2ptrain.train import CorpusReader, LanguageModelTask, Placement, build_module, inner, learning_rate
+from p2ptrain.train import inner
+from p2ptrain.train.autofit import Placement
+from p2ptrain.train.inner import CorpusReader, LanguageModelTask, learning_rate
+from p2ptrain.train.model import build_module
 
 
 def run(task, steps, start=0):

@@ -11,7 +11,8 @@ from p2ptrain import codec
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.outer import OuterRule, slices
+from p2ptrain.outer.fragments import slices
+from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms

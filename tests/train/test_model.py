@@ -5,7 +5,8 @@ import torch
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import parameter_count, preset, with_changes
-from p2ptrain.train import build_module, model
+from p2ptrain.train import model
+from p2ptrain.train.model import build_module
 
 PLAIN = {
     "vocab_size": 64,

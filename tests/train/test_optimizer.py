@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from p2ptrain.manifest import preset, with_changes
-from p2ptrain.train import build_module
+from p2ptrain.train.model import build_module
 from p2ptrain.train.optimizer import hidden_matrices
 
 SHAPES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}

@@ -5,7 +5,8 @@ import torch
 
 from p2ptrain import codec
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.outer import OuterRule, slices
+from p2ptrain.outer.fragments import slices
+from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.train.learner import Learner

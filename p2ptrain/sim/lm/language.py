@@ -11,7 +11,7 @@ from torch import Tensor
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import TrainingSection
 from p2ptrain.manifest.model import GroupedConfig, Llama
-from p2ptrain.outer import slices
+from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
 from p2ptrain.sim.learning import LanguageModelLearner

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from p2ptrain.outer import FlatLayout, flatten_module
+from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.sim.lm.row_optimizer import RowOptimizer
 from p2ptrain.sim.lm.stacked import StackedLlama
 from p2ptrain.sim.lm.text import Part, Text, TextShare

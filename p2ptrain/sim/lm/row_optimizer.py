@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from p2ptrain.outer import FlatLayout
+from p2ptrain.outer.flat import FlatLayout
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import TrainingSection

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from p2ptrain.manifest.model import Llama
-from p2ptrain.outer import FlatLayout
+from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.sim.lm.kernels import (
     Fixed,
     Normalized,

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data import ByteTokenizer, Corpus, Split, assign, split_stream
+from p2ptrain.data import assign
+from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.sources import read_pieces
+from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import tokenize
+from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest.sources import BuiltinCorpus
 from p2ptrain.train.inner import CorpusReader
 

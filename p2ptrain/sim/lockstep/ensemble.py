@@ -20,7 +20,7 @@ from torch import Tensor
 
 from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable, needs_feedback
 from p2ptrain.codec.base import MagnitudeError
-from p2ptrain.outer import OuterRule
+from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Stream
 from p2ptrain.sim.evaluation import Evaluation, finite
 from p2ptrain.sim.learner_pool import QuadraticLearnerPool

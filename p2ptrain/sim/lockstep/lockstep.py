@@ -17,18 +17,10 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.outer import (
-    OuterRule,
-    OuterState,
-    displaced,
-    late_momentum,
-    late_pseudo_gradient,
-    merged,
-    outer_step,
-    own_fresh,
-    pseudo_gradient,
-    slices,
-)
+from p2ptrain.outer.forms import merged, own_fresh
+from p2ptrain.outer.fragments import slices
+from p2ptrain.outer.mixing import displaced, late_momentum, late_pseudo_gradient
+from p2ptrain.outer.step import OuterRule, OuterState, outer_step, pseudo_gradient
 from p2ptrain.ports import InnerTask
 from p2ptrain.recipes import Mix, Recipe, Stream
 from p2ptrain.swarm.topology import Topology, planned_partners

@@ -11,7 +11,7 @@ import torch
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import create_run, sign_run
-from p2ptrain.train import flat_model
+from p2ptrain.train.model import flat_model
 from peer.home import Home
 from peer.testnet import measure as measuring
 from peer.testnet.measure import disagreement, measure

@@ -54,7 +54,7 @@ def test_a_testnet_of_a_private_run_is_open(tmp_path: Path) -> None:
 
 def test_one_with_a_door_is_as_private_as_its_manifest(tmp_path: Path) -> None:
     private = with_changes(DEMO, {"admission.policy": "invite"})
-    plan = lay_out(tmp_path, private, peers=2, solo=False, seed=None, has_door=True)
+    plan = lay_out(tmp_path, private, peers=2, solo=False, seed=None, is_gated=True)
     assert plan.signed.manifest.admission.policy == "invite"
 
 

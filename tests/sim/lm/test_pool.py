@@ -9,12 +9,17 @@ import torch
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.ids import PeerId
-from p2ptrain.data import ByteTokenizer, Corpus, split_stream
+from p2ptrain.data.corpus import Corpus
+from p2ptrain.data.split import split_stream
+from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import preset, with_changes
 from p2ptrain.sim.lm import pool as pool_module
 from p2ptrain.sim.lm.pool import LanguageModelPool
 from p2ptrain.sim.lm.text import Text, shares
-from p2ptrain.train import CorpusReader, LanguageModelTask, Placement, flat_model, validation_loss
+from p2ptrain.train.autofit import Placement
+from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.inner import CorpusReader, LanguageModelTask
+from p2ptrain.train.model import flat_model
 
 TINY = {
     "model.config.hidden_size": 16,

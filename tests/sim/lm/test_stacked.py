@@ -6,8 +6,7 @@ import torch
 from p2ptrain.manifest import preset, with_changes
 from p2ptrain.sim.lm import kernels
 from p2ptrain.sim.lm.stacked import StackedLlama
-from p2ptrain.train import flat_model
-from p2ptrain.train.model import summed_loss
+from p2ptrain.train.model import flat_model, summed_loss
 
 CPU = torch.device("cpu")
 SMALL = {
