@@ -61,10 +61,12 @@ def test_a_swarm_behind_routers_survives_the_death_of_its_only_public_peer(
         "limits={}",
         "limits.restarts={at_least = 1, at_most = 1}",
         *("limits.missed_acts.at_most=0", "limits.offences.at_most=0"),
-        *("limits.stayed.at_least=3", "limits.fewest_exchanges_afterwards.at_least=1"),
+        "limits.stayed.at_least=3",
     )
     assert report["figures"]["left_processes"] == report["figures"]["left_namespaces"] == 0
     assert report["figures"]["peers"]["public-1"]["exits"] == ["is killed", 0]
+    home = report["figures"]["peers"]["home-1"]
+    assert home["exchanges_afterwards"]  # how soon the public one returns depends on the machine; make lab has limits
 
 
 @root
