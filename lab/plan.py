@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.scenario import RealGroup, RealScenario
+from lab.scenario import DISK_BREAKAGES, RealGroup, RealScenario
 from lab.script import Script
 from lab.stages import StageName, own_latency
 from p2ptrain.base.errors import ScenarioError
@@ -88,7 +88,7 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
         faults += [
             f"troubles: stage {stage} has no disk that can fail ({trouble.what}); take --stage namespaces"
             for trouble in group.troubles
-            if trouble.what in ("disk_full", "read_only")
+            if trouble.what in DISK_BREAKAGES
         ]
     if stage == "docker":
         beyond = {
@@ -97,7 +97,7 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             "router": group.router,
             "clock_off_s": group.clock_off_s,
             "amid_exchange": group.amid_exchange,
-            "troubles": [each.what for each in group.troubles if each.what not in ("disk_full", "read_only")],
+            "troubles": [each.what for each in group.troubles if each.what not in DISK_BREAKAGES],
         }
         faults += [
             f"{field}: stage docker does not support this; take --stage namespaces"

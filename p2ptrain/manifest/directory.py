@@ -79,7 +79,7 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
 
 def sign_run(directory: Path) -> Signing:
     """Sign ``manifest.toml`` into ``manifest.signed``; repeated signing changes nothing. Raises ManifestError."""
-    manifest = parse_toml(_read_manifest(directory))
+    manifest = _parsed(directory)
     signed = sign(manifest, read_key(directory))
     path = directory / SIGNED_FILE
     previous = _previous_run(path)
@@ -103,10 +103,12 @@ def load_run(directory: Path) -> SignedManifest:
         raise ManifestError(
             f"{directory} holds no {SIGNED_FILE}.", f"Sign the manifest with `p2ptrain sign {directory}`."
         ) from None
+    except ManifestError as error:
+        raise _unusable(path, error) from None
     except OSError as error:
         raise _unreadable(path, error) from error
     if (directory / MANIFEST_FILE).exists():
-        changed = differences(signed.manifest, parse_toml(_read_manifest(directory)))
+        changed = differences(signed.manifest, _parsed(directory))
         if changed:
             raise ManifestError(
                 "\n".join([f"{directory / MANIFEST_FILE} was edited after signing (signed -> now):", *changed]),
@@ -122,6 +124,17 @@ def _previous_run(path: Path) -> RunId | None:
         return None
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _parsed(directory: Path) -> Manifest:
+    try:
+        return parse_toml(_read_manifest(directory))
+    except ManifestError as error:
+        raise _unusable(directory / MANIFEST_FILE, error) from None
+
+
+def _unusable(path: Path, error: ManifestError) -> ManifestError:
+    return ManifestError(f"{path} cannot be used:\n{error.problem}", error.remedy)
 
 
 def _read_manifest(directory: Path) -> str:

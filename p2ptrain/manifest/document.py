@@ -52,13 +52,13 @@ def parse_toml(text: str) -> Manifest:
     """Parse the text of a ``manifest.toml``. Raises ManifestError with one line per problem."""
     if len(text) > MAX_MANIFEST_BYTES:
         raise ManifestError(
-            f"manifest.toml has {len(text):,} characters, but at most {MAX_MANIFEST_BYTES:,} are allowed.",
+            f"The manifest has {len(text):,} characters, but at most {MAX_MANIFEST_BYTES:,} are allowed.",
             "Check that it is the right file; `p2ptrain init` writes one of about 8,000 characters.",
         )
     try:
         data = read_toml(text)
     except ValueError as error:
-        raise ManifestError(f"manifest.toml is not valid TOML: {error}.", "Correct that line.") from None
+        raise ManifestError(f"The manifest is not valid TOML: {error}.", "Correct that line.") from None
     return parse_data(data)
 
 

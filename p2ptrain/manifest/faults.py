@@ -95,7 +95,10 @@ def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str
         case "less_than" | "less_than_equal" | "greater_than" | "greater_than_equal":
             bounds = _bounds(_field(name, root, tag)) or _message(entry)
             return [f"{path}: {bounds}, found {shown(entry['input'])}"]
-    return [f"{path}: {_message(entry)}, found {shown(entry['input'])}"]
+    description = " ".join((_field(name, root, tag).description or "").split())
+    _, _, allowed = description.removesuffix(".").partition("Allowed: ")
+    rule = f" (allowed: {allowed})" if allowed else ""
+    return [f"{path}: {_message(entry)}, found {shown(entry['input'])}{rule}"]
 
 
 def _bounds(field: FieldInfo) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 import torch
 from torch import Tensor
@@ -92,24 +93,33 @@ class OuterPhase:
 
     def conclude(self) -> tuple[OuterState, ...]:
         """Run the second half; return the states with which the next inner phase begins."""
-        form = self.recipe.outer
-        if self.recipe.mixes_before_step:
-            self.states = [self._mixed(fragment, state) for fragment, state in enumerate(self.states)]
-        elif form == "y_form" or form == "z_form":
-            self.states = [
-                accelerated(before, stepped, mixed.slow, self.rule, form)
-                for before, stepped, mixed in zip(self.before, self.stepped, self.states, strict=True)
-            ]
+        match self.recipe.outer:
+            case _ if self.recipe.mixes_before_step:
+                self.states = [self._mixed(fragment, state) for fragment, state in enumerate(self.states)]
+            case "y_form" | "z_form" as form:
+                self.states = [
+                    accelerated(before, stepped, mixed.slow, self.rule, form)
+                    for before, stepped, mixed in zip(self.before, self.stepped, self.states, strict=True)
+                ]
+            case "hand_over" | "momentum" | "consensus":
+                pass  # the first half did it all
+            case other:
+                assert_never(other)
         return tuple(self.states)
 
     def _folded(self, fragment: int, state: OuterState, theta: Tensor) -> OuterState:
         """Return one fragment after a step by its own pseudo-gradient."""
-        if self.recipe.outer == "hand_over":
+        form = self.recipe.outer
+        if form == "hand_over":
             return hand_over(state, theta)
         g = self.gradients[fragment] if self.gradients else pseudo_gradient(state, theta)
-        if self.recipe.outer == "momentum":
-            return outer_step(state, g, self.rule)
-        return OuterState(state.slow.add(g, alpha=-self.rule.learning_rate), state.momentum)
+        match form:
+            case "momentum":
+                return outer_step(state, g, self.rule)
+            case "y_form" | "z_form" | "consensus":
+                return OuterState(state.slow.add(g, alpha=-self.rule.learning_rate), state.momentum)
+            case other:
+                assert_never(other)
 
     def _mixed(self, fragment: int, state: OuterState) -> OuterState:
         """Return one fragment after a step by the mixed pseudo-gradient."""

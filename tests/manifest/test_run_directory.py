@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import NoReturn
@@ -12,6 +13,7 @@ import pytest
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PROTOCOL_VERSION
+from p2ptrain.framing import MAX_MANIFEST_BYTES
 from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, PRESETS, SIGNED_FILE, create_run, load_run, parse_toml, sign_run
 
 
@@ -158,7 +160,7 @@ def test_the_signed_file_alone_is_enough(run: Path) -> None:
 def test_a_damaged_signed_file_is_refused_and_signed_afresh(run: Path) -> None:
     content = (sign_run(run).signed).to_bytes()
     (run / SIGNED_FILE).write_bytes(content[:-5])
-    with pytest.raises(ManifestError, match="damaged"):
+    with pytest.raises(ManifestError, match=f"^{re.escape(str(run / SIGNED_FILE))} cannot be used:\n.*damaged"):
         load_run(run)
     assert sign_run(run).previous is None
     assert (run / SIGNED_FILE).read_bytes() == content
@@ -170,6 +172,13 @@ def test_another_protocol_version_is_refused(run: Path) -> None:
     for refused in (load_run, sign_run):
         with pytest.raises(ManifestError, match=f"version 999, this p2ptrain uses {PROTOCOL_VERSION}"):
             refused(run)
+
+
+@pytest.mark.parametrize("text", ["x = ", "[run]", "x" * (MAX_MANIFEST_BYTES + 1)])
+def test_a_faulty_manifest_is_named_by_its_path(run: Path, text: str) -> None:
+    (run / MANIFEST_FILE).write_text(text)
+    with pytest.raises(ManifestError, match=f"^{re.escape(str(run / MANIFEST_FILE))} cannot be used:\n"):
+        sign_run(run)
 
 
 def test_sign_without_manifest_or_key(run: Path, tmp_path: Path) -> None:
