@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from p2ptrain.base.interrupts import default_sigint
+from p2ptrain.base.imports import command_imports
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.throttle import LOWEST_RATE, MBIT
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
@@ -67,7 +67,7 @@ def bootstrap(
     names both bootstraps, and one of them is enough to join.
     """
     other = None if beside is None else JoinLink.parse(beside)
-    with default_sigint():
+    with command_imports():
         from bootstrap import app
 
     default = app.LOCAL_LISTEN if local else PUBLIC_LISTEN

@@ -25,7 +25,7 @@ Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies"]
 no_descriptors: neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed."""
 
 DISK_BREAKAGES: tuple[Breakage, ...] = ("disk_full", "read_only")
-"""They need a disk of the peer's own, which only stage namespaces has."""
+"""Failures that need a disk of the peer's own, which only stage namespaces has."""
 
 WireLie = Literal[
     "frames", "shapes", "enormous", "infinite", "endless", "drip", "lingering", "heavy", "flood", "forged_record"

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from p2ptrain.base.errors import AdmissionError, HomeError, UserError
-from p2ptrain.base.interrupts import default_sigint
+from p2ptrain.base.imports import command_imports
 from p2ptrain.manifest import JoinLink
 from p2ptrain.page.listen_address import ListenAddress
 from peer.options import HOME, FiniteRange
@@ -70,7 +70,7 @@ def peer(
     Without LINK, continue the run of --home. Ctrl+C saves and leaves the swarm; the next start resumes from there.
     """
     parsed = JoinLink.parse(link) if link is not None else None
-    with default_sigint():
+    with command_imports():
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
         from peer.app import run_peer
         from peer.assembly import PeerOptions
@@ -247,7 +247,7 @@ def _print_access_list(run: Path, access_list: AccessList) -> None:
 @TOKENIZER
 def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     """Write the newest checkpoint in HOME to the directory OUT, for AutoModelForCausalLM.from_pretrained(OUT)."""
-    with default_sigint():
+    with command_imports():
         from peer import model
         from peer.home import Home
 
@@ -266,7 +266,7 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
 @TOKENIZER
 def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
     """Continue TEXT with the newest checkpoint in HOME."""
-    with default_sigint():
+    with command_imports():
         from p2ptrain.train.generate import Sampling, generate_text
         from peer.home import Home
         from peer.model import load_model

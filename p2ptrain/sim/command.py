@@ -12,7 +12,7 @@ import click
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import ScenarioError
-from p2ptrain.base.interrupts import default_sigint
+from p2ptrain.base.imports import command_imports
 from p2ptrain.base.telemetry import LossyStream
 from p2ptrain.base.text import PLAIN_WIDTH, printable
 
@@ -50,7 +50,7 @@ def simulate(
     Simulated peers run the protocol and arithmetic of real peers on simulated computers and lines. docs/SIMULATOR.md
     explains scenarios and reports.
     """
-    with default_sigint():
+    with command_imports():
         import torch
         from rich.console import Console
         from rich.progress import Progress, TextColumn

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module, functional
 
 from p2ptrain.base.errors import ManifestError
+from p2ptrain.base.imports import large_imports
 from p2ptrain.manifest import MAX_PARAMETERS
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 
@@ -51,9 +52,10 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
 
     Raises ManifestError if the model has more parameters than allowed.
     """
-    import transformers
+    with large_imports():
+        import transformers
 
-    architecture = getattr(transformers, description.architecture)
+        architecture = getattr(transformers, description.architecture)  # transformers imports lazily
     config = architecture.config_class(
         **description.config_arguments(),
         use_cache=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -9,12 +10,12 @@ import sys
 
 import pytest
 
-from p2ptrain.base.interrupts import default_sigint
+from p2ptrain.base.imports import command_imports, large_imports
 
 LOADING = """
 import os, signal
-from p2ptrain.base.interrupts import default_sigint
-with default_sigint():
+from p2ptrain.base.imports import command_imports
+with command_imports():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
@@ -30,7 +31,7 @@ def test_an_interrupt_amid_imports_ends_the_process() -> None:
 def test_afterwards_python_hears_of_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with default_sigint():
+        with command_imports():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -42,7 +43,16 @@ def test_who_ignores_interrupts_goes_on_to() -> None:
     """A job in the background of a shell does."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with default_sigint():
+        with command_imports():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_imports_are_neither_collected_nor_examined_again() -> None:
+    before = gc.get_freeze_count()
+    with large_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
+    gc.unfreeze()
