@@ -46,7 +46,7 @@ docker-check: $(STAMP)
 
 test: $(STAMP)
 	.ci/net
-	$(BIN)/pytest -n 2 -m "not net and not lab"
+	$(BIN)/pytest -n 3 -m "not net and not lab"
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "net and not lab"
 	.ci/docker
 

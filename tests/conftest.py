@@ -6,6 +6,7 @@ also when its parent is gone.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
@@ -17,17 +18,38 @@ import psutil
 import pytest
 
 MARK = "P2PTRAIN_TEST_SESSION"
+LONGEST = frozenset(
+    {
+        "test_owner_control_of_real_peers.py",
+        "test_swarm_endures.py",
+        "test_swarm_learns.py",
+        "test_readme.py",
+        "test_bench.py",
+        "test_lab_process.py",
+    }
+)
 GRACE_S = 15.0
 """For processes that were told to leave, or whose parent just died."""
 
 # Before anything imports torch: it reads this once. More threads than cores make every test slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ[MARK] = uuid.uuid4().hex
+gc.disable()  # until all modules are imported: see p2ptrain.base.imports
 # Processes that tests start keep their compiled modules: compiling them anew takes half a second of every start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell's background job ignores Ctrl+C, and so would every process that a test starts in order to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take minutes first: no worker is left alone with one at the end."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

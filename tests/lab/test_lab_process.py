@@ -90,7 +90,7 @@ Running = tuple[subprocess.Popen[bytes], list[psutil.Process]]
 
 @pytest.fixture
 def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
-    """Start a testnet in namespaces; yield once its first peer has its p2pd, with all its processes."""
+    """Start a testnet in namespaces; yield once the bootstrap and a peer have their p2pd, with all processes."""
     out = tmp_path / "out"
     scenario = str(SCENARIOS / "slow_line.toml")
     process = subprocess.Popen(
@@ -99,8 +99,9 @@ def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: (out / "good-1" / "events.jsonl").exists())
-    yield process, psutil.Process(process.pid).children(recursive=True)
+    top = psutil.Process(process.pid)
+    wait_for(lambda: [_name(each) for each in top.children(recursive=True)].count("p2pd") >= 2)
+    yield process, top.children(recursive=True)
     process.kill()
     process.wait()
 
@@ -118,7 +119,6 @@ def wait_for(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.lab), signal.SIGKILL])
 def test_a_stopped_testnet_leaves_nothing(running: Running, number: signal.Signals) -> None:
     process, inside = running
-    assert [_name(each) for each in inside].count("p2pd") >= 2
     namespaces = {link for each in inside if (link := _target(Path(f"/proc/{each.pid}/ns/net")))}
     assert Path("/proc/self/ns/net").readlink() not in namespaces
     assert len(namespaces) >= 4  # the backbone, the bootstrap, the peers

@@ -234,7 +234,7 @@ def endless_swarm(*names: str) -> Iterator[tuple[Swarm, Program, list[Program]]]
             each.wait_for("exchanged")
             each.wait_for("found")
         for each in peers:
-            psutil.Process(each.process.pid).nice(10)  # they train all the time, and newcomers have much to import
+            psutil.Process(each.process.pid).nice(15)  # they train all the time, and newcomers have much to import
         yield swarm, bootstrap, peers
 
 

@@ -40,7 +40,7 @@ def basic() -> dict[str, Any]:
     return changed(BASIC, ())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make() -> Make:
     """``make("outer.inner_steps=5", groups=[...])``: the basic scenario with changes, and more groups of peers."""
 
