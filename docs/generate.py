@@ -70,6 +70,8 @@ def module_list() -> str:
             lines += ["", f"## {folder}", ""]
         sentence = first_sentence(read(path))
         start = re.split(r":(?:\s|$)", sentence)[0]
+        if start.count("(") != start.count(")"):  # the colon is inside parentheses
+            start = sentence
         lines.append(f"- `{path.stem}`: {start if len(start.split()) >= 4 else sentence}")
     return "\n".join(lines).strip()
 

@@ -86,12 +86,15 @@ class Receipt:
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """Parse a claim without checking its signature. Raises RemoteError for anything else."""
+        """Parse a claim without checking its signature. Raises RemoteError if the bytes are malformed."""
         return cls.read([*unpacked(body, MAX_RECEIPT_BYTES), b""])
 
     @classmethod
     def read(cls, raw: list[Any]) -> Self:
-        """Build a receipt from its fields, in order, with both signatures. Raises RemoteError if they are invalid."""
+        """Build a receipt from its fields in order, without checking its signatures.
+
+        Raises RemoteError if a field is malformed.
+        """
         match raw:
             case [str(peer), str(partner), *numbers, bytes(signature), bytes()] if (
                 len(numbers) == len(fields(cls)) - 4

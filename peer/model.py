@@ -22,7 +22,10 @@ from peer.home import Home
 
 
 def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer]:
-    """Load the newest whole checkpoint's slow weights into the run's model, on the CPU. Raises UserError."""
+    """Build the run's model on the CPU with the slow weights of the newest undamaged checkpoint, and its tokenizer.
+
+    Raises HomeError if there is none.
+    """
     signed = home.load_manifest(None)
     found = checkpoint.load_latest(home.checkpoints)
     if found.checkpoint is None and found.passed_over:

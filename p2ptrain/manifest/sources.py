@@ -1,7 +1,7 @@
 """The tokenizer and corpus sections: the source of the text and its conversion to tokens. Never a path.
 
-A manifest is untrusted, so it names a file only by its digest; each owner sets the path in the settings. Sources on the
-Hugging Face hub are pinned to a commit. A short string may replace either table::
+A manifest is untrusted, so it names a file only by its digest; each owner passes the file with --data or --tokenizer.
+Sources on the Hugging Face hub are pinned to a commit. A short string may replace either table::
 
     tokenizer = "bytes"                      corpus = "builtin:shakespeare"
     tokenizer = "hf:owner/name@<revision>"   corpus = "hf:owner/name@<revision>"

@@ -49,7 +49,7 @@ class Identity:
         key = _parsed(raw)
         if key is None:
             raise HomeError(
-                f"{path} is not an identity key ({len(raw)} bytes that do not agree).",
+                f"{path} is not an identity key ({len(raw)} bytes; its secret and public halves do not match).",
                 "Restore it from a backup, or move it away to get a new identity.",
             )
         return cls(path, peer_of(key.public_key().public_bytes_raw()), key)

@@ -122,7 +122,7 @@ class PageServer:
         self._thread.join(2 * STOP_S + 2.0)
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to all readers of ``/events``; callable from any thread."""
+        """Send an event to all readers of ``/events``; slow readers miss the oldest ones. Callable from any thread."""
         if self._streams:
             line = f"data: {json.dumps(event, allow_nan=False, default=str)}\n\n".encode()
             with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -279,7 +279,7 @@ class SimulatedPeer:
             self.handle(Woke())
 
     def later(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Call ``action`` after ``delay`` seconds, subject to the rules of ``happen``."""
+        """Call ``action`` after ``delay`` seconds; deferred until ``thaw`` if frozen, dropped if killed."""
         self.world.after(delay, self.happen, action, arguments)
 
     def happen(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -73,7 +73,7 @@ def summary(report: SimulationReport) -> Table:
 
 
 def by_group(report: SimulationReport) -> Table | None:
-    """Return a table with a line for each group; None if ``summary`` shows them."""
+    """Return one row per group; None if there are so few that ``summary`` has a column for each."""
     if len(report.groups) <= MOST_COLUMNS:
         return None
     shown = [row for row in ROWS if row[1] in COLUMNS]

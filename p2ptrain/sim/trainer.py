@@ -52,11 +52,11 @@ class StepBatcher:
 
 @dataclass(slots=True, eq=False)
 class SimulatedTrainer:
-    """One peer's inner steps.
+    """Trainer of one simulated peer.
 
     Args:
         step_s: returns the seconds of the next inner step.
-        handle: takes the learner's events.
+        handle: called with each event of the learner.
     """
 
     step_batcher: StepBatcher

@@ -164,7 +164,7 @@ class Weights:
         self._payloads.publish(Snapshot(step, fast, self._payloads.published.slow))
 
     def remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
-        """Update the error feedback after a partner has received a message: what it left out is sent later."""
+        """Store the part of a fragment that a message to a partner omitted; later messages add it (error feedback)."""
         codec, place, published = self._payloads.codec(number), mine.fragments.index(number), self._payloads.published
         if self._left_out and is_decodable(codec) and mine.step == published.step:
             said = codec.decode(mine.parts[place], mine.terms[place])

@@ -78,7 +78,7 @@ Cap = Annotated[float, Field(ge=0, le=HIGHEST), AfterValidator(_cap)]
 
 
 class Settings(Section):
-    """The owner's settings; the defaults allow everything."""
+    """Contents of settings.toml; by default nothing is capped and no figures are shared."""
 
     upload_mbit: Cap = 0.0
     """Maximum upload rate in Mbit/s (10^6 bits per second). Allowed: 0 (no cap), or a number from 0.25 to 1,000,000."""

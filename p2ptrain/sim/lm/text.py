@@ -107,7 +107,7 @@ def shares(text: Text, readers: Sequence[CorpusReader], kind: DataKind) -> tuple
     if count > total:
         raise CorpusError(
             f"{count} peers cannot share {total} training sequences.",
-            "Use fewer peers, shorter sequences, or data iid.",
+            "Use fewer peers, shorter sequences, or set learner.data = 'iid'.",
         )
     cuts = [number * total // count for number in range(count + 1)]
     return tuple(

@@ -103,7 +103,7 @@ class Lockstep:
         return torch.cat([state.slow for state in self._states], dim=1)
 
     def outer_step(self, inner_steps: int | None = None) -> None:
-        """Make the next inner steps of all peers, H or as many as given, and the outer step after them."""
+        """Run one outer step of all peers: ``inner_steps`` inner steps (default H), then the outer update."""
         recipe = self._rules.recipe
         steps = inner_steps or self._rules.inner_steps
         if recipe.delay == "inner_steps":

@@ -367,8 +367,8 @@ def test_once_others_had_their_share_of_a_budget_exchanges_go_on_and_gifts_do_no
     assert desk.participation.modes == [Mode.SWARM]
     assert desk.kinds() == ["settings", "share given"]
     assert line(*desk.notebook.notes[-1]) == (
-        "[owner] others have used up their share of this month's traffic, 25 % of monthly_gb, released daily: "
-        "until then no weights for newcomers and no relaying; exchanges continue"
+        "[owner] other peers have used today's share of monthly_gb (25 % of it in a month); sending weights "
+        "to newcomers and relaying resume tomorrow; exchanges continue"
     )
     assert desk.status()["month"]["given_bytes"] == day
     assert "of these 2.5 MB to serve others" in status.screen(desk.status())
