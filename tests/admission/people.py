@@ -1,4 +1,4 @@
-"""An author, a witness, a guest and a stranger, each with a key, and what they sign."""
+"""An author, an invite issuer, a guest and a stranger, each with a key, and what they sign."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ticket(
 def badge(
     guest: Somebody = GUEST, by: InviteCredential | None = None, at: int = NOW, witness: Somebody = WITNESS
 ) -> Certificate:
-    """As a witness gives one, at a time of the test's choice."""
+    """Return a guest's certificate as the invite issuer signs it, at a time of the test's choice."""
     by = by or ticket(uses=1000)
     introduction = by.introduce(RUN, guest.peer)
     answer = InviteRegister(RUN, witness.peer).admit(

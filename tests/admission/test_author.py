@@ -1,4 +1,4 @@
-"""The author's files: what is written, what is refused."""
+"""The author's admission files: what is written and what is refused."""
 
 from __future__ import annotations
 

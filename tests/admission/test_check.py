@@ -1,4 +1,4 @@
-"""Who may take part: every reason to refuse, and the order in which they speak."""
+"""The admission decision: every reason to refuse, and the order of the checks."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def test_a_badge_dated_after_its_invite_or_after_today_does_not() -> None:
 @pytest.mark.parametrize("why", Refusal)
 def test_there_is_something_to_do_about_each(why: Refusal) -> None:
     assert "author" in remedy(why, GUEST.peer)
-    assert len(why.encode()) <= MAX_IDENTIFIER_CHARS  # of a REFUSAL frame
+    assert len(why.encode()) <= MAX_IDENTIFIER_CHARS  # fits into a REFUSAL frame
     assert GUEST.peer in remedy(Refusal.NOT_LISTED, GUEST.peer)

@@ -1,4 +1,4 @@
-"""What a node knows of members, and what a witness signs."""
+"""A node's knowledge about members, and the register of an invite issuer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def test_who_has_shown_a_badge_counts_and_nobody_else() -> None:
     assert door.refusal(GUEST.peer, badge().encode(), NOW) is None
     assert door.counts(GUEST.peer, NOW)
     assert not door.counts(STRANGER.peer, NOW)
-    assert door.refusal(STRANGER.peer, badge().encode(), NOW) is Refusal.NOT_GENUINE  # what everybody has seen
+    # A certificate that everybody has seen.
+    assert door.refusal(STRANGER.peer, badge().encode(), NOW) is Refusal.NOT_GENUINE
     assert door.refusal(STRANGER.peer, b"\x90", NOW) is Refusal.NOT_GENUINE
     assert not door.counts(STRANGER.peer, NOW)
 
@@ -112,8 +113,8 @@ def test_a_witness_says_no() -> None:
     assert ask(register(), now=NOW + DAY + 1) is Refusal.LATE
     assert ask(register(), said=rulings(banned=(GUEST.peer,))) is Refusal.BANNED
     assert ask(register(), said=rulings(revoked=(ticket().invite.id,))) is Refusal.REVOKED
-    assert ask(InviteRegister(RUN, STRANGER.peer)) is Refusal.NOT_GENUINE  # the invite names another
-    stolen = ticket().introduce(RUN, GUEST.peer)  # seen in a badge, and used for another name
+    assert ask(InviteRegister(RUN, STRANGER.peer)) is Refusal.NOT_GENUINE  # the invite names another issuer
+    stolen = ticket().introduce(RUN, GUEST.peer)  # copied from a certificate and used for another peer
     answer = register().admit(ticket().invite, STRANGER.peer, stolen, NONE, NOW, WITNESS.state)
     assert answer is Refusal.NOT_GENUINE
 

@@ -1,4 +1,4 @@
-"""Bytes of invites, badges and rulings: what reads back, and every way to forge one."""
+"""Encoded invites, certificates and access lists: round trips, and every way to forge one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_no_badge_can_be_forged(forge: Forge, request: pytest.FixtureRequest) ->
 
 
 def test_a_guest_cannot_date_a_badge_of_its_own_back() -> None:
-    """It holds the invite's key, and it may be a witness's peer of another invite: only the named witness counts."""
+    """Check the issuer's name: a guest has the invite's key, and may be the issuer of another invite."""
     held = ticket()
     invite = dataclasses.replace(held.invite, witnesses=(WITNESS.peer,))
     own = Certificate(invite, GUEST.peer, held.introduce(RUN, GUEST.peer), WITNESS.peer, NOW, bytes(64))
@@ -85,7 +85,7 @@ def test_nothing_passes_for_another_run() -> None:
 
 
 def test_a_statement_for_one_purpose_is_none_for_another() -> None:
-    """An author's invite is no ruling, even where the fields could be the same."""
+    """Check that an author's signature under an invite does not pass for an access list."""
     fields = [1, NOW, [], [], []]
     signature = somebody(9).state(b"p2ptrain invite 1", [RUN, *fields])
     with pytest.raises(RemoteError):
@@ -112,10 +112,10 @@ def test_any_bytes_are_refused(body: bytes) -> None:
 
 
 def test_one_spelling_only() -> None:
-    """Else one badge would have many, and caches of what was checked would be worth nothing."""
+    """Check that only one encoding is accepted: caches of verified certificates depend on it."""
     body = badge().encode()
     assert body[0] == 0x96
-    longer = b"\xdc\x00\x06" + body[1:]  # the same array with a longer head
+    longer = b"\xdc\x00\x06" + body[1:]  # the same array with a longer header
     with pytest.raises(RemoteError):
         unpacked(longer, 1000)
 
@@ -148,7 +148,7 @@ def test_a_ticket_that_was_mangled(spoil: Callable[[str], str]) -> None:
 
 
 def test_of_forged_rulings_no_name_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To check a thousand takes thirty times as long as to see that the author did not sign them."""
+    """Check the signature first: a thousand entries take thirty times as long to parse as the signature to verify."""
     looked: list[object] = []
     monkeypatch.setattr(records, "_is_peer", lambda value: looked.append(value) or True)
     full = AccessList(1, NOW, banned=(GUEST.peer,) * MAX_RULINGS).signed(RUN, AUTHOR)
