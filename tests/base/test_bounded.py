@@ -1,4 +1,4 @@
-"""The dict that forgets its oldest entries."""
+"""The dict that drops its oldest entries."""
 
 from p2ptrain.base.bounded import BoundedDict
 

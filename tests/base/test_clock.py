@@ -1,4 +1,4 @@
-"""The steady clock counts sleep, which no test can wait for: it must be the system's clock that does."""
+"""The monotonic clock is the system's clock that counts sleep; no test can wait for a sleep."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""An interrupt while a command loads what it needs ends it as any program; later Python hears of it."""
+"""An interrupt during a command's imports ends the process at once; after them, Python handles it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_afterwards_python_hears_of_it_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_who_ignores_interrupts_goes_on_to() -> None:
-    """A job in the background of a shell does."""
+    """Check that a background job of a shell, which ignores SIGINT, still does so after the imports."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with command_imports():

@@ -1,4 +1,4 @@
-"""What libraries log comes to the terminal in short, printable lines, and not without end."""
+"""Messages of libraries appear on the terminal as short, printable lines, in bounded number."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def library(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
-    """A logger below ``hivemind``, which prints nothing by itself, in a process whose log is heard."""
+    """Return a logger below ``hivemind``, which prints nothing itself, in a process that shows its messages."""
     monkeypatch.setattr(logging_setup, "RateLimitedHandler", lambda: RateLimitedHandler(clock))
     monkeypatch.setattr(logging.getLogger("hivemind"), "handlers", [])
     monkeypatch.setattr(logging.getLogger("hivemind"), "propagate", True)
@@ -69,7 +69,7 @@ def test_a_traceback_keeps_its_end(library: logging.Logger, capsys: pytest.Captu
     def even(depth: int) -> None:
         odd(depth - 1)
 
-    def odd(depth: int) -> None:  # two, or Python tells of repeated lines in one
+    def odd(depth: int) -> None:  # two parameters, since Python abbreviates repeated lines of one frame
         if depth < 0:
             raise ValueError(EVIL)
         even(depth - 1)
@@ -110,7 +110,7 @@ def test_what_cannot_be_printed_is_lost_and_harms_nobody(
 ) -> None:
     terminal = RateLimitedHandler()
     terminal.handle(logging.LogRecord("some", logging.ERROR, "", 0, "%d", ("no number",), None))
-    monkeypatch.setattr(sys, "stderr", None)  # closed from the start
+    monkeypatch.setattr(sys, "stderr", None)  # closed since the process started
     terminal.handle(logging.LogRecord("some", logging.ERROR, "", 0, "unheard", None, None))
     monkeypatch.undo()
     assert capsys.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""The event log and a process's output on disks that are full and pipes that nobody reads."""
+"""The event log and the process's output on full disks and on pipes without a reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2ptrain.base.telemetry import EventLog, LossyStream, StrictStream, lossy_o
 
 
 class Broken(io.StringIO):
-    """A stream whose disk is full."""
+    """Stream on a full disk."""
 
     def write(self, text: str) -> int:
         raise OSError(28, "No space left on device")
