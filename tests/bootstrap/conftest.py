@@ -1,4 +1,4 @@
-"""The run that bootstraps of these tests are of."""
+"""The run that the bootstraps of these tests serve."""
 
 from __future__ import annotations
 

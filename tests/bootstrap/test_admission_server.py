@@ -1,4 +1,4 @@
-"""The bootstrap of a run by invite: what it reads, keeps and hands out. No network: a DHT of one pretended node."""
+"""Bootstrap of a run by invite: what it reads, stores and serves. The DHT is one fake node without a network."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_ruling_is_handed_out_within_seconds(tmp_path: Path) -> None:
     assert doorman.gate.rulings.banned == (GUEST.peer,)
     assert list(stage.stored) == [doorman.gate.rulings.serial]
     assert "1 banned" in stage.said[-1]
-    assert stage.doorman().gate.rulings.banned == (GUEST.peer,)  # and after a restart
+    assert stage.doorman().gate.rulings.banned == (GUEST.peer,)  # also after a restart
 
 
 def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The bootstrap program on a pretended node: who is beside it, and what its services may use of the line."""
+"""The bootstrap program on a fake node: its neighbours, and how much bandwidth its services may use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def place(folder: Path, **chosen: Any) -> app.BootstrapOptions:
 
 
 def test_a_swarm_on_one_machine_listens_where_it_did_if_nobody_else_does(tmp_path: Path) -> None:
-    """Links that were passed on stay good."""
+    """Check that a bootstrap keeps its port if it is free, so that links that were passed on stay valid."""
     me = Identity.load_or_create(tmp_path / "identity.key").peer_id
     here = app.BootstrapOptions(tmp_path, tmp_path, (app.LOCAL_LISTEN,), (), local=True)
     assert app.as_before(here, me) == here.listen
@@ -114,7 +114,7 @@ def test_caps_are_for_all_services_together(
     equipped(place(tmp_path, download_mbit=0.25))
     assert (got["relay"].up.rate, got["relay"].down.rate) == (math.inf, 31_250.0)
     assert limits.pop() == RelayLimits()
-    equipped(place(tmp_path, relay=False))  # without a service of ours p2pd would relay by itself
+    equipped(place(tmp_path, relay=False))  # without a service of ours, p2pd would be a relay on its own
     assert limits.pop() is NO_RELAY
 
 

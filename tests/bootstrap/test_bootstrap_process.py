@@ -36,7 +36,7 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Running:
-    """A bootstrap process and what it printed so far."""
+    """A bootstrap process and its output so far."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -57,7 +57,7 @@ class Running:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Until real processes have done their part."""
+    """Wait until a condition on real processes holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
@@ -86,7 +86,7 @@ def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """One for the whole file: each start costs seconds of imports."""
+    """Start one bootstrap for the whole file: each start costs seconds of imports."""
     running = started(signed_run(tmp_path_factory.mktemp("bootstrap") / "run"), "--local")
     try:
         running.until("[peers]")
@@ -147,7 +147,7 @@ def test_a_second_one_beside_it_names_both_and_meets_its_peers(bootstrap: Runnin
         identity = Identity.load_or_create(tmp_path / "peer.key")
 
         async def announce() -> None:
-            """By the first alone."""
+            """Announce a record through the first bootstrap alone."""
             node = await Node.start(
                 identity, link.run_id, listen=["/ip4/127.0.0.1/tcp/0"], bootstraps=link.addresses, local=True
             )
@@ -200,7 +200,8 @@ def test_a_signal_ends_it_and_nothing_is_left(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="p2pt-", dir="/tmp", ignore_cleanup_errors=True) as sockets:
         monkeypatch.setenv("TMPDIR", sockets)
-        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a child inherits what nohup ignores
+        # Under nohup, the tests ignore the signal, and a child would inherit that.
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
         running = started(signed_run(tmp_path / "run"), "--local")
         signal.signal(signal.SIGHUP, before)
         running.until("[peers]")
@@ -226,7 +227,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 
 def refused(run: Path, *, local: bool = True) -> UserError:
-    """The error that ends a bootstrap in this process."""
+    """Return the error that ends a bootstrap started in this process."""
     place = app.BootstrapOptions(run, run / "bootstrap", ("/ip4/127.0.0.1/tcp/0",), (), local)
     with pytest.raises(UserError) as caught:
         app.run(place, lambda tag, text: None)

@@ -1,4 +1,4 @@
-"""What the bootstrap tells its owner. Pure."""
+"""Messages of the bootstrap to its owner, without I/O."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_loopback_is_never_printed_unless_local(own, announced) -> None:
         link_addresses(own, announced, local=False)
     assert "--announce" in caught.value.remedy
     assert "--local" in caught.value.remedy
-    assert "--listen /ip6/::/tcp/31337" in caught.value.remedy  # by itself it listens on IPv4 alone
+    assert "--listen /ip6/::/tcp/31337" in caught.value.remedy  # the default listens on IPv4 only
 
 
 OTHER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -89,7 +89,7 @@ def test_a_private_address_says_how_to_be_reached() -> None:
 
 
 def test_in_a_container_it_is_the_port_that_is_published() -> None:
-    """No router is in the way, and the address is the engine's own."""
+    """Check the advice in a container, publish the port: no router is involved, and the address is the engine's."""
     _, advice = join_lines(link(PRIVATE), local=False, contained=True)
     assert "(-p 31337:31337)" in advice
     assert "--announce /ip4/THAT_COMPUTERS_IP/tcp/31337" in advice

@@ -1,4 +1,4 @@
-"""Whom a bootstrap shows, from lookup to lookup."""
+"""Peers that a bootstrap shows from one lookup to the next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from p2ptrain.swarm.presence_buckets import LOST, MERGE, PresenceBucket, home
 def test_peers_of_the_half_that_was_not_asked_stay_on_the_page(
     signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A swarm that shrank: one bucket of two holds so few that the next lookup goes to the root, and this one ends."""
+    """Check a swarm that shrank: one of two buckets is so sparse that the next lookup starts at the root, and this one
+    ends."""
     everybody = [
         Presence(PeerId(f"12D3KooW{n:04}"), signed.run_id, (), PeerState.TRAINING, 7, 7.0, True, "", 0.0, 75.0)
         for n in range(76)
@@ -59,7 +60,7 @@ def test_peers_of_the_half_that_was_not_asked_stay_on_the_page(
 def test_who_is_not_found_any_more_is_gone_when_its_record_runs_out_though_no_lookup_succeeds(
     signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when several vanish without a word, and looking for them takes longer than a lookup may."""
+    """Check peers that vanish together without a farewell, when lookups take longer than their deadline."""
     clock, shown = [0.0], list[tuple[float, str, int]]()
     fox = Presence(PeerId("12D3KooWfox"), signed.run_id, (), PeerState.TRAINING, 7, 7.0, True, "", 0.0, 75.0)
     view = SwarmView(signed, wall=lambda: clock[0])

@@ -1,4 +1,4 @@
-"""The swarm as a bootstrap shows it, from records and from what peers tell; strangers' words are checked."""
+"""The bootstrap's view of a swarm, from records and from the peers' figures, which are validated."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def by_state(view: SwarmView) -> Counter[str]:
 
 
 def test_of_a_large_swarm_whoever_is_not_in_a_sample_stays(signed: SignedManifest) -> None:
-    """One bucket of four is asked at a time: figures, curves and sums go on until a record has run out."""
+    """Check that figures, curves and totals last as long as a record when each lookup asks one bucket of four."""
     clock = [1000.0]
     view = SwarmView(signed, wall=lambda: clock[0])
     everybody = crowd(signed, 200)
@@ -134,7 +134,7 @@ def test_of_a_large_swarm_whoever_is_not_in_a_sample_stays(signed: SignedManifes
 
 
 def test_of_two_records_the_newer_one_counts(view: SwarmView, signed: SignedManifest) -> None:
-    """A sample may hold an older copy, also of somebody who has taken its leave since."""
+    """Check that the newer record counts: a sample may hold an older copy, also of a peer that has left since."""
     old = presence(signed, A, "fox")
     view.meet([replace(old, issued_at=995.0, step=8), presence(signed, B, "hen")], 100)
     view.meet([old], 100)
@@ -145,7 +145,8 @@ def test_of_two_records_the_newer_one_counts(view: SwarmView, signed: SignedMani
 
 
 def test_who_has_just_told_of_itself_was_seen_just_now(signed: SignedManifest) -> None:
-    """Its record may be old, or its clock slow; when it tells no more its age goes on, and a newer record counts."""
+    """Check that figures received now set the age to zero, whatever the record's time; without further ones the age
+    grows."""
     clock = [1010.0]
     view = SwarmView(signed, wall=lambda: clock[0])
     records = [presence(signed, A, "fox"), presence(signed, B, "hen")]
@@ -162,7 +163,8 @@ def test_who_has_just_told_of_itself_was_seen_just_now(signed: SignedManifest) -
 
 
 def test_there_are_not_endlessly_many(signed: SignedManifest) -> None:
-    """Who is shown stays shown; of whom no more is known than a serial, the oldest is forgotten."""
+    """Check the bound on peers without a record: the oldest of those with only a serial is forgotten, shown ones are
+    kept."""
     view = SwarmView(signed, wall=lambda: 1000.0)
     view.meet(crowd(signed, 200), 5000)
     view.meet(crowd(signed, 400, 200), 5000)
@@ -184,7 +186,7 @@ def test_a_peer_that_was_started_again_is_asked_from_its_new_serials(view: Swarm
 
 
 def test_one_stranger_does_not_decide_the_headline(signed: SignedManifest) -> None:
-    """What stands for everybody is in the middle, and nobody is far beyond the run's end."""
+    """Check that headline values are medians or capped sums, and that no peer is shown far beyond the run's end."""
     view = SwarmView(signed, wall=lambda: 1000.0)
     honest, end = crowd(signed, 4), signed.manifest.run.tokens_per_peer
     liar = replace(presence(signed, A, "liar"), progress=1e300)
@@ -218,7 +220,7 @@ def test_both_sides_count_an_exchange(view: SwarmView, signed: SignedManifest) -
 
 
 def test_whatever_the_dashboard_asks_for_a_swarm_has(view: SwarmView, signed: SignedManifest) -> None:
-    """Of a swarm as it is made of what peers tell: docs/PAGE.md says to scrape a bootstrap."""
+    """Check that a bootstrap's metrics, made from the peers' figures, have every name of docs/grafana.json."""
     view.told(A, ROW, [])
     view.meet([presence(signed, A, "fox")], None)
     dashboard = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
@@ -229,7 +231,7 @@ def test_whatever_the_dashboard_asks_for_a_swarm_has(view: SwarmView, signed: Si
 
 
 def test_a_text_is_as_old_as_it_is(signed: SignedManifest) -> None:
-    """It comes with every answer; it is new where it differs."""
+    """Check that a sample text is dated by the answer in which it changed: every answer repeats it."""
     clock = [1000.0]
     view = SwarmView(signed, wall=lambda: clock[0])
     view.meet([presence(signed, A, "fox"), presence(signed, B, "hen")], None)
@@ -246,7 +248,7 @@ def test_a_text_is_as_old_as_it_is(signed: SignedManifest) -> None:
 
 
 def test_whose_text_is_shown_goes_in_turn(signed: SignedManifest) -> None:
-    """Each for long enough to be read, though one writes another at every question."""
+    """Check that sample texts take turns, each long enough to be read, though one peer sends a new one every time."""
     clock = [1000.0]
     view = SwarmView(signed, wall=lambda: clock[0])
     everybody = [presence(signed, PeerId(f"12D3KooW{name}"), name) for name in ("loud", "fox", "hen")]
@@ -264,7 +266,7 @@ def test_whose_text_is_shown_goes_in_turn(signed: SignedManifest) -> None:
 
 
 def test_the_last_text_stays_though_its_peer_has_left(view: SwarmView) -> None:
-    """And goes with its consent; then another's is shown, also one that was shown before."""
+    """Check that the last sample text stays when its peer leaves, and is replaced when a peer withdraws its consent."""
     view.told(B, {**ROW, "sample": "Once"}, [])
     view.told(A, {**ROW, "sample": "To be"}, [])
     assert view.document()["sample"]["text"] == "Once"
@@ -275,7 +277,7 @@ def test_the_last_text_stays_though_its_peer_has_left(view: SwarmView) -> None:
 
 
 def test_early_tellers_do_not_keep_all_curves(signed: SignedManifest) -> None:
-    """Of more peers than curves each is drawn for hours, and then another: whoever tells first, which is by chance."""
+    """Check that curves rotate among more peers than there are curves: each is drawn for hours, then another."""
     clock, chance = [1000.0], Random(1)
     view = SwarmView(signed, wall=lambda: clock[0])
     everybody = crowd(signed, MOST_CURVES + 4)
@@ -307,7 +309,7 @@ def test_records_grow_old_while_no_lookup_succeeds(signed: SignedManifest) -> No
     assert [row["age_s"] for row in view.document()["peers"]] == [70.0]
 
 
-# --- asking ----------------------------------------------------------------------------------------------------------
+# --- polling ---------------------------------------------------------------------------------------------------------
 
 Handler = Callable[[Link], Awaitable[None]]
 
@@ -327,7 +329,7 @@ async def silence(link: Link) -> None:
 def watched(
     signed: SignedManifest, peers: dict[PeerId, Handler], seconds: float, look: Callable[[SwarmView], None]
 ) -> None:
-    """A view that asks peers for so long in virtual time, and is looked at each second."""
+    """Return a view that polls peers for so long in virtual time, and read it each second."""
 
     async def main() -> None:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
@@ -349,8 +351,10 @@ def watched(
 
 
 def test_those_who_do_not_answer_hold_up_nobody(signed: SignedManifest) -> None:
-    """Two hundred dead peers, each of which takes 10 s to be given up, and a few that answer: once these are found,
-    which takes some minutes, they are asked every round."""
+    """Check two hundred dead peers, with a timeout of 10 s each, and a few live ones.
+
+    The live ones are found after some minutes, and then polled every round.
+    """
     living = [PeerId(f"12D3KooWlive{each}") for each in range(4)]
     dead = [PeerId(f"12D3KooWdead{each}") for each in range(200)]
     asked: Counter[PeerId] = Counter()
@@ -401,7 +405,7 @@ def test_who_answers_no_more_is_taken_down_after_a_while(signed: SignedManifest)
 
 
 def test_a_p2pd_that_dies_at_the_start_costs_no_traceback() -> None:
-    """What it listens on is asked once more after it said where it is; by then it may have died, or hang."""
+    """Check that a p2pd that dies or hangs between printing its address and being asked for it causes no traceback."""
 
     def node(own: Callable[[], Awaitable[list[str]]]) -> Any:
         return cast(Any, SimpleNamespace(daemon=SimpleNamespace(own_addresses=own), port=4001))
@@ -431,7 +435,7 @@ def test_an_exchange_that_both_tell_of_is_shown_once(view: SwarmView) -> None:
     view.told(A, ROW, [exchange(1, B)])
     view.told(B, ROW, [exchange(4, A)])
     assert [(each["a"], each["b"]) for each in events] == [(A, B)]
-    view.told(B, ROW, [exchange(5, "12D3KooWzzzz", path="relayed")])  # of whom nothing is known
+    view.told(B, ROW, [exchange(5, "12D3KooWzzzz", path="relayed")])  # a peer that is otherwise unknown
     assert [(each["a"], each["path"]) for each in events] == [(A, "direct"), (B, "relayed")]
 
 
@@ -469,7 +473,7 @@ def test_failures_checkpoints_and_a_text_are_shown(view: SwarmView) -> None:
 
 
 def test_nothing_has_happened_in_the_future(view: SwarmView) -> None:
-    """A clock that is fast, or a liar: it would stand first for ever."""
+    """Check that a time in the future is replaced: a fast clock, or an adversarial peer, would stay on top."""
     news = [
         ["failure", 1, 1e17, "late"],
         ["checkpoint", 2, 1e17, 3],
@@ -533,7 +537,7 @@ def test_once_the_last_has_left_what_the_swarm_came_to_stays(view: SwarmView, si
 
 
 def test_a_run_that_has_ended_is_told_as_ended(view: SwarmView, signed: SignedManifest) -> None:
-    """By the records with which its peers took their leave: what they told last is older."""
+    """Check that the end of a run is read from the records of peers that left: their last figures are older."""
     end = float(signed.manifest.run.tokens_per_peer)
     view.told(A, {**ROW, "step": 9, "progress": 0.97 * end}, [])
     view.told(B, {**ROW, "step": 9, "progress": 0.97 * end}, [])
