@@ -1,4 +1,4 @@
-"""Every codec keeps the promises of the door: size, determinism, bounds, antisymmetry, and what hostile bytes get."""
+"""Properties of every codec: size, determinism, bounds, antisymmetry, and the rejection of hostile bytes."""
 
 import math
 import warnings
@@ -31,7 +31,7 @@ CODECS: tuple[Decodable, ...] = (
     codec.get_decodable("lowrank"),
     LowRankCodec(rank=1),
 )
-"""All whose messages can be read alone; ``test_modular.py`` has the others."""
+"""Codecs whose messages can be decoded alone; ``test_modular.py`` tests the others."""
 
 each_codec = pytest.mark.parametrize("each", CODECS, ids=lambda each: f"{each.name}-{getattr(each, 'block_size', '')}")
 sizes = st.integers(1, 3000)
@@ -40,14 +40,14 @@ magnitudes = st.sampled_from([0.0, 1e-44, 1e-38, 1e-30, 1e-3, 1.0, 1e6, 1e30])
 
 
 def largest_of(each: Decodable) -> float:
-    """The largest magnitude that the codec takes."""
+    """Return the largest magnitude that the codec accepts."""
     if isinstance(each, LowRankCodec):
         return LARGEST_ELEMENT
     return each.largest if isinstance(each, DenseCodec) else LARGEST_MAGNITUDE
 
 
 def sample(each: Decodable, elements: int, seed: int, magnitude: float) -> Tensor:
-    """Random elements that the codec takes."""
+    """Return random elements that the codec accepts."""
     return random(elements, seed, magnitude).clamp_(-largest_of(each), largest_of(each))
 
 
@@ -61,7 +61,7 @@ def decoded(each: Decodable, snapshot: Tensor) -> Tensor:
 
 
 def error_bound(each: Decodable, snapshot: Tensor) -> Tensor:
-    """[n] the largest error that each element of a decoded message may have."""
+    """Return the largest error that each element of a decoded message may have, [n]."""
     if isinstance(each, DenseCodec):
         relative, absolute = {"fp32": (0.0, 0.0), "bf16": (2**-8, 1e-40), "fp16": (2**-11, 2**-25)}[each.name]
         return snapshot.abs() * relative + absolute
@@ -144,7 +144,7 @@ def test_a_broken_snapshot_is_our_bug(each: Decodable, bad: float, position: int
 
 
 def test_every_nan_is_noticed() -> None:
-    """Also the one whose bits would wrap around when a scale is rounded up."""
+    """Check NaNs of every bit pattern, also those that would wrap around when a scale is rounded up."""
     for bits in (0x7FFFFFFF, -1, 0x7F800001):
         snapshot = torch.tensor([bits, 0], dtype=torch.int32).view(torch.float32)
         for each in CODECS:
@@ -188,14 +188,14 @@ def test_blockwise_refuses_scales_no_encoder_sends(name: str, bad: float) -> Non
 
 
 def test_int8_layout_on_the_wire() -> None:
-    """Frozen: a change here is another protocol version."""
+    """Check frozen bytes: changing them requires a new protocol version."""
     each, terms = codec.get("int8", block_size=2), CodecTerms(5)
     message = each.encode(torch.tensor([127.0, -64.0, 0.0, 0.0, -254.0]), terms)
     assert message.hex() == "803f" + "0000" + "0040" + "7f" + "c0" + "00" + "00" + "81"
 
 
 def test_int4_layout_on_the_wire() -> None:
-    """Frozen: a change here is another protocol version. The earlier code is in the lower half of a byte."""
+    """Check frozen bytes, the earlier code in the lower half: changing them requires a new protocol version."""
     each, terms = codec.get("int4", block_size=2), CodecTerms(5)
     message = each.encode(torch.tensor([7.0, -4.0, 0.0, 0.0, -14.0]), terms)
     assert message.hex() == "803f" + "0000" + "0040" + "c7" + "00" + "09"
@@ -212,7 +212,7 @@ def test_fp16_refuses_what_it_cannot_hold() -> None:
 
 
 def test_int8_products_are_exact() -> None:
-    """What antisymmetry on any hardware rests on: code times scale needs no rounding."""
+    """Check that code times scale needs no rounding: antisymmetry across hardware depends on it."""
     snapshot = random(4096, 5)
     terms, each = CodecTerms(4096), codec.get_decodable("int8", block_size=64)
     message = each.encode(snapshot, terms)
@@ -232,7 +232,7 @@ def test_a_block_of_zeros_beside_others() -> None:
 
 @pytest.mark.parametrize("each", [each for each in CODECS if not isinstance(each, LowRankCodec)], ids=str)
 def test_many_chunks_equal_one_block_at_a_time(each: Decodable) -> None:
-    """Chunking is invisible: a long snapshot decodes as its pieces do."""
+    """Check that chunking does not change the result: a long snapshot decodes as its pieces do."""
     block = getattr(each, "block_size", getattr(each, "chunk_size", 1))
     cut = CHUNK // block * block
     snapshot = random(2 * cut + 3, 9)
@@ -242,7 +242,7 @@ def test_many_chunks_equal_one_block_at_a_time(each: Decodable) -> None:
 
 @each_codec
 def test_any_buffer_is_taken_silently(each: Decodable) -> None:
-    """Read-only, writable, and unaligned inside a larger frame: same result, no warning, input untouched."""
+    """Check read-only, writable and unaligned buffers: equal results, no warning, unchanged input."""
     terms = CodecTerms(1500)
     mine, theirs = each.encode(random(1500, 0), terms), each.encode(random(1500, 1), terms)
     frame = memoryview(b"head!" + theirs)[5:]
@@ -282,7 +282,7 @@ def test_get_knows_the_names_a_manifest_may_carry() -> None:
 
 
 def test_a_block_too_small_for_a_normal_scale_is_sent_as_zeros() -> None:
-    """The reciprocals of subnormal scales overflow, and the codes would with them."""
+    """Check blocks whose scale would be subnormal: its reciprocal, and with it the codes, would overflow."""
     tiny = torch.tensor([6e-37, -6e-37, 1e-38, 1e-45])
     assert torch.equal(decoded(codec.get_decodable("int8"), tiny), torch.zeros(4))
     assert bool((decoded(codec.get_decodable("int8"), tiny * 1e4)[:2] != 0).all())

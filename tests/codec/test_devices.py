@@ -1,4 +1,4 @@
-"""The numeric kernels take tensors on any device, and say the same everywhere."""
+"""Numeric kernels accept tensors on any device and give equal results."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ KERNELS: dict[str, tuple[Callable[..., list[Tensor]], tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("device", ["meta", "cuda"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_work_where_their_tensors_are(kernel: str, device: str) -> None:
-    """On the meta device nothing is computed, but a tensor made on another one would be noticed."""
+    """Check the meta device: it computes nothing, but rejects a tensor created on another device."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
     function, arguments = KERNELS[kernel]

@@ -1,4 +1,4 @@
-"""Outer steps, codecs and mixing together: what a swarm of simulated peers keeps, whatever it loses on the way."""
+"""Outer steps, codecs and mixing together: invariants of a swarm of simulated peers that loses exchanges."""
 
 import math
 import random
@@ -30,7 +30,7 @@ def share(weight_mine: float, weight_theirs: float) -> float:
 def exchange(
     each: Codec, a: OuterState, b: OuterState, weight_a: float = 1.0, weight_b: float = 1.0, radius: float = math.inf
 ) -> tuple[Tensor, Tensor]:
-    """Both sides' displacements, each computed as that side would."""
+    """Return both sides' displacements, each computed as that side would."""
     proposals = (codec.proposal_for(each, codec.first_shape(each, state.slow), state.slow) for state in (a, b))
     terms = codec.agree(each, len(a.slow), *proposals)
     from_a, from_b = each.encode(a.slow, terms), each.encode(b.slow, terms)
@@ -54,7 +54,7 @@ def settled_peers(count: int, seed: int) -> list[OuterState]:
 @pytest.mark.parametrize("each", EACH_CODEC, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_t3_the_weighted_mean_moves_only_by_outer_steps(each: Codec, weighted: bool) -> None:
-    """Random pairs, random order, a clip radius that often bites, a third of the exchanges dropped on both sides."""
+    """Check random pairs in random order, a clip radius that is often reached, and a third of the exchanges lost."""
     choice = random.Random(7)
     generator = torch.Generator().manual_seed(8)
     weights = [1.0, 2.5, 0.3, 4.0, 1.7] if weighted else [1.0] * 5
@@ -106,12 +106,12 @@ def test_gossip_alone_brings_peers_together(each: Codec) -> None:
         i, j = choice.sample(range(6), 2)
         dx_i, dx_j = exchange(each, states[i], states[j])
         states[i], states[j] = displaced(states[i], dx_i), displaced(states[j], dx_j)
-    floor = {"bf16": 0.1, "int8": 0.15, "int4": 2.0}.get(each.name, 0.05)  # int4's noise is of the weights' size
+    floor = {"bf16": 0.1, "int8": 0.15, "int4": 2.0}.get(each.name, 0.05)  # int4's noise is as large as the weights
     assert disagreement(states) < floor * before
 
 
 def after_rounds(rounds: int, engaged: bool) -> list[OuterState]:
-    """Six peers; in each round every even peer meets every odd one, in three matchings.
+    """Return six peers' states after some rounds; each round, every even peer meets every odd one, in three matchings.
 
     A fragment is either engaged until its displacement is applied, so that each exchange sees the newest weights, or
     one snapshot a round is served to all three partners, with the full share each time.
@@ -134,7 +134,7 @@ def test_engaged_fragments_converge() -> None:
 
 
 def test_serving_one_snapshot_three_times_diverges() -> None:
-    """Why a fragment is engaged: three half shares of one difference overshoot.
+    """Show why a fragment is engaged: three half shares of one difference overshoot.
 
     The gap between the even and the odd peers' means: each side moves by 3/2 of it, so it becomes 1 - 3 = -2 times
     itself.

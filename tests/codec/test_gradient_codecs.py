@@ -1,4 +1,4 @@
-"""Codecs that leave elements out: what they find, what they refuse, and that error feedback loses nothing."""
+"""Codecs that leave out elements: which they choose, what they reject, and that error feedback loses nothing."""
 
 import math
 
@@ -37,7 +37,7 @@ def error(found: Tensor, vector: Tensor) -> float:
 
 
 def with_spectrum(rows: int, columns: int, spectrum: Tensor, seed: int = 0) -> Tensor:
-    """[rows columns] a matrix of these singular values."""
+    """Return a matrix with these singular values, [rows columns]."""
     left = torch.linalg.qr(random(rows * len(spectrum), seed).view(rows, -1)).Q
     right = torch.linalg.qr(random(columns * len(spectrum), seed + 1).view(columns, -1)).Q
     return ((left * spectrum) @ right.T).reshape(-1)
@@ -60,7 +60,7 @@ def test_packing_is_undone(codes: list[int]) -> None:
 
 
 def test_packing_is_frozen() -> None:
-    """The earlier code in the lower bits."""
+    """Check frozen bytes: the earlier code is in the lower bits."""
     assert pack_nibbles(torch.tensor([1, 2, 3, 15], dtype=torch.uint8)).tolist() == [0x21, 0xF3]
     assert pack_twelve(torch.tensor([0x123, 0xABC, 0x456])).tolist() == [0x23, 0xC1, 0xAB, 0x56, 0x04]
     assert pack_two(torch.tensor([0, 1, 2, 3, 1])).tolist() == [0b11100100, 0b01]
@@ -70,7 +70,7 @@ def test_packing_is_frozen() -> None:
 
 
 def test_topk_costs_what_sparseloco_says() -> None:
-    """.219 bits an element for indices and values, as SparseLoCo counts, and .008 for two levels a chunk."""
+    """Check 0.219 bits per element for indices and values, as SparseLoCo counts, and 0.008 for two levels per chunk."""
     terms = CodecTerms(4096 * 10)
     assert 8 * TopKCodec().encoded_size(terms) / terms.elements == 64 * (12 + 2) / 4096 + 32 / 4096
 
@@ -93,7 +93,7 @@ def test_topk_keeps_the_largest_with_their_signs(elements: int, seed: int) -> No
 
 
 def test_topk_layout_on_the_wire() -> None:
-    """Frozen: levels, indices, values; bit 0 of a value is its sign, bit 1 that it is of the larger level."""
+    """Check frozen bytes: levels, indices, values. Bit 0 of a value is its sign, bit 1 selects the larger level."""
     each, terms = TopKCodec(kept=4, chunk_size=8), CodecTerms(10)
     vector = torch.tensor([0.0, -1.0, 0.1, 4.0, 0.0, 1.0, 0.0, -4.0, 0.0, 0.5])
     message = each.encode(vector, terms)
@@ -120,7 +120,8 @@ def test_topk_refuses_what_no_encoder_sends() -> None:
     refused(8, pack_twelve(torch.tensor([1, 1])).numpy().tobytes(), "ascend")
     refused(8, pack_twelve(torch.tensor([3, 2])).numpy().tobytes(), "ascend")
     refused(11, pack_twelve(torch.tensor([6, 8])).numpy().tobytes(), "outside of their chunk")
-    refused(14, pack_twelve(torch.tensor([3, 4])).numpy().tobytes(), "outside of their chunk")  # of the short one
+    # Outside the last chunk, which is shorter.
+    refused(14, pack_twelve(torch.tensor([3, 4])).numpy().tobytes(), "outside of their chunk")
 
 
 def test_topk_options_no_manifest_may_carry() -> None:
@@ -134,7 +135,7 @@ def test_topk_options_no_manifest_may_carry() -> None:
 
 @pytest.mark.parametrize("rank", [1, 4, 16])
 def test_lowrank_finds_the_largest_components(rank: int) -> None:
-    """From a cold start close to the best that so many components allow; warm within a fifth of it and int4's noise."""
+    """Check the error: near the best possible from a cold start, within a fifth of it plus int4's noise when warm."""
     spectrum = torch.arange(1, 65).float() ** -1
     vector, terms = with_spectrum(128, 64, spectrum), CodecTerms(128 * 64, matrices=((128, 64),))
     best = float(spectrum[rank:].norm() / spectrum.norm())
@@ -152,11 +153,11 @@ def test_lowrank_costs_its_factors() -> None:
     terms = CodecTerms(1024 * 512, matrices=((1024, 512),))
     assert LowRankCodec(8).encoded_size(terms) * 8 == 8 * (1024 + 512) * 4.25
     exact = CodecTerms(64 * 3, matrices=((1, 64), (2, 64)))
-    assert LowRankCodec(8).encoded_size(exact) * 8 == 64 * 3 * 4.25  # too small to gain: plain int4
+    assert LowRankCodec(8).encoded_size(exact) * 8 == 64 * 3 * 4.25  # too small to gain from low rank: plain int4
 
 
 def test_lowrank_goes_on_with_another_rank() -> None:
-    """Rows of the start that are too many are dropped, missing ones begin cold."""
+    """Check a changed rank: surplus rows of the start are dropped, missing ones start cold."""
     vector, terms = with_spectrum(64, 64, torch.arange(1, 33).float() ** -1), CodecTerms(64 * 64)
     _, start = LowRankCodec(4).encode_from(vector, terms, None)
     before = start.clone()
@@ -175,7 +176,7 @@ def test_lowrank_of_zeros_and_of_one_component() -> None:
     vector = with_spectrum(64, 64, torch.ones(1))
     for _ in range(3):
         message, start = each.encode_from(vector, terms, start)
-    assert error(each.decode(message, terms), vector) < 0.25  # int4's noise, twice
+    assert error(each.decode(message, terms), vector) < 0.25  # twice int4's noise
 
 
 def test_lowrank_refuses_what_multiplies_to_too_much() -> None:
@@ -189,7 +190,7 @@ def test_lowrank_refuses_what_multiplies_to_too_much() -> None:
 
 
 def test_effective_rank() -> None:
-    """Of k equal components k; of a falling spectrum less than it has, more than one."""
+    """Check the effective rank: k for k equal components; for a falling spectrum between one and their number."""
     terms = CodecTerms(96 * 64, matrices=((96, 64),))
     for count in (1, 5, 64):
         assert effective_rank(with_spectrum(96, 64, torch.ones(count)), terms) == pytest.approx(count, rel=1e-2)
@@ -247,7 +248,7 @@ each_stream = pytest.mark.parametrize("each", STREAMS, ids=str)
 @settings(max_examples=10, deadline=None)
 @given(elements=st.integers(1, 1500), seed=st.integers(0, 2**31))
 def test_error_feedback_loses_nothing(each: Decodable, elements: int, seed: int) -> None:
-    """What was decoded and what is left over is what was put in, to rounding, whatever the codec drops."""
+    """Check for every codec that decoded part plus residual equals the input, to rounding."""
     terms, feedback = CodecTerms(elements), Feedback.empty(elements)
     put_in, arrived = torch.zeros(elements, dtype=torch.float64), torch.zeros(elements, dtype=torch.float64)
     for step in range(20):
@@ -260,7 +261,7 @@ def test_error_feedback_loses_nothing(each: Decodable, elements: int, seed: int)
 
 @pytest.mark.parametrize("matrices", [(), ((48, 30), (1, 60))], ids=["one matrix", "a matrix and a vector"])
 def test_error_feedback_loses_nothing_when_the_rank_changes(matrices: tuple[tuple[int, int], ...]) -> None:
-    """The residual is whole whatever the rank; the power iteration goes on with the rows that it has."""
+    """Check that a change of rank keeps the residual, and that the power iteration continues with the existing rows."""
     terms, feedback = CodecTerms(1500, matrices=matrices), Feedback.empty(1500)
     put_in, arrived = torch.zeros(1500, dtype=torch.float64), torch.zeros(1500, dtype=torch.float64)
     for step, rank in enumerate((8, 8, 3, 1, 1, 6, 8, 2)):
@@ -276,7 +277,7 @@ def test_error_feedback_loses_nothing_when_the_rank_changes(matrices: tuple[tupl
 
 @each_stream
 def test_what_is_put_in_steadily_arrives(each: Decodable) -> None:
-    """The residual stays bounded, so of a constant vector all elements arrive in the long run."""
+    """Check that the residual stays bounded: all elements of a constant vector arrive in the long run."""
     vector, terms = random(2000, 1) + 0.5, CodecTerms(2000)
     feedback, arrived = Feedback.empty(2000), torch.zeros(2000)
     errors = []
@@ -290,7 +291,7 @@ def test_what_is_put_in_steadily_arrives(each: Decodable) -> None:
 
 
 def test_decay_lets_the_past_fade() -> None:
-    """SparseLoCo's rule by hand: e <- beta e + g, c = Q(e), e <- e - c."""
+    """Check SparseLoCo's rule by hand: e <- beta e + g, c = Q(e), e <- e - c."""
     each, terms, beta = TopKCodec(), CodecTerms(5000), 0.9
     feedback, by_hand = Feedback.empty(5000), torch.zeros(5000)
     for seed in range(3):
@@ -302,7 +303,7 @@ def test_decay_lets_the_past_fade() -> None:
 
 
 def test_feedback_carries_the_power_iteration() -> None:
-    """Warm, a message costs one iteration and is no worse; the codec itself remembers nothing."""
+    """Check that a warm start needs one iteration and is no worse, and that the codec itself keeps no state."""
     terms = CodecTerms(64 * 64)
     vector = with_spectrum(64, 64, torch.arange(1, 65).float() ** -1)
     each = LowRankCodec(4)

@@ -1,4 +1,4 @@
-"""Beside input and output, codecs need little memory, however long the fragment."""
+"""Codecs need little memory beside input and output, however long the fragment is."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ from p2ptrain.codec.base import CHUNK
 
 ELEMENTS = 10 * CHUNK
 MOST_BYTES = 8 * CHUNK
-"""Of any tensor beside the result: a chunk in double precision."""
+"""Largest size of any tensor beside the result: a chunk in double precision."""
 
 
 class _Watch(TorchDispatchMode):
-    """Notes the size of the memory behind every tensor that an operation returns."""
+    """Mode that records the size of the memory behind every tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def watched(*known: torch.Tensor) -> Iterator[list[int]]:
-    """The sizes of all tensors made inside that are large; filled when it ends. Views of ``known`` do not count."""
+    """Yield a list that holds, at exit, the sizes of all large tensors made inside. Views of ``known`` do not count."""
     large: list[int] = []
     with _Watch() as watch:
         yield large

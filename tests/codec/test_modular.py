@@ -1,4 +1,4 @@
-"""Modular codes: exact within a step where nothing wraps, wraps found and zero on both sides, steps that follow."""
+"""Modular codecs: exact within a step without wrapping, wrapped elements found and zeroed, steps that adapt."""
 
 import math
 import random as random_module
@@ -22,7 +22,7 @@ each_codec = pytest.mark.parametrize("each", CODECS, ids=lambda each: f"{each.na
 sizes = st.integers(1, 3000)
 seeds = st.integers(0, 2**31)
 LEVEL_OF_ONE = 224
-"""The shape byte that means a width of 2^(level / 4)."""
+"""Shape byte that means a width of 1: byte b means 2^((b - 224) / 4)."""
 
 
 def random(elements: int, seed: int, magnitude: float = 1.0) -> Tensor:
@@ -30,7 +30,7 @@ def random(elements: int, seed: int, magnitude: float = 1.0) -> Tensor:
 
 
 def uniform_terms(each: ModularCodec, elements: int, step: float) -> CodecTerms:
-    """Steps of one width, a power of two, for all blocks."""
+    """Return terms with one width, a power of two, for all blocks."""
     return CodecTerms(elements, bytes([LEVEL_OF_ONE]) * each.blocks(elements), 4 * int(math.log2(step)))
 
 
@@ -39,7 +39,7 @@ def swapped(each: ModularCodec, mine: Tensor, theirs: Tensor, terms: CodecTerms)
 
 
 def met(each: ModularCodec, mine: Tensor, theirs: Tensor, shape: bytes) -> tuple[CodecTerms, Comparison]:
-    """One exchange of two peers that have the same shape."""
+    """Return both sides of one exchange between peers with the same shape."""
     proposals = codec.proposal_for(each, shape, mine), codec.proposal_for(each, shape, theirs)
     terms = codec.agree(each, len(mine), *proposals)
     return terms, swapped(each, mine, theirs, terms)
@@ -50,11 +50,11 @@ def integers(values: Tensor, step: float) -> Tensor:
 
 
 def per_block(each: ModularCodec, values: Tensor) -> Tensor:
-    """[blocks] the largest of each block."""
+    """Return the largest value of each block, [blocks]."""
     return torch.stack([block.max() for block in torch.split(values, each.block_size)])
 
 
-# --- the code -------------------------------------------------------------------------------------------------------
+# --- codes ----------------------------------------------------------------------------------------------------------
 
 
 @each_codec
@@ -101,7 +101,7 @@ def test_wraps_are_found_and_count_as_zero(
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), turns=st.sampled_from([(1,), (-1,), (1, 1), (1, -1), (3,)]))
 def test_one_or_two_wrapped_elements_never_escape(each: ModularCodec, data: st.DataObject, turns: tuple[int]) -> None:
-    """Also where they are off by whole turns, so that the codes alone look like agreement."""
+    """Check elements that are off by whole turns, so that the codes alone would suggest agreement."""
     elements = each.block_size
     places = data.draw(st.lists(st.integers(0, elements - 1), min_size=len(turns), max_size=len(turns), unique=True))
     mine = random(elements, 0)
@@ -112,7 +112,7 @@ def test_one_or_two_wrapped_elements_never_escape(each: ModularCodec, data: st.D
 
 
 def test_hash_weights_are_frozen() -> None:
-    """Odd and distinct, and the same on every machine: part of the protocol."""
+    """Check hash weights that are odd, distinct and equal on every machine: they are part of the protocol."""
     weights = hash_weights(4096)
     assert weights[:4].tolist() == [13563, 15725, 6541, 325]
     assert len(set(weights.tolist())) == 4096
@@ -184,7 +184,7 @@ def test_our_own_faults_are_told_apart(each: ModularCodec) -> None:
 
 @each_codec
 def test_many_chunks_equal_one_block_at_a_time(each: ModularCodec) -> None:
-    """Chunking is invisible."""
+    """Check that chunking does not change the result."""
     cut = CHUNK // each.block_size * each.block_size
     mine, theirs = random(2 * cut + 3, 1), random(2 * cut + 3, 2)
     whole = swapped(each, mine, theirs, uniform_terms(each, len(mine), 0.5))
@@ -197,7 +197,7 @@ def test_many_chunks_equal_one_block_at_a_time(each: ModularCodec) -> None:
 
 
 def test_layout_on_the_wire() -> None:
-    """Frozen: a change here is another protocol version. Hashes of what is cut off, then residues."""
+    """Check frozen bytes, hashes of the quotients, then residues: changing them requires a new protocol version."""
     each = ModularCodec(4, 2)
     terms = uniform_terms(each, 3, 1.0)
     first, second = hash_weights(2).tolist()
@@ -208,13 +208,13 @@ def test_layout_on_the_wire() -> None:
 
 
 def test_values_that_no_step_resolves_count_as_equal() -> None:
-    """Cut off at 2^30 steps on both sides, instead of overflowing."""
+    """Check that both sides clamp at 2^30 steps instead of overflowing."""
     each = ModularCodec(4, 2)
     found = swapped(each, torch.tensor([1e30, 1.0]), torch.tensor([1.5e30, 3.0]), uniform_terms(each, 2, 1.0))
     assert found.difference.tolist() == [0.0, 2.0]
 
 
-# --- the steps ------------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------------------------
 
 
 def test_widths_are_quarter_octaves_exact_in_bf16() -> None:
@@ -229,7 +229,7 @@ def test_widths_are_quarter_octaves_exact_in_bf16() -> None:
 @settings(max_examples=30, deadline=None)
 @given(elements=st.integers(1, 3 * CHUNK), seed=seeds, ratio=st.sampled_from([1.0, 1e-2, 1e-4]))
 def test_sketches_measure_the_distance(elements: int, seed: int, ratio: float) -> None:
-    """Within five standard errors, far below the size of what was sketched."""
+    """Check the estimate to five standard errors, which is far below the size of the vector itself."""
     mine = random(elements, seed)
     moved = random(elements, seed + 1, ratio)
     sums = struct.Struct("<64f")
@@ -291,7 +291,7 @@ def test_other_codecs_wish_for_nothing(name: str) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("reference", ["movement", "snapshot"])
 def test_first_contact(bits: int, reference: str) -> None:
-    """Nothing was ever measured: nearly all blocks arrive, and the error is a part of the disagreement."""
+    """Check two peers without measurements: nearly all blocks arrive, with an error below the disagreement."""
     each = ModularCodec(bits, 256)
     scale = torch.exp(random(64, 1)).repeat_interleave(256) * 0.01
     start = random(len(scale), 2)
@@ -310,11 +310,11 @@ def test_first_contact(bits: int, reference: str) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_shapes_follow_what_was_measured(bits: int) -> None:
-    """A block that moves more than before wraps, is left out, and arrives after a few exchanges; so for less."""
+    """Check blocks that move more or less than assumed: wrapped or imprecise at first, right after some exchanges."""
     each = ModularCodec(bits, 256)
     base, scale = random(256 * 256, 1), torch.ones(256 * 256)
     scale[:256], scale[256:512] = 64.0, 2.0**-4
-    shape = codec.first_shape(each, base)  # believes that all blocks move alike
+    shape = codec.first_shape(each, base)  # assumes that all blocks move alike
     history = []
     for seed in range(10):
         apart = 1e-3 * scale * random(len(base), seed + 10)
@@ -330,7 +330,7 @@ def test_shapes_follow_what_was_measured(bits: int) -> None:
 
 
 def test_a_block_that_stood_still_is_found_again() -> None:
-    """However often its difference was zero, its steps shrink by so much only."""
+    """Check that the step of a block without differences shrinks only to a limit."""
     each = ModularCodec(4, 256)
     base = random(16 * 256, 1)
     shape = codec.first_shape(each, base)
@@ -349,7 +349,7 @@ def test_a_block_that_stood_still_is_found_again() -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_gossip_reaches_agreement_and_keeps_the_mean(bits: int) -> None:
-    """Six peers whose disagreement shrinks a thousandfold: the steps follow it down, so no floor shows."""
+    """Check six peers whose disagreement shrinks a thousandfold: the steps follow, so there is no floor."""
     each = ModularCodec(bits, 256)
     choice = random_module.Random(1)
     common = random(2000, 0)
@@ -370,7 +370,7 @@ def test_gossip_reaches_agreement_and_keeps_the_mean(bits: int) -> None:
 
 
 def test_a_far_peer_is_reached_at_the_first_meeting() -> None:
-    """The level is measured, so a peer a thousand times farther off than any before needs no history with us."""
+    """Check a peer a thousand times farther away than any before: the level is measured, so no history is needed."""
     each = ModularCodec(4, 256)
     base = random(16 * 256, 1)
     shape = codec.first_shape(each, base)
