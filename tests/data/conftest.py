@@ -1,4 +1,4 @@
-"""A manifest for any corpus and tokenizer."""
+"""Fixture: a manifest for any corpus and tokenizer."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from p2ptrain.manifest import Manifest, preset, with_changes
 
 @pytest.fixture(scope="session")
 def manifest_with():
-    """``manifest_with(corpus, tokenizer)``: the demo run with other sections, given as tables."""
+    """Return ``manifest_with(corpus, tokenizer)``: the demo run with other sections, given as tables."""
 
     def build(corpus: dict[str, object], tokenizer: dict[str, object] | None = None) -> Manifest:
         changes = {

@@ -1,4 +1,4 @@
-"""Which sequence when: a permutation per epoch, a pure function, resumable."""
+"""Assignment of sequences: a permutation per epoch, a pure function, resumable."""
 
 import itertools
 import subprocess
@@ -30,7 +30,7 @@ def test_the_walk_does_not_depend_on_how_it_is_cut_into_steps(total, per_step, s
 
 
 def test_the_order_is_fixed_for_all_time():
-    # Recorded once. A change here makes a resumed peer read other sequences than it would have.
+    # Recorded once. If this changes, a resumed peer reads other sequences than before.
     assert assign.sequences(1, "12D3KooWAlice", 0, 6, 37_504) == [35965, 12137, 4978, 11159, 37028, 16910]
 
 
@@ -48,7 +48,7 @@ def test_an_order_looks_random():
     walk = assign.sequences(7, "peer", 0, total, total)
     fixed = sum(index == place for place, index in enumerate(walk))
     rising = sum(after > before for before, after in itertools.pairwise(walk))
-    assert fixed < 10  # one is expected
+    assert fixed < 10  # the expectation is one
     assert abs(rising / total - 0.5) < 0.05
 
 

@@ -1,4 +1,4 @@
-"""From text to batches, and every way a corpus can be bad."""
+"""From text to batches, and every fault of a corpus."""
 
 import hashlib
 import json
@@ -74,7 +74,7 @@ def test_a_cached_stream_needs_the_file_no_more(manifest_with, text_file, tmp_pa
 
 
 def test_a_file_that_is_named_has_to_be_the_runs(manifest_with, text_file, tmp_path):
-    """Whoever names one means it to be read, and would believe to train on it."""
+    """Check that a file named on the command line is read or refused: its owner expects to train on it."""
     shipped = manifest_with({"kind": "builtin", "name": "shakespeare"})
     with pytest.raises(CorpusError, match="it ships with p2ptrain"):
         open_corpus(shipped, tmp_path / "cache", text_file)
@@ -215,7 +215,7 @@ def test_a_hub_corpus_is_streamed_at_its_revision(manifest_with, tmp_path, monke
 
 
 class ProxyError(Exception):
-    """As HTTP libraries have them: no OSError."""
+    """Error as HTTP libraries raise it: not an OSError."""
 
 
 @pytest.mark.parametrize("error", [ConnectionError, ProxyError])
@@ -246,7 +246,7 @@ def test_a_cache_that_cannot_be_made_is_the_homes_fault(manifest_with, text_file
 
 
 def test_a_hub_name_never_reads_a_folder_of_the_owner(manifest_with, tmp_path, monkeypatch):
-    """The datasets library takes a local folder of that name first; the name was written by a stranger."""
+    """Check a Hub name that is also a local folder: the datasets library prefers the folder."""
     import datasets
 
     (tmp_path / "someone" / "texts").mkdir(parents=True)

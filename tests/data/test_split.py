@@ -1,4 +1,4 @@
-"""Training and held-out sequences share no token but the block border's, and cover the stream."""
+"""Training and held-out sequences share only the token at the block border, and cover the stream."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""The cache of token streams: built once, whole or rebuilt, bounded, locked."""
+"""Cache of token streams: built once, complete or rebuilt, bounded, locked."""
 
 import errno
 import os
@@ -82,7 +82,7 @@ def test_two_peers_do_not_build_twice(tmp_path):
     with FileLock(tmp_path / "key.lock"):
         waiting.start()
         np.save(tmp_path / "other.npy", IDS)
-        (tmp_path / "other.npy").rename(tmp_path / "key.npy")  # what the peer that holds the lock would leave
+        (tmp_path / "other.npy").rename(tmp_path / "key.npy")  # what the peer that holds the lock would write
     waiting.join(timeout=30)
     assert np.array_equal(opened[0], IDS)
     assert not calls

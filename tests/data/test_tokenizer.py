@@ -1,4 +1,4 @@
-"""Bytes, a tokenizer.json, and what is neither."""
+"""Byte tokenizer, tokenizer.json files, and files that are neither."""
 
 import hashlib
 import json
@@ -112,7 +112,7 @@ def test_a_hub_tokenizer_is_taken_at_its_revision(manifest_with, json_file, monk
 
 
 class ProxyError(Exception):
-    """As HTTP libraries have them: no OSError."""
+    """Error as HTTP libraries raise it: not an OSError."""
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError, ProxyError])
@@ -131,7 +131,7 @@ def test_saved_json_is_readable(tmp_path):
 
 
 def test_a_disk_that_does_not_take_it_is_the_systems_error(tmp_path):
-    """The library's own ``save`` raises a bare Exception."""
+    """Check a full disk: the library's own ``save`` raises a bare Exception, and callers expect an OSError."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
