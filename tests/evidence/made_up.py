@@ -1,4 +1,4 @@
-"""Simulator whose reports are made up. They depend on the scenario alone and look like a run with a falling loss."""
+"""Simulator with invented reports. They depend on the scenario alone and look like a run with a falling loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model: hand-computed durations, the published percentages, and what can never happen."""
+"""Cost model: durations computed by hand, published percentages, and impossible results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_asynchronous_method_never_waits_and_says_what_it_could_not_send() ->
 
 
 def test_without_rounds_a_straggler_delays_only_its_partner() -> None:
-    # One of four possible partners has a tenth of the bandwidth: 40 + (400 - 40) / 4 seconds a swap.
+    # One of four possible partners has a tenth of the bandwidth: 40 + (400 - 40) / 4 seconds per swap.
     slow = replace(ROUND, straggler_share=0.1)
     free = method(CostTraffic("pairs", 4, hiding="asynchronous"), straggler="delays its partner")
     assert utilization(free, slow).delivered == pytest.approx(10 / 130)
@@ -82,14 +82,14 @@ def test_a_straggler_slows_all_peers_of_a_blocking_method_unless_it_trains_less(
     slow = replace(ROUND, straggler_share=0.5)
     assert utilization(method(CostTraffic("all_reduce", 1)), slow).others == pytest.approx(10 / 42)
     assert utilization(method(CostTraffic("pairs", 1)), slow).others == pytest.approx(10 / 30)
-    # A swap of .4 bits takes 4 s, the straggler's 8: it does 6 steps, and both cycles take 14 s.
+    # A swap of 0.4 bits takes 4 s, the straggler's 8: it does 6 steps, and both cycles take 14 s.
     assert utilization(method(CostTraffic("pairs", 0.4), straggler="trains less"), slow).others == pytest.approx(
         10 / 14
     )
 
 
 def test_diloco_at_one_and_a_half_billion_parameters_as_published() -> None:
-    """Factored Gossip DiLoCo's comparison: 53 % at 200 Mbit/s, 36 % at 100, data parallel about 1 %."""
+    """Check the comparison in Factored Gossip DiLoCo: 53 % at 200 Mbit/s, 36 % at 100, data parallel about 1 %."""
     step = inner_step_seconds(1.5e9, 65_536)
     assert step == pytest.approx(4.726, abs=0.001)  # one A100 at 40 %
     at_200 = CostSetting(1.5e9, step, inner_steps=100, up_bit_per_s=200e6, down_bit_per_s=200e6, peers=8)
@@ -102,7 +102,7 @@ def test_diloco_at_one_and_a_half_billion_parameters_as_published() -> None:
 
 
 def test_both_published_percentages_imply_the_same_inner_step() -> None:
-    """Each is printed in whole percents, so each allows a range of seconds; the ranges overlap."""
+    """Check that the ranges of seconds that two percentages, printed without decimals, allow do overlap."""
 
     def seconds(bit_per_s: float, share: float) -> float:
         setting = CostSetting(1.5e9, 1.0, inner_steps=100, up_bit_per_s=bit_per_s, down_bit_per_s=bit_per_s, peers=8)
@@ -123,7 +123,7 @@ def test_the_implied_inner_step_inverts_the_model() -> None:
 
 
 def test_every_exchanging_recipe_has_a_method() -> None:
-    """By the first word of its name; a recipe's variants travel alike."""
+    """Check the first word of each recipe's name: a recipe's variants have the same traffic."""
     families = {name.split(" ")[0].split("-")[0] for name in METHODS}
     assert {"ddp", "dpsgd", "ad_psgd", "diloco", "streaming_diloco", "eager_diloco", "noloco", "gasloc"} <= families
     assert {"factored_gossip", "dilocox", "sparseloco", "swarm"} <= families
@@ -165,7 +165,7 @@ def test_utilization_is_a_share_and_more_bandwidth_never_hurts(
         assert utilization(METHODS[name], faster).others >= found.others * (1 - 1e-12)
 
 
-# Recipe, what it needs beside one random pair, and codec.
+# Recipe, its fields beside one random pair, and codec.
 RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
     "swarm": ("swarm", {"exchanges_per_step": 1}, "fp32"),
     "swarm int8": ("swarm", {"exchanges_per_step": 1}, "int8"),
@@ -178,7 +178,10 @@ RUNS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_simulated_run_sends_the_bits_of_the_formula(name: str) -> None:
-    """Swarm sends a little less: at both ends of a run a peer finds no partner."""
+    """Check measured against computed traffic.
+
+    Swarm sends a little less: at both ends of a run a peer finds no partner.
+    """
     recipe, exchanges, codec = RUNS[name]
     outer = {"recipe": recipe, "inner_steps": 10, "learning_rate": 0.7, "momentum": 0.5, "nesterov": True}
     pairs = {"topology": "random", "partners": 1, "weights": "equal", "fragments": 1, "fragments_per_exchange": 1}

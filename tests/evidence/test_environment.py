@@ -1,4 +1,4 @@
-"""Which code a result is said to be of."""
+"""The code version that a result names."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The numbers that are kept of a report."""
+"""Numbers kept from a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of the experiments: what is planned, with which numbers, and as which scenario."""
+"""Cells of the experiments: which are planned, with which numbers, and as which scenario."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def all_cells() -> list[Cell]:
     return [cell for each in EXPERIMENTS.values() for cell in each.cells]
 
 
-# --- the experiments as they are ------------------------------------------------------------------
+# --- existing experiments --------------------------------------------------------------------------
 
 
 def test_the_issue_is_covered() -> None:
@@ -99,12 +99,12 @@ def test_every_table_and_panel_names_cells_that_are_planned() -> None:
             for each in line
         }
         missing = (shown | drawn) - planned
-        if experiment.id == "R1":  # all but these are run at H of 10 and 30 alone
+        if experiment.id == "R1":  # all others are run only at H of 10 and 30
             missing = {each for each in missing if each[0] in {rival.name for rival in RIVALS}}
-        if experiment.id == "R6":  # nobody comes to an average over everybody
+        if experiment.id == "R6":  # no peer can join an average over all
             missing = {each for each in missing if each[0] != "diloco"}
         assert missing == set()
-        if experiment.computed is not None:  # costs no time: each method is shown somewhere
+        if experiment.computed is not None:  # costs no time, so each method must appear somewhere
             shown |= {each for each in planned if each[0] in {contender for contender, _ in shown}}
         assert planned - shown == set(), "nothing is run that no table shows"
 
@@ -118,7 +118,7 @@ def test_every_recipe_exists_and_every_step_recipes_have_h_of_one() -> None:
 
 
 def test_the_simulator_takes_every_scenario() -> None:
-    """Whatever the tuning will choose."""
+    """Check that the simulator accepts every scenario, whatever the tuning chooses."""
     for each in all_cells():
         forms = each.contender.forms if each.choice is None else (each.choice.recipe,)
         for form in forms:
@@ -242,6 +242,6 @@ def test_quick_cells_are_shorter_and_keep_their_columns() -> None:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_experiment_has_a_cell_twice(name: str) -> None:
-    """Its tables would count each of them as two runs."""
+    """Check that cells are distinct: tables would count a duplicate as two runs."""
     places = [(each.contender.name, str(each.setting), each.choice, each.seed) for each in EXPERIMENTS[name].cells]
     assert len(set(places)) == len(places)

@@ -1,4 +1,4 @@
-"""Cells are run once, kept at once, and resumed."""
+"""Cells are run once, saved at once, and resumed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FINAL = block("R1", [DILOCO, SWARM], [CENTRAL], seeds=(1, 2))
 
 
 def play(folder: Path, cells: Sequence[Cell], simulated: Any = simulate) -> tuple[list[Mapping[str, Any]], int]:
-    """Run what is missing; return the scenarios that ran and the number of failed cells."""
+    """Run the missing cells; return the scenarios that ran and the number of failed cells."""
     scenarios: list[Mapping[str, Any]] = []
 
     def noted(wanted: Mapping[str, Any]) -> Mapping[str, Any]:

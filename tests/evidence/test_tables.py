@@ -1,4 +1,4 @@
-"""The pages of docs/results equal what the JSON files give, and tables mark what they should."""
+"""Pages of docs/results equal their JSON files, and tables mark the best values."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def lines(table: ResultTable = TABLE, **losses: Estimate) -> list[str]:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_pages_equal_what_the_files_give(name: str) -> None:
-    """After new results: python -m bench.evidence.pages."""
+    """Compare; after new results, run python -m bench.evidence.pages."""
     assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == pages(RESULTS)[f"{name}.md"]
 
 
 def test_the_page_of_rivals_equals_its_file() -> None:
-    """After new results: python -m bench.results --rivals docs/results/rivals.json."""
+    """Compare; after new results, run python -m bench.results --rivals docs/results/rivals.json."""
     shown = (RESULTS / "RIVALS.md").read_text(encoding="utf-8")
     runs = json.loads((RESULTS / "rivals.json").read_bytes())["runs"]
     assert shown == replaced(shown, "rivals", markdown(runs))
@@ -50,7 +50,7 @@ def test_every_figure_is_shown() -> None:
 
 
 def test_the_computed_experiment_is_up_to_date() -> None:
-    """After a change of the cost model: python -m bench.evidence --only R4."""
+    """Compare; after a change of the cost model, run python -m bench.evidence --only R4."""
     computed = EXPERIMENTS["R4"].computed
     assert computed is not None
     assert read(RESULTS, "R4")["cells"] == computed()
