@@ -1,7 +1,7 @@
-"""``make fuzz``: each target under atheris, which searches for inputs that reach new code.
+"""``make fuzz``: runs each target under atheris, which searches for inputs that reach new code.
 
-A target is a process of its own, since libFuzzer ends its process. What it finds lies under OUT/<target>/; an input
-that shows a fault belongs into tests/fuzz/found/<target>/, where the tests try it for ever after.
+A target is a process of its own, since libFuzzer ends its process. Findings are in OUT/<target>/; move an input
+that shows a fault to tests/fuzz/found/<target>/, and the tests will always try it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from fuzz_targets import Target
 
 RUNS = 100_000
-"""For each target that takes microseconds; its divisor in ``fuzz_targets`` for the others."""
+"""Runs of each target that takes microseconds; ``Target.runs`` is the divisor for slower ones."""
 MOST_BYTES = 4_096
-"""Longest input."""
+"""Longest input, in bytes."""
 SECONDS_AN_INPUT = 10
 MOST_MEGABYTES = 4_096
-"""Of the process, torch included: an input that makes it larger is a fault."""
+"""Memory limit of the process, torch included: an input that exceeds it is a fault."""
 
 
 @click.command()
@@ -35,10 +35,10 @@ MOST_MEGABYTES = 4_096
 @click.option("--out", default=Path("out/fuzz"), show_default=True, type=click.Path(path_type=Path))
 @click.option("--only", default="", help="Targets, with commas.")
 def main(runs: int, out: Path, only: str) -> None:
-    """Fuzz every decoder of what strangers send; write OUT/report.json, and exit with 1 when a fault was found."""
+    """Fuzz every decoder of untrusted bytes, write OUT/report.json, and exit with 1 if a fault was found."""
     import atheris
 
-    torch.set_num_threads(1)  # threads would not be there in the processes that are forked
+    torch.set_num_threads(1)  # forked processes would lack the other threads
     with atheris.instrument_imports(include=["p2ptrain", "bootstrap"]):
         from fuzz_targets import targets
 
@@ -52,8 +52,10 @@ def main(runs: int, out: Path, only: str) -> None:
 
 
 def searched(name: str, target: Target, runs: int, out: Path) -> dict[str, Any]:
-    """One target in a process of its own, forked: to import and instrument everything anew takes longer than some
-    searches. An entry of the report."""
+    """Fuzz one target in a forked process, and return an entry of the report.
+
+    A fork, since importing and instrumenting everything again takes longer than some searches.
+    """
     began = time.monotonic()
     log = out / name / "log.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +68,7 @@ def searched(name: str, target: Target, runs: int, out: Path) -> dict[str, Any]:
             fuzz(name, target, runs, out)
         except BaseException:
             traceback.print_exc()
-        os._exit(1)  # libFuzzer ends the process itself: something else went wrong
+        os._exit(1)  # libFuzzer ends the process itself, so something else failed
     passed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     seconds = round(time.monotonic() - began, 1)
     click.echo(f"{name:22} {runs:8,} inputs {seconds:7.1f} s  {'ok' if passed else f'FAULT: see {log}'}")
@@ -74,7 +76,7 @@ def searched(name: str, target: Target, runs: int, out: Path) -> dict[str, Any]:
 
 
 def fuzz(name: str, target: Target, runs: int, out: Path) -> None:
-    """One target, in this process, which libFuzzer ends."""
+    """Fuzz one target in this process, which libFuzzer ends."""
     import atheris
 
     folder = out / name / "corpus"
@@ -84,8 +86,8 @@ def fuzz(name: str, target: Target, runs: int, out: Path) -> None:
 
     def once(data: bytes) -> None:
         try:
-            target.check(data)  # what a check returns would mean something to libFuzzer
-        except BaseException:  # libFuzzer would write it at an exit that a forked process does not come to
+            target.check(data)  # without a result, which libFuzzer would interpret
+        except BaseException:  # libFuzzer writes the input in an exit handler, which a forked process never runs
             (out / name / f"fault-{hashlib.sha256(data).hexdigest()[:16]}").write_bytes(data)
             raise
 
@@ -109,5 +111,5 @@ def fuzz(name: str, target: Target, runs: int, out: Path) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    sys.path[:0] = [str(here), str(here.parent / "admission")]  # what pytest is told in setup.cfg
+    sys.path[:0] = [str(here), str(here.parent / "admission")]  # the paths that setup.cfg gives pytest
     main()

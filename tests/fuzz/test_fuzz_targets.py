@@ -1,4 +1,4 @@
-"""The decoders of what strangers send, without a search: what they take, what was found once, and damage at random."""
+"""Decoders of untrusted bytes without a search: seeds, saved findings, and random damage."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from p2ptrain import framing
 
 TARGETS = targets()
 FOUND = Path(__file__).parent / "found"
-"""One folder a target, one file an input that showed a fault."""
+"""Folder with one folder per target and one file per input that showed a fault."""
 
 TALKS = {
     name: target.seeds
     for name, target in services.targets().items()
     if target.seeds[0][:2] == bytes([framing.MAGIC, framing.FrameKind.MESSAGE])
 }
-"""Targets that take lists of words, and lists that they take."""
+"""Targets that accept lists of words, with accepted lists."""
 VALUES = some.recursive(
     some.none()
     | some.booleans()
@@ -34,14 +34,14 @@ VALUES = some.recursive(
     lambda inner: some.lists(inner, max_size=5),
     max_leaves=10,
 )
-"""Whatever a word may be."""
+"""Any value that a word may be replaced with."""
 
 each_target = pytest.mark.parametrize("name", TARGETS)
 
 
 @each_target
 def test_its_seeds_are_taken(name: str) -> None:
-    """Else a search would begin at the door and stay there."""
+    """Check the seeds: a search from rejected ones would find little."""
     assert [TARGETS[name].check(seed) for seed in TARGETS[name].seeds] == [True] * len(TARGETS[name].seeds)
 
 
@@ -80,7 +80,7 @@ def test_damage(name: str, data: some.DataObject) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=some.data())
 def test_other_words(name: str, data: some.DataObject) -> None:
-    """Lists in which one word is another: what damage at random seldom leaves whole."""
+    """Check lists with one word replaced: random damage to bytes seldom leaves the rest intact."""
     seed, begin = data.draw(some.sampled_from(TALKS[name])), framing.HEADER_BYTES
     end = begin + framing.decode_header(seed[:begin])[1]
     words: list[Any] = msgpack.unpackb(seed[begin:end])

@@ -1,14 +1,14 @@
-"""Every decoder of what strangers send, as one function each: bytes in; out comes whether they were taken, or an error
-that is a bug.
+"""Fuzz targets: a function for every decoder of untrusted bytes, which returns whether it accepted them or raises a
+bug.
 
-A target knows which errors its decoder may raise, and checks what must hold of whatever it lets pass. The same targets
-serve the tests (seeds, saved findings, damage at random) and ``fuzz_campaign``, which searches by coverage.
+A target knows which errors its decoder may raise, and checks the properties of what it accepts. The same targets
+serve the tests (seeds, saved findings, random damage) and ``fuzz_campaign``, which searches by coverage.
 
-common      ``Target``, and what all of them speak with: a peer, its record, a link on which given bytes arrive
-wire        frames, messages, payloads, codecs, addresses, join links, manifests
-directory   the DHT: records, requests, answers; relays; certificates
-admission   badges, tickets, rulings, receipts, and the gate before a conversation
-services    the small services: what they are asked, and what they answer
+- common: ``Target``, and what all targets use: a peer, its record, a link on which given bytes arrive;
+- wire: frames, messages, payloads, codecs, addresses, join links, manifests;
+- directory: the DHT's records, requests and answers; relays; libp2p certificates;
+- admission: certificates, invites, access lists, receipts, and the gate before a conversation;
+- services: requests to the small services, and their answers.
 """
 
 from fuzz_targets import admission, directory, services, wire
@@ -16,7 +16,7 @@ from fuzz_targets.common import Target
 
 
 def targets() -> dict[str, Target]:
-    """By name."""
+    """Return all targets by name."""
     return {**wire.targets(), **directory.targets(), **admission.targets(), **services.targets()}
 
 

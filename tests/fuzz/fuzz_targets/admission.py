@@ -1,4 +1,4 @@
-"""Badges, tickets, rulings and receipts, and the gate that reads a badge before a conversation."""
+"""Targets for membership certificates, invites, access lists and receipts, and for the gate that reads certificates."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def gated(data: bytes) -> GatedTransport:
 
 @refusing(RemoteError, NetworkError)
 def shown_badge(data: bytes) -> bool:
-    """What somebody shows who opened a link."""
+    """Check the certificate that the opener of a link shows."""
     heard: list[tuple[int, bytes]] = []
 
     async def handler(link: Link) -> None:
@@ -82,7 +82,7 @@ def shown_badge(data: bytes) -> bool:
 
 @refusing(RemoteError, NetworkError)
 def answered_badge(data: bytes) -> None:
-    """What somebody shows whom we called, ahead of its answer."""
+    """Check the certificate that precedes the answer of a peer that we dialed."""
 
     async def call() -> None:
         link = await gated(data).open(PEER)
@@ -94,14 +94,14 @@ def answered_badge(data: bytes) -> None:
 
 @refusing(RemoteError, NetworkError)
 def turned_away(data: bytes) -> None:
-    """What is asked of a peer that is away."""
+    """Check a request to a peer that is away."""
     link = BytesLink(data)
     run(decline_while_away(link, step=1, progress=2.0))
     assert len(link.sent) <= 1
 
 
 def targets() -> dict[str, Target]:
-    """By name."""
+    """Return the targets of this module by name."""
     rulings_with_names = people.rulings(2, admitted=(PEER,), revoked=("ab" * 8,))
     claim = Receipt(people.GUEST.peer, people.WITNESS.peer, 1, 2, 3, 4, 5, 6, 7, 8).signed(RUN, people.GUEST.state)
     shown = frames((FrameKind.BADGE, BADGE), MESSAGE)

@@ -1,4 +1,4 @@
-"""What the targets have in common: a peer and what it signs, and links on which given bytes arrive."""
+"""Common parts of the targets: a peer and what it signs, and links on which given bytes arrive."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from p2ptrain.swarm.messages import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """One decoder."""
+    """A decoder under test."""
 
     check: Callable[[bytes], bool]
-    """Whether these bytes were taken. Raises nothing, whatever they are."""
+    """Function that returns whether the decoder accepted these bytes. Raises nothing, whatever they are."""
     seeds: tuple[bytes, ...]
-    """What it takes, to begin with."""
+    """Accepted inputs to start from."""
     runs: int = 1
-    """Share of a campaign's runs, as a divisor: one of these takes so many times as long."""
+    """Divisor of a campaign's number of runs, for a target that takes this many times as long."""
 
 
 def refusing(*errors: type[Exception]) -> Callable[[Callable[[bytes], Any]], Callable[[bytes], bool]]:
-    """A check that may end with one of these errors: then the bytes were not taken, nor where it returns False."""
+    """Return a check in which these errors, or False, mean that the bytes were rejected."""
 
     def with_its_word(check: Callable[[bytes], Any]) -> Callable[[bytes], bool]:
         @functools.wraps(check)
@@ -64,27 +64,27 @@ def refusing(*errors: type[Exception]) -> Callable[[Callable[[bytes], Any]], Cal
     return with_its_word
 
 
-# --- what there is to send ----------------------------------------------------------------------------------------
+# --- signed data --------------------------------------------------------------------------------------------------
 
 KEY = people.AUTHOR
 OWNER = people.Somebody(KEY)
 PEER = OWNER.peer
 RUN: RunId = people.RUN
 NOW = 1.7e9
-"""When all of this is sent, in seconds since 1970."""
+"""Time of all messages, in seconds since 1970."""
 PLACE = "/ip4/203.0.113.7/tcp/31337"
 MANIFEST = presets.preset("demo", public_key_of(KEY))
 SIGNED = sign(MANIFEST, KEY)
 
 
 def signed(presence: Presence) -> Presence:
-    """The record with its owner's signature."""
+    """Return the record with its owner's signature."""
     blank = dataclasses.replace(presence, signature=b"")
     return dataclasses.replace(blank, signature=KEY.sign(wire.presence_bytes(blank)))
 
 
 def resigned(encoded: bytes) -> bytes:
-    """A record with another one's signature, as a stranger with a key would sign it; what is no record as it is."""
+    """Return the record signed with another key; bytes that are no record stay as they are."""
     with contextlib.suppress(RemoteError, RecursionError, ValueError):
         return wire.encode_presence(signed(dataclasses.replace(wire.decode_presence(encoded), peer=PEER)))
     return encoded
@@ -120,18 +120,18 @@ MESSAGES: tuple[Message, ...] = (
 
 @contextlib.contextmanager
 def in_the_seeds_days() -> Iterator[None]:
-    """What lasts for a minute must not depend on the day: neither a seed nor an input that was found once."""
+    """Fix the clock: whether a seed or a saved finding has expired must not depend on the day."""
     with contextlib.ExitStack() as stack:
         for module in (dht_protocol, directory, access_list_store, timed_storage):
             stack.enter_context(mock.patch.object(module, "get_dht_time", return_value=NOW))
         yield
 
 
-# --- how it is sent -----------------------------------------------------------------------------------------------
+# --- links --------------------------------------------------------------------------------------------------------
 
 
 class BytesLink(Link):
-    """A link on which these bytes arrive, and then the end. What is sent is kept, as the frames that it makes."""
+    """Link on which these bytes arrive, and then the end. Keeps what is sent, as frames."""
 
     def __init__(self, data: bytes, peer: PeerId = PEER) -> None:
         self.peer = peer
@@ -147,7 +147,7 @@ class BytesLink(Link):
         return kind, self._take(length)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
     def _take(self, length: int) -> bytes:
         if len(self._rest) < length:
@@ -157,7 +157,7 @@ class BytesLink(Link):
 
 
 class BytesStream:
-    """A stream of p2pd's (``net.p2pd.streams.Stream``) on which these bytes arrive, and then the end."""
+    """Stream of p2pd (``net.p2pd.streams.Stream``) on which these bytes arrive, and then the end."""
 
     is_closing = False
     lacking = 0
@@ -177,14 +177,14 @@ class BytesStream:
         self.lacking = 0
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
     def abort(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
 
 class BytesTransport:
-    """Wherever it dials, these bytes are the answer."""
+    """Transport on which every dial is answered by these bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -197,10 +197,10 @@ class BytesTransport:
 
 
 class Silence:
-    """A notebook (``ports.Notebook``) that nobody reads."""
+    """Notebook (``ports.Notebook``) that drops its notes."""
 
     def note(self, kind: str, **fields: object) -> None:
-        """Forgotten."""
+        """Drop the note."""
 
 
 def frames(*bodies: tuple[int, bytes]) -> bytes:
@@ -208,18 +208,18 @@ def frames(*bodies: tuple[int, bytes]) -> bytes:
 
 
 def said(*words: list[Any]) -> bytes:
-    """The talk of the small services."""
+    """Return a message of the small services as frames."""
     return frames(*((FrameKind.MESSAGE, msgpack.packb(each)) for each in words))
 
 
 def part(body: bytes) -> bytes:
-    """A payload of one part, of one chunk."""
+    """Return a payload of one part with one chunk."""
     end = framing.encode_part_end(PartEnd(0, len(body), payload.blake3(body).digest()))
     return frames((FrameKind.CHUNK, body), (FrameKind.PART, end))
 
 
 def run(conversation: Awaitable[Any]) -> Any:
-    """What comes of it. It never waits: what arrives is there already."""
+    """Run a coroutine that never waits, since all its input has arrived, and return its result."""
 
     async def all_of_it() -> Any:
         return await asyncio.wait_for(conversation, timeout=5)

@@ -1,4 +1,4 @@
-"""The DHT: what lies in it, what its nodes are asked and what they answer. And relays, and certificates."""
+"""Targets for the DHT (records, requests, answers), relays and libp2p certificates."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SUBKEY = MSGPackSerializer.dumps(PEER)
 BADGE = people.badge(OWNER, at=int(NOW)).encode()
 RULINGS = people.rulings(2, admitted=(people.GUEST.peer,), revoked=("ab" * 8,))
 MOST_ANSWER_BYTES = 4 << 20
-"""Of an answer, which p2pd would not take if it were longer."""
+"""Largest answer that p2pd transmits."""
 
 
 def gate() -> Gate:
@@ -68,7 +68,7 @@ def dht_record(data: bytes) -> bool:
 
 
 def sealed_record(data: bytes) -> bool:
-    """A record and a badge, as they lie in the DHT of a run that does not take everybody."""
+    """Check a record with a membership certificate, as in the DHT of a run that requires admission."""
     values = [data, msgpack.packb(data)]
     with contextlib.suppress(RemoteError):
         match statements.unpacked(data, directory.MAX_SEALED_BYTES):
@@ -88,7 +88,7 @@ def _is_stored(validator: PresenceValidator, value: bytes) -> bool:
 
 
 def rulings_record(data: bytes) -> bool:
-    """Also as if the author had signed it."""
+    """Check an access list, also as if the author had signed it."""
     signed, serials = [data], {RULINGS.serial}
     with contextlib.suppress(RemoteError):
         match statements.unpacked(data, access_list_store.MAX_RULINGS_BYTES):
@@ -111,7 +111,7 @@ def rulings_record(data: bytes) -> bool:
     return any(stored)
 
 
-# --- questions and answers ----------------------------------------------------------------------------------------
+# --- requests and answers -----------------------------------------------------------------------------------------
 
 
 async def a_node() -> dht_protocol.Protocol:
@@ -131,12 +131,12 @@ STORE = dht_pb2.StoreRequest(
 )
 FIND = dht_pb2.FindRequest(keys=[PLACE_IN_DHT.to_bytes(), bytes(20)], peer=STORE.peer)
 NEVER_READ = DecodeError, RemoteError
-"""What hivemind's server says of a request's bytes, and what our handler says of the request; both end the stream."""
+"""Errors of hivemind's server for undecodable requests and of our handler for others; both end the stream."""
 
 
 @refusing(*NEVER_READ)
 def dht_find(data: bytes) -> bool:
-    """A lookup, at a node that has a record."""
+    """Check a lookup at a node that has a record."""
     request = dht_pb2.FindRequest.FromString(data)
 
     async def ask() -> dht_pb2.FindResponse:
@@ -153,7 +153,7 @@ def dht_find(data: bytes) -> bool:
 
 @refusing(*NEVER_READ)
 def dht_store(data: bytes) -> bool:
-    """Records to store, also with signatures that hold; what was stored is looked up."""
+    """Check requests to store, also with valid signatures, and look up what was stored."""
     request = dht_pb2.StoreRequest.FromString(data)
     genuine = dht_pb2.StoreRequest.FromString(data)
     for number, value in enumerate(request.values):
@@ -183,7 +183,7 @@ def dht_store(data: bytes) -> bool:
 
 
 def dht_answer(data: bytes) -> bool:
-    """What a node answers to a lookup, as bytes from p2pd, and its records alone."""
+    """Check a node's answer to a lookup, as bytes from p2pd, and its records alone."""
     records = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=data, expiration_time=math.inf)
 
     async def ask(answer: Callable[[], dht_pb2.FindResponse]) -> bool:
@@ -202,7 +202,7 @@ def dht_answer(data: bytes) -> bool:
 
 
 def dht_ping(data: bytes) -> bool:
-    """A ping, its answer, and the answer to a record that was to be stored."""
+    """Check a ping, the answer to one, and the answer to a request to store."""
 
     async def ask() -> bool:
         node = await a_node()
@@ -214,7 +214,7 @@ def dht_ping(data: bytes) -> bool:
         node = await _asking("store", lambda: dht_pb2.StoreResponse.FromString(data))
         stored = await node.call_store(ASKER.remote_id, [PLACE_IN_DHT], [msgpack.packb(RECORD)], UNTIL, [PEER])
         assert stored is None or set(stored) <= {True, False}
-        await asyncio.sleep(0)  # whom it met is entered in a task
+        await asyncio.sleep(0)  # a task enters the sender
         assert len(node.routing_table.uid_to_peer_id) <= 1
         return met is not None or bool(stored)
 
@@ -222,7 +222,7 @@ def dht_ping(data: bytes) -> bool:
 
 
 async def _asking(about: str, answer: Callable[[], Message]) -> dht_protocol.Protocol:
-    """A node whom everybody answers so."""
+    """Return a node for which every other node has this answer."""
 
     async def rpc(*_: Any, **__: Any) -> Message:
         return answer()
@@ -264,7 +264,7 @@ def relay_messages(data: bytes) -> bool:
 
 @refusing(OSError, EOFError)
 def framed_message(data: bytes) -> None:
-    """A message on a relay's stream, its length ahead: nobody is read for longer than it may be."""
+    """Check a message on a relay's stream, with its length ahead, which is bounded."""
     stream = BytesStream(data)
     try:
         message = run(control.read_message(stream, circuit_v2.MAX_MESSAGE_BYTES))
@@ -280,7 +280,7 @@ def tls_certificate(data: bytes) -> bool:
 
 
 def certificate() -> bytes:
-    """A libp2p certificate in DER."""
+    """Check a libp2p certificate in DER."""
     public = KEY.public_key()
     signed = KEY.sign(b"libp2p-tls-handshake:" + public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
     key = bytes.fromhex("08011220") + public.public_bytes_raw()
@@ -300,7 +300,7 @@ def certificate() -> bytes:
 
 
 def targets() -> dict[str, Target]:
-    """By name."""
+    """Return the targets of this module by name."""
     sealed = statements.packed([RECORD, BADGE])
     pong = dht_pb2.PingResponse(peer=STORE.peer, dht_time=NOW)
     stored = dht_pb2.StoreResponse(store_ok=[True], peer=STORE.peer)

@@ -1,5 +1,7 @@
-"""The small services: what strangers ask them, and what strangers answer us. Each is a list of words in a frame, or
-weights in chunks."""
+"""Targets for the small services: requests of strangers, and their answers to us.
+
+Each is a list of words in a frame, or weights in chunks.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.train.sketch import SKETCH_BYTES
 
 OURS = RemoteError, NetworkError
-"""What ends a talk; a service's transport and whoever asks expect these."""
+"""Errors that may end a conversation: the callers and the transport of a service expect them."""
 GUEST, WITNESS = people.GUEST, people.WITNESS
 
 # --- reach --------------------------------------------------------------------------------------------------------
@@ -84,7 +86,7 @@ def told_about_reach(data: bytes) -> None:
 # --- figures ------------------------------------------------------------------------------------------------------
 
 MOST_DOCUMENT_BYTES = 100_000
-"""What the page may become by two peers' words; 10,000 are usual."""
+"""Largest page with two peers' figures; 10,000 is usual."""
 
 
 @refusing(*OURS)
@@ -96,7 +98,7 @@ def asked_for_figures(data: bytes) -> None:
 
 @refusing(*OURS)
 def told_figures(data: bytes) -> None:
-    """As far as the page of a bootstrap, and to Prometheus."""
+    """Check figures through to a bootstrap's page and its Prometheus metrics."""
     answer = run(figures_service.ask_figures(BytesTransport(data), PEER, (), 0))
     if answer is None:
         return
@@ -113,24 +115,24 @@ def told_figures(data: bytes) -> None:
 # --- weights ------------------------------------------------------------------------------------------------------
 
 SIZES = (8, 16)
-"""Bytes of each fragment; one piece each."""
+"""Bytes of each fragment; each is one piece."""
 ZEROS = [torch.zeros(size // 4) for size in SIZES]
 PAYLOADS = Payloads([len(each) for each in ZEROS], get("fp32", 1024), None)
 PAYLOADS.publish(Snapshot(1, tuple(ZEROS), tuple(ZEROS)))
 DONORS = (PEER, GUEST.peer, WITNESS.peer)
 GIVEN_BYTES = sum(SIZES) + len(SIZES) * SKETCH_BYTES
-"""That one donor gives, if it gives each piece and its sketch once."""
+"""Bytes that a donor gives if it gives each piece and its sketch once."""
 
 
 @refusing(*OURS)
 def asked_for_copies(data: bytes) -> None:
-    """By anybody, and by whom we promised our weights."""
+    """Check requests for weights, from any peer and from one to which they were promised."""
     run(WeightServer(PAYLOADS, at_once, lambda: 0.0).give(BytesLink(data)))
     run(WeightServer(PAYLOADS, at_once, lambda: 0.0).answer(BytesLink(data)))
 
 
 class Donor(BytesLink):
-    """Answers what it is asked, with a digest that holds, by these bytes."""
+    """Donor that answers every request with these bytes and a valid digest."""
 
     def __init__(self, gives: bytearray, peer: PeerId) -> None:
         super().__init__(b"", peer)
@@ -149,7 +151,7 @@ class Donor(BytesLink):
 
 
 def given_weights(data: bytes) -> bool:
-    """Whatever comes on the streams; and what donors give and say of each other's weights in good order."""
+    """Check any bytes on the streams, and well-formed pieces and sketches with these contents."""
     gives = {peer: bytearray(data[n * GIVEN_BYTES : (n + 1) * GIVEN_BYTES]) for n, peer in enumerate(DONORS)}
     _is_gathered(lambda peer: BytesLink(data, peer))
     return _is_gathered(lambda peer: Donor(gives[peer], peer))
@@ -175,7 +177,7 @@ CLAIM = Receipt(GUEST.peer, WITNESS.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 5
 
 
 def book(of: PeerId, partner: PeerId) -> Book:
-    """One that saw five exchanges and some weights."""
+    """Return a receipt book that has counted five exchanges and some weights."""
     found = Book(RUN, of)
     for _ in range(5):
         found.exchanged(partner, 100, 10, NOW)
@@ -184,7 +186,7 @@ def book(of: PeerId, partner: PeerId) -> Book:
 
 
 def asked_to_sign(data: bytes) -> bool:
-    """Also with a signature that holds, under whatever is claimed."""
+    """Check requests to sign a receipt, also with valid signatures under any claim."""
     signed = data
     with contextlib.suppress(*OURS, ValueError):
         kind, body = run(BytesLink(data).receive())
@@ -283,14 +285,14 @@ def told_manifest(data: bytes) -> None:
     assert found.manifest == SIGNED.manifest
 
 
-# --- lanes --------------------------------------------------------------------------------------------------------
+# --- parallel streams ---------------------------------------------------------------------------------------------
 
 TOKEN = bytes(range(parallel_streams.TOKEN_BYTES))
 
 
 @refusing(*OURS)
 def asked_for_a_lane(data: bytes) -> None:
-    """Whoever says what it is for is held, and hears the same."""
+    """Check an opened parallel stream: one that names its token is held, and gets no other answer."""
     node = parallel_streams.ParallelStreams(cast(Node, None))
 
     class Echoed(BytesLink):
@@ -313,11 +315,11 @@ def told_of_lanes(data: bytes) -> None:
     assert not run(link.open_parallel(parallel_streams.PARALLEL_FROM_BYTES))
 
 
-# --- all of them --------------------------------------------------------------------------------------------------
+# --- all targets --------------------------------------------------------------------------------------------------
 
 
 def targets() -> dict[str, Target]:
-    """By name."""
+    """Return the targets of this module by name."""
     sight = [PLACE, dial_back.DialOutcome.NO.value, "nobody answers", NOW]
     row = [["tokens", 300], ["loss", 2.0], ["step", 7], ["progress", 2000.0], ["device", "cpu"], ["sample", "Once"]]
     news = [

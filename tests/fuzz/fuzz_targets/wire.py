@@ -1,4 +1,4 @@
-"""Frames, messages, payloads and codecs; addresses, join links and manifests."""
+"""Targets for frames, messages, payloads and codecs, and for addresses, join links and manifests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def header(data: bytes) -> None:
 
 
 def stream_frames(data: bytes) -> bool:
-    """Frame after frame, by turns as its length asks for and into a buffer of ours."""
+    """Read frame after frame, alternately at the length that each names and into a buffer of ours."""
     link = StreamLink(FarEnd(PEER, PLACE), BytesStream(data), Limits(), Throttles())
     lengths: list[int] = []
 
@@ -86,7 +86,7 @@ def presence(data: bytes) -> None:
 
 @refusing(RemoteError, NetworkError)
 def received_payload(data: bytes) -> None:
-    """The first two bytes say how long the parts are that we expect."""
+    """Check a payload; its first two bytes give the expected lengths of the parts."""
     lengths = [each + 1 for each in data[:2]]
     parts = run(payload.receive_payload(BytesLink(data[2:]), lengths))
     assert [len(each) for each in parts] == lengths
@@ -128,12 +128,12 @@ def written_manifest(data: bytes) -> None:
 # --- payloads -----------------------------------------------------------------------------------------------------
 
 ELEMENTS = 2_100
-"""More than two blocks of the block-wise codecs, and half a chunk of topk's."""
+"""Number of elements: more than two blocks of the block-wise codecs, and half a chunk of topk's."""
 SNAPSHOT = torch.linspace(-1.0, 1.0, ELEMENTS)
 
 
 def codec_target(name: str) -> Target:
-    """A partner's message, of whatever length."""
+    """Return a target for a partner's message to this codec, of any length."""
     each = codec.get(name)
     terms = codec.CodecTerms(ELEMENTS)
     if isinstance(each, codec.ModularCodec):
@@ -149,7 +149,7 @@ def codec_target(name: str) -> Target:
         assert torch.equal(each.difference(message, mine, terms), -difference)
 
     def check(data: bytes) -> bool:
-        # Most of what a fuzzer makes has another length, which one comparison finds; so that is put right.
+        # A fuzzer mostly makes other lengths, which one comparison rejects, so the length is corrected.
         is_mixed((data + mine[len(data) :])[: len(mine)])
         return is_mixed(data)
 
@@ -157,7 +157,7 @@ def codec_target(name: str) -> Target:
 
 
 def proposals_target() -> Target:
-    """What a modular codec's partner proposals for, of whatever length."""
+    """Return a target for a partner's proposal to a modular codec, of any length."""
     each = codec.get("modular4")
     mine = codec.proposal_for(each, codec.first_shape(each, SNAPSHOT), SNAPSHOT)
 
@@ -173,7 +173,7 @@ def proposals_target() -> Target:
 
 
 def targets() -> dict[str, Target]:
-    """By name."""
+    """Return the targets of this module by name."""
     addresses = (PLACE, f"/dns4/a.example/tcp/80/p2p/{PEER}/p2p-circuit/p2p/{PEER}")
     digest = framing.encode_part_end(PartEnd(0, 1, payload.blake3(b"x").digest()))
     second = framing.encode_part_end(PartEnd(1, 1, payload.blake3(b"y").digest()))
