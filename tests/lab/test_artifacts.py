@@ -1,4 +1,4 @@
-"""Reading a peer's home."""
+"""Reader of a peer's home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of broken exchanges and of blame, with the reasons that peers note."""
+"""Figures of broken exchanges and of blame, with the reasons in the peers' notes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def act(do: ActKind, who: str = "bert") -> dict[str, Any]:
     [
         (failed(9.0, 15.0), 1),
         (failed(8.0, DIES - HEARD_S / 2), 1),  # its connections end before it counts as killed
-        (failed(4.0, DIES - HEARD_S - 1), 0),  # for another reason, before
-        (failed(11.0, 16.0), 0),  # with who came back
+        (failed(4.0, DIES - HEARD_S - 1), 0),  # an earlier one, with another cause
+        (failed(11.0, 16.0), 0),  # with the peer that returned
         (failed(9.0, 15.0, "id of cleo"), 0),
         (unanswered(11.0), 0),
         ({"kind": "exchanged", "time": 11.0, "seconds": 2.0, "peer": "id of bert"}, 0),

@@ -107,7 +107,7 @@ def test_an_ended_process_is_not_exhausted() -> None:
 
 
 class Shrinking:
-    """File on a disk that others fill, too: space that was free a moment ago is not."""
+    """File on a disk that others fill: space that was free a moment ago is taken."""
 
     def __init__(self, error: int) -> None:
         self.blocks = 0
@@ -117,7 +117,7 @@ class Shrinking:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
     def write(self, block: bytes) -> int:
         self.blocks += 1

@@ -45,23 +45,26 @@ def test_every_image_can_be_built_and_no_script_comes_from_the_clone(compose: di
 
 
 def test_no_service_names_its_image(compose: dict[str, Any]) -> None:
-    """Compose would look for a named image at Docker Hub first, and of several services built at once with one name
-    all but one may fail ("already exists", if the engine keeps images in containerd).
+    """Check that no service names its image: Compose would look for it at Docker Hub first.
+
+    If several services with one name are built at once, all but one may fail ("already exists", if the engine keeps
+    images in containerd).
     """
     assert [name for name, service in compose["services"].items() if "image" in service] == []
 
 
 def test_whoever_has_something_to_save_has_the_time(compose: dict[str, Any]) -> None:
-    """Docker kills after 10 s by default."""
+    """Check the grace period of containers that save at the end: by default, Docker kills after 10 s."""
     least = dict.fromkeys(("peer", "slow", "hidden", "adversary"), 60) | {"bootstrap": 30}
     for name, seconds in least.items():
         service = compose["services"][name]
         assert int(service["stop_grace_period"].removesuffix("s")) >= seconds, name
-        assert service["init"], name  # the first process of a container hears no signal that it has no handler for
+        assert service["init"], name  # the first process of a container receives no signal without a handler of its own
 
 
 def test_every_peer_has_a_home_of_its_own_and_nobody_has_the_engines_socket(compose: dict[str, Any]) -> None:
-    """Each replica has an anonymous volume, and no address, name or port that only one replica could have."""
+    """Check that each replica has an anonymous volume, and no address, name or port that only one replica could
+    have."""
     services = compose["services"]
     for name in ("peer", "slow", "hidden", "adversary"):
         assert "/data" in services[name]["volumes"], name
@@ -74,14 +77,14 @@ def test_every_peer_has_a_home_of_its_own_and_nobody_has_the_engines_socket(comp
 
 
 def test_the_page_listens_where_it_is_opened(compose: dict[str, Any]) -> None:
-    """The printed address and the cookie have the page's port, so two swarms on one computer do not mix."""
+    """Check that the page's port is equal inside and outside: it is part of the printed address and the cookie."""
     bootstrap = compose["services"]["bootstrap"]
     assert bootstrap["command"] == ["--page", "0.0.0.0:${PAGE_PORT:-8080}"]
     assert bootstrap["ports"] == ["127.0.0.1:${PAGE_PORT:-8080}:${PAGE_PORT:-8080}"]
 
 
 def test_no_website_reads_the_page_by_the_token_that_everybody_knows(compose: dict[str, Any]) -> None:
-    """DNS rebinding through the owner's browser fails: the page opens by this computer's names only."""
+    """Check that DNS rebinding through the owner's browser fails: the page opens by this computer's names only."""
     environment = compose["services"]["bootstrap"]["environment"]
     assert with_defaults(environment["P2PTRAIN_PAGE_HOSTS"]) == "127.0.0.1,localhost"
     for module in (peer_cli.peer, bootstrap_cli.bootstrap):
@@ -89,7 +92,7 @@ def test_no_website_reads_the_page_by_the_token_that_everybody_knows(compose: di
 
 
 def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> None:
-    """Only containers that start as root may shape their link, and none is privileged."""
+    """Check that only containers that start as root may shape their link, and that none is privileged."""
     root = {name for name, service in compose["services"].items() if service.get("user") == "root"}
     assert root == {name for name, service in compose["services"].items() if "cap_add" in service}
     assert root == {"slow", "router", "hidden"}
@@ -97,7 +100,7 @@ def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> N
 
 
 def test_who_is_of_a_profile_waits_for_nobody_outside_of_it(compose: dict[str, Any]) -> None:
-    """A service that depends on one of an excluded profile makes the file invalid."""
+    """Check profiles: a service that depends on one of an excluded profile makes the file invalid."""
     services = compose["services"]
     for name, service in services.items():
         for other in service.get("depends_on", {}):
@@ -114,13 +117,13 @@ def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) ->
     assert router["healthcheck"] == {"disable": True}
     assert "ipv4_address" in router["networks"]["home"]
     assert "internal" not in compose["networks"]["home"]
-    for name in ("router", "hidden"):  # who needs that address is told the same
+    for name in ("router", "hidden"):  # all services that need that address get the same one
         assert compose["services"][name]["environment"]["ROUTER"] == router["networks"]["home"]["ipv4_address"]
     assert "OMP_NUM_THREADS" in compose["services"]["hidden"]["environment"]
 
 
 def test_both_composes_know_every_field(compose: dict[str, Any]) -> None:
-    """docker-compose 1.29 rejects a file with newer fields."""
+    """Check the fields: docker-compose 1.29 rejects a file with newer ones."""
     assert {each for each in compose if not each.startswith("x-")} == {"services", "networks", "volumes"}
     known = {
         "build",
@@ -143,7 +146,7 @@ def test_both_composes_know_every_field(compose: dict[str, Any]) -> None:
 
 
 def test_nobody_is_given_an_address_that_is_somebody_elses(compose: dict[str, Any]) -> None:
-    """Fixed addresses lie outside the dynamic range, so they stay free while their owner is down."""
+    """Check that fixed addresses lie outside the dynamic range: they stay free while their owner is down."""
     fixed = 0
     for service in compose["services"].values():
         networks = service["networks"] if isinstance(service["networks"], dict) else {}
@@ -160,7 +163,7 @@ def test_nobody_is_given_an_address_that_is_somebody_elses(compose: dict[str, An
 
 
 def with_defaults(text: str) -> str:
-    """Fill in the defaults of its variables."""
+    """Return the text with the defaults of its variables filled in."""
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
@@ -180,7 +183,8 @@ def test_cards_are_for_those_who_train_and_nothing_else_changes(compose: dict[st
 
 @pytest.mark.parametrize("name", ["peer", "slow", "hidden", "adversary", "router", "bootstrap"])
 def test_who_crashes_comes_back_and_who_is_done_or_cannot_begin_does_not(compose: dict[str, Any], name: str) -> None:
-    """Docker distinguishes no statuses but 0: without a bound, an owner's mistake would be repeated forever."""
+    """Check restart policies: Docker distinguishes only status 0, so without a bound an owner's mistake repeats
+    forever."""
     policy, _, most = compose["services"][name]["restart"].partition(":")
     assert policy == "on-failure"
     assert 3 <= int(most) <= 10

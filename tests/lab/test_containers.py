@@ -45,7 +45,7 @@ if sys.argv[1:3] == ["network", "ls"]:
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """File in which the fake docker records its calls."""
+    """Return the file in which the fake docker records its calls."""
     tool = tmp_path / "bin" / "docker"
     tool.parent.mkdir()
     tool.write_text(DOCKER.replace("{python}", sys.executable))
@@ -78,10 +78,10 @@ def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_pa
     assert "NET_ADMIN" in containers_of.inside("office-1", "office-1")("python", "-V")
     assert "p2ptrain-testnet-bootstrap" in containers_of.inside("bootstrap", "bootstrap")("python", "-V")
     assert "--no-healthcheck" in command
-    assert command[command.index("--pull") + 1] == "never"  # images of ours are nowhere else
-    assert command[command.index("--workdir") + 1] == "/tmp"  # the image's belongs to its own user, who is another
+    assert command[command.index("--pull") + 1] == "never"  # these images are not in any registry
+    assert command[command.index("--workdir") + 1] == "/tmp"  # the image's own folder belongs to another user
     assert calls(asked)[1][:2] == ["network", "create"]
-    for labelled in (command, calls(asked)[1]):  # so that the next testnet there finds what this one leaves
+    for labelled in (command, calls(asked)[1]):  # the label by which the next testnet finds what this one left
         assert f"{containers.FOLDER_LABEL}={tmp_path / 'out'}" in labelled
 
 
@@ -176,7 +176,7 @@ def test_links_have_delay_and_loss_of_the_scenario(asked: Path, tiny: dict[str, 
     containers_of = stage(tiny, tmp_path)
     assert "NET_ADMIN" in containers_of.inside("home-1", "home-1")("python")
     containers_of.started("home-1", next(part.settings for part in containers_of.script.peers if part.name == "home-1"))
-    # Only what leaves is late: 40 ms there and none back, as 20 ms each way.
+    # Only what leaves is delayed: 40 ms there and none back, in place of 20 ms each way.
     assert calls(asked)[-1][-6:] == ["/usr/local/bin/p2ptrain-line", "", "", "40", "0.5", "both"]
 
 
@@ -207,7 +207,7 @@ def test_a_failing_engine_is_no_answer_about_netem() -> None:
     def run(*arguments: str) -> str:
         raise DeviceError("docker run failed: no such image", "Mend it.")
 
-    for _ in range(2):  # which is not remembered as an answer
+    for _ in range(2):  # a failure is not cached
         with pytest.raises(DeviceError):
             containers.has_netem(run)
 
@@ -295,7 +295,8 @@ def test_an_engine_that_fails_at_the_end_loses_no_record(
     inner_main.run_inside(out, scenario, "docker", 1)
     record = inner_main.read_run(out)["course"]
     assert record["wall_s"] == 9.0
-    assert record["troubles"] == ["at the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
+    # From counting and from removing.
+    assert record["troubles"] == ["at the end: docker ps failed: the engine has gone"] * 2
 
 
 def test_a_link_that_cannot_be_set_up_is_an_error(
@@ -394,7 +395,7 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
 
 
 def test_faults_beyond_the_limits_are_reported(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
-    """Peers without a summary and weights miss no limit of a scenario without limits."""
+    """Check a scenario without limits: peers without a summary and weights are reported all the same."""
     scenario = parse(tiny)
     script = script_of(scenario)
     out = tmp_path / "out"
@@ -434,4 +435,4 @@ def test_the_tests_say_in_one_line_whether_containers_were_run(
     assert done.stdout.count("\n") == (1 if status else 2)  # a line for each part
     asked_for = asked.read_text().split() if asked.exists() else []
     assert asked_for == ([] if status else ["docker-testnet", "docker-check"])
-    assert f"timeout {containers.COMMAND_DEADLINE_S:.0f} docker version" in script.read_text()  # one that hangs
+    assert f"timeout {containers.COMMAND_DEADLINE_S:.0f} docker version" in script.read_text()  # it may hang

@@ -1,4 +1,4 @@
-"""docker/check.py without an engine: a fake docker plays a swarm."""
+"""docker/check.py without an engine: a fake docker simulates a swarm."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def loaded() -> ModuleType:
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the program with an engine where all goes well and a page that shows all peers."""
+    """Return the program, with an engine on which all succeeds and a page that shows all peers."""
     tool = tmp_path / "bin" / "docker"
     tool.parent.mkdir()
     tool.write_text(ENGINE.replace("{python}", sys.executable))
@@ -114,7 +114,7 @@ def shown(port: int, token: str, host: str = "127.0.0.1", path: str = "/status")
 
 @pytest.fixture
 def engine(check: Any, tmp_path: Path) -> Callable[..., None]:
-    """Change the engine's behaviour."""
+    """Change the fake engine's behaviour."""
 
     def change(**fields: Any) -> None:
         state = json.loads((tmp_path / "engine").read_text())
@@ -139,10 +139,10 @@ def test_a_swarm_that_goes_on_passes_and_nothing_stays(
     assert acts == [["kill", "peer1"], ["kill", "bootstrap1"], ["start", "bootstrap1"], ["stop", "peer2"]]
     compose = [call for call in calls if call[:2] == ["compose", "-p"]]
     assert [next(word for word in call if word in ("up", "down")) for call in compose] == ["down", "up", "down"]
-    assert compose[1][2] == "p2ptrain-check"  # a swarm of the owner's is another project
+    assert compose[1][2] == "p2ptrain-check"  # not the project of the owner's own swarm
     assert compose[1][-5:] == ["up", "--build", "--detach", "--scale", "peer=2"]
     assert all("--volumes" in call for call in (compose[0], compose[2]))
-    for call in compose:  # or down would leave who is of a profile
+    for call in compose:  # else down would leave the services of a profile
         assert [call[at + 1] for at, word in enumerate(call) if word == "--profile"] == ["slow", "nat", "adversary"]
 
 
@@ -271,7 +271,7 @@ def test_without_docker_one_line_says_so(
 
 
 def test_what_the_build_of_the_testnet_is_told_compose_is_told_too(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compose gets the same options, and none that compose.yaml does not know."""
+    """Check that Compose gets the options of the testnet's build, and none that compose.yaml does not know."""
     monkeypatch.setenv(check.BUILD_VARIABLE, "--network host --no-cache --build-arg TORCH_INDEX=none")
     monkeypatch.setenv("BACKBONE", "10.99.1")
     told = check.environment_for(8080, "secret")

@@ -25,7 +25,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", DOCUMENT, flags=re.MULTILINE | re.DOT
 INLINE = re.findall(r"(?<!`)`([^`]+)`(?!`)", re.sub(r"```.*?```", "", DOCUMENT, flags=re.DOTALL))
 PROGRAM = ["python3", "-m", "p2ptrain.cli"]
 IMAGES = {"p2ptrain-peer": "peer", "p2ptrain-bootstrap": "bootstrap"}
-"""What each image runs; options behind its name are that command's."""
+"""Program that each image runs; options behind the image's name are for that command."""
 
 
 def commands() -> list[list[str]]:
@@ -94,7 +94,7 @@ def check_docker(words: list[str]) -> None:
         case ["run", *rest]:
             place = next(number for number, word in enumerate(rest) if word in IMAGES)
             check_ours(IMAGES[rest[place]], rest[place + 1 :])
-            assert "--init" in rest[:place]  # or no signal is heard while it starts
+            assert "--init" in rest[:place]  # else signals have no effect during the start
             for variable in re.findall(r"-e (\w+)=", " ".join(rest[:place])):
                 assert f"{variable}:-" in ENTRY, variable
         case ["exec", *rest]:

@@ -70,12 +70,12 @@ def machine(tmp_path: Path) -> Machine:
     made = Machine(tmp_path)
     made.tool("python3", PYTHON)
     made.tool("id", "#!/bin/sh\necho 10001\n")
-    made.tool("sleep", "#!/bin/sh\nexit 1\n")  # ends whoever waits
+    made.tool("sleep", "#!/bin/sh\nexit 1\n")  # any wait ends with an error
     return made
 
 
 def test_a_new_run_ends_where_it_is_told_to(machine: Machine) -> None:
-    """A variable sets the length of a new run; an existing run stays as it is."""
+    """Check that a variable sets the length of a new run and leaves an existing run as it is."""
     run = machine.root / "data" / "run"
     manifest = run.with_name("run.toml")
     manifest.write_text('[run]\nname = "demo"\ntokens_per_peer = 1_200_000\n')
@@ -91,7 +91,7 @@ def test_a_bootstrap_has_its_run_as_a_whole_or_not_at_all(machine: Machine) -> N
     link.write_text("of last time")
     assert machine.run("entry.sh", "bootstrap", FAILS="sign").returncode == 1
     assert not run.exists()
-    assert not link.exists()  # gone before anything else happens
+    assert not link.exists()  # removed before anything else happens
     assert machine.run("entry.sh", "bootstrap").returncode == 0
     assert (run / "manifest.toml").exists()
     begins = f"python3 -m p2ptrain.cli bootstrap {run} --listen /ip4/0.0.0.0/tcp/31337"
@@ -103,7 +103,7 @@ def test_a_bootstrap_has_its_run_as_a_whole_or_not_at_all(machine: Machine) -> N
 
 @pytest.mark.parametrize("way", ["PORT", "--listen", "--listen="])
 def test_health_is_asked_where_the_bootstrap_listens(machine: Machine, way: str) -> None:
-    """A variable or an option sets the address."""
+    """Check health at the address that a variable or an option sets."""
     (machine.root / "data" / "run").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -129,7 +129,7 @@ def test_at_whatever_port_is_free_the_link_alone_is_health(machine: Machine) -> 
 
 
 def test_a_peer_takes_the_link_that_is_nearest_and_goes_on_without_one(machine: Machine) -> None:
-    """Only a new peer waits: a peer with a home already knows its run and where to look for it."""
+    """Check that only a new peer waits for a link: a peer with a home already knows its run and its bootstraps."""
     home, link = machine.root / "data" / "peer", machine.root / "swarm" / "join-link.txt"
     begins, ends = "python3 -m p2ptrain.cli peer ", f"--home {home} --nickname fox --share"
 
@@ -138,7 +138,7 @@ def test_a_peer_takes_the_link_that_is_nearest_and_goes_on_without_one(machine: 
         machine.run("entry.sh", "peer", "--share", NICKNAME="fox", **environment)
         return machine.said
 
-    assert asked() == []  # it waits; a sleep that fails ends it
+    assert asked() == []  # it waits, and the failing sleep ends it
     home.mkdir()
     (home / "manifest.signed").touch()
     assert asked() == [begins + ends]
@@ -205,7 +205,7 @@ def test_a_build_without_a_network_says_so(machine: Machine) -> None:
 @pytest.mark.parametrize("value", ["10M", "10Mbit", "0,5", "abc", ".", "1.2.3", "1;reboot", "-3"])
 @pytest.mark.parametrize("place", range(4))
 def test_what_is_no_number_narrows_no_line(machine: Machine, value: str, place: int) -> None:
-    """awk would read "10M" as 10, and "abc" as nothing, without an error."""
+    """Check values that are no numbers: awk would read "10M" as 10 and "abc" as 0, without an error."""
     for each in ("tc", "nft"):
         machine.tool(each)
     arguments = ["", "", "", ""]
@@ -218,7 +218,7 @@ def test_what_is_no_number_narrows_no_line(machine: Machine, value: str, place: 
 
 
 def test_a_bootstraps_home_is_the_containers(machine: Machine) -> None:
-    """Peers and the health check find its link only there."""
+    """Check the place of the bootstrap's home: peers and the health check read its link there."""
     for options in (["--home", "/data/mine"], ["--home=/data/mine"]):
         done = machine.run("entry.sh", "bootstrap", *options)
         assert done.returncode == 2
@@ -226,7 +226,7 @@ def test_a_bootstraps_home_is_the_containers(machine: Machine) -> None:
 
 
 def test_the_image_says_that_it_is_a_container() -> None:
-    """The bootstrap words its advice accordingly."""
+    """Check the variable by which the bootstrap knows that it is in a container, for its advice."""
     assert f"{IN_CONTAINER}=1" in (DOCKER / "Dockerfile").read_text()
 
 
@@ -256,7 +256,7 @@ def test_packets_are_late_and_lost_where_the_kernel_has_netem(machine: Machine) 
 
 
 def test_a_laboratorys_line_loses_both_ways_or_is_none(machine: Machine) -> None:
-    """A link that loses packets in one direction only would be another scenario."""
+    """Check that a link loses packets in both directions, or that the start fails."""
     machine.tool("tc")
     machine.tool("nft", '#!/bin/sh\ncat >> "$ASKED"\n')
     assert machine.run("line.sh", "", "20", "40", "0.5", "both", DEVICE="lo").returncode == 0
@@ -268,7 +268,7 @@ def test_a_laboratorys_line_loses_both_ways_or_is_none(machine: Machine) -> None
     ]
     machine.asked.unlink()
     assert machine.run("line.sh", "", "", "40", "0", "both").returncode == 0
-    assert len(machine.said) == 1  # nothing is lost, so there is no rule
+    assert len(machine.said) == 1  # no loss, so no rule
     for tool, module in (("nft", "nft_numgen"), ("tc", "sch_netem")):
         machine.tool(tool, "#!/bin/sh\necho 'not supported' >&2\nexit 2\n")
         done = machine.run("line.sh", "", "", "40", "0.5", "both")
@@ -284,7 +284,7 @@ exit 0
 
 
 def test_a_router_without_rules_ends(machine: Machine) -> None:
-    """The router ends rather than letting everything in."""
+    """Check that a router that cannot set its rules ends, rather than letting everything in."""
     machine.tool("ip", ADDRESSES)
     machine.tool("nft", '#!/bin/sh\ncat > "$ASKED"\n')
     machine.tool("sleep", "#!/bin/sh\n")
@@ -299,13 +299,13 @@ def test_a_router_without_rules_ends(machine: Machine) -> None:
 
 
 def test_a_router_and_who_is_behind_it_come_back_while_nobody_else_is_there(machine: Machine) -> None:
-    """Both scripts use the one address that they are given and resolve no name."""
+    """Check that both scripts start from the one address that they get, and resolve no name."""
     machine.tool("getent", "#!/bin/sh\nexit 2\n")
     machine.tool("ip", ADDRESSES)
     machine.tool("nft", "#!/bin/sh\n")
     assert "dropping new connections from outside" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
     machine.tool("ip")
-    machine.tool("sh", "#!/bin/sh\n")  # what it becomes
+    machine.tool("sh", "#!/bin/sh\n")  # the program that it becomes
     path = machine.root / "behind-router.sh"
     path.write_text((DOCKER / "behind-router.sh").read_text())
     environment = {"PATH": str(machine.root / "bin"), "ASKED": str(machine.asked), "ROUTER": "10.231.77.2"}
@@ -324,7 +324,7 @@ def test_a_router_that_is_on_no_network_says_so_after_a_while(machine: Machine) 
 
 
 def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
-    """A script within the script makes the list of dependencies; it is run here on the real setup.cfg."""
+    """Check the list of dependencies, which a script inside the script makes, on the real setup.cfg."""
     script = (DOCKER / "install-needs.sh").read_text().partition("<<'LIST'\n")[2].partition("\nLIST\n")[0]
     done = subprocess.run(
         [sys.executable, "-"], input=script, cwd=DOCKER.parent, capture_output=True, text=True, timeout=60, check=True
@@ -335,9 +335,8 @@ def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
 
 
 def test_everything_that_is_installed_is_pinned() -> None:
-    """Transitive dependencies are included as far as they are installed here: without a pin, a new build may
-    install a new version.
-    """
+    """Check transitive dependencies too, as far as they are installed here: without a pin, a build may take a new
+    version."""
     pinned = {re.split("[=;]", line)[0] for line in (DOCKER.parent / "constraints.txt").read_text().splitlines()}
     setup = configparser.ConfigParser()
     setup.read(DOCKER.parent / "setup.cfg")
@@ -359,8 +358,9 @@ def test_everything_that_is_installed_is_pinned() -> None:
 
 
 def test_a_volume_is_the_users_own_and_others_may_enter_it() -> None:
-    """The mode is mkdir's: useradd's is 0700 on some systems, and a container that runs as another user could not
-    start there.
+    """Check that mkdir sets the mode of the volume's folder: useradd's mode is 0700 on some systems.
+
+    A container that runs as another user could not start there.
     """
     dockerfile = (DOCKER / "Dockerfile").read_text()
     assert "--no-create-home --home-dir /data" in dockerfile
@@ -368,7 +368,7 @@ def test_a_volume_is_the_users_own_and_others_may_enter_it() -> None:
 
 
 def test_a_change_of_our_own_files_is_built_without_a_network() -> None:
-    """Build isolation would download an unpinned version of setuptools."""
+    """Check that build isolation is off: it would download an unpinned version of setuptools."""
     ours = (DOCKER / "Dockerfile").read_text().partition("AS ours")[2].partition("\nFROM")[0]
     assert "--no-index --no-deps" in ours
     assert "--no-build-isolation" in ours
@@ -388,7 +388,7 @@ def test_commands_of_the_image_can_be_read() -> None:
 
 
 def test_all_that_an_image_is_built_of_is_sent_to_the_engine() -> None:
-    """.dockerignore excludes everything that it does not name."""
+    """Check .dockerignore, which excludes everything that it does not name."""
     text = (DOCKER / "Dockerfile").read_text()
     sources = [
         word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, flags=re.MULTILINE) for word in line.split()

@@ -1,4 +1,4 @@
-"""Waiting for an exchange of a peer; its control socket is real, the peer is not."""
+"""Waiting for an exchange of a fake peer with a real control socket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_waits_for_the_first_exchange(tmp_path: Path) -> None:
 
 
 def test_an_exchange_counts_after_several_probes_in_a_row(tmp_path: Path) -> None:
-    """The partner may not know of the exchange."""
+    """Check that one probe is not enough: the partner may not know of the exchange yet."""
     assert waited(tmp_path, *[1] * (PROBES - 1), 0, 1) == (True, 2 * PROBES)
 
 

@@ -55,7 +55,7 @@ def test_exchanges_across_a_partition() -> None:
         {"at_s": 1, "time": 10.0, "do": ActKind.PART.value, "who": "0"},
         {"at_s": 2, "time": 20.0, "do": ActKind.HEAL.value, "who": "0"},
     ]
-    times = (5.0, 9.5, 12.0, 19.5, 21.0, 22.0)  # before, over its beginning, amid, over its end, after, after
+    times = (5.0, 9.5, 12.0, 19.5, 21.0, 22.0)  # before, across its start, within, across its end, after, after
     anna = artifacts("anna", *(exchange(time, "id of bert") for time in times), exchange(12.0, "id of cleo"))
     found = figures(
         record({"anna": [WELL]}, done),
@@ -71,7 +71,7 @@ def test_exchanges_across_a_partition() -> None:
 def test_the_longest_stall_is_the_largest_of_all_peers() -> None:
     anna = artifacts("anna", summary={**SUMMARY, "longest_stall_inner_steps": 2.5})
     bert = artifacts("bert", summary={**SUMMARY, "longest_stall_inner_steps": None})  # it made one inner step
-    cleo = artifacts("cleo", summary={**SUMMARY, "longest_stall_inner_steps": 9.0})  # it did not stay
+    cleo = artifacts("cleo", summary={**SUMMARY, "longest_stall_inner_steps": 9.0})  # it did not stay until the end
     found = figures(record({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}), anna, bert, cleo)
     assert found["longest_stall"] == found["groups"]["anna"]["longest_stall"] == 2.5
     assert found["groups"]["bert"]["longest_stall"] is None
@@ -112,7 +112,7 @@ def test_newcomers_are_peers_started_after_second_0() -> None:
     done = [{"at_s": 1, "time": 10.0, "do": ActKind.START.value, "who": name} for name in ("bert", "cleo")]
     found = figures(
         record({"anna": [WELL], "bert": [WELL], "cleo": [KILLED, WELL]}, done),
-        artifacts("anna", {"kind": "caught up", "time": 5.0}),  # it was there from the beginning, and a little late
+        artifacts("anna", {"kind": "caught up", "time": 5.0}),  # there from the start, and a little late
         artifacts("bert", {"kind": "caught up", "time": 12.0}),
         artifacts("cleo", {"kind": "caught up", "time": 4.0}),  # before it was killed
     )
@@ -140,13 +140,13 @@ def test_growth_counts_after_settling() -> None:
     steady = [(100, 50, 20, 10)] * FEWEST
     settling = [(1, 1, 1, 1)] * (FEWEST // 2) + steady
     leaking = [(100 + number, 50, 20, 10) for number in range(2 * FEWEST)]
-    assert growth(steady[1:]) == {}  # too few to tell
+    assert growth(steady[1:]) == {}  # too few for a trend
     assert growth(settling) == dict.fromkeys(FIGURES, 0.0)
     found = growth(leaking)
     assert found["memory_growth"] > 0.4
     assert found["daemon_memory_growth"] == found["descriptor_growth"] == 0
     one_more = [(100, 50, 12 + (number > FEWEST), 10) for number in range(2 * FEWEST)]
-    assert growth(one_more)["descriptor_growth"] == 1  # a number: one of twelve says nothing
+    assert growth(one_more)["descriptor_growth"] == 1  # a number, since one in twelve is no trend
 
 
 def test_growth_is_the_largest_of_the_peers_that_stayed() -> None:
@@ -202,7 +202,7 @@ def test_newcomers() -> None:
         artifacts("anna", {"kind": "progress", "time": 160.0}, summary=SUMMARY),
         artifacts("bert", {"kind": "caught up", "time": 12.0}, summary={**SUMMARY, "val_loss_last": 3.0}),
         artifacts("cleo", {"kind": "progress", "time": 20.0}),
-        artifacts("dora"),  # too late to have done anything
+        artifacts("dora"),  # too late to do anything
     ]
     lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [WELL]}
     found = figures(record(lives, done), *everybody)
@@ -220,7 +220,7 @@ def test_figures_after_the_last_act() -> None:
     end = [{"kind": "stopping", "time": 20.0}, {"kind": "saved", "time": 21.0}]
     found = figures(record({"anna": [WELL]}, done), artifacts("anna", *notes, *end))
     assert found["peers"]["anna"]["caught_up_afterwards"] == found["groups"]["anna"]["caught_up_afterwards"] == 1
-    assert found["saved_afterwards"] == 0  # everybody saves when it leaves
+    assert found["saved_afterwards"] == 0  # all peers save when they leave
     found = figures(record({"anna": [WELL]}, done), artifacts("anna", *notes, {"kind": "saved", "time": 15.0}, *end))
     assert found["saved_afterwards"] == 1
 
@@ -246,7 +246,7 @@ def test_exchanges_per_outer_step_is_the_smallest_of_all_peers() -> None:
     anna = artifacts("anna", progress(0.5, 2), exchange(1, "x"), exchange(2, "x"), exchange(3, "x"), progress(9, 4))
     bert = artifacts("bert", progress(0.5, 0), exchange(1, "x"), progress(9, 2))
     cleo = artifacts("cleo", progress(0.5, 0), progress(9, 9))
-    dora = artifacts("dora", exchange(1, "x"))  # it told nothing of outer steps
+    dora = artifacts("dora", exchange(1, "x"))  # without notes of outer steps
     lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [WELL]}
     found = figures(record(lives), anna, bert, cleo, dora)
     assert found["exchanges_per_outer_step"] == found["groups"]["bert"]["exchanges_per_outer_step"] == 0.5
@@ -258,7 +258,7 @@ def test_fewest_tokens_between_the_first_and_the_last_act() -> None:
     done = [{"at_s": 1, "time": time, "do": ActKind.FILL.value, "who": "anna"} for time in (10.0, 15.0, 30.0)]
     anna = artifacts(
         "anna", progress(9, 1, 100), progress(31, 5, 700), progress(40, 7, 900)
-    )  # its log had no room between
+    )  # no disk space for its log in between
     bert = artifacts("bert", progress(9, 1, 100), progress(20, 4, 500), progress(29, 4, 500))  # it ended then
     cleo = artifacts("cleo", progress(9, 1, 100), progress(31, 1, 100))
     dora = artifacts(

@@ -36,7 +36,7 @@ BEFORE = (5.0, 0.1), (6.0, 0.1)
 @pytest.mark.parametrize(
     ("afterwards", "steps"),
     [
-        ([(30.0, 0.9), (32.0, 0.5), (37.5, 0.19)], 7),  # from the first exchange, not from when the network was whole
+        ([(30.0, 0.9), (32.0, 0.5), (37.5, 0.19)], 7),  # counted from the first exchange, not from the repair
         ([(30.0, 0.2)], 0),
         ([(30.0, 0.9), (32.0, 0.5)], None),
         ([], None),

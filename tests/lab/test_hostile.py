@@ -1,4 +1,4 @@
-"""Adversarial peers of the lab: what they send, and that nothing else of theirs is altered."""
+"""Adversarial peers of the lab: what they send, and that they alter nothing else."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class Wire:
         self.written.append(header + bytes(body))
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
 @dataclass
 class OneWire:
-    """Transport with one link, in and out."""
+    """Transport with one link in each direction."""
 
     wire: Wire
 
@@ -118,7 +118,7 @@ def encoded(lie: str) -> torch.Tensor:
     """Return what partners decode of the peer's weights."""
     payloads = honest_payloads()
     payload = asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), (), payloads.published))
-    assert payloads.published.parts[0] is WEIGHTS  # the lie is told, not believed
+    assert payloads.published.parts[0] is WEIGHTS  # the peer itself keeps the true weights
     return FP32.decode(payload.parts[0], CodecTerms(len(WEIGHTS)))
 
 
@@ -249,7 +249,7 @@ def test_a_drip_and_a_stall(naps: list[float]) -> None:
     wire = Wire()
     assert sent("drip", MESSAGE, CHUNK, PART, wire=wire) == [MESSAGE, PART]
     header, *drops = wire.written
-    assert decode_header(header) == (FrameKind.CHUNK, 64)  # a true frame, which nobody turns down for its shape
+    assert decode_header(header) == (FrameKind.CHUNK, 64)  # a well-formed frame, which partners accept
     assert drops == [b"\0"] * 64
     assert naps == [hostile.DRIP_S] * 64
     naps.clear()
@@ -347,7 +347,8 @@ def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> N
 
     async def lie() -> None:
         link = await environment.transport.open(THEM, ())
-        await link.send(FrameKind.MESSAGE, encode_message(offer))  # it has announced nothing yet, so knows no lie
+        # It has announced nothing, so it has no false record yet
+        await link.send(FrameKind.MESSAGE, encode_message(offer))
         await environment.directory.announce(own)
         for message in (offer, accept, decode_message(MESSAGE[1])):
             await link.send(FrameKind.MESSAGE, encode_message(message))
@@ -355,7 +356,7 @@ def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> N
     asyncio.run(lie())
     forged = replace(own, peer=other.peer)
     assert shelf.brought == [own, forged]
-    assert forged.issued_at > other.issued_at  # or whoever has the true one would keep it
+    assert forged.issued_at > other.issued_at  # else nodes that have the true record would keep it
     assert not verify(forged)
     told = [decode_message(body) for _, body in wire.sent]
     assert told == [

@@ -38,9 +38,7 @@ except OSError:
 
 
 def asked(network: Network, name: str, address: str, patience_s: float = 15.0) -> str:
-    """Return the address that a server sees of the host; "unreachable" without a connection. Lost packets are sent
-    again.
-    """
+    """Return the address that a server sees of the host, or "unreachable". Resends lost packets."""
     command = network.hosts[name].inside(sys.executable, "-c", CLIENT, address, str(patience_s))
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
@@ -72,14 +70,15 @@ def test_reachability_of_hosts() -> None:
             assert asked(network, "slow", public["plain"]) == public["slow"]
             assert asked(network, "home", public["plain"]) == public["home"]  # masqueraded
             assert asked(network, "far home", public["slow"]) == public["far home"]
-            assert asked(network, "plain", public["home"], 1.0) == "unreachable"  # nothing new comes in
+            assert asked(network, "plain", public["home"], 1.0) == "unreachable"  # no inbound connections
             assert asked(network, "plain", "192.168.1.2", 1.0) == "unreachable"
-            assert asked(network, "plain", "8.8.8.8", 1.0) == "unreachable"  # no way out of here
+            assert asked(network, "plain", "8.8.8.8", 1.0) == "unreachable"  # no route to the internet
 
             network.partition(1, [["plain", "home"], ["slow"]])
             assert asked(network, "home", public["slow"], 1.0) == "unreachable"
             assert asked(network, "home", public["plain"]) == public["home"]
-            assert asked(network, "far home", public["slow"]) == public["far home"]  # on no side
+            # In neither group of the partition.
+            assert asked(network, "far home", public["slow"]) == public["far home"]
             network.heal(1)
             assert asked(network, "home", public["slow"]) == public["home"]
 
@@ -136,7 +135,7 @@ def test_nothing_survives_a_killed_starter_not_even_stopped_processes() -> None:
 def _read(link: Path) -> Path | None:
     try:
         return link.readlink()
-    except OSError:  # just gone
+    except OSError:  # it has just ended
         return None
 
 

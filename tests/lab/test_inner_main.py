@@ -23,7 +23,7 @@ def test_sockets_that_the_next_start_would_not_remove_are_counted(tmp_path: Path
     ends[1].bind(str(tmp_path / "stray.sock"))
     for end in ends:
         end.close()
-    assert sockets_left(tmp_path) == 1  # the stray one; the next start would sweep the folder
+    assert sockets_left(tmp_path) == 1  # the stray one, which the next start would sweep
     assert not abandoned.exists()
 
 
@@ -36,7 +36,7 @@ def test_the_temporary_folder_is_removed_and_those_of_killed_testnets_too(monkey
         assert place.name.startswith("p2pt-lab-test-")
         assert os.environ[MARK] == "the-mark"
         assert not debris.exists()
-        with command._marked_environment("another"):  # a second testnet leaves the first one's place alone
+        with command._marked_environment("another"):  # a second testnet must not touch the folder of the first one
             assert place.exists()
             assert Path(tempfile.gettempdir()) != place
     assert not place.exists()

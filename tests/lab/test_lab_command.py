@@ -43,7 +43,7 @@ def test_a_failing_scenario_does_not_fail_others(
         out.mkdir(parents=True)
         report = {"scenario": path.stem, "passed": True, "faults": []}
         (out / "report.json").write_text(json.dumps(report))
-        return int(path.stem == "two")  # as where its containers' closing failed
+        return int(path.stem == "two")  # as if closing its containers had failed
 
     monkeypatch.setattr(command, "run_scenario", run_scenario)
     out = tmp_path / "out"

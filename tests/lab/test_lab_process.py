@@ -1,4 +1,4 @@
-"""Whole command with real peers behind routers in namespaces, and what is left when it is stopped."""
+"""The whole command with real peers behind routers in namespaces, and what remains if it is stopped."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_a_swarm_behind_routers_survives_the_death_of_its_only_public_peer(
     assert report["figures"]["left_processes"] == report["figures"]["left_namespaces"] == 0
     assert report["figures"]["peers"]["public-1"]["exits"] == ["is killed", 0]
     home = report["figures"]["peers"]["home-1"]
-    assert home["exchanges_afterwards"]  # how soon the public one returns depends on the machine; make lab has limits
+    # The time until the public peer returns depends on the machine; make lab has limits.
+    assert home["exchanges_afterwards"]
 
 
 @root
@@ -132,14 +133,14 @@ def test_a_stopped_testnet_leaves_nothing(running: Running, number: signal.Signa
 def _name(process: psutil.Process) -> str:
     try:
         return process.name()
-    except psutil.NoSuchProcess:  # some do not live long
+    except psutil.NoSuchProcess:  # some are short-lived
         return ""
 
 
 def _target(link: Path) -> Path | None:
     try:
         return link.readlink()
-    except OSError:  # just gone
+    except OSError:  # it has just ended
         return None
 
 

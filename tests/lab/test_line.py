@@ -39,5 +39,5 @@ def test_the_queue_is_bounded() -> None:
         way.put(packet, 0.0)
     assert way.dropped == 100 - line.MOST_WAITING_BYTES // len(packet)
     assert len(way.take(1.0)) == 32
-    way.put(packet, 1.0)  # there is room again
+    way.put(packet, 1.0)  # space again
     assert len(way.take(2.0)) == 1

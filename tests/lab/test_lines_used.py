@@ -39,7 +39,7 @@ def test_the_share_of_the_uplink_counts_from_the_first_exchange_to_the_end_of_tr
     assert still.uplink_share() == pytest.approx(0.3)
     ended = artifacts("bert", NARROW, *made, at(16.0, "trained"), exchange(16.5, 18.0, 250_000))  # the final gossip's
     assert ended.uplink_share() == pytest.approx(0.5)
-    assert figures(still, ended)["uplink_share"] == pytest.approx(0.3)  # the smallest
+    assert figures(still, ended)["uplink_share"] == pytest.approx(0.3)  # the smallest of all peers
 
 
 def test_without_a_rate_or_an_exchange_there_is_no_share() -> None:

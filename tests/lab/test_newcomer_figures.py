@@ -36,7 +36,7 @@ def test_without_learning_rates_there_is_no_ratio() -> None:
     assert learning_rate_ratio([told, artifacts("late", {"kind": "progress", "time": 9.0})], {"late"}) is None
     assert (
         learning_rate_ratio([told, artifacts("late", trains(20, 1.0))], {"late"}) is None
-    )  # it came when the others had ended
+    )  # it joined when the others had ended
 
 
 def told(time: float, step: int, loss: float | None) -> dict[str, Any]:
@@ -54,9 +54,9 @@ BERT = artifacts("bert", told(27.0, 12, 3.0), told(35.0, 14, 1.0), summary=SUMMA
     ("notes", "ratio"),
     [
         ([TAKEN, told(21.0, 10, None), told(26.0, 11, 7.0), told(30.0, 12, 5.0), told(34.0, 13, 2.0)], 2.0),
-        ([TAKEN, told(21.0, 10, None), told(26.0, 11, 7.0)], None),  # it did not come that far
+        ([TAKEN, told(21.0, 10, None), told(26.0, 11, 7.0)], None),  # it did not reach that step
         ([told(21.0, 10, None), told(30.0, 12, 5.0)], None),  # it took no weights
-        ([{**TAKEN, "time": 4.0}, told(21.0, 10, None), told(30.0, 12, 5.0)], None),  # nor since it came again
+        ([{**TAKEN, "time": 4.0}, told(21.0, 10, None), told(30.0, 12, 5.0)], None),  # nor after its restart
         ([told(2.0, 1, 9.0), told(3.0, 3, 9.0), TAKEN, told(21.0, 10, 9.0), told(30.0, 12, 5.0)], 2.0),
         ([TAKEN], None),
     ],

@@ -25,7 +25,7 @@ from peer.session_recorder import SAVE_PERIOD_S
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").rglob("*.toml"))
 CONTAINERS = Path(__file__).parent.parent.parent / "docker" / "testnet.toml"
 NOTHING: dict[str, Any] = {"lives": {}, "done": [], "missed": [], "troubles": [], "wall_s": 0.0, "samples": {}}
-"""A record in which nobody came."""
+"""Run record without any peer."""
 
 
 def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
@@ -102,11 +102,11 @@ def test_all_scenarios_are_supported(path: Path) -> None:
 @pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
 def test_warm_up_ends_long_before_timed_scenarios_do(path: Path) -> None:
     scenario = scenarios.load(path)
-    if scenario.run.outer_steps is None:  # it has more tokens than anybody reads, so a share of them means nothing
+    if scenario.run.outer_steps is None:  # more tokens than any peer reads, so a share of them means nothing
         training = manifest_of(scenario).training
-        # A newcomer's place in the schedule shows only where there is one.
+        # A newcomer's place in the schedule is visible only if there is a schedule.
         assert training.schedule == ("cosine" if path.stem == "late" else "constant")
-        least = 30_000 if path.stem == "narrow_lines" else 300_000  # its model is larger, and its steps are short
+        least = 30_000 if path.stem == "narrow_lines" else 300_000  # a larger model with short steps
         assert least <= training.warmup_tokens <= 320_000  # 7 s of a small model's peer that has a core: measured
 
 
@@ -137,7 +137,7 @@ NOT_ACTED_OUT = {
     "garbage": "random bytes for payloads. In the modular codec of these scenarios any bytes are codes, so they are as "
     "little anybody's weights as nan's, which are all 255",
 }
-"""Lies of no scenario, and why."""
+"""Adversarial behaviours without a scenario, and why."""
 
 
 def test_every_lie_and_every_failure_has_a_scenario() -> None:
@@ -155,7 +155,7 @@ def test_adversary_scenarios_with_one_codec_share_an_undisturbed_run() -> None:
     assert {calm.codec.name for calm in undisturbed_runs} == {
         "modular4",
         "int8",
-    }  # in modular codecs any bytes are numbers
+    }  # modular codecs decode any bytes
     assert len({calm.model_dump_json() for calm in undisturbed_runs}) == 2
 
 
@@ -183,7 +183,7 @@ def test_machines_fail_while_a_checkpoint_is_due() -> None:
     for trouble in (each for group in scenario.peers for each in group.troubles if each.for_s is not None):
         until = trouble.at_s + trouble.for_s  # type: ignore[operator]  # not None, see above
         assert trouble.at_s < SAVE_PERIOD_S - 30 < SAVE_PERIOD_S + 30 < until < 2 * SAVE_PERIOD_S - 30
-        assert scenario.run.seconds > 2 * SAVE_PERIOD_S + 30  # and again once all is well
+        assert scenario.run.seconds > 2 * SAVE_PERIOD_S + 30  # and once more after the repair
 
 
 def test_a_partition_outlasts_the_records() -> None:

@@ -45,7 +45,7 @@ def test_figures_by_dotted_name() -> None:
     assert [figure(tree, name) for name in ("a.b", "a.c", "a.d", "a.e", "a", "x.y")] == [3, 1, None, None, None, None]
     seats = {"peers": {"seat-1": {"caught_up": 1}, "seat-1.2": {"caught_up": 2}}}
     assert figure(seats, "peers.seat-1.caught_up") == 1
-    assert figure(seats, "peers.seat-1.2.caught_up") == 2  # who came in its place
+    assert figure(seats, "peers.seat-1.2.caught_up") == 2  # of the peer that replaced it
     assert figure(seats, "peers.seat-1.3.caught_up") is None
 
 

@@ -1,4 +1,4 @@
-"""Script followed with fake bootstraps and peers: real processes, no torch, no network."""
+"""Scripts carried out with fake bootstraps and peers: real processes, no torch, no network."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_honest_peers_share_figures_and_the_page_address_is_printed(place: Path,
 
 
 def test_second_0_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[str, Any]) -> None:
-    """A peer may begin with what the others have learned."""
+    """Check that second 0 waits for progress: some scenarios start with peers that have learned."""
     tiny["run"]["seconds"] = 1
     tiny["begins"] = "learned"
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed"}
@@ -371,7 +371,7 @@ def test_a_death_amid_an_exchange_waits_for_one(
     tiny["peers"][0] |= {"freezes": [{"at_s": 0.2, "for_s": 0.1}]}
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "amid_exchange": True}
     record, _ = conducted(place, tiny)
-    assert asked == ["office-1"]  # the others sleep whenever it is time
+    assert asked == ["office-1"]  # the others are suspended at that time
     assert (("office-1", "is killed") in happened(record)) is is_amid
     assert record.missed == ([] if is_amid else ["office-1 is killed: it was in no exchange"])
 
@@ -498,7 +498,7 @@ def test_acts_that_a_stage_cannot_perform_are_missed_and_the_run_continues(
     assert record.troubles == []
     assert record.cut_short
     assert len(record.done) == 5 - len(missed)
-    assert record.lives["home-1"] == [Ended(0, "")]  # it woke at the end and saved
+    assert record.lives["home-1"] == [Ended(0, "")]  # it resumed at the end and saved
     if what == "kill":
         assert record.lives["office-1"] == [Ended(0, "")]
         assert "office-1.2" not in record.lives

@@ -70,7 +70,7 @@ def test_random_draws_depend_on_the_seed(tiny: dict[str, Any]) -> None:
     assert first == script(tiny, churn)
     tiny["run"]["seed"] = 2
     assert first != script(tiny, churn)
-    assert all(act.at_s <= 31 for act in first.acts)  # run.seconds, and who would come after it
+    assert all(act.at_s <= 31 for act in first.acts)  # run.seconds, after which nobody joins
 
 
 def test_churn_without_an_end_is_bounded(tiny: dict[str, Any]) -> None:
