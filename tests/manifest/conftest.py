@@ -1,4 +1,4 @@
-"""One author's key and one valid manifest that no preset can move under the tests."""
+"""An author's key and a valid manifest that does not change with the presets."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def key() -> Ed25519PrivateKey:
 
 @pytest.fixture
 def data() -> dict[str, Any]:
-    """Plain data of a valid manifest, free to spoil."""
+    """Return the plain data of a valid manifest, for tests to alter."""
     return copy.deepcopy(DATA)
 
 

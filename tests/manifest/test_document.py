@@ -1,4 +1,4 @@
-"""TOML for people, canonical bytes for machines."""
+"""The two forms of a manifest: TOML for people, canonical bytes for machines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_short_strings_at_the_top_of_a_toml(manifest: Manifest) -> None:
 
 def test_canonical_bytes_are_frozen_for_ever(manifest: Manifest) -> None:
     assert run_id(manifest) == "8a513326e3fccf4799f7ca8b226200e53ade92f8ae6d3fe4029f40bd4c1d76ee"
-    # The same in protocol version 4, and with topk, which recipe swarm is refused by now: what was frozen first.
+    # Frozen earlier: protocol version 4, with topk, which recipe swarm no longer accepts.
     earlier = canonical_bytes(manifest).replace(b'"protocol":8', b'"protocol":4')
     assert sha256(earlier).hexdigest() == "06022cb24660204f455f1228509a70f937471ce6abf76b3f9135383ef3c52f49"
     before = earlier.replace(b'"gradients":"int8"', b'"gradients":"topk"')

@@ -1,4 +1,4 @@
-"""Join links as people mangle them."""
+"""Join links as people damage them when they copy them."""
 
 from __future__ import annotations
 

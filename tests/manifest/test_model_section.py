@@ -1,4 +1,4 @@
-"""The computed size of a model is the size of the model that transformers builds."""
+"""Computed sizes of models equal those of the models that transformers builds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
 def with_model(data: dict[str, Any], architecture: str, **config: Any) -> Manifest:
-    """The manifest with another architecture; None removes a field that the architecture does not take."""
+    """Return the manifest with another architecture; None removes a field that the architecture does not have."""
     merged = {**data["model"]["config"], **config}
     fields = {name: value for name, value in merged.items() if value is not None}
     return validated({**data, "model": {"architecture": architecture, "config": fields}})
 
 
 def built(model: Decoder) -> Any:
-    """The real thing, on torch's meta device: shapes without memory."""
+    """Build the model on torch's meta device: shapes without memory."""
     import torch
     import transformers
 
@@ -43,7 +43,7 @@ def test_parameter_count_of_presets(name: str) -> None:
 
 def test_preset_sizes_are_what_their_names_say() -> None:
     assert 14e6 < parameter_count(preset("llama-15m", "0" * 64).model) < 16e6
-    assert parameter_count(preset("llama-135m", "0" * 64).model) == 134_515_008  # As published.
+    assert parameter_count(preset("llama-135m", "0" * 64).model) == 134_515_008  # as published
 
 
 @pytest.mark.parametrize("tied", [False, True])

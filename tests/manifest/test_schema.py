@@ -1,4 +1,4 @@
-"""What a manifest may say, and what its author reads when it says something else."""
+"""Values that a manifest may have, and the messages to its author for all others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def problem_of(data: dict[str, Any]) -> str:
 
 
 def problem_after(manifest: Manifest, **changes: Any) -> str:
-    """Keyword ``outer__inner_steps`` stands for the path ``outer.inner_steps``."""
+    """Return the message about one changed field; keyword ``outer__inner_steps`` stands for ``outer.inner_steps``."""
     with pytest.raises(ManifestError) as caught:
         with_changes(manifest, {name.replace("__", "."): value for name, value in changes.items()})
     return caught.value.problem

@@ -1,4 +1,4 @@
-"""Signed manifests from anyone: the right one or none."""
+"""Signed manifests from untrusted sources: only the right one is accepted."""
 
 from __future__ import annotations
 

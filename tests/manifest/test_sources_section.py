@@ -1,4 +1,4 @@
-"""Where a manifest may take text and tokenizers from: never from a path."""
+"""Sources of text and tokenizers that a manifest may name: never a path."""
 
 from __future__ import annotations
 
