@@ -20,14 +20,14 @@ FIRST = [40.0] * RANK_WINDOW
 @pytest.mark.parametrize(
     ("effective_rank", "expected"),
     [
-        (90.0, (16, 30)),  # never more than at first
+        (90.0, (16, 30)),  # never more than at the start
         (40.0, (16, 30)),
         (39.0, (16, 30)),  # 15.6, rounded up
         (20.0, (8, 15)),
         (18.0, (8, 15)),  # 7.2
         (10.0, (4, 8)),  # H 7.5
         (1.0, (1, 2)),  # H 1.875
-        (0.0, (1, 2)),  # nothing to be done any more
+        (0.0, (1, 2)),  # nothing left to send
     ],
 )
 def test_both_shrink_together_and_in_proportion_to_the_first_window(
@@ -43,11 +43,11 @@ def test_the_first_ones_hold_while_there_is_one_window_only() -> None:
 
 def test_only_the_first_and_the_last_window_count() -> None:
     assert rank_and_inner_steps([*FIRST, *[1.0] * 50, *[20.0] * RANK_WINDOW], 16, 30) == (8, 15)
-    assert rank_and_inner_steps([*FIRST, 5.0, *[20.0] * (RANK_WINDOW - 1)], 16, 30) == (7, 13)  # their mean is 17
+    assert rank_and_inner_steps([*FIRST, 5.0, *[20.0] * (RANK_WINDOW - 1)], 16, 30) == (7, 13)  # the mean is 17
 
 
 def test_a_rank_that_only_follows_itself_does_not_sink() -> None:
-    """Peers that send the same have an effective rank a little below what they send."""
+    """Check peers whose effective rank is always a little below the rank that they send, as of equal peers."""
     found = [0.9 * 48] * RANK_WINDOW
     for _ in range(100):
         rank, _ = rank_and_inner_steps(found, 48, 10)

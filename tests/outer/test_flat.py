@@ -1,4 +1,4 @@
-"""A flattened module is the same module: same numbers, same ties, one memory."""
+"""A flattened module is equivalent to the original: equal numbers, tied parameters, shared memory."""
 
 import copy
 
@@ -10,7 +10,7 @@ from p2ptrain.outer.flat import FlatLayout, flatten_module
 
 
 class TiedModel(nn.Module):
-    """Odd sizes on purpose, so that every parameter but the first needs padding before it."""
+    """Module with odd sizes, so that every parameter but the first needs padding before it."""
 
     def __init__(self) -> None:
         super().__init__()

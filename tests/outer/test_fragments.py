@@ -1,4 +1,4 @@
-"""Fragments cover the vector exactly, alike on every peer."""
+"""Fragments cover the vector exactly, and equally on every peer."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Displacements cancel, leave the pseudo-gradient alone, and commute with the outer step as the design says."""
+"""Displacements cancel, do not change the pseudo-gradient, and commute with the outer step as the design says."""
 
 import math
 
@@ -42,7 +42,7 @@ def test_equal_weights_cancel_bitwise(seed: int, weight: float, radius: float) -
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**31), weights, weights, radii)
 def test_unequal_weights_cancel_to_rounding(seed: int, w_i: float, w_j: float, radius: float) -> None:
-    """The factor and the product are rounded to fp32 on each side: four times 2**-24."""
+    """Check to rounding: each side rounds the factor and the product to fp32, four times 2**-24 together."""
     difference = random(999, seed)
     dx_i = displacement(difference, share(w_i, w_j), radius)
     dx_j = displacement(-difference, share(w_j, w_i), radius)
@@ -103,8 +103,10 @@ def test_displaced_is_a_new_state_and_keeps_the_momentum() -> None:
 def test_t11_both_streams_with_one_partner_mix_all_that_a_peer_has(
     seed: int, momentum: float, nesterov: bool, a: float
 ) -> None:
-    """x after the step and g, each mixed with the share a, are a step from mixed x and b by mixed g; b but for its
-    own past, which is never sent."""
+    """Check that mixing x and g by the share a equals a step from the mixed x and b by the mixed g.
+
+    Only b's own history differs, which is never sent.
+    """
     rule = OuterRule(0.7, momentum, nesterov)
     mine, theirs = (OuterState(random(50, seed + n).double(), random(50, seed + n + 5).double()) for n in (0, 1))
     g, their_g = (random(50, seed + n).double() for n in (2, 3))
@@ -122,7 +124,7 @@ def test_t11_both_streams_with_one_partner_mix_all_that_a_peer_has(
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**31), st.floats(0.0, 0.95), st.booleans())
 def test_t11_a_late_pseudo_gradient_equals_the_blocking_mix(seed: int, momentum: float, nesterov: bool) -> None:
-    """Also two steps on: the buffer has to be right, not only the weights."""
+    """Check two further steps, to compare the momentum buffer and not the weights alone."""
     rule = OuterRule(0.7, momentum, nesterov)
     state = OuterState(random(200, seed).double(), random(200, seed + 1).double())
     g, correction, next_g = (random(200, seed + place).double() for place in (2, 3, 4))

@@ -1,4 +1,4 @@
-"""T9: the straggler rule yields what GASLoC reports, and never more time than the others take."""
+"""T9: the straggler rule gives the values that GASLoC reports, and never takes longer than the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_phase_and_the_exchange_take_as_long_as_the_others(
     own = straggler_inner_steps(inner_steps, partners, exchange_steps, share)
     assert 1 <= own <= inner_steps
     others = inner_steps + partners * exchange_steps
-    if own > 1:  # at the floor of one step the peer is late, and nothing helps
+    if own > 1:  # at the minimum of one step the peer is late in any case
         assert own + partners * exchange_steps / share <= others + 0.5 + 1e-6 * others
 
 

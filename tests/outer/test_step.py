@@ -1,4 +1,4 @@
-"""The outer step is torch's SGD, bitwise; a state is never mutated; the guard knows its own history only."""
+"""The outer step equals torch's SGD bitwise; states are immutable; the guard uses its own history only."""
 
 import math
 
@@ -26,7 +26,7 @@ ELEMENTS = 3 * 1024 + 7
 
 
 def inner_phase(start: Tensor, generator: torch.Generator) -> Tensor:
-    """Stands for H inner steps: a random walk away from ``start``."""
+    """Return a random walk away from ``start``, in place of H inner steps."""
     return start + 0.01 * torch.randn(start.shape, generator=generator, dtype=start.dtype)
 
 
@@ -63,7 +63,7 @@ def test_t8_one_peer_equals_torch_sgd_bitwise(seed: int, learning_rate: float, m
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**31), momentum=st.floats(0, 0.95), learning_rate=st.floats(0.1, 1.0))
 def test_t2_look_ahead_equals_buffer_form(seed: int, momentum: float, learning_rate: float) -> None:
-    """z' = x - eta g ; x' = z' + mu (z' - z), in double precision, on one sequence of pseudo-gradients."""
+    """Check z' = x - eta g ; x' = z' + mu (z' - z) in double precision, on one sequence of pseudo-gradients."""
     generator = torch.Generator().manual_seed(seed)
     state = initial_state(torch.randn(64, generator=generator, dtype=torch.float64))
     rule = OuterRule(learning_rate, momentum)
@@ -94,7 +94,7 @@ def test_initial_state_is_detached_from_the_trainers_memory() -> None:
 
 
 def test_local_rule_hands_theta_over_bitwise() -> None:
-    """The values are chosen so that x - (x - theta) is NOT theta."""
+    """Check values for which x - (x - theta) is not theta in floating point."""
     state = initial_state(torch.tensor([1e8, 1.0]))
     theta = torch.tensor([0.1, 1e-9])
     assert not torch.equal(state.slow - pseudo_gradient(state, theta), theta)
