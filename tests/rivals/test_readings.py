@@ -1,4 +1,4 @@
-"""What is read of a run side by side on home lines, from made-up logs."""
+"""Figures of a comparison over home lines, from made-up logs."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ def record() -> RivalRecord:
 
 
 def notes(until: float, silent: tuple[float, float] = (0.0, 0.0)) -> list[dict[str, Any]]:
-    """Every two seconds; ten outer steps and 2,000 tokens in them; losses that fall from 4 by .01 a second."""
+    """Return notes two seconds apart: ten outer steps, 2,000 tokens, losses that fall from 4 by 0.01 a second."""
     times = [ZERO + 2 * number for number in range(int((until - ZERO) / 2))]
     return [
         {

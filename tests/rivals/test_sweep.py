@@ -1,4 +1,4 @@
-"""What hivemind's processes leave behind is removed, and nothing of anybody who lives."""
+"""The sweep removes what hivemind's dead processes left, and nothing of live ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.rivals.__main__ import sweep
 
 
 def test_sockets_of_the_dead_are_removed_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    monkeypatch.chdir(tmp_path)  # socket paths must be short
     dead, alive, other = Path("dead.sock"), Path("alive.sock"), Path("a file")
     other.write_text("of somebody's")
     with socket.socket(socket.AF_UNIX) as gone:
