@@ -1,4 +1,4 @@
-"""Weights of peers of one swarm, for tests of what newcomers take of them."""
+"""Weights of peers of one swarm, for tests of weight downloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMON = [torch.randn(N, generator=torch.Generator().manual_seed(number)) for nu
 
 
 def honest(seed: int) -> Weights:
-    """3 % off the others."""
+    """Return weights 3 % away from the other peers'."""
     random = torch.Generator().manual_seed(1000 + seed)
     return [part + 0.03 * torch.randn(N, generator=random) for part in COMMON]
 

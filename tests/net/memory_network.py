@@ -52,7 +52,7 @@ class _MemoryDirection:
         self._size = 0
         self._last_arrival = 0.0
         self._waiter: asyncio.Future[None] | None = None
-        self._has_payload = False  # some of it was read
+        self._has_payload = False  # part of it was read
         self.ended = ""
         """Reason why nothing more will arrive; empty while something may."""
 

@@ -1,7 +1,7 @@
 """A node in a process of its own, for tests that kill or freeze it.
 
-Usage: remote_node.py KEY RUN BOOTSTRAP. Says where it is in one line of JSON, then serves links: each sends chunks, a
-hundred a second, for ever.
+Usage: remote_node.py KEY RUN BOOTSTRAP. Prints its address in one line of JSON, then serves links: each sends a
+hundred chunks a second without end.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Multiaddresses: binary form, choice and print."""
+"""Multiaddresses: binary form, choice and printable form."""
 
 import contextlib
 
@@ -48,7 +48,7 @@ def test_a_peer_is_written_as_its_bare_multihash():
 def test_the_binary_form_is_read_back(text):
     assert address.unpacked(address.packed(text)) == text
     for length in range(len(address.packed(text)) - 1):
-        with contextlib.suppress(ValueError):  # some beginnings are addresses themselves
+        with contextlib.suppress(ValueError):  # some prefixes are addresses themselves
             assert address.is_dialable(address.unpacked(address.packed(text)[:length]))
 
 
@@ -78,7 +78,7 @@ def test_what_the_internet_can_dial():
 
 @pytest.mark.parametrize("text", ["/ip4/zzz/tcp/1", "/ip6//tcp/1", "/ip4", "/unix/tmp/x", "/ip4/1.2.3.4.5/tcp/1", "é"])
 def test_of_a_strangers_nonsense_nothing_is_thought_and_nothing_breaks(text):
-    """A record's addresses are any printable text."""
+    """Check that records with any printable text as addresses are classified without an error."""
     assert not address.is_public(text)
     assert not address.is_loopback(text)
     assert not address.is_name(text)
@@ -188,7 +188,7 @@ RELAYED = f"/ip4/8.8.8.8/tcp/5/p2p/{PEER}/p2p-circuit"
         (["/ip4/8.8.8.8/tcp/5"], "direct"),
         ([RELAYED], "relayed"),
         ([RELAYED, "/ip4/8.8.8.8/tcp/5"], "direct"),
-        ([RELAYED, "/ip4/192.168.1.2/tcp/5"], "relayed"),  # its own address is for its neighbours
+        ([RELAYED, "/ip4/192.168.1.2/tcp/5"], "relayed"),  # its private address is for its neighbours
         (["/ip4/192.168.1.2/tcp/5"], "direct"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A newcomer's driver among donors: it adopts what another donor confirms, and what is contradicted by none."""
+"""A newcomer's driver among donors: it adopts what another donor confirms, and what no donor contradicts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def weights_of(peer: PeerId, lies: bool) -> torch.Tensor:
 
 
 class Swarm:
-    """Donors that give when they are asked, some of them liars, some of which break off after one fragment."""
+    """Donors that give on request; some are adversarial, some break off after one fragment."""
 
     def __init__(self, liars: Collection[PeerId], breaking: Collection[PeerId]) -> None:
         self.links, self.weight_server = MemoryNetwork(0.01), MemoryNetwork(0.01)
@@ -85,7 +85,7 @@ class Swarm:
 def joined(
     liars: Collection[PeerId], breaking: Collection[PeerId] = (), seed: int = 0
 ) -> tuple[Swarm, Learner, MemoryLog]:
-    """A newcomer that met these donors, ten minutes later."""
+    """Return a newcomer ten minutes after it met these donors."""
     notebook = MemoryLog()
     task = QuadraticTask(torch.ones(P), torch.zeros(P), learning_rate=0.01)
     task.theta.copy_(torch.full((P,), 0.5))
@@ -129,7 +129,7 @@ def joined(
 
 
 def whose(weights: torch.Tensor) -> list[PeerId]:
-    """Whose each fragment is, to the bit."""
+    """Return the donor of each fragment, compared bitwise."""
     return [
         next(peer for peer in DONORS if torch.equal(weights[piece], weights_of(peer, lies=False)[piece]))
         for piece in slices(P, F)
@@ -139,7 +139,7 @@ def whose(weights: torch.Tensor) -> list[PeerId]:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_others_confirm_is_adopted_to_the_bit(seed: int) -> None:
     swarm, learner, notebook = joined(set(), seed=seed)
-    assert set(whose(learner.slow)) == set(DONORS)  # all gave at once
+    assert set(whose(learner.slow)) == set(DONORS)  # all gave at the same time
     assert len(swarm.asked) == 1
     assert "caught up" in notebook.kinds()
     assert learner.progress == 400.0

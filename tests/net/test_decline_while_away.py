@@ -1,4 +1,4 @@
-"""Who calls a peer that is away hears a polite No, whatever it wanted."""
+"""A peer that is away declines every request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OFFER = Offer("ab" * 32, PROTOCOL_VERSION, (0,), Terms(1, 4.0, 1.0, float("inf")
 
 
 def calling(*frames: tuple[int, bytes]) -> tuple[list[Message], list[Exception]]:
-    """What a caller that sends these frames is told until the link ends, and what the porter raised."""
+    """Return the answers to these frames until the link ends, and the errors of the handler."""
     raised: list[Exception] = []
 
     async def porter(link: Link) -> None:

@@ -1,5 +1,7 @@
-"""Nodes of the DHT against strangers that ask for too much, answer with lies, or are not who they say. No p2pd: as much
-of hivemind's P2P as its DHT uses, on one loop, where requests and answers pass as bytes."""
+"""DHT nodes against strangers that request too much, answer falsely, or impersonate others.
+
+No p2pd: the part of hivemind's P2P that its DHT uses, on one loop, with requests and answers as bytes.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ Handler = Callable[[Any, P2PContext], Awaitable[Any]]
 
 @dataclass
 class Wires:
-    """What connects the nodes."""
+    """The connections between the nodes."""
 
     ends: dict[PeerID, FakeP2P] = field(default_factory=dict)
     calls: list[tuple[PeerID, str]] = field(default_factory=list)
@@ -73,7 +75,7 @@ class Wires:
 
 
 class FakeP2P:
-    """One end."""
+    """One node's end of the connections."""
 
     def __init__(self, wires: Wires, peer: PeerID) -> None:
         self.peer_id = peer
@@ -92,7 +94,7 @@ class FakeP2P:
         return kind.FromString(await self._wires.call(self.peer_id, peer, name, request.SerializeToString()))
 
     def lie(self, question: str, answer: Callable[[Any], Any]) -> None:
-        """From now on answer a question so, whatever the honest answer is."""
+        """Answer one kind of request with these bytes from now on."""
         name = f"{DHT_PROTOCOL}/{question}"
 
         async def lying(request: Any, context: P2PContext) -> Any:
@@ -102,7 +104,7 @@ class FakeP2P:
 
 
 def somebody(number: int) -> Identity:
-    """Always the same."""
+    """Return the identity of this number, which is always the same."""
     key = Ed25519PrivateKey.from_private_bytes(number.to_bytes(32))
     return Identity(Path(), peer_of(key.public_key().public_bytes_raw()), key)
 
@@ -118,13 +120,13 @@ def presence_of(number: int, **more: Any) -> Presence:
 
 
 def entry(number: int, **more: Any) -> tuple[str, bytes, float]:
-    """Subkey, value and expiration of a peer's record, as the DHT has them."""
+    """Return subkey, value and expiration of a peer's record, as the DHT stores them."""
     presence = presence_of(number, **more)
     return presence.peer, msgpack.packb(wire.encode_presence(presence)), presence.issued_at + presence.lifetime_s
 
 
 def packed(entries: Sequence[Any], last: float = 0.0) -> bytes:
-    """A dictionary as hivemind packs one."""
+    """Pack a dictionary as hivemind does."""
     return msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([math.inf, last, list(entries)])))
 
 
@@ -134,7 +136,7 @@ async def a_node(wires: Wires, number: int, rates: Throttles | None = None) -> D
 
 
 async def some_nodes(wires: Wires, count: int) -> list[DHTNode]:
-    """Nodes that know each other."""
+    """Return nodes that know each other."""
     nodes = [await a_node(wires, number) for number in range(count)]
     for node in nodes[1:]:
         assert await node.protocol.call_ping(nodes[0].peer_id) == nodes[0].node_id
@@ -147,7 +149,7 @@ def asked_by(number: int) -> P2PContext:
 
 
 def found_in(value: bytes, expiration: float = math.inf) -> Callable[[Any], dht_pb2.FindResponse]:
-    """An answer with this dictionary under each key."""
+    """Return an answer with this dictionary under each key."""
 
     def answer(request: dht_pb2.FindRequest) -> dht_pb2.FindResponse:
         result = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=value, expiration_time=expiration)
@@ -157,7 +159,7 @@ def found_in(value: bytes, expiration: float = math.inf) -> Callable[[Any], dht_
 
 
 def neighbours(*pairs: tuple[bytes, bytes]) -> Callable[[Any], dht_pb2.FindResponse]:
-    """An answer that has nothing but names these nodes, ids and peers."""
+    """Return an answer without values that names these nodes, ids and peers."""
 
     def answer(request: dht_pb2.FindRequest) -> dht_pb2.FindResponse:
         ids, peers = [each for each, _ in pairs], [peer for _, peer in pairs]
@@ -175,7 +177,7 @@ def play(scene: Callable[[], Awaitable[None]]) -> None:
     virtual_time.run(bounded())
 
 
-# --- all is well --------------------------------------------------------------------------------------------------
+# --- honest nodes -------------------------------------------------------------------------------------------------
 
 
 def test_peers_find_each_other_and_one_that_comes_late() -> None:
@@ -225,11 +227,11 @@ def test_a_lookup_sends_nobody_what_it_found() -> None:
     play(scene)
 
 
-# --- answers that lie ---------------------------------------------------------------------------------------------
+# --- false answers ------------------------------------------------------------------------------------------------
 
 
 async def victim_and_liar(wires: Wires) -> tuple[DHTNode, FakeP2P]:
-    """A node that knows a liar and nobody else."""
+    """Return a node, and the adversarial one that is the only one it knows."""
     victim, liar = await some_nodes(wires, 2)
     return victim, wires.ends[liar.peer_id]
 
@@ -250,7 +252,7 @@ def test_an_answer_that_is_good_for_ever_blinds_nobody() -> None:
     async def scene() -> None:
         wires = Wires()
         nodes = sorted(await some_nodes(wires, 12), key=lambda node: ROOT_ID.xor_distance(node.node_id))
-        *honest, liar, victim = nodes  # the one far from the key, so that no record lies with itself
+        *honest, liar, victim = nodes  # the victim is far from the key, so that it stores no record itself
         wires.ends[liar.peer_id].lie("find", found_in(packed([], math.inf)))
         directory = DhtDirectory(victim, RUN, Random(1))
         assert await directory.lookup() == []
@@ -277,7 +279,7 @@ def test_records_count_for_as_long_as_they_say_themselves() -> None:
 
 
 def test_a_record_that_does_not_hold_costs_no_other_its_place() -> None:
-    """Clocks and rulings differ a little from node to node: what one lets pass is not always good for the next."""
+    """Check invalid records among valid ones: honest nodes pass some on, since clocks and access lists differ."""
 
     async def scene() -> None:
         wires = Wires()
@@ -286,14 +288,14 @@ def test_a_record_that_does_not_hold_costs_no_other_its_place() -> None:
         liar.lie("find", found_in(packed([unfit[0], entry(7)])))
         [(value, _)] = (await victim.protocol.call_find(liar.peer_id, [ROOT_ID])).values()
         assert list(value.value.data) == [somebody(7).peer_id]
-        liar.lie("find", found_in(packed([*unfit, entry(7)])))  # but nobody reads lies for ever
+        liar.lie("find", found_in(packed([*unfit, entry(7)])))  # too many invalid ones: the rest is not read
         assert await victim.protocol.call_find(liar.peer_id, [ROOT_ID]) == {ROOT_ID: (None, {})}
 
     play(scene)
 
 
 def matryoshka(levels: int) -> bytes:
-    """Packed, in packed, in packed: hivemind's reader follows."""
+    """Return nested packed values, which hivemind's decoder follows."""
     value = b"\xc0"
     for _ in range(levels):
         value = msgpack.packb(msgpack.ExtType(0x40, value))
@@ -358,7 +360,7 @@ def test_of_the_nodes_that_an_answer_names_few_count_and_only_under_their_own_id
         liar.lie("find", neighbours(*named))
         began = time.process_time()
         found = await victim.protocol.call_find(liar.peer_id, [ROOT_ID])
-        assert time.process_time() - began < 1.0  # a minute and more, to write the huge one in base58
+        assert time.process_time() - began < 1.0  # encoding the huge id in base58 takes over a minute
         assert found == {ROOT_ID: (None, {id_of(good): PeerID(good)})}
         many = [peer_id(number).to_bytes() for number in range(100, 200)]
         liar.lie("find", neighbours(*((id_of(each).to_bytes(), each) for each in many)))
@@ -487,7 +489,8 @@ def test_what_is_asked_and_answered_is_booked_and_is_nobodys_share() -> None:
         assert mine.up.total_bytes + mine.down.total_bytes == wires.carried_bytes > 0
         assert mine.up.total_bytes == theirs.down.total_bytes
         assert mine.down.total_bytes == theirs.up.total_bytes
-        assert (mine.given_bytes, theirs.given_bytes) == (0, 0)  # the directory alone must not use up others' share
+        # DHT traffic is no service, and must not use up the services' budget.
+        assert (mine.given_bytes, theirs.given_bytes) == (0, 0)
 
     play(scene)
 
@@ -501,7 +504,7 @@ def test_while_it_rests_honest_askers_are_still_answered_and_floods_earlier_refu
         kinds = [(await protocol.rpc_find(a_find(1), asked_by(9))).results[0].type for _ in range(30)]
         assert kinds.count(dht_pb2.FOUND_DICTIONARY) == int(EACH.burst / (RESTING_COST * (1 + 1 / RECORDS_A_TOKEN)))
         for _ in range(10):
-            await asyncio.sleep(20.0)  # as often as an honest peer looks around
+            await asyncio.sleep(20.0)  # the lookup period of an honest peer
             kinds = [(await protocol.rpc_find(a_find(1), asked_by(9))).results[0].type for _ in range(4)]
             assert kinds == [dht_pb2.FOUND_DICTIONARY] * 4
 
@@ -533,7 +536,7 @@ def test_full_keys_cost_more_and_fit_the_answer(monkeypatch: pytest.MonkeyPatch)
                 protocol.storage.store_subkey(DHTID(key), str(number), b"x" * 700, until)
         request = dht_pb2.FindRequest(keys=[DHTID(key).to_bytes() for key in range(4)])
         answer = await protocol.rpc_find(request, asked_by(1))
-        assert answer.ByteSize() < 4 << 20  # p2pd takes no more, and the asker would wait in vain
+        assert answer.ByteSize() < 4 << 20  # p2pd rejects larger answers, and the sender of the request would time out
         assert [each.type for each in answer.results].count(dht_pb2.FOUND_DICTIONARY) == 2
         answers = [await protocol.rpc_find(request, asked_by(1)) for _ in range(3)]
         assert answers[-1].ByteSize() < 100
@@ -567,7 +570,8 @@ def test_what_is_stored_is_one_record_that_holds() -> None:
         assert not protocol.storage.data
         assert not protocol.cache.data
         assert list((await protocol.rpc_store(a_store([good]), asked_by(3))).store_ok) == [True]
-        assert list((await protocol.rpc_store(a_store([good]), asked_by(7))).store_ok) == [False]  # it has that one
+        # It has that one already.
+        assert list((await protocol.rpc_store(a_store([good]), asked_by(7))).store_ok) == [False]
         assert list((await protocol.rpc_store(a_store([entry(7, step=2)]), asked_by(7))).store_ok) == [True]
 
     play(scene)
@@ -587,7 +591,7 @@ def test_a_record_that_is_stored_again_and_again_takes_no_room() -> None:
 
 
 def test_an_end_that_is_no_number_is_stored_whatever_the_validator_says_nowhere() -> None:
-    """hivemind would keep such a record for ever, and note its end once more each time."""
+    """Check NaN and infinity: hivemind would keep such a record forever, and list its expiration again each time."""
 
     async def scene() -> None:
         protocol = (await a_node(Wires(), 0)).protocol
@@ -599,7 +603,7 @@ def test_an_end_that_is_no_number_is_stored_whatever_the_validator_says_nowhere(
     play(scene)
 
 
-# --- who is who ---------------------------------------------------------------------------------------------------
+# --- identities ---------------------------------------------------------------------------------------------------
 
 
 def test_a_node_that_starts_anew_is_the_node_that_it_was() -> None:
@@ -615,7 +619,7 @@ def test_a_node_that_starts_anew_is_the_node_that_it_was() -> None:
 
 
 def test_nobody_takes_anothers_place() -> None:
-    """Also not with requests, which enter the asker into the routing table."""
+    """Check also requests, which enter their sender into the routing table."""
 
     async def scene() -> None:
         protocol = (await a_node(Wires(), 0)).protocol
@@ -636,7 +640,7 @@ def test_nobody_takes_anothers_place() -> None:
             assert list(protocol.routing_table.uid_to_peer_id.values()) == [peer_id(1)]
             await protocol.update_routing_table(None, peer_id(1), responded=False)
         await protocol.rpc_ping(dht_pb2.PingRequest(peer=protocol.node_info), asked_by(0))
-        assert not protocol.routing_table.uid_to_peer_id  # nor we ourselves
+        assert not protocol.routing_table.uid_to_peer_id  # nor our own id
 
     play(scene)
 
@@ -653,7 +657,7 @@ def test_a_routing_table_is_bounded() -> None:
         assert max(len(each.replacement_nodes) for each in table.buckets) <= MAX_SPARES
         assert len(table.uid_to_peer_id) == len(table.peer_id_to_uid) == known < 3000
         await asyncio.sleep(1.0)
-        assert not protocol._pings  # of those whom it asked for a sign of life none is there
+        assert not protocol._pings  # none of the pings that it sent is still pending
 
     play(scene)
 
@@ -667,7 +671,7 @@ def test_our_dictionaries_are_read_as_hivemind_writes_them() -> None:
     ]
 
 
-# --- whatever hivemind raises -------------------------------------------------------------------------------------
+# --- errors of hivemind -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [AssertionError(), KeyError("x"), RecursionError("deep")])

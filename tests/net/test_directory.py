@@ -1,4 +1,4 @@
-"""What the DHT may hold, the directory over a pretended DHT node (and once a real one), and the peer cache on disk."""
+"""Records in the DHT, the directory over a fake DHT node (and once a real one), and the peer cache on disk."""
 
 import asyncio
 import json
@@ -116,7 +116,7 @@ def test_a_node_stores_a_bounded_number_of_peers(tmp_path: Path, monkeypatch: py
 
 
 class PretendedNode:
-    """A DHT whose every node is this one. Takes in what validators let pass; ``honest = False``: anything."""
+    """A DHT with one node. Stores what its validators accept; with ``honest = False``, anything."""
 
     def __init__(self) -> None:
         self.protocol = SimpleNamespace(routing_table=SimpleNamespace(uid_to_peer_id={"somebody": "else"}))
@@ -148,7 +148,7 @@ class PretendedNode:
 
 @pytest.fixture(scope="module")
 def crowd() -> list[Identity]:
-    """Always the same, and so are their buckets."""
+    """Return peers that are always the same, and so are their buckets."""
     keys = [Ed25519PrivateKey.from_private_bytes(number.to_bytes(32)) for number in range(240)]
     return [Identity(Path(), peer_of(key.public_key().public_bytes_raw()), key) for key in keys]
 
@@ -178,7 +178,7 @@ def test_a_small_swarm_sees_all_and_costs_one_key(crowd: list[Identity]):
 
 
 def test_who_comes_back_to_the_root_has_seen_a_half_and_says_so(crowd: list[Identity]):
-    """The level that the next lookup works on is not the one that this one asked."""
+    """Check the estimated size: it follows from the level of this lookup, not from the level of the next one."""
 
     async def main() -> None:
         node = PretendedNode()
@@ -206,7 +206,7 @@ def test_a_newcomer_to_a_crowd_learns_its_size_and_announces_itself_where_others
                 node.put(presence_of(identity), home(RUN, identity.peer_id, level))
         newcomer = directory_over(node)
         await newcomer.announce(presence_of(crowd[0]))
-        assert len(node.gets) == 2  # the root, two levels too full, and one that is not
+        assert len(node.gets) == 2  # the root, two levels that are too full, and one that is not
         assert not newcomer.sees_all
         assert 180 <= newcomer.size <= 300
         where = {key for key, held in node.held.items() if crowd[0].peer_id in held}
@@ -314,7 +314,7 @@ def test_a_dht_that_does_not_answer_is_a_network_error(crowd: list[Identity]):
             await each.lookup()
         node.gets.clear()
         node.before_get = freeze_later
-        assert len(await each.lookup()) == MAX_RECORDS  # what came in time counts
+        assert len(await each.lookup()) == MAX_RECORDS  # records in time count
         assert each.size == len(crowd)
 
         node.store_many = lambda *_, **__: freeze()  # type: ignore[method-assign]
@@ -326,7 +326,7 @@ def test_a_dht_that_does_not_answer_is_a_network_error(crowd: list[Identity]):
 
 @pytest.mark.parametrize("error", [AssertionError(), KeyError("a node"), RecursionError("too deep")])
 def test_what_hivemind_stumbles_over_is_a_network_error(crowd: list[Identity], error: Exception):
-    """A stranger's answer may make it."""
+    """Check errors that hivemind raises on a stranger's answer."""
 
     async def main() -> None:
         node = PretendedNode()
@@ -346,7 +346,7 @@ def test_what_hivemind_stumbles_over_is_a_network_error(crowd: list[Identity], e
             await each.lookup()
         node.gets.clear()
         node.before_get = stumble_later
-        assert len(await each.lookup()) == MAX_RECORDS  # what came before counts
+        assert len(await each.lookup()) == MAX_RECORDS  # earlier records count
         node.store_many = stumble  # type: ignore[method-assign]
         with pytest.raises(
             NetworkError, match=f"storing our presence record failed in hivemind: {type(error).__name__}"
@@ -393,8 +393,8 @@ def test_a_lone_node_keeps_its_record_and_cannot_look_up(crowd: list[Identity]):
 
 @pytest.mark.net
 def test_a_crowd_is_found_over_a_real_dht(crowd: list[Identity], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two real nodes, and the records of 120 peers of which one is there: too many for one bucket."""
-    monkeypatch.setattr(dht_protocol, "EACH", RateLimit(1e6, 1e6))  # one announces them all
+    """Check two real nodes and the records of 120 peers, too many for one bucket, of which one runs."""
+    monkeypatch.setattr(dht_protocol, "EACH", RateLimit(1e6, 1e6))  # one node announces them all
 
     async def main() -> None:
         nodes: list[Node] = []
@@ -409,7 +409,7 @@ def test_a_crowd_is_found_over_a_real_dht(crowd: list[Identity], tmp_path: Path,
                     await asyncio.sleep(0.02)
             peers = crowd[:120]
             teller = directory_over(nodes[0].dht)
-            for _ in range(2):  # the second time with the size in mind
+            for _ in range(2):  # the second lookup knows the size
                 for identity in peers:
                     await teller.announce(presence_of(identity))
                 assert await teller.lookup()
@@ -473,7 +473,7 @@ def test_a_missing_or_damaged_cache_is_an_empty_one(identity: Identity, tmp_path
     assert len(cache.load(RUN)) == 1
 
 
-# --- where a run does not take everybody --------------------------------------------------------------------------
+# --- runs that require admission ----------------------------------------------------------------------------------
 
 
 GATE_NOW = int(get_dht_time())
@@ -484,7 +484,7 @@ def gate_for(policy: str = "invite", **more: Any) -> Gate:
 
 
 def badge_of(identity: Identity) -> bytes:
-    """As a witness gives one now."""
+    """Return a certificate as the invite issuer signs it now."""
     return people.badge(people.Somebody(identity._key), by=people.ticket(1000, GATE_NOW + 3600), at=GATE_NOW).encode()
 
 
@@ -521,7 +521,7 @@ def test_an_allowlist_stores_who_is_on_it(identity: Identity, tmp_path: Path):
 
 
 def test_members_find_members(crowd: list[Identity]):
-    """Also on a node that stores anything: lookups check again."""
+    """Check also a node that stores anything: lookups verify again."""
 
     async def main() -> None:
         node = PretendedNode()
@@ -538,11 +538,11 @@ def test_members_find_members(crowd: list[Identity]):
     virtual_time.run(main())
 
 
-# --- rulings in the DHT -------------------------------------------------------------------------------------------
+# --- access list in the DHT ---------------------------------------------------------------------------------------
 
 
 class RulingsNode:
-    """A DHT that is one node with a validator."""
+    """A DHT with one node and a validator."""
 
     def __init__(self, gate: Gate) -> None:
         self.validator = PresenceValidator(RUN, gate)
@@ -564,7 +564,7 @@ class RulingsNode:
 
 
 class Chance(Random):
-    """Always draws the same."""
+    """Random generator that always draws the same number."""
 
     def __init__(self, drawn: float) -> None:
         super().__init__(0)
@@ -588,16 +588,16 @@ def test_the_newest_rulings_reach_everybody_and_stay(monkeypatch: pytest.MonkeyP
         author = gate_for(rulings=people.rulings(serial=5, banned=(people.GUEST.peer,)))
         reader = gate_for()
         await shelf_over(node, reader, news).look()
-        assert (node.stored, news) == (0, [])  # nobody ever ruled: nothing to store
+        assert (node.stored, news) == (0, [])  # no access list exists, so there is nothing to store
         await shelf_over(node, author, []).look()
         await shelf_over(node, reader, news).look()
         assert (node.stored, news) == (1, [5])
         assert reader.rulings == author.rulings
         clock[0] += LIFETIME_S / 2 + 1.0
-        await shelf_over(node, reader, news).look()  # the author is gone, and the record grows old
+        await shelf_over(node, reader, news).look()  # the author is offline, and the record ages
         assert node.stored == 2
         node.held.clear()
-        await shelf_over(node, reader, news).look()  # all who stored it are gone
+        await shelf_over(node, reader, news).look()  # all nodes that stored it are gone
         assert node.stored == 3
         assert news == [5]
 
@@ -634,7 +634,7 @@ def test_a_lying_node_lifts_no_ban():
         await shelf_over(node, mine, news).look()
         assert news == []
         assert mine.rulings.banned == (people.GUEST.peer,)
-        assert node.stored == 1  # and puts the right ones back
+        assert node.stored == 1  # and restores the true list
 
     asyncio.run(main())
 

@@ -1,7 +1,7 @@
-"""One driven peer against a puppet that speaks the wire badly, and against partners that vanish or freeze.
+"""A driven peer against a puppet that violates the wire format, and against partners that vanish or freeze.
 
-Whatever the puppet does: training never stops, the fragments come free again, the puppet is remembered, and an honest
-exchange works afterwards.
+Whatever the puppet does: training never stops, the fragments are released, the puppet's offence is remembered, and
+an honest exchange works afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OFFER = Offer(RUN, PROTOCOL_VERSION, (0,), TERMS)
 
 
 class Trainee:
-    """A driven peer with a trainer of its own."""
+    """A driven peer with its trainer."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
         loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ Scene = Callable[[MemoryNetwork, Trainee], Awaitable[None]]
 
 
 def play(scene: Scene) -> Trainee:
-    """Start amber, let the scene happen, stop amber; everything else about amber must be well afterwards."""
+    """Start amber, play the scene, stop amber, and check everything else about amber."""
     actor: list[Trainee] = []
 
     async def stage() -> None:
@@ -122,7 +122,7 @@ def play(scene: Scene) -> Trainee:
         await scene(network, amber)
         elapsed = asyncio.get_running_loop().time() - started
         await asyncio.sleep(1.0)
-        assert amber.learner.tokens - before >= int(elapsed / 0.1)  # it never waited
+        assert amber.learner.tokens - before >= int(elapsed / 0.1)  # training never waited
         assert not amber.core._exchanges.book.engaged()
         await honest_exchange(network)
         amber.driver.handle(LeaveRequested())
@@ -137,7 +137,7 @@ def play(scene: Scene) -> Trainee:
 
 
 async def honest_exchange(network: MemoryNetwork) -> None:
-    """A well-behaved stranger exchanges with amber."""
+    """Exchange with amber as an honest stranger."""
     link = await network.transport(CEDAR).open(AMBER)
     await send_message(link, replace(OFFER, terms=replace(TERMS, progress=50.0)))
     accept = await receive_message(link)
@@ -150,14 +150,14 @@ async def honest_exchange(network: MemoryNetwork) -> None:
 
 
 async def until_closed(link: MemoryLink) -> None:
-    """Read on until amber closes; it must."""
+    """Read until amber closes; fail if it does not."""
     with contextlib.suppress(NetworkError):
         while True:
             await link.receive()
 
 
 async def opened(network: MemoryNetwork) -> MemoryLink:
-    """A link on which amber has accepted birch's offer."""
+    """Return a link on which amber has accepted birch's offer."""
     link = await network.transport(BIRCH).open(AMBER)
     await send_message(link, OFFER)
     assert isinstance(await receive_message(link), Accept)
@@ -167,7 +167,7 @@ async def opened(network: MemoryNetwork) -> MemoryLink:
 PAYLOAD = torch.zeros(P).numpy().tobytes()
 
 BOTTOMLESS = b"\x91" * 1000 + b"\xc0"
-"""A list in a list, a thousand deep: msgpack reads it, and Python cannot even print it."""
+"""A list nested a thousand deep: msgpack decodes it, and Python cannot even print it."""
 
 
 async def wrong_digest(link: MemoryLink) -> None:
@@ -214,7 +214,7 @@ async def garbage_message(link: MemoryLink) -> None:
 
 
 async def bottomless_message(link: MemoryLink) -> None:
-    """Instead of the acknowledgement."""
+    """Send it in place of the acknowledgement."""
     await send_payload(link, [PAYLOAD])
     await link.send(FrameKind.MESSAGE, BOTTOMLESS)
 
@@ -250,7 +250,7 @@ def test_a_payload_against_the_rules_is_an_offence(misdeed):
 
 
 def test_a_payload_that_does_not_fit_is_no_reason_to_leave_its_peer_alone(monkeypatch):
-    """Its step widths are learnt from it, and the next may fit."""
+    """Check that a payload of the wrong size causes no backoff: the next one's step widths are learnt from it."""
 
     def difference(*_):
         raise MisfitError("it does not fit")
@@ -262,7 +262,7 @@ def test_a_payload_that_does_not_fit_is_no_reason_to_leave_its_peer_alone(monkey
             await send_payload(link, [PAYLOAD])
             await until_closed(link)
         assert not amber.core._core.members.is_distrusted(BIRCH, asyncio.get_running_loop().time())
-        await (await opened(network)).close()  # it is served at once
+        await (await opened(network)).close()  # the next offer is answered at once
 
     amber = play(scene)
     assert amber.core.counters.exchanges_failed == 1
@@ -270,7 +270,7 @@ def test_a_payload_that_does_not_fit_is_no_reason_to_leave_its_peer_alone(monkey
 
 
 def test_an_offer_that_is_taken_back_is_no_exchange_that_failed():
-    """The opener goes on with somebody else, and ends its link in good order."""
+    """Check an initiator that prefers another partner, and closes its link in good order."""
 
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:
         link = await opened(network)
@@ -283,7 +283,7 @@ def test_an_offer_that_is_taken_back_is_no_exchange_that_failed():
 
 
 def test_whoever_answers_sends_no_payload_before_the_opener_does():
-    """Its answer may be long on its way, and the offer taken back by then."""
+    """Check that the responder waits: its answer may take long, and the offer may have been taken back meanwhile."""
 
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:
         link = await opened(network)
@@ -329,7 +329,8 @@ def test_a_partner_frozen_after_accepting_is_given_up_at_the_deadline():
     amber = play(scene)
     assert amber.core.counters.exchanges_failed == 1
     [failed] = [fields for kind, fields in amber.notebook.notes if kind == "failed"]
-    assert failed["seconds"] >= PAYLOAD_BOUNDS_S[0]  # of what both had agreed to; it tells this from unanswered calls
+    # Seconds since the acceptance, unlike those of an unanswered offer.
+    assert failed["seconds"] >= PAYLOAD_BOUNDS_S[0]
 
 
 def test_a_partner_frozen_before_its_acknowledgement_may_be_a_half_commit():
@@ -404,7 +405,7 @@ def test_a_newcomer_gets_our_weights_whole():
 
 @pytest.mark.parametrize("kind", ["vanishes", "sends NaN", "sends too much"])
 def test_a_donor_that_fails_leaves_a_newcomer_training(kind):
-    """birch claims to be far ahead; amber asks it for weights and does not get any."""
+    """Check that amber, which asks birch for weights since birch claims to be far ahead, trains when it gets none."""
     asked = []
 
     async def serve(link) -> None:
@@ -458,7 +459,7 @@ def test_a_dead_directory_does_not_hold_up_who_leaves():
 
 
 def test_what_is_posted_before_the_driver_runs_is_not_lost():
-    """The owner may press Ctrl+C in that moment, and asks only once."""
+    """Check events before the driver runs: the owner presses Ctrl+C only once."""
 
     async def stage() -> None:
         amber = Trainee(MemoryNetwork(latency=0.01), AMBER)

@@ -1,4 +1,4 @@
-"""Peers tell their figures to whoever shows the swarm, if their owners agreed; in virtual time."""
+"""Figures service: peers tell their figures to nodes that show the swarm, if their owners agreed; in virtual time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def telling(serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
 
 
 def asked(handler: Callable[[Link], Awaitable[None]], serial: int = 0, times: int = 1) -> Answer:
-    """The last of so many answers."""
+    """Return the last of several answers."""
 
     async def main() -> Answer:
         network = MemoryNetwork(0.01)
@@ -46,7 +46,7 @@ def teller(telling: Telling | None) -> Callable[[Link], Awaitable[None]]:
 
 
 def saying(*words: Any) -> Callable[[Link], Awaitable[None]]:
-    """Somebody who answers this, whatever is asked."""
+    """Return a handler that answers every request with these words."""
 
     async def answer(link: Link) -> None:
         await link.receive()
@@ -80,7 +80,7 @@ def test_who_asks_too_often_is_turned_away() -> None:
 
 
 def test_a_watcher_asks_half_as_often_as_it_may() -> None:
-    """Rounds begin when they begin: with no room, some minute has one too many."""
+    """Check the polling period: rounds have no slack, so at the full rate some minute would have one too many."""
     assert 2 * 60.0 / POLL_S <= 40
 
 
@@ -90,7 +90,7 @@ def test_a_watcher_asks_half_as_often_as_it_may() -> None:
 )
 def test_nonsense_is_refused(words: list[Any]) -> None:
     if any(isinstance(each, dict) for each in words):
-        words = ["figures", [["a", 1, 2]], []]  # a map is no statement at all
+        words = ["figures", [["a", 1, 2]], []]  # a map is not a statement
     with pytest.raises(RemoteError):
         asked(saying(*words))
 

@@ -1,8 +1,8 @@
-"""The flagship: with the same seed, the simulator and the asyncio driver end bitwise equal, but for what falls on one
-instant, whose order is each one's own.
+"""The flagship test: with the same seed, the simulator and the asyncio driver end bitwise equal.
 
-Same cores, same learner, same latencies; a heap on one side, tasks, links and frames under a virtual-time loop on the
-other. If they differ, one shell decides something that belongs to the core.
+The order of events at one instant is each shell's own. Cores, learner and latencies are the same; a heap on one
+side, tasks, links and frames under a virtual-time loop on the other. If they differ, one shell decides something
+that belongs to the core.
 """
 
 from __future__ import annotations
@@ -181,8 +181,9 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
     return ended
 
 
-# Not of any seed. Without computing time a peer may offer and accept at one instant, on two links: both arrive at one
-# instant, the simulator hears them as they were sent, the driver the offer last, for which it starts a handler first.
+# Not for every seed. Without computing time a peer may offer and accept at one instant, on two links, and both messages
+# arrive at one instant. The simulator delivers them in sending order, the driver the offer last, since it starts a
+# handler first.
 CASES = [
     Case(),
     Case(codec="int8", fragments=3, seed=1),
@@ -231,7 +232,7 @@ def test_simulator_and_driver_end_bitwise_equal(case):
     ids=str,
 )
 def test_where_nothing_fails_peers_do_what_lockstep_does(case):
-    """Messages, offers, rounds and byte strings on one side, a mixing matrix on the other."""
+    """Check messages, offers, rounds and byte strings on one side against a mixing matrix on the other."""
     tasks = [make_peer(peer, case)[1].task for peer in PEERS]
     rules = learner_rules(case.outer, TOKENS)
     lockstep = Lockstep(

@@ -1,4 +1,4 @@
-"""The gate before every conversation, and the desk that answers about admission: over links in memory."""
+"""The gate before every conversation, and the admission handler, over links in memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 
 MEMBER = WITNESS
-"""It holds a badge too."""
+"""Identity of a member that has a certificate."""
 
 
 class Door:
-    """One node behind its gate; every link that it lets in is echoed once."""
+    """One node behind its gate; every link that passes the gate is echoed once."""
 
     def __init__(self, network: MemoryNetwork, who: Somebody, shown: bytes) -> None:
         self.gate = Gate("invite", RUN, PUBLIC, shown)
@@ -48,7 +48,7 @@ class Door:
 
 
 def play(scene: Callable[[MemoryNetwork, Door], Awaitable[Any]], latency: float = 0.01) -> tuple[Any, Door]:
-    """A member's door, and what happens at it."""
+    """Play a scene with a member's gate, and return its result and the gate."""
 
     async def stage() -> tuple[Any, Door]:
         network = MemoryNetwork(latency=latency)
@@ -60,7 +60,7 @@ def play(scene: Callable[[MemoryNetwork, Door], Awaitable[Any]], latency: float 
 
 
 async def converse(network: MemoryNetwork, who: Somebody, shown: bytes) -> tuple[float, MemoryLog]:
-    """Speak with the member as this peer with this badge; how long it took to be answered."""
+    """Talk to the member as this peer with this certificate; return the seconds until the answer, and the notes."""
     own = Door(network, who, shown)
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -81,7 +81,7 @@ async def converse(network: MemoryNetwork, who: Somebody, shown: bytes) -> tuple
 def test_two_members_talk_and_it_takes_no_longer() -> None:
     (took, notebook), door = play(lambda network, _: converse(network, GUEST, badge().encode()), latency=1.0)
     assert door.heard == [b"hello"]
-    assert took == pytest.approx(2.0)  # there and back, as without a gate
+    assert took == pytest.approx(2.0)  # one round trip, as without a gate
     assert notebook.kinds() == []
     assert door.gate.counts(GUEST.peer, NOW)
 
@@ -102,7 +102,7 @@ def test_a_stranger_is_told_why_and_what_to_do(shown: bytes, why: Refusal) -> No
 
 
 def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:
-    """Whoever answers must be a member too: else anybody could answer in the name of a run."""
+    """Check that a responder must be a member too: else any peer could answer in the name of a run."""
 
     async def scene(network: MemoryNetwork, door: Door) -> None:
         impostor = Door(network, STRANGER, badge().encode())
@@ -118,7 +118,7 @@ def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:
 
 
 class RecordingLink(MemoryLink):
-    """A link with its own forms of the optional methods; it records which were called."""
+    """A link with its own versions of the optional methods; it records which were called."""
 
     calls: list[str]
 
@@ -217,7 +217,7 @@ def test_strangers_do_not_fill_the_log() -> None:
     assert door.notebook.kinds() == ["turned away"]
 
 
-# --- the desk ---------------------------------------------------------------------------------------------------------
+# --- the admission handler --------------------------------------------------------------------------------------------
 
 
 def desk(**more: Any) -> tuple[AdmissionHandler, list[bytes]]:
@@ -258,7 +258,7 @@ def test_a_guest_comes_by_its_invite_and_the_use_is_on_disk() -> None:
 
 
 def test_the_link_proves_who_asks() -> None:
-    """Holding somebody's introduction is of no use: the guest is whoever speaks."""
+    """Check that a copied introduction is useless: the guest is the peer at the other end of the link."""
     made, _ = desk()
     assert at_desk(made, lambda transport: join(transport, GUEST), STRANGER) is Refusal.NOT_GENUINE
 
@@ -274,7 +274,7 @@ def test_a_full_disk_gives_no_use_away() -> None:
 
 def test_who_is_no_witness_says_so_and_late_is_late() -> None:
     made, _ = desk(register=None)
-    with pytest.raises(NetworkError):  # so that the guest asks the next
+    with pytest.raises(NetworkError):  # an error, so that the guest asks the next issuer
         at_desk(made, join)
     made, _ = desk(wall=lambda: float(NOW + 2 * DAY))
     assert at_desk(made, join) is Refusal.LATE
@@ -298,7 +298,7 @@ def test_asking_too_often_is_not_answered() -> None:
 
 
 def test_a_clock_that_is_set_back_locks_nobody_out() -> None:
-    """How often somebody asked is no matter of dates."""
+    """Check a clock that is set back: rate limits use the monotonic one."""
     made, _ = desk()
 
     async def ask(transport: Any) -> None:

@@ -11,7 +11,7 @@ from p2ptrain.base.ids import PeerId, RunId, key_of, multihash
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.swarm.messages import PeerState, Presence
 
-# A fixed seed and its public key; tests/net/test_network.py holds our peer ids to p2pd's.
+# A fixed seed and its public key; tests/net/test_network.py compares our peer ids with p2pd's.
 SEED = bytes(range(32))
 PUBLIC = bytes.fromhex("03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8")
 

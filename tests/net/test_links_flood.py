@@ -1,5 +1,4 @@
-"""A peer that calls too often is turned down before a byte of its conversations is read, and others are not; whoever
-holds streams open does not keep others away."""
+"""Inbound limits: floods are rejected before a byte is read, other peers are not, and open streams block nobody."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def test_a_flood_of_short_conversations_is_turned_down_and_one_caller_is_not() -
         served = {"liar": 0, "amber": 0}
 
         async def call(who: str) -> None:
-            """What ``_serve`` does with a stream once it knows whose it is."""
+            """Admit a stream as ``_serve`` does once it knows the peer."""
             task = cast("asyncio.Task[Any]", asyncio.current_task())
             transport._inbound[task] = None
             try:
@@ -84,7 +83,7 @@ def test_short_conversations_under_many_names_of_one_address_do_not_use_up_every
 
 
 def admitted(transport: P2PTransport, times: int) -> int:
-    """Of so many calls at once by one peer."""
+    """Return how many of these simultaneous streams of one peer are admitted."""
 
     async def main() -> int:
         async def call() -> bool:
@@ -102,7 +101,7 @@ def admitted(transport: P2PTransport, times: int) -> int:
 
 @pytest.mark.parametrize("is_gift", [True, False])
 def test_whether_the_owner_gives_turns_nobody_down_here(is_gift: bool) -> None:
-    """Each service knows what it withholds; an exchange withholds nothing."""
+    """Check that the owner's setting affects no admission: services decide, and exchanges are always served."""
     rates = Throttles()
     rates.gives = False
     transport = P2PTransport(cast(Node, None), limits=Limits(inbound=1000), rates=rates, is_gift=is_gift)
@@ -113,7 +112,7 @@ def test_whether_the_owner_gives_turns_nobody_down_here(is_gift: bool) -> None:
 
 
 class Wire:
-    """An inbound stream: who opened it, as p2pd says, what it said, and then silence."""
+    """An inbound stream: its initiator as p2pd names it, what it sent, and then silence."""
 
     def __init__(self, who: int, place: str, said: bytes = b"") -> None:
         peer = b"\x00\x24\x08\x01\x12\x20" + who.to_bytes(32, "big")
@@ -127,7 +126,7 @@ class Wire:
         return not self.is_open
 
     async def write(self, *buffers: bytes | memoryview) -> None:
-        """Nobody reads it."""
+        """Drop the data: nobody reads it."""
 
     async def read_exactly(self, length: int) -> bytes:
         if len(self._unread) < length:
@@ -152,7 +151,10 @@ QUERY = encode_header(FrameKind.MESSAGE, 5) + b"a bit"
 
 
 class House:
-    """A transport, and who called. Whoever says hello is listened to for ever; who has a query has its answer."""
+    """A transport, and its inbound streams.
+
+    After "hello" the handler waits forever; after a query it returns.
+    """
 
     def __init__(self) -> None:
         self.transport = P2PTransport(cast(Node, None))
@@ -172,7 +174,7 @@ class House:
         return list(wires)
 
     async def crowd(self, names: int, place: str, said: bytes = b"") -> list[Wire]:
-        """So many new names with four streams each."""
+        """Open four streams for each of these new names."""
         self._names, first = self._names + names, self._names
         who = [first + name for name in range(names) for _ in range(LIMITS.inbound_per_peer)]
         return await self.call(*(Wire(each, place, said) for each in who))
@@ -274,7 +276,7 @@ def test_peers_on_this_machine_have_all_places(place: str) -> None:
 
 
 def test_all_who_come_through_one_relay_have_half_of_the_places() -> None:
-    """Its address is theirs, as our p2pd sees them; a relay on this machine is no exception."""
+    """Check all peers behind one relay: our p2pd shows its address as theirs, also of a relay on this machine."""
 
     async def scene(house: House) -> None:
         relay = base58.b58encode(b"\x00\x24\x08\x01\x12\x20" + bytes(32)).decode()
@@ -305,8 +307,8 @@ def test_streams_of_which_nobody_knows_yet_whose_they_are_are_bounded() -> None:
         (
             "/ip4/8.8.8.8/tcp/5/p2p/12D3KooWGr9NbThXK1Qf5LqAJAYxngoYbQXcisPpMSsW72V1tfbX/p2p-circuit",
             "8.8.8.8",
-        ),  # whom one relay leads to us
-        ("/ip4/127.0.0.1/tcp/5", ""),  # a swarm for trying things out
+        ),  # which a relay led to us
+        ("/ip4/127.0.0.1/tcp/5", ""),  # a swarm on one machine
     ],
 )
 def test_a_link_counts_for_where_it_comes_from(place: str, counts_for: str) -> None:

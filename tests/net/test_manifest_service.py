@@ -1,4 +1,4 @@
-"""Manifests for those who ask, over the network in memory: a newcomer needs one, and nobody gets a hundred."""
+"""Manifest service over the network in memory: a newcomer gets a manifest, and no peer gets a hundred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The in-memory network: what it promises, the driver's tests rely on."""
+"""Guarantees of the in-memory network, on which the driver's tests rely."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ def now() -> float:
 
 
 async def linked(network: MemoryNetwork, handler: Callable[[Link], Awaitable[None]]) -> MemoryLink:
-    """A's end of a link to B."""
+    """Return A's end of a link to B."""
     await network.transport(B).listen(handler)
     return await network.transport(A).open(B)
 

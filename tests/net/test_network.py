@@ -86,7 +86,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         await until(lambda: first.has_company and second.has_company)
         return [first, second]
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as peers run
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # the loop of real peers
         swarm = Swarm(runner, identities, runner.run(start()))
         yield swarm
         for node in swarm.nodes:
@@ -127,7 +127,7 @@ def test_p2pd_has_the_peer_id_we_computed(swarm: Swarm):
 
 
 def test_dials_do_not_come_from_the_listening_port(swarm: Swarm):
-    """Else two peers that dial each other at the same instant meet in one connection that both began, and fail."""
+    """Check the source port: else two peers that dial each other at the same time may fail."""
     port = int(swarm.nodes[1].addresses[0].rpartition("/")[2])
     sockets = psutil.Process(swarm.nodes[1].daemon.p2p._child.pid).net_connections("tcp")
     assert [each.status for each in sockets if each.laddr.port == port and each.status != "LISTEN"] == []
@@ -251,7 +251,7 @@ def test_too_many_links_are_turned_down(swarm: Swarm):
 
 
 def test_no_last_word_is_lost(swarm: Swarm):
-    """Where whoever spoke last closed at once, one in some thousand words was."""
+    """Check that last messages arrive: without the wait at the end, one in some thousand is lost."""
 
     async def answer(link: Link) -> None:
         await link.send(*await link.receive())
@@ -281,7 +281,7 @@ def test_no_last_word_is_lost(swarm: Swarm):
 
 
 def test_who_asks_for_much_and_reads_nothing_holds_nothing(swarm: Swarm):
-    """Neither here nor in p2pd, which would hold an open file for each stream as long as the connection lasts."""
+    """Check a client that requests much and reads nothing: p2pd would hold an open file per stream and connection."""
     node = swarm.nodes[0]
 
     async def give(link: Link) -> None:
@@ -300,7 +300,7 @@ def test_who_asks_for_much_and_reads_nothing_holds_nothing(swarm: Swarm):
         try:
             for _ in range(3 * MOST_HANGING):
                 links.append(await there.open(node.peer_id, node.addresses))
-                with contextlib.suppress(NetworkError):  # the connection has just been closed
+                with contextlib.suppress(NetworkError):  # the connection was closed just before
                     await links[-1].send(FrameKind.MESSAGE, b"all of it")
                 await until(lambda: not here._inbound)
             await until(lambda: files() < before + MOST_HANGING)
@@ -354,7 +354,7 @@ def test_a_remote_that_takes_nothing_is_a_network_error(swarm: Swarm, remote: Re
         limits = Limits(idle_s=0.5, slowest_rate=1e6)
         link = await P2PTransport(swarm.nodes[0], limits=limits).open(remote.peer, remote.addresses)
         async with asyncio.timeout(60):
-            with pytest.raises(NetworkError):  # the remote reads one frame and then only writes
+            with pytest.raises(NetworkError):  # the remote node reads one frame and then only writes
                 await flood(link)
 
     swarm.runner.run(main())
@@ -426,7 +426,7 @@ def test_a_killed_p2pd_is_noticed_and_nothing_hangs(tmp_path: Path):
 
 
 def test_a_p2pd_that_nobody_hears_any_more_is_ended(tmp_path: Path):
-    """hivemind's reader stops for good at an error of its own, and p2pd lives: who waits for its death must wake."""
+    """Check a dead control connection: hivemind's reader stops at its own error while p2pd lives."""
 
     async def stumbles() -> None:
         raise RuntimeError("an answer that nobody waits for")
@@ -452,7 +452,7 @@ def test_a_p2pd_that_lives_and_answers_nothing_is_ended(tmp_path: Path, monkeypa
         try:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(2.0):
-                    await daemon.died()  # it answers, and lives
+                    await daemon.died()  # it lives and answers
             assert daemon.alive
             os.kill(daemon.p2p._child.pid, signal.SIGSTOP)
             async with asyncio.timeout(60):
@@ -465,7 +465,7 @@ def test_a_p2pd_that_lives_and_answers_nothing_is_ended(tmp_path: Path, monkeypa
 
 
 def test_strangers_lead_a_node_neither_to_its_own_machine_nor_elsewhere(tmp_path: Path, swarm: Swarm):
-    """A node that the internet may reach: of a record that names loopback nothing is dialed; its owner may name it."""
+    """Check a public node: loopback addresses in records are not dialed, those that its owner names are."""
 
     async def main() -> None:
         first = swarm.nodes[0]

@@ -1,4 +1,4 @@
-"""Whom a node dials, of those it knows."""
+"""Addresses that a node dials at its start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drawn(bootstraps: list[PeerId], peers: list[PeerId], has_company: bool, roun
 
 @pytest.mark.parametrize("count", [1, 2, 16])
 def test_a_lone_node_always_dials_a_bootstrap_and_peers_besides(count: int) -> None:
-    """64 peers of yesterday that are gone, and a bootstrap that lives: it is found at once."""
+    """Check a cache of 64 dead peers and a live bootstrap: the bootstrap is dialed at once."""
     bootstraps = BOOTSTRAPS[:count]
     for dialed in drawn(bootstraps, PEERS, has_company=False):
         assert len(dialed) == len(set(dialed)) == MAX_DIALS_AT_ONCE

@@ -1,4 +1,4 @@
-"""What p2pd says of itself, when it has died or answers nonsense: an error of ours, whatever hivemind raises."""
+"""Requests to a p2pd that has died or answers nonsense raise our errors, whatever hivemind raises."""
 
 from types import SimpleNamespace
 

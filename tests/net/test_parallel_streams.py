@@ -44,7 +44,7 @@ SIZE = sum(LENGTHS)
 
 @dataclass
 class Two:
-    """Two nodes on one loop, and the lanes of each. The second opens."""
+    """Two nodes on one loop, and the parallel streams of each. The second is the initiator."""
 
     runner: asyncio.Runner
     nodes: list[Node]
@@ -55,7 +55,7 @@ class Two:
         opener: Callable[[ParallelLink], Awaitable[Any]],
         answerer: Callable[[ParallelLink], Awaitable[Any]],
     ) -> tuple[Any, Any]:
-        """What both make of one conversation."""
+        """Return what both sides' functions return for one conversation."""
 
         async def main() -> tuple[Any, Any]:
             answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -85,7 +85,7 @@ class Two:
         return self.runner.run(main())
 
     def settled(self) -> None:
-        """No lane is held any more."""
+        """Wait until no parallel stream is held."""
 
         async def main() -> None:
             async with asyncio.timeout(20):
@@ -96,7 +96,7 @@ class Two:
 
     @property
     def peer(self) -> PeerId:
-        """The answerer."""
+        """The responder's id."""
         return self.nodes[0].peer_id
 
 
@@ -130,7 +130,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 @pytest.fixture
 def two(pair: Two) -> Iterator[Two]:
-    """The same pair, which has forgotten how fast it was; no lane may be left."""
+    """Yield the pair without its measured rates; check that no parallel stream is left."""
     for lanes in pair.lanes:
         lanes._speeds.clear()
     yield pair
@@ -138,7 +138,7 @@ def two(pair: Two) -> Iterator[Two]:
 
 
 async def swap(link: ParallelLink) -> tuple[int, list[bytearray]]:
-    """Both directions at once; over how many lanes, and what came."""
+    """Swap payloads; return the number of streams and the payload that came."""
     others = await link.open_parallel(SIZE)
     async with asyncio.TaskGroup() as both:
         both.create_task(send_payload(link, PARTS, others))
@@ -147,7 +147,7 @@ async def swap(link: ParallelLink) -> tuple[int, list[bytearray]]:
 
 
 def test_the_first_payload_goes_by_one_stream_and_the_next_by_all(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_module, "PARALLEL_FROM_RATE", 1.0)  # which a busy machine reaches, too
+    monkeypatch.setattr(streams_module, "PARALLEL_FROM_RATE", 1.0)  # a rate that even a busy machine reaches
     for expected in (1, STREAMS):
         assert two.converse(swap, swap) == ((expected, PARTS), (expected, PARTS))
         two.settled()
@@ -159,7 +159,7 @@ def test_a_slow_partner_gets_one_stream(two: Two) -> None:
 
 
 def test_a_partner_that_takes_no_more_streams_gets_the_payload_by_one(two: Two) -> None:
-    """Two of one peer's conversations have lanes; the third has none, and none of its own is left open."""
+    """Check the limit per peer: two conversations get parallel streams, the third gets none and leaves none open."""
     two.lanes[1].record_rate(two.peer, 1e9)
 
     async def fill() -> list[list[StreamLink]]:
@@ -174,7 +174,7 @@ def test_a_partner_that_takes_no_more_streams_gets_the_payload_by_one(two: Two) 
 
 
 async def forget(lanes: ParallelStreams) -> None:
-    """End what is held for conversations that will not come, as ``UNCLAIMED_S`` would."""
+    """Drop the streams whose conversations will not come, as after ``UNCLAIMED_S``."""
     for lane in [lane for waiting in lanes._waiting.values() for lane in waiting.values()]:
         lane.over.set()
 
@@ -192,7 +192,7 @@ def test_lanes_that_are_not_there_fail_the_payload(two: Two) -> None:
         await link.receive()
 
     _, outcome = two.converse(boast, swap)
-    assert isinstance(outcome, NetworkError)  # they may have been given up
+    assert isinstance(outcome, NetworkError)  # they may have expired
     assert str(outcome).endswith("announced 3 parallel streams, but 0 are open")
 
 
@@ -246,7 +246,7 @@ def test_a_lane_that_comes_twice_is_closed_and_the_first_is_held(two: Two) -> No
 
 
 def test_a_lane_without_a_conversation_is_given_up(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams_module, "UNCLAIMED_S", 2.0)  # all have to be there before
+    monkeypatch.setattr(streams_module, "UNCLAIMED_S", 2.0)  # all must be open before
 
     async def main() -> None:
         [first, *_] = await two.lanes[1].open(two.peer, TOKEN)
@@ -257,7 +257,7 @@ def test_a_lane_without_a_conversation_is_given_up(two: Two, monkeypatch: pytest
 
 
 class Echo:
-    """A stream on which a lane was asked for, and whatever is answered is taken."""
+    """A stream that requests to be a parallel one, and accepts every answer."""
 
     peer = PeerId("opener")
 
@@ -274,7 +274,7 @@ class Echo:
 def test_lanes_that_are_named_as_they_are_given_up_fail_the_payload_alone(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their time is over, and they have not noticed: as after a stop of 30 s, or as a liar times it."""
+    """Check streams that have expired but have not noticed: after a stall of 30 s, or timed by an adversarial peer."""
     monkeypatch.setattr(streams_module, "UNCLAIMED_S", 0.5)
     ours, outcomes = two.lanes[0], list[str]()
 
@@ -289,7 +289,7 @@ def test_lanes_that_are_named_as_they_are_given_up_fail_the_payload_alone(
         while len(ours._waiting.get((Echo.peer, TOKEN), {})) < STREAMS - 1:
             await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0.51, name)
-        time.sleep(0.6)  # all of it falls due at once
+        time.sleep(0.6)  # all timers are due at once
         given_up = await asyncio.gather(*lanes, return_exceptions=True)
         assert [type(each) for each in given_up] == [NetworkError] * (STREAMS - 1)
 
@@ -298,7 +298,7 @@ def test_lanes_that_are_named_as_they_are_given_up_fail_the_payload_alone(
 
 
 def test_somebody_elses_token_claims_nothing(two: Two) -> None:
-    """Lanes belong to the peer that opened them, whoever learns their token."""
+    """Check that a stream belongs to the peer that opened it, also if another peer learns its token."""
 
     async def main() -> None:
         links = await two.lanes[1].open(two.peer, TOKEN)
@@ -312,7 +312,7 @@ def test_somebody_elses_token_claims_nothing(two: Two) -> None:
 
 
 def test_lanes_are_claimed_once(two: Two) -> None:
-    """Else two conversations would read the same stream."""
+    """Check that a second claim fails: two conversations would read the same stream."""
 
     async def main() -> None:
         links = await two.lanes[1].open(two.peer, TOKEN)
@@ -334,7 +334,7 @@ def test_who_waits_for_a_payload_to_begin_waits_for_its_first_chunk(two: Two) ->
         others = await link.open_parallel(SIZE)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
-                await link.wait_for_frame()  # of ours alone they wait
+                await link.wait_for_frame()  # only our own streams are left to wait for
         await send_payload(link, PARTS, others)
         return 1 + len(link._opened)
 

@@ -1,5 +1,7 @@
-"""How a link ends: whoever is through says so, and waits until the other side ends, too, but not for ever. In virtual
-time, over pipes in memory."""
+"""Ends of links: a side that has finished says so, and waits for the other side's end until a deadline.
+
+In virtual time, over pipes in memory.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def wires() -> tuple[Wire, Wire]:
 
 
 class Daemon:
-    """Counts the connections that it closes."""
+    """Fake daemon that counts the connections that it closes."""
 
     def __init__(self) -> None:
         self.disconnected: list[PeerId] = []
@@ -346,7 +348,7 @@ def test_nobody_else_is_said_to_read_nothing(ending: str) -> None:
             await link.close()
             await asyncio.sleep(0.1)
             assert near.is_closing
-            link.hurry()  # too late, which is nobody's fault
+            link.hurry()  # too late, which is not an error
         assert house.daemon.disconnected == []
         assert not house.transport._hanging
 

@@ -1,4 +1,4 @@
-"""The payload door, both sides back to back over a fake link."""
+"""Payloads, both sides back to back over a fake link."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ CHUNK = framing.MAX_CHUNK_BYTES
 
 
 async def pair(delay: float = 0.1) -> tuple[Link, MemoryLink]:
-    """The two ends of a link: A's, B's."""
+    """Return the two ends of a link: A's, B's."""
     network = MemoryNetwork(delay)
     far: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
 
@@ -38,7 +38,7 @@ async def pair(delay: float = 0.1) -> tuple[Link, MemoryLink]:
 
 
 def received(frames: Sequence[tuple[int, bytes]], lengths: Sequence[int]) -> list[bytearray]:
-    """What the receiver makes of these frames and a clean end."""
+    """Return the receiver's result for these frames and a clean end."""
 
     async def main() -> list[bytearray]:
         near, far = await pair()
@@ -73,7 +73,7 @@ def test_parts_of_any_length_arrive_both_ways_at_once(lengths):
 
 
 async def streams(delays: Sequence[float]) -> tuple[list[Link], list[MemoryLink]]:
-    """Both ends of parallel streams with these delays in seconds."""
+    """Return both ends of parallel streams with these delays in seconds."""
     pairs = [await pair(delay) for delay in delays]
     return [near for near, _ in pairs], [far for _, far in pairs]
 
@@ -254,7 +254,7 @@ def test_kept_memory_is_bounded():
 
 
 def dripped(lengths: Sequence[int], pause_s: float) -> tuple[str, float]:
-    """How it ends, and when, if the sender lets so much time pass before each of its frames."""
+    """Return how and when a transfer ends if the sender pauses for so long before each of its frames."""
 
     async def main() -> tuple[str, float]:
         near, far = await pair()

@@ -1,4 +1,4 @@
-"""Token buckets: bursts pass, floods do not, and one peer's flood is nobody else's loss."""
+"""Token buckets: bursts pass, floods do not, and one peer's flood does not affect others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of the small services: lists of plain values, and nothing that the service's own answer would stumble over."""
+"""Messages of the small services: lists of plain values that can also be quoted in an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2ptrain.ports import Link
 
 
 class ScriptedLink(Link):
-    """A link on which these frames arrive; it remembers what is said."""
+    """A link on which these frames arrive; it records what is sent."""
 
     peer = PeerId("somebody")
 
@@ -32,7 +32,7 @@ class ScriptedLink(Link):
         return self._frames.pop(0)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
 
 def heard(body: bytes, kind: int = FrameKind.MESSAGE, most_bytes: int = 4096) -> list[Any]:
@@ -40,7 +40,7 @@ def heard(body: bytes, kind: int = FrameKind.MESSAGE, most_bytes: int = 4096) ->
 
 
 def nested(levels: int) -> bytes:
-    """A list in a list in a list."""
+    """Return lists nested this deep."""
     return b"\x91" * levels + b"\xc0"
 
 
@@ -77,7 +77,7 @@ def test_lists_may_be_nested_as_deep_as_anybody_needs() -> None:
 
 
 def test_a_bottomless_question_is_an_offence_and_no_bug_of_ours() -> None:
-    """Its answer would say what was asked, and Python cannot print it."""
+    """Check that a request nested too deep is an offence: the answer quotes the request, and Python cannot print it."""
     link = ScriptedLink((FrameKind.MESSAGE, nested(1000)))
     with pytest.raises(RemoteError):
         asyncio.run(dial_back.answer(link, "", dial_back.DialBackLimits()))

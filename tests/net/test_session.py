@@ -1,4 +1,4 @@
-"""How the payload of an exchange begins, and how it ends early. In virtual time, over streams in memory."""
+"""Start and early end of an exchange's payload. In virtual time, over streams in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOTHING = cast(Any, None)
 
 
 class Plain:
-    """Two chunks of a codec without proposals (``train.payloads.Payloads``)."""
+    """Payloads of two chunks, as of a codec without proposals (``train.payloads.Payloads``)."""
 
     published = None
 
@@ -41,7 +41,7 @@ class Plain:
 
 
 class TwoStreams(MemoryLink):
-    """A link with a second stream: a payload's first chunk uses the one, its second the other."""
+    """A link with a second stream, which carries a payload's second chunk."""
 
     def __init__(self, first: MemoryLink, second: MemoryLink) -> None:
         super().__init__(first.peer, first._outgoing, first._incoming)
@@ -55,7 +55,7 @@ class TwoStreams(MemoryLink):
 
 
 def stream() -> tuple[MemoryLink, MemoryLink]:
-    """The opener's end, and the answerer's."""
+    """Return the initiator's end and the responder's end."""
     forth, back = _MemoryDirection(0.1, None), _MemoryDirection(0.1, None)
     return MemoryLink(ANSWERER, outgoing=forth, incoming=back), MemoryLink(OPENER, outgoing=back, incoming=forth)
 
@@ -65,7 +65,7 @@ async def work(function: Any, *arguments: object) -> Any:
 
 
 async def answer(link: TwoStreams) -> None:
-    """We have accepted an offer: exchange."""
+    """Exchange as a responder that has accepted an offer."""
     payloads = cast(Payloads, Plain())
     session = Session(
         LinkId(OPENER, 1, outbound=False),
@@ -89,7 +89,7 @@ def test_an_offer_that_is_taken_back_costs_no_byte_of_payload() -> None:
 
 
 def test_an_offer_is_not_taken_back_amid_its_payload() -> None:
-    """Not by ending a stream that had none of it yet, either: who does that lets us down like any other."""
+    """Check that closing a stream on which no payload has come is a failure too if the other stream had some."""
 
     async def main() -> None:
         (first, ours), (second, ours_too) = stream(), stream()

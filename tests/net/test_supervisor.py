@@ -1,4 +1,4 @@
-"""Replacement of a node whose p2pd died, over pretended nodes in virtual time."""
+"""Replacement of a node whose p2pd died, with fake nodes in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line's arithmetic with a clock of our own, and links that wait their turn over fake streams in virtual time."""
+"""Throttle arithmetic with a manual clock, and throttled links over fake streams in virtual time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_without_a_cap_nothing_waits_and_everything_counts() -> None:
 
 def test_turns_come_in_order_at_the_rate() -> None:
     capped, watch = line(1000.0)
-    assert capped.book(500) == 0.0  # what half a second of rest has left
+    assert capped.book(500) == 0.0  # the burst that half a second without traffic has left
     assert capped.book(1000) == 0.0
     assert capped.book(2000) == 1.0
     assert capped.book(1) == 3.0
@@ -99,7 +99,7 @@ def test_no_span_of_time_has_more_than_the_rate_and_one_burst(steps: list[tuple[
     for first in range(len(moved)):
         size = 0
         for at, each in moved[first:]:
-            # The last one has its turn, and is still to leave.
+            # The last one was admitted, and has still to leave.
             assert size <= rate * (at - moved[first][0] + BURST_S) + 1e-3
             size += each
 
@@ -123,7 +123,7 @@ def test_at_the_lowest_cap_no_partner_takes_us_for_dead() -> None:
 
 
 class Pipe:
-    """Bytes from one fake stream to another, at once."""
+    """Connection between two fake streams without delay."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
@@ -143,7 +143,7 @@ class Pipe:
 
 
 class FakeStream:
-    """As much of ``streams.Stream`` as a link uses."""
+    """The part of ``streams.Stream`` that a link uses."""
 
     is_closing = False
     lacking = 0
@@ -172,7 +172,7 @@ class FakeStream:
 
 
 def over_a_link(play: Callable[[StreamLink, StreamLink, Throttles, Throttles], Awaitable[None]]) -> None:
-    """``play(near, far, near's rates, far's rates)`` in virtual time."""
+    """Run ``play(near, far, near's throttles, far's throttles)`` in virtual time."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -190,7 +190,7 @@ PART = bytes(1_000_000)
 
 @pytest.mark.parametrize("capped", ["sender", "receiver"])
 def test_a_payload_passes_at_the_cap_of_either_side(capped: str) -> None:
-    """32 s, and nobody is taken for dead though each frame takes 8 s."""
+    """Check a transfer of 32 s in which each frame takes 8 s, and no side times out."""
 
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         (mine.up if capped == "sender" else theirs.down).rate = LOWEST_RATE
@@ -221,7 +221,7 @@ def test_messages_pass_a_queue_of_chunks_and_count() -> None:
 
 
 def test_a_long_answer_waits_its_turn_like_a_chunk() -> None:
-    """A manifest, or what the author ruled: whoever asks for it again and again must not pass the cap."""
+    """Check answers of other services: repeated requests for a manifest or an access list must not exceed the cap."""
 
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         mine.up.rate = LOWEST_RATE
@@ -252,7 +252,7 @@ def test_what_passes_on_a_link_that_is_a_gift_is_counted_as_given() -> None:
 @pytest.mark.parametrize("kind", [FrameKind.MESSAGE, FrameKind.CHUNK])
 @pytest.mark.parametrize("length", [100, 3 * SMALL_BYTES])
 def test_a_body_counts_as_far_as_it_comes(length: int, kind: FrameKind, cap: float) -> None:
-    """Else six bytes that tell of a chunk would take a quarter of a megabyte from an owner's month."""
+    """Check that only received bytes count: six bytes announce a quarter of a megabyte."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -272,7 +272,7 @@ def test_a_body_counts_as_far_as_it_comes(length: int, kind: FrameKind, cap: flo
 
 def test_what_never_waits_has_its_share_of_a_cap_whatever_else_is_booked() -> None:
     capped, watch = line(1000.0)
-    capped.book(10**6)  # circuits, a donation: they wait, and take nothing of that share
+    capped.book(10**6)  # circuits and donations wait, and use nothing of that share
     assert not capped.is_flooded
     capped.book_unwaited(round(UNWAITED_S * UNWAITED_SHARE * 1000.0) + 500)
     assert capped.is_flooded
@@ -280,7 +280,7 @@ def test_what_never_waits_has_its_share_of_a_cap_whatever_else_is_booked() -> No
     assert capped.is_flooded
     watch.now += 0.5
     assert not capped.is_flooded
-    for _ in range(1000):  # at its share, for ever
+    for _ in range(1000):  # continuously at its share
         watch.now += 1.0
         capped.book_unwaited(500)
         assert not capped.is_flooded
@@ -323,7 +323,7 @@ def test_a_flood_of_small_frames_puts_off_others_by_a_bounded_time() -> None:
     assert capped.book(0) == 0.0
     for _ in range(6000):
         watch.now += 0.1
-        if (wait_s := capped.book_small(500)) > 0:  # five times the cap, and who had to wait goes away
+        if (wait_s := capped.book_small(500)) > 0:  # five times the cap; a sender that had to wait gives up
             with pytest.raises(asyncio.CancelledError):
                 asyncio.run(cancelled_in(capped, wait_s, 500))
     assert capped.book(0) <= UNWAITED_S * UNWAITED_SHARE
@@ -348,7 +348,7 @@ def test_small_frames_and_the_dht_have_shares_of_their_own() -> None:
 
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_strangers_small_frames_put_off_a_partners_payload_by_seconds(way: str) -> None:
-    """Sixteen streams at a time, a minute long, four times the lowest cap; before, it was put off by three minutes."""
+    """Check sixteen streams for a minute at four times the lowest cap."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -358,7 +358,7 @@ def test_strangers_small_frames_put_off_a_partners_payload_by_seconds(way: str) 
         passed = 0
 
         async def pass_one(kind: int, size: int) -> float:
-            """What its passing took."""
+            """Return the seconds that a frame takes."""
             out, into, began = Pipe(), Pipe(), loop.time()
             stream = FakeStream(out, into)
             link = StreamLink(FarEnd(PeerId("amber"), ""), stream, Limits(), rates)  # type: ignore[arg-type]
@@ -392,7 +392,7 @@ def test_strangers_small_frames_put_off_a_partners_payload_by_seconds(way: str) 
 
 @pytest.mark.parametrize("kind", [FrameKind.MESSAGE, FrameKind.CHUNK])
 def test_who_gives_up_before_its_turn_puts_off_nobody(kind: FrameKind) -> None:
-    """A stranger says that a chunk comes, as often as it may, and each time is gone before its turn."""
+    """Check a stranger that repeatedly announces a frame and closes before the throttle admits it."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -413,7 +413,7 @@ def test_who_gives_up_before_its_turn_puts_off_nobody(kind: FrameKind) -> None:
 
 
 def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:
-    """A chunk whose turn comes after four minutes, with 84 s allowed for the frame; then one that never comes."""
+    """Check a chunk delayed by our throttle for four minutes, with a timeout of 84 s; then one that never comes."""
 
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         theirs.down.rate = LOWEST_RATE
@@ -464,7 +464,7 @@ def test_a_stream_says_what_a_read_that_failed_still_lacked(spare: bytes) -> Non
 
 
 def feed(stream: Stream, data: bytes) -> None:
-    """What p2pd's socket does."""
+    """Feed data as p2pd's socket does."""
     if data:
         stream.get_buffer(-1)[: len(data)] = data
         stream.buffer_updated(len(data))

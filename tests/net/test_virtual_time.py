@@ -1,4 +1,4 @@
-"""The jumping clock that all shell tests stand on."""
+"""The virtual clock on which all shell tests depend."""
 
 import asyncio
 

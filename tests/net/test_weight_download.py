@@ -1,4 +1,4 @@
-"""A model is taken from several donors at once, and a piece is believed if another's copy is near; in virtual time."""
+"""Weight downloads from several donors: a piece is accepted if another donor's copy is near; in virtual time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def as_bytes(weights: Weights) -> list[bytearray]:
 
 Serve = Callable[[Link], Awaitable[None]]
 Donor = Weights | Serve | None
-"""Its weights; or how it answers; or it is not there at all."""
+"""A donor's weights, its handler, or None if it cannot be dialed."""
 
 
 async def silence(link: Link) -> None:
@@ -51,7 +51,7 @@ def copies_of(weights: Weights) -> WeightServer:
 
 
 def breaking(weights: Weights, after: int) -> Serve:
-    """A donor that answers so many questions for pieces, and is gone."""
+    """Return a donor that answers so many requests for pieces, and then vanishes."""
 
     async def serve(link: Link) -> None:
         for _ in range(after):
@@ -63,7 +63,7 @@ def breaking(weights: Weights, after: int) -> Serve:
 
 @dataclass
 class Network:
-    """A giver that promised its weights, others, and who was asked for what."""
+    """A donor that promised its weights, others, and the bytes that each gave."""
 
     giver: Donor
     others: Mapping[PeerId, Donor]
@@ -99,7 +99,7 @@ class Network:
 def gathered(
     giver: Donor, others: Mapping[PeerId, Donor], notebook: MemoryLog, sizes: list[int] | None = None
 ) -> tuple[list[bytearray], float, Network]:
-    """What comes of a pull, how long it took, and from whom it came."""
+    """Return the weights of a pull, its seconds, and the network."""
     around = Network(giver, others)
 
     async def main() -> tuple[list[bytearray], float]:
@@ -107,7 +107,7 @@ def gathered(
         downloader = Downloader(network.transport(ME).open, sizes or [4 * N] * F, at_once, notebook, around.taken)
         whole = await downloader.gather(promised, dict.fromkeys([GIVER, *others], ()))
         seconds = asyncio.get_running_loop().time()
-        await asyncio.sleep(1.0)  # until the farewell is heard
+        await asyncio.sleep(1.0)  # until the end is received
         return whole, seconds
 
     return *virtual_time.run(main()), around
@@ -119,7 +119,7 @@ def notebook() -> MemoryLog:
 
 
 def places(whole: list[bytearray], weights: Mapping[PeerId, Weights]) -> list[PeerId]:
-    """Whose each fragment is, to the bit."""
+    """Return the donor of each fragment, compared bitwise."""
     return [next(peer for peer, each in weights.items() if as_bytes(each)[place] == whole[place]) for place in range(F)]
 
 
@@ -176,7 +176,7 @@ def test_of_two_words_neither_is_believed_and_nobody_is_blamed(notebook):
         gathered(honest(0), {A: negated()}, notebook)
 
 
-@pytest.mark.parametrize(("after", "lost"), [(1, 1), (3, 0)])  # with three donors, nobody is asked for four pieces
+@pytest.mark.parametrize(("after", "lost"), [(1, 1), (3, 0)])  # no donor of three is asked for four pieces
 def test_a_giver_that_breaks_off_costs_its_unfinished_piece_alone(after, lost, notebook):
     donors = {GIVER: honest(0), A: honest(1), B: honest(2), C: honest(3)}
     others = {peer: donors[peer] for peer in (A, B, C)}
@@ -298,12 +298,12 @@ def test_a_pull_that_is_broken_off_keeps_what_it_had_for_a_while_and_leaves_no_t
 
     kept, left, later = virtual_time.run(main())
     assert kept == 2
-    assert later is None  # a model's memory, for a pull that never came
-    assert len(left) <= 1  # the donor of this test, which says nothing
+    assert later is None  # the memory of a model, for a pull that never came
+    assert len(left) <= 1  # the donor of this test, which keeps no reference
 
 
 def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
-    """The other end takes silence for death. Two donors give a piece in 12 s; what is compared meanwhile is quick."""
+    """Check idle streams, which the donor would close: two donors need 12 s per piece, and comparing is quick."""
     comparing: list[list[float]] = []
 
     def donor(seed: int) -> Serve:
@@ -342,7 +342,7 @@ def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
 
 
 def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(notebook):
-    """It is asked on one stream for a piece that is not needed any more, and on another for a sketch of the same."""
+    """Check the giver that is asked for a piece on one stream, and on another for a sketch of the same piece."""
     heard: list[object] = []
 
     async def promised(link: Link) -> None:
@@ -382,7 +382,7 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
 
 def test_a_farewell_that_is_cut_short_ends_the_stream_all_the_same():
     class Stuck:
-        """Nothing more goes out on it."""
+        """Link on which sending never ends."""
 
         peer, closed = GIVER, False
 

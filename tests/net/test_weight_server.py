@@ -1,4 +1,4 @@
-"""Our weights for newcomers: of one snapshot a stream, rationed; in virtual time."""
+"""Weight server: one snapshot per stream, rate limits; in virtual time."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ async def asked(link: Link, *questions: list[object]) -> list[bytes]:
 
 
 def test_a_piece_is_sent_as_it_lies_in_memory():
-    """On the event loop a copy of a fragment for each stranger who asks would hold up everybody else."""
+    """Check that sending copies nothing: copies of fragments on the event loop would delay everything else."""
     weights, sent, questions = honest(1), [], [["piece", 2], ["enough"]]
 
     class Asking:
-        """A link on which somebody asks for a fragment."""
+        """A link on which a peer requests a fragment."""
 
         peer = A
 
@@ -83,7 +83,7 @@ def test_all_pieces_of_a_stream_are_of_one_snapshot():
 
 
 def test_sketches_are_of_what_we_have_now_whoever_takes_older_pieces():
-    """Or one that keeps a stream open would have newcomers compare with weights of long ago."""
+    """Check that sketches are current: an open stream would make newcomers compare with old weights."""
 
     async def main() -> list[bytes]:
         network, payloads = MemoryNetwork(0.01), published(honest(1))
@@ -98,7 +98,7 @@ def test_sketches_are_of_what_we_have_now_whoever_takes_older_pieces():
 
 @pytest.mark.parametrize(("pause_s", "is_answered"), [(0.9 * SHARED_S, True), (1.1 * SHARED_S, False)])
 def test_nobody_is_given_weights_that_others_have_kept_for_long(pause_s: float, is_answered: bool):
-    """Except whom they are promised to: it takes the newest, whoever else takes what."""
+    """Check that a new stream is refused while others hold an old snapshot; a promised one always gets the newest."""
 
     async def main() -> tuple[bool, list[bytes]]:
         network, payloads = MemoryNetwork(0.01), published(honest(0))
@@ -158,7 +158,7 @@ def test_no_more_than_two_snapshots_are_kept_for_askers(order: int):
 
 
 def test_a_stream_that_stays_open_keeps_no_weights_beside_those_two():
-    """Between two questions nothing is held but what is pinned: each is as large as the model."""
+    """Check that between two requests only pinned snapshots are held: each is as large as the model."""
 
     async def main() -> int:
         network, payloads = MemoryNetwork(0.01), published(honest(0))
@@ -183,7 +183,7 @@ def test_a_stream_that_stays_open_keeps_no_weights_beside_those_two():
 
 def test_who_reads_slowly_is_not_waited_for_beyond_the_quarter_of_an_hour():
     class Slow:
-        """It takes a frame in ten minutes."""
+        """Link that needs ten minutes for a frame."""
 
         peer = A
 
@@ -283,7 +283,7 @@ def test_once_nothing_is_given_an_open_stream_compares_and_gives_no_pieces(rests
 
 
 def test_small_models_are_rationed_by_their_bytes():
-    """Who tries settings out restarts often, and takes a tiny run's weights each time."""
+    """Check restarts with a tiny model: an owner who tries settings takes its weights each time."""
 
     async def main() -> int:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
@@ -299,7 +299,7 @@ def test_small_models_are_rationed_by_their_bytes():
 
 
 def test_questions_that_are_none_are_offences_and_floods_are_rationed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(copies_module, "LEAST_MODEL", 0.0)  # as if these were as large as what people train
+    monkeypatch.setattr(copies_module, "LEAST_MODEL", 0.0)  # as if these were as large as real models
 
     async def main() -> tuple[int, int]:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Why p2pd did not start, for its owner."""
+"""Reasons why p2pd did not start, as its owner reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failed dial's reason is told for as long as p2pd leaves the address alone."""
+"""The reason of a failed dial is repeated as long as p2pd's backoff for the address lasts."""
 
 from __future__ import annotations
 

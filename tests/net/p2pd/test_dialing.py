@@ -1,4 +1,4 @@
-"""Which of the addresses that strangers announce are dialed."""
+"""Announced addresses that are dialed."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def test_no_stranger_leads_us_to_our_own_machine_or_to_nobody(place: str, own: s
 @pytest.mark.parametrize("place", PRIVATE)
 def test_private_addresses_are_for_those_who_have_neighbours(place: str) -> None:
     caution = DialPolicy()
-    assert chosen(caution, place) == []  # nothing is known of us yet
+    assert chosen(caution, place) == []  # our own addresses are not known yet
     caution.stand_at(["/ip4/11.0.0.1/tcp/5", LOOPBACK])
     assert chosen(caution, place, PUBLIC) == [PUBLIC]
     caution.stand_at(["/ip4/192.168.1.2/tcp/5", LOOPBACK])
     assert chosen(caution, place, PUBLIC) == [place, PUBLIC]
-    caution.stand_at(["/ip4/11.0.0.1/tcp/5"])  # it was carried elsewhere
+    caution.stand_at(["/ip4/11.0.0.1/tcp/5"])  # the computer moved to another network
     assert chosen(caution, place) == []
 
 
@@ -66,7 +66,7 @@ def test_a_few_are_dialed_at_once_the_best_first() -> None:
 
 
 def test_what_our_owner_named_is_dialed_as_it_stands() -> None:
-    """A bootstrap at the other end of a tunnel, and the circuits through it."""
+    """Check addresses from our owner: a bootstrap at the other end of a tunnel, and the circuits through it."""
     caution = DialPolicy()
     caution.trust([f"{LOOPBACK}/p2p/{RELAY}", "/dns4/boot.example/tcp/5"])
     circuit = address.through(RELAY, LOOPBACK)
@@ -104,7 +104,7 @@ def test_a_name_is_dialed_by_what_it_stands_for() -> None:
     before = len(asked)
     many = [f"/ip4/8.8.8.8/tcp/{port}" for port in range(1, 5)]
     assert chosen(caution, *many, "/dns/good.example/tcp/7") == many
-    assert len(asked) == before  # names are not looked up in vain
+    assert len(asked) == before  # no useless name lookups
     assert chosen(caution, *(f"/dns/{number}.example/tcp/7" for number in range(8)), PUBLIC) == []
     assert len(asked) == before + MOST_AT_ONCE
 

@@ -1,4 +1,4 @@
-"""Why a dial fails, in the words of a real p2pd, and that docs/ERRORS.md quotes them."""
+"""Reasons of failed dials in the words of a real p2pd, and their quotations in docs/ERRORS.md."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ RUN = RunId("ab" * 32)
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 PAGE = (Path(__file__).parents[3] / "docs/ERRORS.md").read_text(encoding="utf-8")
 P2PDS = re.findall(r"^\| `([^`]+)`", PAGE.split("### In the network daemon's words")[1].split("\n## ")[0], re.MULTILINE)
-"""What go-libp2p says and p2ptrain passes on, as the page quotes it; ``…`` stands for what is filled in."""
+"""go-libp2p's messages that p2ptrain passes on, as the page quotes them; ``…`` stands for inserted values."""
 
 
 def is_said_in(words: str, text: str) -> bool:
-    """Whether a template's fixed words stand in a text, in order."""
+    """Return whether a template's fixed words appear in a text, in order."""
     return re.search(".*".join(map(re.escape, words.split("…"))), text) is not None
 
 
@@ -39,7 +39,7 @@ async def why(transport: P2PTransport, peer: PeerId, addresses: Sequence[str]) -
 
 
 async def heard(folder: Path) -> list[str]:
-    """What a node is told when it dials nobody, a closed port twice, another than is there, and so on."""
+    """Return a node's errors from dials of no address, of a closed port, of another peer than is there, and others."""
     ours, theirs, nobodys = (Identity.load_or_create(folder / f"{name}.key") for name in ("us", "them", "nobody"))
     nobody = nobodys.peer_id
     us = await Node.start(ours, RUN, listen=LOOPBACK, local=True)
@@ -47,7 +47,7 @@ async def heard(folder: Path) -> list[str]:
         them = await Node.start(theirs, RUN, listen=LOOPBACK, local=True)
         try:
             there, dialing = f"/ip4/127.0.0.1/tcp/{them.port}", P2PTransport(us)
-            with socket.socket() as silent:  # it has a port and does not listen
+            with socket.socket() as silent:  # bound, but not listening
                 silent.bind(("127.0.0.1", 0))
                 closed = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}"
                 return [

@@ -1,4 +1,4 @@
-"""The sweep of socket folders removes ours when their owner is gone, and nothing else."""
+"""The sweep removes our socket folders whose owner is dead, and nothing else."""
 
 import fcntl
 import os
@@ -55,7 +55,7 @@ def test_other_things_are_left_alone(parent: Path):
 def test_an_old_folder_without_a_lock_is_debris(parent: Path, monkeypatch: pytest.MonkeyPatch):
     old = parent / "p2ptrain-old"
     old.mkdir()
-    monkeypatch.chdir(old)  # a socket's path must be short
+    monkeypatch.chdir(old)  # socket paths must be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("p2pd-x.sock")
     os.utime(old, (1.0, 1.0))
@@ -68,7 +68,7 @@ def test_what_was_swept_while_it_was_made_is_made_again(parent: Path, monkeypatc
 
     def flock(lock: int, how: int) -> None:
         if how == fcntl.LOCK_EX and not swept:
-            swept.extend(sweep(parent))  # another process, just before we have the lock
+            swept.extend(sweep(parent))  # another process, just before we get the lock
         true(lock, how)
 
     monkeypatch.setattr("p2ptrain.net.p2pd.socket_folder.fcntl.flock", flock)

@@ -1,4 +1,4 @@
-"""hivemind's conversation with p2pd, and what strangers may do to it: they choose ids, and know those of our calls."""
+"""hivemind's control connection to p2pd, and attacks on it: strangers choose call ids, and know those of our calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Scene = Callable[["Conversation"], Awaitable[None]]
 
 
 class Conversation:
-    """A control client that reads what the test says in p2pd's name."""
+    """A control client that reads messages which the test writes in p2pd's place."""
 
     def __init__(self) -> None:
         self.client: ControlClient = Control(
@@ -38,18 +38,18 @@ class Conversation:
         self.asked = 0
 
     def says(self, *messages: bytes) -> None:
-        """All in one piece, as they come when somebody floods."""
+        """Deliver messages in one piece, as in a flood."""
         self.reader.feed_data(b"".join(varint(len(each)) + each for each in messages))
 
     async def settled(self) -> None:
-        """Everything is read, and all have had their turn."""
+        """Wait until all messages are read and all tasks have run."""
         while self.reader._buffer:  # type: ignore[attr-defined]
             await asyncio.sleep(0)
         for _ in range(9):
             await asyncio.sleep(0)
 
     async def call(self) -> tuple[UUID, asyncio.Task[bytes]]:
-        """A call of ours that is under way, whose id its callee knows."""
+        """Start a call of ours, and return its id, which the responder knows."""
         task = asyncio.create_task(self.client.call_unary_handler(STRANGER, ASK, b"what?"))
         await self.settled()
         [call] = self.client._pending_calls
@@ -93,7 +93,7 @@ def answer(call: UUID, **what: bytes) -> bytes:
 
 @pytest.fixture
 def during(capfd: pytest.CaptureFixture[str]) -> Callable[[Scene], None]:
-    """Plays a scene, after which the conversation goes on, nothing is left of it, and nothing was said."""
+    """Play a scene; then check that the connection still works, holds nothing, and printed nothing."""
     faults: list[dict[str, Any]] = []
 
     async def main(scene: Scene) -> None:

@@ -1,9 +1,9 @@
-"""A relay, who tells its p2pd that it can be dialed, and who asks it for a place; each a process of its own, for tests
-in network namespaces.
+"""A relay, a stranger that tells the relay's p2pd that it can be dialed, and a guest that asks for a reservation.
 
-Usage: remote_relay.py relay FOLDER, stranger FOLDER, or guest FOLDER SECONDS. The relay writes where it is into the
-folder; the stranger makes a file there when it is connected; the guest asks the relay for a place each second, and says
-in one line of JSON what became of each question.
+Each is a process of its own, for tests in network namespaces. Usage: remote_relay.py relay FOLDER, stranger FOLDER,
+or guest FOLDER SECONDS. The relay writes its address into the folder; the stranger creates a file there when it is
+connected; the guest asks the relay for a reservation each second, and prints a line of JSON with the result of each
+request.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ async def relay(folder: Path) -> None:
 
 
 async def stranger(folder: Path) -> None:
-    """libp2p's AutoNAT as anybody may run it: it dials whoever asks, and says that it could."""
+    """Run libp2p's AutoNAT, as anyone may: it dials each peer that asks, and reports success."""
     p2p = await P2P.create(host_maddrs=LISTEN, auto_nat=True)
     peer, addresses = json.loads((folder / "where.json").read_text())
     await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(each) for each in addresses])

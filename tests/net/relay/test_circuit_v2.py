@@ -1,4 +1,4 @@
-"""The messages of circuit relay v2."""
+"""Messages of circuit relay v2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2ptrain.net.p2pd import control
 from p2ptrain.net.relay import circuit_v2
 from p2ptrain.net.relay.circuit_v2 import CircuitRequest, CircuitStatus
 
-# What go-libp2p 0.32.1 answered to a RESERVE: type, reservation (expiry, address, voucher), limit, status.
+# go-libp2p 0.32.1's answer to a RESERVE: type, reservation (expiry, address, voucher), limit, status.
 GO = bytes.fromhex("0802" + "1a0608ddc489d806" + "2209" + "08880e1080808080" + "10" + "2864")
 
 

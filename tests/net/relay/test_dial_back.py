@@ -1,4 +1,4 @@
-"""What others see of us, over links in memory."""
+"""Dial-back requests: the reachability of a peer as others see it, over links in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CIRCUIT = f"/ip4/8.8.8.8/tcp/1/p2p/{THIRD}/p2p-circuit"
 
 
 class World:
-    """An answerer, and whom it finds where it dials."""
+    """A responder, and the peer that it finds when it dials."""
 
     def __init__(self, place: str = PLACE, found: PeerId | None = ASKER) -> None:
         self.dialed: list[tuple[str, int]] = []
@@ -103,7 +103,7 @@ def test_who_asks_too_often_is_declined() -> None:
 
 
 def test_samples_are_counted_and_wait_under_the_owners_cap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every byte that strangers can make us move belongs to the month, and to the line that the owner lent us."""
+    """Check that dial-back traffic counts for the month and the throttle: strangers cause it."""
     served: list[P2PTransport] = []
 
     async def listen(self: P2PTransport, handler: object) -> None:

@@ -1,4 +1,4 @@
-"""How others reach us: verdicts, candidates, and what is announced. Pure."""
+"""Reachability without I/O: verdicts, candidates, and the announced addresses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sight(dialed: DialOutcome, place: str = PUBLIC) -> ReachabilityReport:
         ([sight(DialOutcome.YES)], True),
         ([sight(DialOutcome.NO)], False),
         ([sight(DialOutcome.YES), sight(DialOutcome.DECLINED)], True),
-        ([sight(DialOutcome.YES), sight(DialOutcome.NO)], False),  # no majority: a circuit too many costs little
+        ([sight(DialOutcome.YES), sight(DialOutcome.NO)], False),  # no majority: an unneeded circuit costs little
         ([sight(DialOutcome.YES), sight(DialOutcome.YES), sight(DialOutcome.NO)], True),
         ([sight(DialOutcome.YES, PRIVATE)], True),
         (
@@ -71,9 +71,9 @@ def yes(*hosts: str) -> list[ReachabilityReport]:
 @pytest.mark.parametrize(
     ("hosts", "found"),
     [
-        (["8.8.8.8"], ["8.8.8.8"]),  # one bootstrap and nobody else
+        (["8.8.8.8"], ["8.8.8.8"]),  # one bootstrap and no other report
         (["8.8.8.8", "8.8.8.8", "9.9.9.9"], ["8.8.8.8"]),
-        (["8.8.8.8", "9.9.9.9"], []),  # one of the two lies
+        (["8.8.8.8", "9.9.9.9"], []),  # one of the two reports is false
         (["8.8.8.8", "192.168.1.2", "2606:4700::1"], ["8.8.8.8", "192.168.1.2", "2606:4700::1"]),
         (["2606:4700::1", "2606:4700:0::1"], ["2606:4700::1"]),
         (["127.0.0.1"], []),
@@ -104,8 +104,8 @@ def told(clock: float) -> ReachabilityReport:
 
 def test_the_others_median_tells_how_far_off_our_clock_is() -> None:
     assert clock_off([], 1000.0) is None
-    assert clock_off([told(1000.0), told(990.0), told(-9e9)], 1000.0) == 10.0  # one of three may lie
-    assert clock_off([told(1000.0), told(-9e9)], 1001.0) == 1.0  # or of two
+    assert clock_off([told(1000.0), told(990.0), told(-9e9)], 1000.0) == 10.0  # one of three may be false
+    assert clock_off([told(1000.0), told(-9e9)], 1001.0) == 1.0  # or one of two
 
 
 def test_a_wrong_clock_is_told_once_and_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_relays_come_first_and_whoever_is_behind_one_does_not_come() -> None:
 
 
 def test_who_has_circuits_is_dialed_as_a_relay_where_others_have_circuits_through_it() -> None:
-    """Elsewhere its public address may be one that a firewall closes, and the way to it through a relay is kept."""
+    """Check a peer with circuits: it is a public relay only if it is named as one; a firewall may close its address."""
     hidden = {HIDDEN: [address.through(RELAY, PUBLIC), "/ip4/9.9.9.9/tcp/1"]}
     found = {each.peer: each for each in candidates(hidden, [], ME, Random(0))}
     assert found == {RELAY: Candidate(RELAY, (PUBLIC,)), HIDDEN: Candidate(HIDDEN, ("/ip4/9.9.9.9/tcp/1",), True)}
@@ -158,7 +158,7 @@ def test_a_crowd_that_names_one_relay_does_not_put_it_before_the_links_own() -> 
 
 
 def test_who_is_named_a_relay_is_no_likelier_a_witness() -> None:
-    """One stranger announces circuits through two others; forty honest nodes are there, and one bootstrap."""
+    """Check two relays that one stranger's circuits name, among forty honest nodes and one bootstrap."""
     crowd = [PeerId(base58.b58encode(b"\x00\x24\x08\x01\x12\x20" + bytes([n] * 32)).decode()) for n in range(42)]
     liars = crowd[:2]
     known = {peer: [PUBLIC] for peer in crowd[2:]}
@@ -168,7 +168,7 @@ def test_who_is_named_a_relay_is_no_likelier_a_witness() -> None:
         for random in map(Random, range(300))
     ]
     assert all(len(each) == len(set(each)) == WITNESSES and each[0] == BOOTSTRAP for each in drawn)
-    assert sum(set(liars) <= set(each) for each in drawn) < 10  # 300 * 2 of 42 * 1 of 41: one or none
+    assert sum(set(liars) <= set(each) for each in drawn) < 10  # expected: 300 * 2 / 42 * 1 / 41, which is none or one
 
 
 def test_what_a_relay_says_of_itself_is_not_mended_by_strangers() -> None:
@@ -188,7 +188,7 @@ LONG = f"/dns4/{'.'.join(['a' * 45] * 5)}/tcp/31337"
 
 @pytest.mark.parametrize("spoiled", [*MALFORMED, LONG])
 def test_a_strangers_nonsense_does_not_spoil_our_own_record(spoiled: str) -> None:
-    """Of a relay's addresses, said by itself or by others; its good one stays."""
+    """Check invalid addresses of a relay, announced by itself or others: its valid one stays."""
     named_by_others = f"{spoiled}/p2p/{RELAY}/p2p-circuit"
     for known in ({RELAY: [PUBLIC, spoiled]}, {RELAY: [spoiled, PUBLIC]}, {RELAY: [PUBLIC], HIDDEN: [named_by_others]}):
         [found] = candidates(known, [], ME, Random(0))
@@ -205,7 +205,7 @@ def test_a_relay_whose_circuit_no_record_holds_is_none() -> None:
 
 
 class FakeNode:
-    """A node that is carried from one network to another."""
+    """A node that moves from one network to another."""
 
     def __init__(self, *addresses: str) -> None:
         self.alive = True
@@ -262,7 +262,7 @@ def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.Monk
 
 
 def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strangers may all be one liar, whose relays lead nobody to us."""
+    """Check that a reservation at the link's relay replaces a stranger's: all strangers may be one adversary."""
     node, down = FakeNode(PRIVATE), {BOOTSTRAP}
     node.known, node.bootstraps = dict.fromkeys((OTHER, RELAY, HIDDEN, BOOTSTRAP), (PUBLIC,)), (BOOTSTRAP,)
 
@@ -298,7 +298,7 @@ def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(mo
 def test_the_links_one_relay_is_asked_again_soon_after_it_was_away(
     monkeypatch: pytest.MonkeyPatch, away_s: float
 ) -> None:
-    """Or our line was: peers that nobody can dial meet nowhere else."""
+    """Check that the link's only relay is retried soon: peers that cannot be dialed meet nowhere else."""
     node = FakeNode(PRIVATE)
     node.known, node.bootstraps = {BOOTSTRAP: (PUBLIC,)}, (BOOTSTRAP,)
 
@@ -335,16 +335,16 @@ def test_what_is_announced() -> None:
     assert announced([PUBLIC, PRIVATE], [], [], None, False) == (PUBLIC, PRIVATE)
     assert announced([PRIVATE], [seen], [], True, False) == (seen, PRIVATE)
     assert announced([PRIVATE], [PRIVATE], [circuit], True, False) == (circuit, PRIVATE)  # only neighbours were asked
-    # Public addresses of ours that nobody can dial go; neighbours still use the private ones.
+    # Public addresses of ours that failed are dropped; neighbours still use the private ones.
     assert announced([PUBLIC, PRIVATE], [], [circuit], False, False) == (circuit, PRIVATE)
-    assert announced([PUBLIC], [], [circuit], False, True) == (PUBLIC, circuit)  # the owner's word
+    assert announced([PUBLIC], [], [circuit], False, True) == (PUBLIC, circuit)  # the owner named it
 
 
 def test_an_allowance_is_bounded_overall_and_for_each() -> None:
     allowance = SlidingWindowLimit(overall=3, each=2, window_s=60.0)
     assert [allowance.take("a", 0.0) for _ in range(3)] == [True, True, False]
     assert [allowance.take(who, 1.0) for who in "bc"] == [True, False]
-    assert allowance.take("c", 60.0)  # the first two are over
+    assert allowance.take("c", 60.0)  # the first two have expired
     assert [allowance.take("c", 60.5), allowance.take("a", 60.5)] == [True, False]  # b's of second 1 still counts
     assert allowance.take("a", 61.0)
 
@@ -354,7 +354,8 @@ def test_many_names_of_one_origin_leave_half_to_others() -> None:
     taken = [allowance.take(f"name {number}", 0.0, "8.8.8.8") for number in range(10)]
     assert taken == [True] * 3 + [False] * 7
     assert allowance.take("guest", 0.0, "9.9.9.9")
-    assert [allowance.take(f"here {number}", 0.0) for number in range(3)] == [True, True, False]  # of this machine
+    # All from this machine.
+    assert [allowance.take(f"here {number}", 0.0) for number in range(3)] == [True, True, False]
 
 
 def test_a_house_is_one_origin() -> None:

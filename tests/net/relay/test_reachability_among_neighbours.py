@@ -1,4 +1,4 @@
-"""Who is seen by neighbours alone, and who was cut off: whether it takes places at relays, and how soon."""
+"""Peers that only neighbours can dial, or that were offline: whether and how soon they take reservations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Play = Callable[[Callable[[ReachabilityManager], Coroutine[Any, Any, None]]], No
 
 
 class World:
-    """What others see of a node, and who has a place for it."""
+    """Reports about a node, and the relays that accept it."""
 
     def __init__(self) -> None:
         self.node = FakeNode(PRIVATE)
@@ -60,7 +60,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 @pytest.fixture
 def during(world: World) -> Play:
-    """Plays a scene while a shelter runs, in virtual time."""
+    """Play a scene while a reachability manager runs, in virtual time."""
 
     def play(scene: Callable[[ReachabilityManager], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
@@ -83,7 +83,7 @@ def test_who_can_say_what_the_internet_sees() -> None:
 
 
 def test_who_is_seen_by_a_neighbour_alone_takes_places_for_the_others(world: World, during: Play) -> None:
-    """Its router leads nobody back in by its public address, and the bootstrap, outside, was asked too often."""
+    """Check a router without hairpin NAT: the neighbour's report does not hold for the internet."""
     world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), BOOTSTRAP: (PUBLIC,)}, (BOOTSTRAP,)
     world.sights = {OTHER: sight(DialOutcome.YES, PRIVATE), BOOTSTRAP: sight(DialOutcome.DECLINED, PUBLIC)}
 
@@ -126,7 +126,7 @@ def test_a_swarm_in_one_network_needs_no_relays(world: World, during: Play) -> N
 
 @pytest.mark.parametrize("back", ["elsewhere", "in company"])
 def test_who_was_cut_off_asks_every_relay_again(world: World, during: Play, back: str) -> None:
-    """While our line is away every relay fails, and is left alone for up to half an hour."""
+    """Check the return of our connection: while it is down every relay fails, with a backoff of up to half an hour."""
     world.node.known, world.node.bootstraps = {RELAY: (PUBLIC,), OTHER: (PUBLIC,)}, ()
     world.node.has_company, world.node.addresses = back != "in company", []
     world.is_down = True
@@ -146,7 +146,7 @@ def test_who_was_cut_off_asks_every_relay_again(world: World, during: Play, back
 
 
 def test_the_relay_that_the_link_leads_through_is_asked_again_soon(world: World, during: Play) -> None:
-    """A link made by a peer that nobody can dial names no other node."""
+    """Check a link made by a peer that cannot be dialed: it names no other node than the relay."""
     world.node.known, world.node.bootstraps = {HIDDEN: (address.through(RELAY, PUBLIC),)}, (HIDDEN,)
     world.is_down = True
 

@@ -1,4 +1,7 @@
-"""Relays, dials and rates over real p2pd processes on loopback. Who listens nowhere is as if behind a router."""
+"""Relays, dials and throttles over real p2pd processes on loopback.
+
+A peer without a listener stands for one behind NAT.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 
 @dataclass
 class Place:
-    """A public node, and two that listen nowhere; all know the public one."""
+    """A public node, and two without a listener; all know the public one."""
 
     runner: asyncio.Runner
     public: Node
@@ -82,7 +85,7 @@ async def relaying(place: Place, rates: Throttles | None = None, **limits: float
         yield relay
     finally:
         await relay.close()
-        for node in place.hidden:  # circuits of one test are none of the next
+        for node in place.hidden:  # circuits must not outlast their test
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(10.0):
                     while any(each.relay for each in await node.daemon.connections()):
@@ -103,7 +106,7 @@ async def read_to_the_end(stream: Stream) -> None:
 
 
 async def circuit_link(place: Place, protocol: str) -> tuple[P2PTransport, StreamLink]:
-    """The other hidden node's echo, and a link to it through the relay."""
+    """Return the other hidden node's echo transport, and a link to it through the relay."""
     one, other = place.hidden
     inbound = P2PTransport(other, protocol)
     await inbound.listen(echo)
@@ -113,7 +116,8 @@ async def circuit_link(place: Place, protocol: str) -> tuple[P2PTransport, Strea
                 try:
                     return inbound, await P2PTransport(one, protocol).open(other.peer_id, [place.circuit])
                 except NetworkError as error:
-                    if "dial backoff" not in str(error):  # p2pd's: 5 s after a dial that failed, in the test before
+                    # The backoff of p2pd lasts 5 s after the dial that failed in the test before.
+                    if "dial backoff" not in str(error):
                         raise
                     await asyncio.sleep(0.2)
     except BaseException:
@@ -127,7 +131,7 @@ def test_two_hidden_nodes_talk_through_a_relay_and_know_it(place: Place) -> None
             await place.reserve(place.hidden[1])
             inbound, link = await circuit_link(place, "/test/through")
             assert link.far_end.relay == place.public.peer_id
-            for _ in range(20):  # libp2p's default relay would cut it after 128 KiB
+            for _ in range(20):  # libp2p's default relay would end it after 128 KiB
                 body = os.urandom(100_000)
                 await link.send(FrameKind.CHUNK, body)
                 assert await link.receive() == (FrameKind.CHUNK, body)
@@ -138,7 +142,7 @@ def test_two_hidden_nodes_talk_through_a_relay_and_know_it(place: Place) -> None
 
 
 def test_what_a_relay_carries_waits_its_turn_under_the_owners_cap(place: Place) -> None:
-    """By a clock that the waits turn: nobody waits here, and everything is counted."""
+    """Check waits with a clock that they advance: no real time passes, and all bytes are counted."""
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -155,7 +159,7 @@ def test_what_a_relay_carries_waits_its_turn_under_the_owners_cap(place: Place) 
             await link.close()
             await inbound.close()
         assert rates.up.total_bytes == rates.down.total_bytes > 400_000
-        assert max(waited) > 3.0  # 400 kB at 100 kB/s, less what goes at once and what waits last
+        assert max(waited) > 3.0  # 400 kB at 100 kB/s, less the burst and the last wait
 
     place.runner.run(main())
 

@@ -1,4 +1,4 @@
-"""A relay at a public address, where p2pd comes to relay by itself. In network namespaces; needs root."""
+"""A relay at a public address, where p2pd would start its own relay. In network namespaces; needs root."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ pytestmark = [
 
 
 SECONDS = 25
-"""libp2p asks 15 s after its start whether it can be dialed."""
+"""Seconds to watch: libp2p asks 15 s after its start whether it can be dialed."""
 
 
 def test_a_relay_stays_ours_when_p2pd_hears_that_it_can_be_dialed(tmp_path: Path) -> None:
-    """p2pd's own would carry 128 KiB; of the two the one that came last answers."""
+    """Check that our relay still answers: p2pd's own would carry 128 KiB, and of two handlers the newer one answers."""
     check_support()
     with Network() as network, contextlib.ExitStack() as stack:
         for name in ("relay", "stranger", "guest"):

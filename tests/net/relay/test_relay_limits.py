@@ -1,4 +1,4 @@
-"""What one stranger can take of a relay, over streams in memory: never all of it."""
+"""Limits on what one stranger can use of a relay, over streams in memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def peer(number: int) -> PeerId:
 
 
 class Wire:
-    """An inbound stream: what its opener said, and then silence until somebody hangs up."""
+    """An inbound stream: what its initiator sent, and then silence until either side closes."""
 
     def __init__(self, who: PeerId, place: str, *said: bytes) -> None:
         info = p2pd_pb2.StreamInfo(
@@ -49,12 +49,12 @@ class Wire:
         self._unread = circuit_v2.framed(info.SerializeToString()) + b"".join(map(circuit_v2.framed, said))
         self._hung_up = asyncio.Event()
         self._news = asyncio.Event()
-        """It said more, or hung up."""
+        """Event: more was sent, or a side closed."""
         self.heard = b""
 
     @property
     def status(self) -> int | None:
-        """What the relay answered."""
+        """Status code of the relay's answer."""
         return circuit_v2.status(self.heard[1:]) if self.heard else None
 
     @property
@@ -92,15 +92,15 @@ class Wire:
 
 
 class Line:
-    """A relay and those who talk to it."""
+    """A relay and the peers that use it."""
 
     def __init__(self, limits: RelayLimits = LIMITS) -> None:
         self.rates = Throttles()
         node = SimpleNamespace(daemon=SimpleNamespace(open_stream=self._open))
         self.relay = Relay(cast(Any, node), limits, self.rates)
-        self.relay._server = cast(Any, object())  # it serves
+        self.relay._server = cast(Any, object())  # as if it were serving
         self.led: list[Wire] = []
-        """The streams on which targets were told who wants to talk to them."""
+        """Streams on which the relay announced an initiator to a target."""
 
     async def _open(self, target: PeerId, protocol: str) -> tuple[FarEnd, Any]:
         yes = Wire(target, THERE)
@@ -116,7 +116,7 @@ class Line:
         return wire
 
     async def reserves(self, who: PeerId, place: str) -> int | None:
-        """Who has its answer ends the stream."""
+        """Request a reservation, and end the stream after the answer."""
         wire = await self.says(who, place, circuit_v2.reserve())
         status = wire.status
         wire.close()
@@ -173,7 +173,7 @@ def test_who_asks_too_often_is_not_heard() -> None:
 
 
 def test_an_answer_is_left_to_be_read_but_not_for_ever() -> None:
-    """Whoever closed at once could take it back (``net.links``)."""
+    """Check that the relay closes after a pause: closing at once could discard the answer (``net.links``)."""
 
     async def main() -> None:
         line = Line()
@@ -215,7 +215,7 @@ def test_circuits_are_counted_by_address_and_end_with_their_streams() -> None:
 
 
 def test_circuits_that_are_cut_put_off_nobody_and_are_counted_as_given() -> None:
-    """Two who work together send on a circuit and end it before the bytes' turn has come, again and again."""
+    """Check two colluding peers that repeatedly send on a circuit and end it before the throttle admits the bytes."""
 
     async def main() -> None:
         line = Line()
@@ -238,7 +238,7 @@ def test_circuits_that_are_cut_put_off_nobody_and_are_counted_as_given() -> None
 
 
 def test_who_did_not_agree_to_relay_gives_no_place() -> None:
-    """Its p2pd would, told not to or not."""
+    """Check a peer whose owner did not agree to relay: on its own, its p2pd would, whatever its options."""
 
     async def main() -> None:
         line = Line(NO_RELAY)
@@ -252,7 +252,7 @@ def test_who_did_not_agree_to_relay_gives_no_place() -> None:
 
 @pytest.mark.parametrize("limit", [b"", circuit_v2._number(1, 120) + circuit_v2._number(2, 1 << 17)])
 def test_a_place_whose_circuits_carry_next_to_nothing_is_none(limit: bytes) -> None:
-    """p2pd lends them to nothing of ours; so one that offers places by itself is no relay."""
+    """Check that a relay whose circuits carry next to nothing is not used: they are too low for weights."""
     place = circuit_v2._bytes(3, circuit_v2._number(1, 2_000_000_000)) + (circuit_v2._bytes(4, limit) if limit else b"")
     answer = circuit_v2._number(1, circuit_v2.STATUS) + place + circuit_v2._number(5, CircuitStatus.OK)
 
@@ -285,7 +285,7 @@ def test_once_the_owner_gives_nothing_circuits_end_and_guests_go_elsewhere() -> 
         assert (await line.dials(peer(4), HERE, peer(1))).status == CircuitStatus.RESOURCE_LIMIT_EXCEEDED
         before[0].sends(b"does not")
         await asyncio.sleep(0.1)
-        assert [each.is_open for each in before] == [False, True]  # one that carries nothing costs nothing
+        assert [each.is_open for each in before] == [False, True]  # only the one that carries nothing
         assert line.rates.given_bytes == line.rates.up.total_bytes * 2 == 2 * len(b"passes")
         line.rates.gives = True
         assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
