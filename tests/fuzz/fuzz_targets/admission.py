@@ -66,7 +66,7 @@ def gated(data: bytes) -> GatedTransport:
 
 @refusing(RemoteError, NetworkError)
 def shown_badge(data: bytes) -> bool:
-    """Check the certificate that the opener of a link shows."""
+    """Check the certificate that the initiator of a link shows."""
     heard: list[tuple[int, bytes]] = []
 
     async def handler(link: Link) -> None:
