@@ -1,4 +1,4 @@
-"""A peer whose presence records last 25 s, not 75: once it is killed others see that sooner.
+"""A peer whose presence records last 25 s, not 75: if it is killed, others notice earlier.
 
 Takes the arguments of ``python -m peer``.
 """
@@ -10,7 +10,7 @@ from peer import network
 from peer.cli import peer
 
 LIFETIME_S = 25.0
-"""More than the 20 s after which records are renewed."""
+"""Lifetime of a record, in seconds: more than the 20 s after which records are renewed."""
 
 if __name__ == "__main__":
     network.PRESENCE_LIFETIME_S = LIFETIME_S

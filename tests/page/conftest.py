@@ -1,4 +1,4 @@
-"""A view with plausible content, and a page served over it."""
+"""A view with plausible content, and a page server for it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from p2ptrain.page.view import (
 )
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--headless=new", "--disable-dev-shm-usage")
-"""Of Chromium."""
+"""Chromium's options."""
 NOW = 1_790_000_000.0
-"""Seconds since 1970: the documents' clock, which is nobody's."""
+"""The documents' clock, in seconds since 1970."""
 TOKENS_PER_PEER = 1_200_000
 DONE = 0.46
 NAMES = ("Amber", "Birch", "Copper-Owl", "Dusk", "Elm", "Fjord", "Gull", "Heron")
@@ -37,7 +37,7 @@ DEVICES = ("cuda:0", "cpu", "mps", "cuda:0")
 
 
 def peer_id(index: int) -> str:
-    """As libp2p's: alike at the beginning, different at the end."""
+    """Return an id like libp2p's: equal at the start, different at the end."""
     return "12D3KooW" + random.Random(11 + index).randbytes(18).hex()
 
 
@@ -65,7 +65,7 @@ def a_peer(index: int, seed: random.Random) -> PeerRow:
 
 
 def a_view(peers: int = 8, seed: int = 0) -> View:
-    """A swarm in the middle of its run, as its first peer sees it."""
+    """Return a view of a swarm in the middle of its run, as its first peer sees it."""
     random_ = random.Random(seed)
     view = View("peer", me=peer_id(0), run=RunFacts("tiny-stories", "c0ffee" * 10, 357_024, TOKENS_PER_PEER, "pairs"))
     view.join = "p2ptrain peer 'p2ptrain://5f0c…@/dns4/bootstrap.example.org/tcp/31337/p2p/12D3KooW…'"
@@ -120,7 +120,7 @@ def _learn(view: View, index: int, seed: random.Random) -> None:
 
 
 def an_exchange(view: View, at: float, a: int, b: int, seed: random.Random) -> ExchangeRow:
-    """One more, between two peers by number; never of one with itself."""
+    """Add an exchange between two peers, given by number; if they are equal, with the next one."""
     other = b if a != b else (b + 1) % max(2, len(view.peers))
     seconds, size = seed.uniform(0.02, 2.2), int(seed.uniform(3.3e5, 3.7e5))
     row = ExchangeRow(view.next_serial(), at, peer_id(a), peer_id(other), seconds, size, seed.uniform(0.017, 0.026))
@@ -130,7 +130,7 @@ def an_exchange(view: View, at: float, a: int, b: int, seed: random.Random) -> E
 
 @dataclass
 class Shown:
-    """A view and the server that shows it. The view belongs to the test: the server gets documents of it."""
+    """A view and the server that shows it. Tests change the view; the server gets documents made from it."""
 
     view: View
     at: float = NOW
@@ -141,16 +141,16 @@ class Shown:
         self.publish()
 
     def publish(self) -> None:
-        """What has changed in the view is to be seen; by ``at`` a reader tells that it is."""
+        """Make a document of the changed view; a reader recognizes it by ``at``."""
         self.at += 1.0
         self._document = self.view.document(self.at)
 
     def replace(self, document: dict[str, Any]) -> None:
-        """A document that no view makes."""
+        """Serve a document that no view produces."""
         self._document = document
 
     def happen(self, *rows: ExchangeRow | FailureRow) -> None:
-        """Told to whoever listens; the rows lie in the view already."""
+        """Publish, and tell subscribers of these rows, which the view already holds."""
         self.publish()
         for row in rows:
             kind = "exchange" if isinstance(row, ExchangeRow) else "failure"
@@ -180,7 +180,7 @@ class Shown:
 
 @pytest.fixture
 def shown() -> Iterator[Shown]:
-    """A page over a swarm of eight, on any free port of the loopback."""
+    """Yield a page for a swarm of eight, on any free port of the loopback."""
     here = Shown(a_view())
     here.serve()
     try:
@@ -201,7 +201,7 @@ def exchange() -> Callable[..., ExchangeRow]:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[webdriver.Chrome]:
-    """One browser for all tests of a file: its start takes seconds. Nothing is ever downloaded for it."""
+    """Start one browser for all tests of a file, since its start takes seconds. Nothing is downloaded for it."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     if browser is None or driver is None:

@@ -1,4 +1,4 @@
-"""What a page's server tells as it happens."""
+"""Reader of a page server's event stream."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ PATIENCE_S = 60.0
 
 
 def exchange_told(url: str) -> dict[str, Any]:
-    """The next exchange that the stream of events tells of."""
+    """Return the next exchange in the event stream."""
     deadline = time.monotonic() + PATIENCE_S
     with urllib.request.urlopen(f"{url.split('?')[0]}events", timeout=PATIENCE_S) as stream:
-        for line in stream:  # also while nothing happens: the server says now and then that it is there
+        for line in stream:  # the server also sends keep-alive lines
             assert time.monotonic() < deadline, "the stream tells of no exchange"
             if line.startswith(b"data:"):
                 found: dict[str, Any] = json.loads(line.removeprefix(b"data:"))

@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.net
 
 PATIENCE_S = 30.0
-"""For what takes a second on a machine that does nothing else."""
+"""Timeout, in seconds, for what takes one on an idle machine."""
 LOOK_S = 0.05
 MOST_LIVE = 120
-"""MOST_EDGES of gossip.js."""
+"""Most lit edges: MOST_EDGES of gossip.js."""
 MOST_NODES_PER_PEER = 30
-"""A row has nine cells, each with an element for its text."""
+"""Most nodes of the page per peer: a row has nine cells, each with an element for its text."""
 DASH = "\u2013"
 HOSTILE = "<img src=x onerror=alert(1)>"
 TURNING = "\u202egnihtemos\u200b\u2066\u3164"
 
 
 class Page:
-    """The page as it stands in the browser."""
+    """The page in the browser."""
 
     def __init__(self, browser: webdriver.Chrome, shown: Shown) -> None:
         self.browser = browser
         self.shown = shown
 
     def open(self) -> None:
-        """Load it, and wait for the first document."""
+        """Load the page, and wait for the first document."""
         self.browser.get(self.shown.url)
         self.until(lambda: self.shows)
 
     def until(self, holds: Callable[[], object]) -> None:
-        """Wait for a condition, not for a time."""
+        """Wait for a condition."""
 
         def looked(_: object) -> object:
             try:
@@ -66,15 +66,15 @@ class Page:
 
     @property
     def shows(self) -> str:
-        """``at`` of the document that it has shown to its last line; empty before the first one."""
+        """Return ``at`` of the last document that was shown completely; empty before the first one."""
         return str(self.run("return document.documentElement.dataset.shown ?? ''"))
 
     def once_asked(self, holds: Callable[[], object]) -> None:
-        """Wait for what a new document brings; which is sooner where the page is made to ask for it."""
+        """Wait for the effect of a new document; make the page request it if it can, which is faster."""
         self.until(lambda: self.run("dispatchEvent(new Event('online'))") or holds())
 
     def next_document(self) -> None:
-        """Publish what the view holds, and wait until it was shown."""
+        """Publish the view, and wait until it is shown."""
         self.shown.publish()
         self.once_asked(lambda: self.shows == f"{self.shown.at:.0f}")
 
@@ -82,7 +82,7 @@ class Page:
         return str(self.run("return document.getElementById(arguments[0]).textContent", name))
 
     def gossip(self, figure: str) -> int:
-        """``lit`` (so far), ``live`` (now), ``peers``."""
+        """Return the counts of the gossip picture: ``lit`` (so far), ``live`` (now), ``peers``."""
         return int(self.run("return document.getElementById('gossip').dataset[arguments[0]]", figure))
 
     def row(self, peer: str) -> WebElement:
@@ -92,7 +92,7 @@ class Page:
         return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
 
     def complaints(self) -> list[str]:
-        """What the browser has logged since the last look."""
+        """Return the browser's log messages since the last call."""
         found: list[dict[str, Any]] = self.browser.execute("getLog", {"type": "browser"})["value"]
         return [each["message"] for each in found]
 
@@ -101,14 +101,14 @@ class Page:
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
     def prefer(self, **features: str) -> None:
-        """What the system wants: ``color_scheme="dark"``, ``reduced_motion="reduce"``."""
+        """Set the system's preferences: ``color_scheme="dark"``, ``reduced_motion="reduce"``."""
         wanted = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
         self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
 
 
 @pytest.fixture
 def page(chromium: webdriver.Chrome, shown: Shown) -> Iterator[Page]:
-    """The page over a swarm of eight, 1,280 pixels wide, light. It is left blank, so that nothing asks on."""
+    """Yield the page for a swarm of eight, 1,280 pixels wide, light. Leaves it blank, so that it stops polling."""
     found = Page(chromium, shown)
     found.device(1280, 900)
     found.prefer(color_scheme="light")
@@ -119,7 +119,7 @@ def page(chromium: webdriver.Chrome, shown: Shown) -> Iterator[Page]:
 
 
 def alerted(page: Page) -> bool:
-    """Whether a script of somebody else's has run."""
+    """Return whether a script from a peer's text has run."""
     try:
         page.browser.switch_to.alert.dismiss()
     except NoAlertPresentException:
@@ -127,11 +127,12 @@ def alerted(page: Page) -> bool:
     return True
 
 
-# --- it works --------------------------------------------------------------------------------------------------------
+# --- function --------------------------------------------------------------------------------------------------------
 
 
 def test_it_loads_without_a_complaint_and_asks_nobody_else(page: Page) -> None:
-    """No error in the console (the content security policy's complaints are there too), and one origin."""
+    """Check that the console has no error, of the content security policy either, and that only one origin is
+    requested."""
     page.open()
     assert page.complaints() == []
     asked = page.run("return performance.getEntriesByType('resource').map((each) => each.name)")
@@ -142,7 +143,7 @@ def test_it_loads_without_a_complaint_and_asks_nobody_else(page: Page) -> None:
 
 
 def test_the_figures_are_those_of_the_document(page: Page) -> None:
-    """Rounded, with units."""
+    """Check the displayed figures: rounded, with units."""
     expected = {
         "run-name": "tiny-stories",
         "what": "What Amber sees of the swarm",
@@ -156,12 +157,12 @@ def test_the_figures_are_those_of_the_document(page: Page) -> None:
     }
     assert {name: page.text(name).replace("\u00a0", " ") for name in expected} == expected
     assert "1.987" in page.browser.title
-    for name in ("up", "down"):  # not of the curve, whose last point may be old
+    for name in ("up", "down"):  # not from the curve, whose last point may be old
         assert page.text(name) == page.run("return ui.rate(arguments[0])", page.shown.view.figures[name])
 
 
 def test_a_bootstrap_tells_what_its_peers_do(page: Page) -> None:
-    """It takes no part itself; who is gone does nothing."""
+    """Check a bootstrap's page, which counts live peers by state, since a bootstrap does not train."""
     document = page.shown.view.document(page.shown.at)
     page.shown.replace({**document, "kind": "bootstrap", "state": "serving", "me": None})
     page.until(lambda: page.text("state") == "7 training, 1 joining")
@@ -173,7 +174,7 @@ def test_a_bootstrap_tells_what_its_peers_do(page: Page) -> None:
 
 
 def test_the_time_that_is_left_goes_by_the_middle_peers_pace(page: Page) -> None:
-    """Where a speed and a share are known; a simulation's time is nobody's to wait for."""
+    """Check the remaining time: from the median peer's speed and share if known, and never of a simulation."""
     document = page.shown.view.document(page.shown.at)
     peers = [{**each, "tokens_per_s": 1000.0} for each in document["peers"]]
     told = {**document, "peers": peers, "figures": {**document["figures"], "fraction": 0.5}}
@@ -188,7 +189,7 @@ def test_the_time_that_is_left_goes_by_the_middle_peers_pace(page: Page) -> None
 
 
 def test_numbers_move(page: Page) -> None:
-    """What changes in the view changes on the page, by itself."""
+    """Check that a change of the view appears on the page without an action."""
     page.shown.view.figures["held_out"] = 5.7
     page.shown.view.state, page.shown.view.why = "finishing", "everything is learned"
     page.shown.publish()
@@ -198,7 +199,7 @@ def test_numbers_move(page: Page) -> None:
 
 
 def test_charts_are_drawn_and_can_change_their_axis(page: Page) -> None:
-    """Three charts; against time the loss is drawn anew, and the button says so to whoever cannot see it."""
+    """Check three charts; the loss chart can use time as its axis, and the button has that state for screen readers."""
     assert page.count(".plot canvas") == 3
     page.run("document.querySelector('#loss-chart canvas').id = 'before'")
     page.browser.find_element("id", "by-time").click()
@@ -209,7 +210,7 @@ def test_charts_are_drawn_and_can_change_their_axis(page: Page) -> None:
 
 
 def test_a_chart_is_given_new_data_and_not_drawn_anew(page: Page) -> None:
-    """A chart that somebody has zoomed into would be lost."""
+    """Check that a chart keeps its zoom when data arrives."""
     page.run("document.querySelector('#loss-chart canvas').id = 'before'")
     for curve in page.shown.view.curves.values():
         curve.train.add(600_000.0, page.shown.at + 60, 1.8)
@@ -226,12 +227,12 @@ PLOTS = """
       return plot;
     };
 """
-"""Keeps the charts that are made from now on: nobody else needs them."""
+"""Script that keeps all charts made from now on."""
 
 
 @pytest.mark.parametrize(("honest", "told"), [(7, 99.0), (1, 99.0), (7, 0.0)])
 def test_no_stranger_makes_everybodys_lines_flat(page: Page, honest: int, told: float) -> None:
-    """Curves near 2 and one far off, on a bootstrap's page: it is cut off, and where losses began is still there."""
+    """Check an outlier among curves near 2, on a bootstrap's page: it is cut off, and early losses stay visible."""
     view = page.shown.view
     view.kind = "bootstrap"
     kept = dict(list(view.curves.items())[: honest + 1])
@@ -251,7 +252,7 @@ def test_no_stranger_makes_everybodys_lines_flat(page: Page, honest: int, told: 
 
 
 def test_the_line_under_the_pointer_is_named(page: Page) -> None:
-    """Whose it is, and how much there."""
+    """Check that the pointer shows the name and the value of the nearest curve."""
     chart = page.browser.find_element("css selector", "#loss-chart .u-over")
     hint = page.browser.find_element("css selector", "#loss-chart .hint")
     half = chart.size["height"] // 2
@@ -264,7 +265,7 @@ def test_the_line_under_the_pointer_is_named(page: Page) -> None:
 
 
 def test_the_legend_goes_by_name(page: Page) -> None:
-    """Whoever looks for a name finds it; everybody's average stands before all."""
+    """Check the order of the legend: the average first, then peers by name."""
     view = page.shown.view
     names = ["average", *sorted(each.name for each in view.curves.values())]
     assert view.curve("", "average") is not None
@@ -275,7 +276,7 @@ def test_the_legend_goes_by_name(page: Page) -> None:
 
 
 def test_a_simulation_has_its_own_time(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
-    """Seconds since its beginning, everybody's average among the curves, and no bytes where none are known."""
+    """Check a simulation: seconds since its start, the average among the curves, and no bytes if they are unknown."""
     view = View("simulation")
     average = view.curve("", "average")
     assert average is not None
@@ -313,7 +314,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("function", FORMATS)
 def test_numbers_read_well(page: Page, function: str) -> None:
-    """Few digits, units that fit, and a dash for what is no number."""
+    """Check number formats: few digits, units that fit, and a dash for what is no number."""
     for value, text in FORMATS[function].items():
         assert page.run(f"return ui.{function}(arguments[0])", value).replace("\u00a0", " ") == text
     for nothing in ("null", "undefined", "NaN", "Infinity", "'3'"):
@@ -321,7 +322,7 @@ def test_numbers_read_well(page: Page, function: str) -> None:
 
 
 def test_peers_keep_their_colours(page: Page) -> None:
-    """However many come and go beside them, and whoever else is told of."""
+    """Check colours while other peers come and go."""
     peers = list(page.shown.view.peers)
     looks = "return JSON.stringify(arguments[0].map((each) => ui.look(each)))"
     before = page.run(looks, peers)
@@ -338,11 +339,11 @@ def test_peers_keep_their_colours(page: Page) -> None:
     assert page.run(looks, peers) == before
 
 
-# --- what happens ----------------------------------------------------------------------------------------------------
+# --- events ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_exchange_lights_an_edge_that_fades(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
-    """One edge for one exchange, though the stream and the document both tell of it; then it is dark again."""
+    """Check one edge per exchange, though the stream and the document both report it, and that it fades."""
     before = page.gossip("lit")
     row = exchange(page.shown.view, page.shown.at, 1, 2, random.Random(1))
     page.shown.happen(row)
@@ -361,13 +362,13 @@ STEPS = """
       if (window.steps.at(-1) !== lit) window.steps.push(lit);
     }).observe(document.getElementById("gossip"), { attributes: true });
 """
-"""Notes how many edges have been lit so far, at each change."""
+"""Script that records how many edges have been lit so far, at each change."""
 
 
 def test_what_a_bootstrap_hears_at_once_does_not_happen_at_once(
     page: Page, exchange: Callable[..., ExchangeRow]
 ) -> None:
-    """It asks every three seconds: edges light up one after the other, whoever told first, and so the latest stand."""
+    """Check that a bootstrap's events, polled every three seconds, are spread over time in order of occurrence."""
     view = page.shown.view
     view.kind = "bootstrap"
     page.next_document()
@@ -384,7 +385,7 @@ def test_what_a_bootstrap_hears_at_once_does_not_happen_at_once(
 
 
 def test_a_failure_lights_up_and_is_told_with_its_reason(page: Page) -> None:
-    """In the picture, and as a line among those that did not work."""
+    """Check that a failure appears in the picture and in the list of failures."""
     before = page.gossip("lit")
     peer = list(page.shown.view.peers)[2]
     row = FailureRow(page.shown.view.next_serial(), page.shown.at, peer, "no exchange with Elm: it is asleep")
@@ -395,13 +396,13 @@ def test_a_failure_lights_up_and_is_told_with_its_reason(page: Page) -> None:
 
 
 def test_what_happened_before_it_came_does_not_light_up(page: Page) -> None:
-    """Forty exchanges lie in the document; none of them is news."""
+    """Check that exchanges in the first document do not light up."""
     page.next_document()
     assert page.gossip("lit") == 0
 
 
 def test_without_motion_edges_still_light_up(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
-    """Whoever asked their system for less motion sees the same, standing still."""
+    """Check reduced motion: edges appear without animation."""
     page.prefer(reduced_motion="reduce")
     page.open()
     page.shown.happen(exchange(page.shown.view, page.shown.at, 1, 2, random.Random(1)))
@@ -410,7 +411,7 @@ def test_without_motion_edges_still_light_up(page: Page, exchange: Callable[...,
 
 
 def test_a_peer_that_has_gone_is_shown_as_gone(page: Page) -> None:
-    """By a word and by looks, last in the table; the count falls."""
+    """Check the word, the style, the last place in the table, and the lower count."""
     rows = list(page.shown.view.peers.values())
     page.shown.view.place(rows[:3] + rows[4:])
     page.shown.publish()
@@ -422,7 +423,7 @@ def test_a_peer_that_has_gone_is_shown_as_gone(page: Page) -> None:
 
 
 def test_the_table_is_sorted_by_what_is_clicked(page: Page) -> None:
-    """By speed: the fastest first, then the slowest first, then oneself first again; aria-sort says which."""
+    """Check sorting by speed: descending, ascending, then the default order; aria-sort tells which."""
 
     def first() -> str:
         return str(page.run("return document.querySelector('#people tbody tr').dataset.peer"))
@@ -435,7 +436,7 @@ def test_the_table_is_sorted_by_what_is_clicked(page: Page) -> None:
 
 
 def test_on_a_phone_a_list_sorts_the_table(page: Page) -> None:
-    """Where no header is to be seen; it goes with the headers elsewhere. All cards stand on the page itself."""
+    """Check narrow screens: a list replaces the table's headers, both agree, and cards lie on the page itself."""
 
     def first() -> str:
         return str(page.run("return document.querySelector('#people tbody tr').dataset.peer"))
@@ -458,11 +459,11 @@ def test_on_a_phone_a_list_sorts_the_table(page: Page) -> None:
     assert page.run(box)
 
 
-# --- strangers -------------------------------------------------------------------------------------------------------
+# --- hostile text ----------------------------------------------------------------------------------------------------
 
 
 def test_strangers_text_is_text(page: Page) -> None:
-    """Wherever a stranger's words stand: no element comes of them, no script runs, and nothing is asked for."""
+    """Check every place of a peer's text: it creates no element, runs no script, and requests nothing."""
     view, images = page.shown.view, page.count("img, iframe, object, embed, body script")
     peers = list(view.peers.values())
     rows = [replace(row, nickname=HOSTILE, device=HOSTILE, state=HOSTILE, path=HOSTILE) for row in peers[1:]]
@@ -484,7 +485,7 @@ def test_strangers_text_is_text(page: Page) -> None:
 
 
 def test_a_name_cannot_turn_its_surroundings_round(page: Page) -> None:
-    """What reverses the reading direction or cannot be seen is left out; a name of nothing else is an id."""
+    """Check that direction marks and invisible characters are removed; a name without others becomes the id."""
     peers = list(page.shown.view.peers.values())
     rows = [replace(peers[0], nickname=TURNING), replace(peers[1], nickname="\u200b\u2067\u3164"), *peers[2:]]
     page.shown.view.place(rows)
@@ -497,11 +498,12 @@ def test_a_name_cannot_turn_its_surroundings_round(page: Page) -> None:
     )
 
 
-# --- the server goes and comes back ----------------------------------------------------------------------------------
+# --- restarts of the server ------------------------------------------------------------------------------------------
 
 
 def test_it_tells_when_nobody_answers_and_heals(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
-    """A bar with when it was last seen; then, on the same port, a new process: the bar goes, and edges light again."""
+    """Check the bar that shows the last contact: with a new process on the port it disappears, and edges light
+    again."""
     port = page.shown.port
     there = (
         "const away = document.getElementById('away'); return getComputedStyle(away).display !== 'none' && !away.hidden"
@@ -517,7 +519,7 @@ def test_it_tells_when_nobody_answers_and_heals(page: Page, exchange: Callable[.
     page.shown.serve(ListenAddress(port=port))
     page.until(lambda: not page.browser.find_element("id", "away").is_displayed())
     assert page.text("held-out") == "1.500"
-    page.until(lambda: len(page.shown.server._streams) == 1)  # it opens again a while later, and begins anew
+    page.until(lambda: len(page.shown.server._streams) == 1)  # it reconnects after a pause, and starts afresh
     page.next_document()
     before = page.gossip("lit")
     page.shown.happen(exchange(page.shown.view, page.shown.at, 1, 2, random.Random(1)))
@@ -525,7 +527,7 @@ def test_it_tells_when_nobody_answers_and_heals(page: Page, exchange: Callable[.
 
 
 def test_a_run_that_has_ended_is_told_as_a_success(page: Page) -> None:
-    """Whoever serves a testnet goes with it: the last figures stay, and nothing looks as if something had failed."""
+    """Check the end of a testnet, whose server ends too: the last figures stay, without an error."""
     page.shown.view.figures["fraction"] = 0.996
     page.shown.view.state = "finishing"
     page.next_document()
@@ -538,7 +540,7 @@ def test_a_run_that_has_ended_is_told_as_a_success(page: Page) -> None:
 
 
 def test_serials_that_begin_anew_are_news(page: Page, make_view: Callable[..., View]) -> None:
-    """A process that was restarted counts from one: its first exchanges light up all the same."""
+    """Check that a restarted process, whose serials start at one, has its first events shown."""
     port = page.shown.port
     page.shown.end()
     page.until(lambda: page.browser.find_element("id", "away").is_displayed())
@@ -560,7 +562,7 @@ def test_serials_that_begin_anew_are_news(page: Page, make_view: Callable[..., V
 
 
 def test_a_token_that_is_no_longer_known_is_said(page: Page) -> None:
-    """The process was restarted where a token is needed: asking on is in vain, opening its address is not."""
+    """Check a restart with a token: polling on is useless, and the page says to open the printed address."""
     port = page.shown.port
     page.shown.end()
     page.shown.serve(ListenAddress("0.0.0.0", port, "a-token-for-tests"))
@@ -568,7 +570,7 @@ def test_a_token_that_is_no_longer_known_is_said(page: Page) -> None:
 
 
 def test_a_token_does_not_stay_in_the_address(page: Page) -> None:
-    """Neither to be read over a shoulder nor in the history; and the page can be loaded again without it."""
+    """Check that the token leaves the address bar and the history, and that the page can still be reloaded."""
     page.shown.end()
     page.shown.serve(ListenAddress("0.0.0.0", 0, "a-token-for-tests"))
     assert page.shown.url.endswith("?token=a-token-for-tests")
@@ -583,7 +585,7 @@ def test_a_token_does_not_stay_in_the_address(page: Page) -> None:
 
 
 def test_a_page_that_nobody_sees_holds_no_stream(page: Page) -> None:
-    """Both the browser and the server have few of them; once it is seen again it listens again."""
+    """Check that a hidden page closes its stream, since browser and server have few, and reopens it later."""
     turn = """
         Object.defineProperty(document, "hidden", { value: arguments[0], configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
@@ -602,29 +604,29 @@ def test_a_page_that_nobody_sees_holds_no_stream(page: Page) -> None:
 
 
 def test_a_newer_document_is_refused(page: Page) -> None:
-    """A page that cannot read it says so, instead of showing half of it."""
+    """Check that a page rejects a document of a newer version with a message."""
     page.shown.replace({**page.shown.view.document(page.shown.at), "schema": 2})
     page.once_asked(lambda: "newer than the page" in page.text("away"))
 
 
 def test_a_document_that_cannot_be_shown_is_said_to_be_and_the_next_one_is(page: Page) -> None:
-    """It does not leave half of the page old without a word."""
+    """Check that an invalid document is reported, and that the next one is shown."""
     page.shown.replace({**page.shown.view.document(page.shown.at), "curves": 5})
     page.once_asked(lambda: "cannot be shown" in page.text("away"))
     assert page.run("return document.documentElement.classList.contains('stale')")
     page.next_document()
     assert not page.run("return document.documentElement.classList.contains('stale')")
     assert page.text("away") == ""
-    assert len(page.complaints()) > 0  # whoever looks for the reason finds it in the console
+    assert len(page.complaints()) > 0  # the reason is in the console
 
 
-# --- much and nothing ------------------------------------------------------------------------------------------------
+# --- extremes --------------------------------------------------------------------------------------------------------
 
 
 def test_two_hundred_peers_and_two_thousand_exchanges(
     page: Page, make_view: Callable[..., View], exchange: Callable[..., ExchangeRow]
 ) -> None:
-    """It still answers; the edges that are alight and the nodes of the page are bounded."""
+    """Check that the page responds, and that its lit edges and nodes are bounded."""
     page.shown.view = make_view(200)
     page.next_document()
     assert page.gossip("peers") == 200
@@ -646,13 +648,13 @@ def test_two_hundred_peers_and_two_thousand_exchanges(
 
 
 MOST_BUSY_S = 2.0
-"""For one document of 200 peers; a tenth of it on an idle machine. Of the processor's time: others may be busy, too."""
+"""Most processor seconds for a document of 200 peers: ten times an idle machine's."""
 
 
 def test_two_hundred_peers_leave_time_for_whoever_looks(
     page: Page, make_view: Callable[..., View], exchange: Callable[..., ExchangeRow]
 ) -> None:
-    """While every number changes with every document, a click is answered, and the page is not busy all the time."""
+    """Check that a click is handled while every number changes with every document, and that the page has idle time."""
     page.browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
 
     def busy_s() -> float:
@@ -678,7 +680,7 @@ def test_two_hundred_peers_leave_time_for_whoever_looks(
 
 
 def bare(value: Any) -> Any:
-    """A document of which nothing is known: null wherever a value may be, lists and objects as they were."""
+    """Return a document without values: null for each value; lists and objects stay."""
     if isinstance(value, dict):
         return {name: each if name in ("id", "peer", "a", "b", "n") else bare(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -688,7 +690,7 @@ def bare(value: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["nothing in it", "null everywhere", "nothing at all"])
 def test_what_is_not_known_is_a_dash(page: Page, make_view: Callable[..., View], how: str) -> None:
-    """Never NaN, undefined, null or Infinity, and no error, however little there is."""
+    """Check that no NaN, undefined, null or Infinity appears, and no error, for any missing part."""
     empty = View("bootstrap").document(page.shown.at)
     full = make_view(8).document(page.shown.at)
     documents = {
@@ -705,12 +707,12 @@ def test_what_is_not_known_is_a_dash(page: Page, make_view: Callable[..., View],
     assert page.complaints() == []
 
 
-# --- how it looks ----------------------------------------------------------------------------------------------------
+# --- appearance ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [360, 390, 600, 768, 1024])
 def test_the_page_never_scrolls_sideways(page: Page, make_view: Callable[..., View], width: int) -> None:
-    """On a phone and between phones and screens, with long words in every place."""
+    """Check widths from phones to screens, with long words in every place."""
     page.shown.view = make_view(40)
     long = "m" * 32
     rows = [replace(row, nickname=long, device=long) for row in page.shown.view.peers.values()]
@@ -728,7 +730,7 @@ def test_the_page_never_scrolls_sideways(page: Page, make_view: Callable[..., Vi
 
 
 def test_light_and_dark(page: Page) -> None:
-    """The system's choice, until the button makes another, which is remembered over a reload."""
+    """Check that the theme follows the system until the button changes it, and that a reload keeps the choice."""
 
     def background() -> str:
         return str(page.run("return getComputedStyle(document.body).backgroundColor"))
@@ -745,12 +747,12 @@ def test_light_and_dark(page: Page) -> None:
     assert background() == light
     page.browser.find_element("id", "theme").click()
     assert background() == dark
-    page.prefer(color_scheme="light")  # what is no other than the system's choice is none, and follows it
+    page.prefer(color_scheme="light")  # a choice equal to the system's is dropped, and the page follows the system
     page.until(lambda: background() == light)
 
 
 def test_an_explanation_opens_and_closes_by_keyboard(page: Page) -> None:
-    """Enter opens it, Escape closes it and leaves the focus where it was; one at a time is open."""
+    """Check Enter and Escape, that Escape keeps the focus, and that one explanation at a time is open."""
     first, second = page.browser.find_elements("css selector", ".figures summary")[:2]
     first.send_keys(Keys.ENTER)
     page.until(lambda: page.count("details[open]") == 1)
@@ -763,7 +765,7 @@ def test_an_explanation_opens_and_closes_by_keyboard(page: Page) -> None:
 
 
 def test_every_figure_is_explained_and_every_control_has_a_name(page: Page) -> None:
-    """An explanation in each tile and each card; names for whoever hears the page instead of seeing it."""
+    """Check that each tile and card has an explanation, and each control a name for screen readers."""
     assert page.count(".figures dt") == page.count(".figures dt details > p") == 7
     assert page.count(".card") == page.count(".card .head details > p")
     assert page.count("summary:not([aria-label]), canvas[role=img]:not([aria-label])") == 0
@@ -774,7 +776,7 @@ def test_every_figure_is_explained_and_every_control_has_a_name(page: Page) -> N
 
 
 def test_the_join_command_is_copied(page: Page) -> None:
-    """By the clipboard, where browsers lend it."""
+    """Check the clipboard of browsers that allow it."""
     page.run(
         "Object.defineProperty(navigator, 'clipboard', { value: { writeText: (text) => (window.copied = text) } })"
     )
@@ -784,7 +786,7 @@ def test_the_join_command_is_copied(page: Page) -> None:
 
 
 def test_the_join_command_is_selected_where_nothing_can_be_copied(page: Page) -> None:
-    """And the page says what to do."""
+    """Check that the page says what to do instead."""
     field = page.browser.find_element("id", "join-command")
     assert field.get_attribute("value") == page.shown.view.join
     page.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as over plain http
@@ -801,7 +803,7 @@ def test_how_far_a_join_command_reaches_stands_beside_it(page: Page) -> None:
 
 
 def test_without_a_join_command_there_is_no_place_for_it(page: Page) -> None:
-    """Where a link alone lets nobody in."""
+    """Check a run that a link alone does not admit to."""
     page.shown.view.join = ""
     page.next_document()
     assert not page.browser.find_element("id", "join").is_displayed()

@@ -1,4 +1,5 @@
-"""The pages of a real swarm, a bootstrap's and a peer's, in a real browser: numbers move, who was killed is gone."""
+"""The pages of a bootstrap and a peer of a real swarm, in a real browser: figures change, and a killed peer is
+shown as gone."""
 
 from __future__ import annotations
 
@@ -19,34 +20,36 @@ from tests.page.stream import exchange_told
 pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
 BRIEF = Path(__file__).with_name("brief.py")
 SLACK_S = 20.0
-"""Until a record that has run out is missed: a lookup every 3 s, on a busy machine. With the lifetime it is less
-than the 75 s that other records last."""
+"""Slack, in seconds, until a missing record is noticed: a lookup every 3 s, on a busy machine.
+
+Together with the lifetime it is less than the 75 s that other records last.
+"""
 ADDRESS = r"http://127\.0\.0\.1:\d+\S*"
 DASH = "\u2013"
 
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[tuple[str, Swarm, list[Program]]]:
-    """The page's address, and the three peers that it shows."""
+    """Return the page's address, and the three peers that it shows."""
     with Swarm(**ENDLESS) as swarm:
         bootstrap = swarm.bootstrap("--page", "0")
         found = until("the page's address", lambda: re.search(ADDRESS, bootstrap.output))
         peers = [swarm.peer("anna", "--share", "--page", "0"), swarm.peer("bert", "--share")]
-        peers.append(swarm.peer("cleo", "--share", script=BRIEF))  # who is going to be killed
+        peers.append(swarm.peer("cleo", "--share", script=BRIEF))  # the peer that will be killed
         for each in peers:
             each.wait_for("exchanged")
         yield found.group(), swarm, peers
 
 
 def document(url: str) -> dict[str, Any]:
-    """What the page at that address is made of."""
+    """Return the document of the page at this address."""
     with urllib.request.urlopen(f"{url.split('?')[0]}status", timeout=60.0) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
 
 
 class Rows:
-    """The table of peers, as it stands in the browser."""
+    """The table of peers in the browser."""
 
     def __init__(self, browser: webdriver.Chrome) -> None:
         self.browser = browser
@@ -55,26 +58,26 @@ class Rows:
         return self.browser.execute_script(script, *arguments)
 
     def state(self, peer: Program) -> str:
-        """Empty where it has no row."""
+        """Return a peer's state; empty if it has no row."""
         row = "document.querySelector(`#people tr[data-peer='${arguments[0]}']`)"
         return str(self.run(f"return {row}?.dataset.state ?? ''", str(peer.peer_id)))
 
     def lit(self) -> int:
-        """Exchanges that the picture of the gossip has shown so far."""
+        """Return the number of exchanges that the gossip picture has shown so far."""
         return int(self.run("return document.getElementById('gossip').dataset.lit"))
 
     def text(self, name: str) -> str:
         return str(self.run("return document.getElementById(arguments[0]).textContent", name))
 
     def complaints(self, url: str) -> list[str]:
-        """What the browser has logged, and what it has asked of anybody but the page's own server."""
+        """Return the browser's log, and requests to other servers than the page's own."""
         log: list[dict[str, Any]] = self.browser.execute("getLog", {"type": "browser"})["value"]
         asked = self.run("return performance.getEntriesByType('resource').map((each) => each.name)")
         own = (f"{url.split('?')[0].rstrip('/')}/", "data:")
         return [each["message"] for each in log] + [each for each in asked if not each.startswith(own)]
 
     def cells(self, peer: Program) -> dict[str, str]:
-        """What stands in its row, by column."""
+        """Return a row's texts by column."""
         row = "document.querySelectorAll(`#people tr[data-peer='${arguments[0]}'] > *`)"
         pairs = f"return [...{row}].map((cell) => [cell.dataset.title, cell.textContent])"
         return dict(self.run(pairs, str(peer.peer_id)))
@@ -88,7 +91,7 @@ def test_numbers_move_and_who_was_killed_is_gone(
     page = Rows(chromium)
     until("three rows", lambda: all(page.state(each) == "training" for each in (anna, bert, cleo)))
     assert all(name in page.cells(each)["Peer"] for name, each in (("anna", anna), ("bert", bert), ("cleo", cleo)))
-    told = ("Tokens/s", "Loss", "Exchanges")  # by the peers themselves; "Last seen" moves in any case
+    told = ("Tokens/s", "Loss", "Exchanges")  # by the peers themselves; "Last seen" changes in any case
     until("their figures", lambda: all(page.cells(each)[name] != DASH for each in (anna, bert) for name in told))
     before = {each: page.cells(each) for each in (anna, bert)}
     for name in ("Loss", "Exchanges"):
@@ -99,7 +102,7 @@ def test_numbers_move_and_who_was_killed_is_gone(
     assert {made["a"], made["b"]} < {each.peer_id for each in (anna, bert, cleo)}
 
     cleo.kill()
-    killed_at = document(url)["at"]  # all by the bootstrap's clock
+    killed_at = document(url)["at"]  # by the bootstrap's clock, as below
 
     def gone_at() -> float | None:
         found = document(url)
@@ -114,7 +117,7 @@ def test_numbers_move_and_who_was_killed_is_gone(
 
 
 def test_a_peer_shows_itself(here: tuple[str, Swarm, list[Program]], chromium: webdriver.Chrome) -> None:
-    """Its own figures, whom it exchanges with, and who else is here."""
+    """Check a peer's page: its own figures, its partners, and the other peers."""
     _, _, (anna, bert, _) = here
     url = until("the address of anna's page", lambda: re.search(ADDRESS, anna.output)).group()
     chromium.get(url)

@@ -57,7 +57,7 @@ step_s = 0.1
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Of its page."""
+    """Return the page's address."""
     (tmp_path / "crowd.toml").write_text(SCENARIO)
     command = [sys.executable, "-m", "p2ptrain.cli", "simulate", "crowd.toml", "--serve", "0"]
     with subprocess.Popen(

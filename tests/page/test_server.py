@@ -1,4 +1,4 @@
-"""The server over real HTTP on the loopback: who may read, that nothing can be written, and that it ends."""
+"""The page server over real HTTP on the loopback: who may read, that nothing can be written, and how it ends."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from tests.page.conftest import Shown
 
 PATIENCE_S = 20.0
-"""For an answer that comes at once unless something is broken."""
+"""Timeout, in seconds, for an answer that should be immediate."""
 TOKEN = "a-token-for-tests"
 
 
 class Answer:
-    """One answer, read to its end."""
+    """A complete HTTP answer."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status = response.status
@@ -48,7 +48,7 @@ class Answer:
 
 
 def ask(port: int, path: str, *, method: str = "GET", **headers: str) -> Answer:
-    """A request by itself. Underscores in a header's name stand for dashes."""
+    """Send one request. Underscores in a header's name stand for dashes."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
@@ -59,7 +59,7 @@ def ask(port: int, path: str, *, method: str = "GET", **headers: str) -> Answer:
 
 @contextlib.contextmanager
 def listening(port: int) -> Iterator[http.client.HTTPResponse]:
-    """A reader of /events, past its first sign of life (and so known to the server)."""
+    """Open /events and read the first line, after which the server counts the reader."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/events")
@@ -72,7 +72,7 @@ def listening(port: int) -> Iterator[http.client.HTTPResponse]:
 
 
 def events(response: http.client.HTTPResponse, most: int) -> list[dict[str, Any]]:
-    """The next events of a stream."""
+    """Return the next events of a stream."""
     found: list[dict[str, Any]] = []
     while len(found) < most:
         line = response.readline()
@@ -84,18 +84,18 @@ def events(response: http.client.HTTPResponse, most: int) -> list[dict[str, Any]
 
 @pytest.fixture
 def guarded(shown: Shown) -> Shown:
-    """The same page where a token is needed."""
+    """Yield a page that requires a token."""
     shown.end()
     shown.serve(ListenAddress("0.0.0.0", 0, TOKEN))
     return shown
 
 
-# --- what there is ---------------------------------------------------------------------------------------------------
+# --- contents --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ASSETS)
 def test_the_page_is_served(shown: Shown, path: str) -> None:
-    """Each file with its kind, and with headers that keep browsers from guessing, framing and fetching elsewhere."""
+    """Check each file's type, and headers against sniffing, framing and loading from elsewhere."""
     answer = ask(shown.port, f"/{path}")
     assert answer.status == 200
     assert answer.headers.get_content_type() == ASSETS[path][1]
@@ -106,7 +106,7 @@ def test_the_page_is_served(shown: Shown, path: str) -> None:
 
 
 def test_the_status_is_the_document(shown: Shown) -> None:
-    """What the snapshot made, and never from a cache."""
+    """Check that the status is the snapshot's document, and is not cached."""
     answer = ask(shown.port, "/status")
     assert answer.headers.get_content_type() == "application/json"
     assert answer.headers["Cache-Control"] == "no-store"
@@ -115,7 +115,7 @@ def test_the_status_is_the_document(shown: Shown) -> None:
 
 
 def test_the_status_is_compressed_for_those_elsewhere_who_take_that(guarded: Shown) -> None:
-    """Not at this computer, where bytes cost nothing; and for whoever does not say so it is plain."""
+    """Check that remote clients that accept it get compression; the loopback and other clients do not."""
     key = f"Bearer {TOKEN}"
     plain = ask(guarded.port, "/status", Authorization=key)
     packed = ask(guarded.port, "/status", Authorization=key, Accept_Encoding="gzip, deflate")
@@ -130,7 +130,7 @@ def test_the_status_is_compressed_for_those_elsewhere_who_take_that(guarded: Sho
 
 
 def test_however_many_ask_the_document_is_made_now_and_then() -> None:
-    """A hundred questions at once are a few snapshots: who watches holds up nobody."""
+    """Check that a hundred requests at once cause a few snapshots."""
     made = []
 
     def snapshot() -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_however_many_ask_the_document_is_made_now_and_then() -> None:
 
 
 def test_metrics_are_what_prometheus_reads(shown: Shown) -> None:
-    """It parses, all names are promised ones, and a peer that has gone is not in it."""
+    """Check that the metrics parse, have only documented names, and omit peers that are gone."""
     shown.view.kind = "bootstrap"
     rows = list(shown.view.peers.values())
     shown.view.place(rows[:-1])
@@ -161,7 +161,7 @@ def test_metrics_are_what_prometheus_reads(shown: Shown) -> None:
 
 
 def test_a_nickname_cannot_forge_metrics(shown: Shown) -> None:
-    """Quotes and line ends in a label stay within it."""
+    """Check that quotes and line ends in a label are escaped."""
     first = next(iter(shown.view.peers))
     name = 'Eve"} 1\nforged_total 9\n\\'
     shown.view.peers[first] = replace(shown.view.peers[first], nickname=name)
@@ -174,7 +174,7 @@ def test_a_nickname_cannot_forge_metrics(shown: Shown) -> None:
 
 
 def test_two_ids_that_end_alike_are_two_series(shown: Shown) -> None:
-    """An id's end can be ground out; a series that is there twice costs Prometheus the whole scrape."""
+    """Check ids with equal ends, which can be generated: a duplicate series would fail the whole scrape."""
     shown.view.kind = "bootstrap"
     first, second = list(shown.view.peers.values())[:2]
     shown.view.place([first, replace(second, id="12D3KooWother" + first.id[-6:])])
@@ -186,7 +186,7 @@ def test_two_ids_that_end_alike_are_two_series(shown: Shown) -> None:
 
 @pytest.mark.parametrize("kind", ["peer", "bootstrap", "simulation"])
 def test_only_what_one_peer_counts_is_a_counter(shown: Shown, kind: str) -> None:
-    """A sum over who is here falls when somebody goes, which Prometheus would take for a counter's new beginning."""
+    """Check that totals over peers are gauges: they fall if a peer leaves, which Prometheus would take for a reset."""
     shown.view.kind = kind  # type: ignore[assignment]  # one of its kinds
     shown.publish()
     families = text_string_to_metric_families(ask(shown.port, "/metrics").body.decode())
@@ -198,7 +198,7 @@ def test_only_what_one_peer_counts_is_a_counter(shown: Shown, kind: str) -> None
     assert bool(counters - of_each) == (kind == "peer")
 
 
-# --- what there is not -----------------------------------------------------------------------------------------------
+# --- missing paths ---------------------------------------------------------------------------------------------------
 
 ELSEWHERE = (
     "/nothing",
@@ -213,29 +213,29 @@ ELSEWHERE = (
 
 @pytest.mark.parametrize("path", ELSEWHERE)
 def test_unknown_paths_are_not_found(shown: Shown, path: str) -> None:
-    """Nothing is read from the disk but the page's own files, under their own names."""
+    """Check that only the page's own files are read from the disk, under their own names."""
     assert ask(shown.port, path).status == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/events"])
 def test_nothing_can_be_written(shown: Shown, method: str, path: str) -> None:
-    """Every method but reading is refused."""
+    """Check that all methods except reading ones are rejected."""
     assert ask(shown.port, path, method=method).status == 405
 
 
-# --- who may read ----------------------------------------------------------------------------------------------------
+# --- access ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.1:80", "localhost:8080", "[::1]:8080", "[::1]"])
 def test_the_loopback_has_these_names(shown: Shown, host: str) -> None:
-    """By any of its names, with a port or without."""
+    """Check all names of the loopback, with a port and without."""
     assert ask(shown.port, "/status", Host=host).status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil", ""])
 def test_a_website_cannot_read_the_loopback(shown: Shown, host: str) -> None:
-    """A name that somebody pointed at 127.0.0.1 (DNS rebinding) opens nothing."""
+    """Check DNS rebinding: a name that points to 127.0.0.1 is refused."""
     answer = ask(shown.port, "/status", Host=host)
     assert answer.status == 403
     assert b"tiny-stories" not in answer.body
@@ -246,7 +246,7 @@ def test_a_website_cannot_read_the_loopback(shown: Shown, host: str) -> None:
 def test_where_names_are_given_a_website_that_knows_the_token_reads_nothing(
     shown: Shown, host: str, token: str
 ) -> None:
-    """A compose file's token is known to all, and its page is at the visitor's own 127.0.0.1."""
+    """Check a public token, as in a compose file: its page is at the visitor's own 127.0.0.1."""
     shown.end()
     shown.serve(ListenAddress.parse("0.0.0.0:0", TOKEN, "127.0.0.1, LocalHost,[::1],"))
     for path in ("/", f"/status?token={token}", "/metrics"):
@@ -260,13 +260,13 @@ def test_where_names_are_given_a_website_that_knows_the_token_reads_nothing(
 
 
 def test_without_names_a_page_with_a_token_opens_by_any(guarded: Shown) -> None:
-    """From elsewhere this computer has a name that only its owner knows."""
+    """Check a page with a secret token: only its owner knows this computer's names."""
     key = f"Bearer {TOKEN}"
     assert ask(guarded.port, "/status", Host="my-server.example:8080", Authorization=key).status == 200
 
 
 def test_the_loopback_opens_by_the_names_that_its_owner_gave(shown: Shown) -> None:
-    """Behind a proxy, say."""
+    """Check names from the owner, as for a proxy."""
     shown.end()
     shown.serve(ListenAddress.parse("0", "", "train.example"))
     assert ask(shown.port, "/status", Host="train.example").status == 200
@@ -275,14 +275,14 @@ def test_the_loopback_opens_by_the_names_that_its_owner_gave(shown: Shown) -> No
 
 @pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/events", "/page.js", "/nothing"])
 def test_without_the_token_nothing_is_told(guarded: Shown, path: str) -> None:
-    """Not even which paths there are."""
+    """Check that without the token, existing and missing paths look alike."""
     answer = ask(guarded.port, path)
     assert answer.status == 401
     assert b"tiny-stories" not in answer.body
 
 
 def test_the_token_opens_by_address_and_leaves_a_cookie(guarded: Shown) -> None:
-    """The printed address works, and what it leaves in the browser is enough from then on; scripts cannot read it."""
+    """Check that the printed address sets a cookie, that the cookie suffices, and that scripts cannot read it."""
     assert guarded.url.endswith(f"?token={TOKEN}")
     answer = ask(guarded.port, f"/?token={TOKEN}")
     assert answer.status == 200
@@ -293,22 +293,22 @@ def test_the_token_opens_by_address_and_leaves_a_cookie(guarded: Shown) -> None:
 
 
 def test_the_token_opens_by_header(guarded: Shown) -> None:
-    """As programs send it."""
+    """Check the header that programs use."""
     assert ask(guarded.port, "/metrics", Authorization=f"Bearer {TOKEN}").status == 200
 
 
 @pytest.mark.parametrize("wrong", ["", "another", TOKEN + "x", TOKEN[:-1], "é"])
 def test_another_token_opens_nothing(guarded: Shown, wrong: str) -> None:
-    """Wherever it is shown, and whatever characters it has."""
+    """Check a wrong token of any characters, in every place."""
     assert ask(guarded.port, "/status", Authorization=f"Bearer {wrong}").status == 401
     assert ask(guarded.port, "/status", Cookie=f"{COOKIE}-{guarded.port}={wrong}").status == 401
 
 
 def test_a_token_may_have_any_characters(shown: Shown) -> None:
-    """They are quoted in the address and in the cookie, and mean themselves."""
+    """Check that special characters of a token are quoted in the address and in the cookie."""
     shown.end()
     shown.serve(ListenAddress("0.0.0.0", 0, token := "a b&c=d;é+%41#"))
-    assert shown.server.address == f"http://127.0.0.1:{shown.port}/"  # where this computer's browser finds it
+    assert shown.server.address == f"http://127.0.0.1:{shown.port}/"  # as this computer's browser reaches it
     assert shown.url.startswith(shown.server.address + "?token=")
     assert token not in shown.url
     answer = ask(shown.port, "/?" + shown.url.partition("?")[2])
@@ -317,7 +317,7 @@ def test_a_token_may_have_any_characters(shown: Shown) -> None:
 
 
 def test_pages_of_one_computer_have_cookies_of_their_own(guarded: Shown) -> None:
-    """Browsers send a cookie to every port of a host: the second page would take the first one's token away."""
+    """Check that cookies differ by port: browsers send a host's cookies to all its ports."""
     with PageServer(ListenAddress("0.0.0.0", 0, "another"), dict) as other:
         port = int(other.address.rstrip("/").rpartition(":")[2])
         cookies = [
@@ -328,7 +328,7 @@ def test_pages_of_one_computer_have_cookies_of_their_own(guarded: Shown) -> None
 
 
 def test_whoever_is_refused_gets_one_answer_a_connection(guarded: Shown) -> None:
-    """It takes a file descriptor for as long as one answer takes."""
+    """Check that a refused client's connection is closed, so that it holds no file descriptor."""
     with socket.create_connection(("127.0.0.1", guarded.port), PATIENCE_S) as stranger:
         stranger.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
         found = b""
@@ -338,7 +338,7 @@ def test_whoever_is_refused_gets_one_answer_a_connection(guarded: Shown) -> None
 
 
 def test_connections_that_say_nothing_are_few_and_end(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any token is looked at: those too many are cut off at once, the others when they have idled."""
+    """Check connections without a request: surplus ones are closed at once, the others after a timeout."""
     monkeypatch.setattr(page_server, "IDLE_S", 1.0)
     shown.end()
     shown.serve(ListenAddress("0.0.0.0", 0, TOKEN))
@@ -346,31 +346,31 @@ def test_connections_that_say_nothing_are_few_and_end(shown: Shown, monkeypatch:
         silent = []
         for _ in range(MOST_CONNECTIONS + BACKLOG + 8):
             silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", shown.port), PATIENCE_S)))
-        silent[0].sendall(b"GET /status HTTP/1.1\r\nHost: ")  # for ever
+        silent[0].sendall(b"GET /status HTTP/1.1\r\nHost: ")  # and never the rest
         with contextlib.suppress(ConnectionResetError):
             assert silent[-1].recv(1) == b""
         began = time.monotonic()
         assert silent[0].recv(1) == b"", "half a request is no request"
         assert time.monotonic() - began < PATIENCE_S / 2
-        for each in silent:  # their places are free when all have ended
+        for each in silent:  # once all have ended, their places are free
             with contextlib.suppress(ConnectionResetError):
                 assert each.recv(1) == b""
     assert ask(shown.port, "/status", Authorization=f"Bearer {TOKEN}").status == 200
 
 
 def test_a_token_is_drawn_where_one_is_needed() -> None:
-    """Nobody is open to the world by forgetting: two servers get two tokens."""
+    """Check that two servers that need a token generate different ones."""
     with PageServer(ListenAddress("0.0.0.0"), dict) as one, PageServer(ListenAddress("0.0.0.0"), dict) as other:
         drawn = {each.url.partition("?token=")[2] for each in (one, other)}
     assert len(drawn) == 2
     assert all(len(token) >= 16 for token in drawn)
 
 
-# --- events ----------------------------------------------------------------------------------------------------------
+# --- event stream ----------------------------------------------------------------------------------------------------
 
 
 def test_what_happens_is_streamed(shown: Shown, exchange: Callable[..., ExchangeRow]) -> None:
-    """Each reader gets each event, in order, with the fields of its row."""
+    """Check that each reader gets each event, in order, with the fields of its row."""
     with listening(shown.port) as one, listening(shown.port) as other:
         rows = [exchange(shown.view, shown.at, 1, 2, random.Random(seed)) for seed in range(3)]
         shown.happen(*rows)
@@ -382,7 +382,7 @@ def test_what_happens_is_streamed(shown: Shown, exchange: Callable[..., Exchange
 
 
 def test_there_are_not_endlessly_many_readers(shown: Shown) -> None:
-    """One more than fits is told to come back, and has a place when another has left."""
+    """Check that a surplus reader gets an error, and is admitted once another has left."""
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(listening(shown.port)) for _ in range(MOST_STREAMS)]
         assert all(reader.status == 200 for reader in readers)
@@ -393,7 +393,7 @@ def test_there_are_not_endlessly_many_readers(shown: Shown) -> None:
 
 
 def test_a_reader_that_reads_no_more_loses_its_place(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep one of few for ever: what is written waits for it."""
+    """Check a reader that stops reading: writes to it would wait, and keep one of few places forever."""
     monkeypatch.setattr(page_server, "WRITE_S", 0.5)
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -410,17 +410,17 @@ def test_a_reader_that_reads_no_more_loses_its_place(shown: Shown, monkeypatch: 
 
 
 def test_telling_nobody_is_nothing(shown: Shown) -> None:
-    """Events without a reader, and after the end, are dropped without a word."""
+    """Check that events without a reader, and after the end, are dropped."""
     shown.server.tell({"kind": "exchange"})
     shown.end()
     shown.server.tell({"kind": "exchange"})
 
 
-# --- its life --------------------------------------------------------------------------------------------------------
+# --- start and end ---------------------------------------------------------------------------------------------------
 
 
 def test_its_end_ends_the_streams_and_the_thread(shown: Shown) -> None:
-    """Nobody who watches keeps it alive, and its port is free again."""
+    """Check that readers do not delay the end, and that the port is free afterwards."""
     with listening(shown.port) as reader:
         port = shown.port
         shown.end()
@@ -432,7 +432,7 @@ def test_its_end_ends_the_streams_and_the_thread(shown: Shown) -> None:
 
 
 def test_its_end_does_not_wait_for_who_reads_no_more(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever closes it may count on the thread's end, also while something waits to be written."""
+    """Check that the thread ends while a write waits."""
     monkeypatch.setattr(page_server, "STOP_S", 0.5)
     shown.end()
     shown.serve()
@@ -450,7 +450,7 @@ def test_its_end_does_not_wait_for_who_reads_no_more(shown: Shown, monkeypatch: 
 
 
 def test_an_occupied_port_is_said_by_name(shown: Shown) -> None:
-    """A line that names the place, and what to do."""
+    """Check the message: it names the address, and says what to do."""
     with (
         pytest.raises(UserError, match=f"127.0.0.1:{shown.port}") as caught,
         PageServer(ListenAddress(port=shown.port), dict),
@@ -461,7 +461,7 @@ def test_an_occupied_port_is_said_by_name(shown: Shown) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["192.0.2.7", "no.such.name.invalid", "a..b"],  # an address of nobody's, a name of nobody's, and none
+    ["192.0.2.7", "no.such.name.invalid", "a..b"],  # an unassigned address, an unassigned name, and an invalid one
 )
 def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(host: str) -> None:
     with pytest.raises(UserError, match=f"cannot be served at {host}:8080: ") as caught:
@@ -481,7 +481,7 @@ def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(
 def test_a_computer_without_one_of_the_families_names_the_other(
     monkeypatch: pytest.MonkeyPatch, host: str, shown: str, cure: str
 ) -> None:
-    """There a socket of that family cannot even be made."""
+    """Check a computer on which a socket of one address family cannot be created."""
 
     def refuse(family: int, kind: int) -> socket.socket:
         raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
@@ -493,7 +493,7 @@ def test_a_computer_without_one_of_the_families_names_the_other(
 
 
 def test_a_snapshot_that_fails_does_not_end_it() -> None:
-    """The next one may work."""
+    """Check that the next snapshot works."""
     results = iter((KeyError("no figures yet"), {"schema": 1}))
 
     def snapshot() -> dict[str, Any]:
@@ -519,7 +519,7 @@ def test_a_snapshot_that_fails_does_not_end_it() -> None:
     ],
 )
 def test_places_are_read(text: str, place: ListenAddress) -> None:
-    """A port, or an address and a port."""
+    """Check a port alone, and an address with a port."""
     assert ListenAddress.parse(text) == place
 
 
@@ -527,6 +527,6 @@ def test_places_are_read(text: str, place: ListenAddress) -> None:
     "text", ["", "port", "127.0.0.1", "127.0.0.1:", "65536", "-1", "0.0.0.0:99999", "²", "٣", "1" * 5000]
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
-    """By a message that quotes it."""
+    """Check that the message quotes the value."""
     with pytest.raises(UserError, match="is not an address for the page"):
         ListenAddress.parse(text)

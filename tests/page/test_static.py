@@ -1,4 +1,4 @@
-"""The page's files, read: nothing comes from elsewhere, no text can run, and colours can be told from their ground."""
+"""The page's files: no foreign origins, no executable text, and sufficient contrast."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STATIC = Path(p2ptrain.page.__file__).parent / "static"
 OURS = ("index.html", "page.css", *(f"{name}.js" for name in SCRIPTS))
 MOST_LINES = 350
 TEXT, SIGN = 4.5, 3.0
-"""Least contrasts of WCAG 2.2, level AA: of text, and of what is no text but must be seen."""
+"""Least contrasts of WCAG 2.2, level AA: of text, and of other things that must be visible."""
 THEMES = ("light", "dark")
 
 
@@ -23,13 +23,13 @@ def read(name: str) -> str:
 
 
 def palette() -> dict[str, tuple[str, str]]:
-    """Each colour's name, and what it is in light and in dark."""
+    """Return each colour's values in the light and the dark theme."""
     found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", read("page.css"))
     return {name: (light, dark) for name, light, dark in found}
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two colours, as WCAG 2.2 defines it."""
+    """Return the contrast of two colours, as WCAG 2.2 defines it."""
 
     def luminance(colour: str) -> float:
         parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
@@ -41,7 +41,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_contrast_is_what_it_is_defined_to_be() -> None:
-    """Black on white is 21, and a colour on itself 1."""
+    """Check two known values: black on white is 21, and a colour on itself 1."""
     assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
     assert contrast("#777777", "#777777") == 1.0
 
@@ -49,7 +49,7 @@ def test_contrast_is_what_it_is_defined_to_be() -> None:
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("ground", ["page", "card", "raised"])
 def test_text_can_be_read(theme: str, ground: str) -> None:
-    """On every ground that it stands on, in both themes."""
+    """Check text on all its backgrounds, in both themes."""
     which, colours = THEMES.index(theme), palette()
     found = {name: contrast(colours[name][which], colours[ground][which]) for name in ("ink", "muted", "accent", "bad")}
     assert {name: value for name, value in found.items() if value < TEXT} == {}
@@ -57,7 +57,7 @@ def test_text_can_be_read(theme: str, ground: str) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_text_on_colour_can_be_read(theme: str) -> None:
-    """The bar, and the button to copy."""
+    """Check the bar, and the button to copy."""
     which, colours = THEMES.index(theme), palette()
     assert contrast(colours["bad"][which], colours["bad-wash"][which]) >= TEXT
     assert contrast(colours["card"][which], colours["accent"][which]) >= TEXT
@@ -65,7 +65,7 @@ def test_text_on_colour_can_be_read(theme: str) -> None:
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_signs_can_be_seen(theme: str) -> None:
-    """Peers' lines, the marks of a state, and the borders of what can be pressed."""
+    """Check peers' curves, state marks, and borders of controls."""
     which, colours = THEMES.index(theme), palette()
     signs = [name for name in colours if name.startswith("peer-")] + ["edge", "good", "second"]
     found = {name: contrast(colours[name][which], colours["card"][which]) for name in signs}
@@ -74,7 +74,7 @@ def test_signs_can_be_seen(theme: str) -> None:
 
 
 def mixed(one: str, other: str, share: float) -> str:
-    """``share`` of one colour over another, as a browser mixes them."""
+    """Return ``share`` of one colour over another, as a browser blends them."""
     both = ((int(one[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
     return "#" + "".join(f"{round(share * over + (1 - share) * under):02x}" for over, under in both)
 
@@ -89,14 +89,14 @@ ALPHAS = {"page.js": r"\balpha: ([\d.]+)", "gossip.js": r"globalAlpha = gone \? 
 
 
 def test_no_text_shines_through() -> None:
-    """Half-transparent text has less contrast than its colours: only what is drawn may be."""
+    """Check opacity: half-transparent text has less contrast than its colours, so only drawings may have it."""
     found = {selector.strip() for selector, _ in SHINING.findall(read("page.css"))}
     assert {each for each in found if not each.endswith(".swatch")} == set()
 
 
 @pytest.mark.parametrize("theme", THEMES)
 def test_lines_that_shine_through_can_be_seen(theme: str) -> None:
-    """Training losses, and whoever is gone."""
+    """Check training losses, and peers that are gone."""
     which, colours = THEMES.index(theme), palette()
     shares = [float(share) for _, share in SHINING.findall(read("page.css"))]
     shares += [float(share) for name, alpha in ALPHAS.items() for share in re.findall(alpha, read(name))]
@@ -113,20 +113,20 @@ def test_lines_that_shine_through_can_be_seen(theme: str) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_nothing_is_asked_of_anybody_else(name: str) -> None:
-    """No address but the name of SVG, which nobody opens."""
+    """Check that the only address is the name of SVG, which is never requested."""
     addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w{2,}[^\s'\"]*", read(name)))
     assert {each for each in addresses if each != "http://www.w3.org/2000/svg"} == set()
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_text_never_becomes_markup_or_code(name: str) -> None:
-    """None of the ways by which it could; no script or handler stands in the page itself."""
+    """Check for functions that make markup or code of text, and that the page has no inline script or handler."""
     ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|DOMParser|\bon\w+="
     assert re.findall(ways, read(name)) == []
 
 
 def test_the_page_loads_what_is_served() -> None:
-    """Every script in its order, and no file lies here that nobody serves."""
+    """Check that all scripts are loaded in order, and that no file is left over."""
     loaded = re.findall(r'<script (?:defer )?src="([\w.]+)"', read("index.html"))
     assert [each.removesuffix(".js") for each in loaded if not each.startswith("uPlot")] == list(SCRIPTS)
     files = {path.name for path in STATIC.iterdir()}
@@ -135,7 +135,7 @@ def test_the_page_loads_what_is_served() -> None:
 
 @pytest.mark.parametrize("name", [each for each in OURS if each.endswith(".js")])
 def test_scripts_are_strict_and_short(name: str) -> None:
-    """Whoever reads one can hold it in mind."""
+    """Check strict mode, and a length at which a script is easy to read."""
     text = read(name)
     assert text.startswith('"use strict";\n')
     assert len(text.splitlines()) <= MOST_LINES

@@ -1,4 +1,4 @@
-"""The document: bounded whatever comes in, strict JSON whatever went wrong, and strangers' words made harmless."""
+"""The document: bounded and strict JSON for any input, with harmless text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 
 
 def strict(document: dict[str, Any]) -> dict[str, Any]:
-    """The document as a reader gets it. Raises ValueError where JSON has no word for a value."""
+    """Return the document as a reader parses it. Raises ValueError for values that JSON does not have."""
     found: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
     return found
 
@@ -48,7 +48,7 @@ def strict(document: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("added", [1, MOST_POINTS, MOST_POINTS + 1, 10_000])
 def test_a_series_is_bounded_and_keeps_its_beginning(added: int) -> None:
-    """However many points come, at most MOST_POINTS stay, in order, the first among them."""
+    """Check that at most MOST_POINTS are kept, in order, the first among them."""
     series = Series()
     for step in range(added):
         series.add(float(step), 2.0 * step)
@@ -59,7 +59,7 @@ def test_a_series_is_bounded_and_keeps_its_beginning(added: int) -> None:
 
 @pytest.mark.parametrize("most", [15, 16])
 def test_a_series_is_thinned_evenly(most: int) -> None:
-    """Old points do not lie closer together than new ones: all gaps but the last are the same."""
+    """Check that old points are not denser than new ones: all gaps but the last are equal."""
     series = Series(most)
     for step in range(1000):
         series.add(float(step))
@@ -71,7 +71,7 @@ def test_a_series_is_thinned_evenly(most: int) -> None:
 
 
 def test_a_series_ends_with_the_newest_point() -> None:
-    """However few of those before it stay: the last number that is read is the present one."""
+    """Check that the newest value is always the last point."""
     series = Series(most=16)
     for step in range(1000):
         series.add(float(step))
@@ -81,18 +81,18 @@ def test_a_series_ends_with_the_newest_point() -> None:
 
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_point_that_is_no_number_is_none(value: float) -> None:
-    """One coordinate that is not finite, wherever, leaves the whole point out."""
+    """Check that a point with a coordinate that is not finite is dropped."""
     series = Series()
     series.add(1.0, value)
     series.add(value, 1.0)
     assert series.points == []
 
 
-# --- who is here -----------------------------------------------------------------------------------------------------
+# --- peers -----------------------------------------------------------------------------------------------------------
 
 
 def test_who_has_gone_stays_as_gone() -> None:
-    """A peer of whom no row comes keeps name, step and device, tells nothing any more, and is not counted."""
+    """Check that a peer without a row keeps name, step and device, has no figures, and is not counted."""
     view = View("peer")
     view.place([PeerRow("a", nickname="Amber", state="training", step=7, device="cpu", loss=2.0, tokens_per_s=9.0)])
     view.place([PeerRow("b", state="training")])
@@ -104,7 +104,7 @@ def test_who_has_gone_stays_as_gone() -> None:
 
 
 def test_who_comes_back_is_here() -> None:
-    """A row of a peer that was gone takes the place of the old one."""
+    """Check that the new row of a peer that was gone replaces the old one."""
     view = View("peer")
     view.place([PeerRow("a", state="training")])
     view.place([])
@@ -113,7 +113,7 @@ def test_who_comes_back_is_here() -> None:
 
 
 def test_those_who_are_here_displace_those_who_have_gone() -> None:
-    """There is room for MOST_PEERS; the gone get what is left of it."""
+    """Check that peers that are gone get only what live ones leave of MOST_PEERS."""
     view = View("bootstrap")
     view.place(PeerRow(f"old-{index}", state="training") for index in range(MOST_PEERS))
     view.place(PeerRow(f"new-{index}", state="training") for index in range(MOST_PEERS - 1))
@@ -122,7 +122,7 @@ def test_those_who_are_here_displace_those_who_have_gone() -> None:
 
 
 def test_more_peers_than_fit_are_counted() -> None:
-    """``total`` tells of those beyond the sample, and never of fewer than there are rows."""
+    """Check that ``total`` includes peers beyond the sample, and is never below the number of rows."""
     view = View("bootstrap")
     view.place((PeerRow(str(index)) for index in range(3 * MOST_PEERS)), total=3 * MOST_PEERS)
     assert len(view.peers) == MOST_PEERS
@@ -132,7 +132,7 @@ def test_more_peers_than_fit_are_counted() -> None:
 
 
 def test_curves_are_bounded_and_named_in_words() -> None:
-    """MOST_CURVES peers have a curve; the next has none. A name is one printable, short line."""
+    """Check that at most MOST_CURVES peers have a curve, and that names are one short, printable line."""
     view = View("peer")
     made = [view.curve(str(index), f"peer\n{index}\u202e" + "x" * 99) for index in range(MOST_CURVES + 1)]
     assert all(made[:-1])
@@ -142,7 +142,7 @@ def test_curves_are_bounded_and_named_in_words() -> None:
 
 
 def test_a_curve_leaves_with_its_peer_and_the_average_stays() -> None:
-    """No row, gone or not: no curve. The average has no peer, and outlives all."""
+    """Check that curves of peers without a row are dropped, and that the average, which has no peer, stays."""
     view = View("simulation")
     view.place([PeerRow("a")])
     assert view.curve("a") is not None
@@ -156,7 +156,7 @@ def test_a_curve_leaves_with_its_peer_and_the_average_stays() -> None:
 
 
 def test_the_document_is_bounded(make_view: Callable[..., View]) -> None:
-    """After far more of everything than fits, nothing is longer than it may be."""
+    """Check the bounds of every list and text after an excess of everything."""
     view = make_view(MOST_PEERS * 2)
     for step in range(5000):
         view.add(ExchangeRow(view.next_serial(), 0.0, "a", "b", 1.0, 1))
@@ -178,7 +178,7 @@ def test_the_document_is_bounded(make_view: Callable[..., View]) -> None:
 
 
 def test_nobody_who_talks_much_hides_what_others_tell() -> None:
-    """Room is made where one has most; of one alone the oldest goes."""
+    """Check that the peer with the most entries loses one; if there is only one peer, its oldest."""
     view = View("bootstrap")
     for quiet in ("a", "b", "c"):
         view.add(FailureRow(view.next_serial(), 0.0, quiet, "once"))
@@ -197,7 +197,7 @@ def test_nobody_who_talks_much_hides_what_others_tell() -> None:
 
 @pytest.mark.parametrize("value", NOT_FINITE)
 def test_the_document_is_strict_json(make_view: Callable[..., View], value: float) -> None:
-    """JSON has no nan and no infinity: in a row they become null, among the figures they are left out."""
+    """Check nan and infinity: null in a row, and left out of the figures."""
     view = make_view(2)
     first = next(iter(view.peers))
     numbers = ("loss", "held_out", "tokens_per_s", "disagreement", "up", "down", "progress", "age_s")
@@ -213,7 +213,7 @@ def test_the_document_is_strict_json(make_view: Callable[..., View], value: floa
 
 
 def test_an_empty_view_is_a_document() -> None:
-    """Before anything is known every list is there, and empty."""
+    """Check that every list exists before anything is known."""
     document = strict(View("bootstrap").document(1.5))
     assert document["at"] == 1.5
     assert document["sample"] is None
@@ -222,12 +222,12 @@ def test_an_empty_view_is_a_document() -> None:
 
 
 def test_serials_only_rise() -> None:
-    """Readers tell by them what is new."""
+    """Check serials, by which readers recognize new entries."""
     view = View("peer")
     assert [view.next_serial() for _ in range(3)] == [1, 2, 3]
 
 
-# --- strangers' words and numbers ------------------------------------------------------------------------------------
+# --- strangers' text and numbers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -246,12 +246,12 @@ def test_serials_only_rise() -> None:
     ],
 )
 def test_words_are_one_printable_line(text: object, line: str) -> None:
-    """Control, format and unpaired characters are gone; markup is text like any other."""
+    """Check that control, format and unpaired characters are removed, and that markup is kept as text."""
     assert words(text) == line
 
 
 def test_words_and_paragraphs_are_cut() -> None:
-    """Whatever the length, also where most of it is dropped on the way."""
+    """Check the length, also if most characters are dropped."""
     assert words("x" * 10**6) == "x" * MOST_LINE
     assert words("x" * 99, 5) == "xxxxx"
     assert words(" " * 10**6 + "x") == ""
@@ -259,7 +259,7 @@ def test_words_and_paragraphs_are_cut() -> None:
 
 
 def test_a_paragraph_keeps_its_lines_and_nothing_unprintable() -> None:
-    """Line ends stay; what turns text around or cannot be seen becomes a space."""
+    """Check that line ends stay, and that direction marks and invisible characters become spaces."""
     assert paragraph("a\nb\u202ec\x00d") == "a\nb c d"
 
 
@@ -281,12 +281,12 @@ def test_a_paragraph_keeps_its_lines_and_nothing_unprintable() -> None:
     ],
 )
 def test_a_number_is_one_within_bounds(value: object, found: float | None) -> None:
-    """Everything else is None: no truth values, no strings, nothing that no float holds."""
+    """Check that all else is None: booleans, strings, and numbers beyond a float."""
     assert number(value) == found
 
 
 def test_a_row_takes_what_a_peer_tells_of_itself() -> None:
-    """Figures and device come from the peer."""
+    """Check that figures and device come from the peer."""
     base = PeerRow("a", nickname="Amber", state="training", step=3, path="relayed")
     told = plain(PeerRow("a", device="cpu", loss=2.0, tokens=7, exchanges=4, tokens_per_s=9.5))
     row = row_of("a", told, base)
@@ -294,7 +294,7 @@ def test_a_row_takes_what_a_peer_tells_of_itself() -> None:
 
 
 def test_a_row_keeps_what_a_peer_cannot_decide() -> None:
-    """Who it is, where, and what its record says are not its figures to tell; how far it has come since is."""
+    """Check that id, name and record are not overwritten by a peer's figures; its progress is."""
     base = PeerRow("a", nickname="Amber", state="training", step=3, progress=5.0, age_s=1.0, path="relayed")
     told = {"id": "b", "nickname": "Eve", "state": "gone", "step": 99, "progress": 1e9, "age_s": 0, "path": "direct"}
     assert row_of("a", told, base) == replace(base, step=99, progress=1e9)
@@ -302,7 +302,8 @@ def test_a_row_keeps_what_a_peer_cannot_decide() -> None:
 
 
 def test_a_row_takes_no_figure_that_nobody_can_have() -> None:
-    """A loss of 1e300 nats would be everybody's mean; progress ends soon after the run's end."""
+    """Check implausible figures: a loss of 1e300 nats would dominate the mean; progress is capped near the run's
+    end."""
     told = {"loss": 101.0, "held_out": 1e300, "disagreement": 1e18, "step": 1, "progress": 1e300}
     row = row_of("a", told, PeerRow("a"), most_progress=110.0)
     assert (row.loss, row.held_out, row.disagreement, row.progress) == (None, None, None, 0.0)
@@ -311,7 +312,7 @@ def test_a_row_takes_no_figure_that_nobody_can_have() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, -1, 10**400, "fast", None, True, {}, []])
 def test_a_row_takes_no_nonsense(value: object) -> None:
-    """Any field may hold anything: what is no number within bounds, or no string, is not known."""
+    """Check any value in any field: all but numbers in bounds and strings are None."""
     told = {each.name: value for each in fields(PeerRow)}
     row = row_of("a", told, PeerRow("a"))
     expected = PeerRow("a", device="fast") if value == "fast" else PeerRow("a")
@@ -332,7 +333,7 @@ def test_of_those_who_go_the_last_stay_and_their_age_goes_on() -> None:
 
 
 def test_records_grow_older_while_no_new_ones_are_found() -> None:
-    """A bootstrap's and a peer's, but not one's own row, and nobody who is simulated."""
+    """Check ages of rows at a bootstrap and a peer; a peer's own row and simulated ones have none."""
     ages = {}
     for kind in ("bootstrap", "peer", "simulation"):
         view = View(kind, me="me")  # type: ignore[arg-type]  # one of its kinds
@@ -353,7 +354,7 @@ def test_curves_of_those_who_are_gone_make_room() -> None:
 
 
 def documented() -> dict[str, set[str]]:
-    """What docs/PAGE.md names in each line of its table of ``/status``, by the fields that the line is about."""
+    """Return the fields of each row of the table for ``/status`` in docs/PAGE.md."""
     text = (Path(__file__).parent.parent.parent / "docs" / "PAGE.md").read_text(encoding="utf-8")
     _, _, after = text.partition('`/status` has `"schema": 1` and:')
     found = {}
@@ -364,7 +365,7 @@ def documented() -> dict[str, set[str]]:
 
 
 def test_the_handbook_names_every_field() -> None:
-    """And none that there is not."""
+    """Check that the table names all fields and no others."""
     found, document = documented(), View("peer").document(0.0)
     assert set(found) | {"schema"} == set(document)
     rows = {"run": RunFacts, "peers": PeerRow, "exchanges": ExchangeRow, "failures": FailureRow}
