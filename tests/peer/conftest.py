@@ -1,4 +1,4 @@
-"""Peers inside this process, for what needs no network: a run of recipe ``local`` and its author's key."""
+"""Peers inside this process, for tests without a network: a run of recipe ``local`` and its author's key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Token streams are built once for all tests here, and not in the home of whoever runs them."""
+    """Cache for the token streams of all tests here, outside the home of the person who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -30,7 +30,7 @@ def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def signed_run(tmp_path: Path) -> Callable[..., SignedManifest]:
-    """``signed_run(**changes)``: a run of five outer steps that needs no network; dots are double underscores."""
+    """Return ``signed_run(**changes)``: a run of five outer steps without a network; dots are double underscores."""
 
     def build(**changes: Any) -> SignedManifest:
         directory = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"

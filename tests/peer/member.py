@@ -1,4 +1,4 @@
-"""A peer that its owner can send away: a real core and learner over the network in memory, for virtual time."""
+"""A peer that its owner can pause: a real core and learner over the network in memory, for virtual time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ENDLESS = 1e9
 
 
 class Member:
-    """A peer that its owner can send away."""
+    """A peer that its owner can pause."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Member:
         self.pace_s = 0.1
         self.delivered = self.applied = 0
         self.left_over: list[int] = []
-        """Displacements that were not applied yet when each core was made."""
+        """Number of displacements that were not applied yet when each core was created."""
         deliver = self.learner.inbox.deliver
 
         def counting(*arguments: Any) -> None:

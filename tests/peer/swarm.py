@@ -1,7 +1,7 @@
 """A real swarm for tests: bootstrap and peers as processes of their own, watched through their event logs.
 
-Everything a swarm makes, homes and sockets and all, lies under one short folder of its own. So whatever process has
-that folder in its command line is the swarm's, and when the swarm ends, none may be left.
+All files of a swarm, homes and sockets included, are in one short folder of its own. A process with that folder in
+its command line belongs to the swarm, and none may be left when the swarm ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from p2ptrain.net.p2pd.socket_folder import sweep
 T = TypeVar("T")
 
 PATIENCE_S = 240.0
-"""Before a test gives up. Nothing here takes a tenth of it on an idle machine."""
+"""Timeout of each wait, in seconds: ten times what an idle machine needs."""
 POLL_S = 0.02
 
 TINY = {
@@ -46,16 +46,16 @@ TINY = {
     "training.warmup_tokens": 5_000,
     "outer.inner_steps": 5,
 }
-"""A model of 19 thousand weights whose inner step takes some 5 ms."""
+"""Manifest of a model of 19 thousand weights, whose inner step takes about 5 ms."""
 
 STRANGER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
-"""Whom nobody meets."""
+"""Id of a peer that does not exist."""
 
 ENDLESS = {"run.tokens_per_peer": 10**9, "training.schedule": "constant"}
 
 
 def until(what: str, look: Callable[[], T | None], otherwise: Callable[[], str] = str) -> T:
-    """Look until there is something to see. Fails the test when patience ends, with what ``otherwise`` tells."""
+    """Poll until ``look`` returns a true value, and return it. Fails the test at the timeout, with ``otherwise()``."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         seen = look()
@@ -91,12 +91,12 @@ class Program:
         return self.log.read_text(errors="replace")
 
     def events(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
-        """Notes of this process (not of earlier ones in the same home) that agree with these fields."""
+        """Return the notes of this process, without earlier ones in the same home, that have these fields."""
         notes = [json.loads(line) for line in _lines(self.home / "events.jsonl")[self._events_before :]]
         return [note for note in notes if note["kind"] == kind and fields.items() <= note.items()]
 
     def wait_for(self, kind: str, more_than: int = 0, **fields: Any) -> dict[str, Any]:
-        """The newest such note, once there are more than so many."""
+        """Return the newest such note once there are more than so many."""
 
         def look() -> dict[str, Any] | None:
             found = self.events(kind, **fields)
@@ -111,27 +111,27 @@ class Program:
         return f"{self.output[:3000]}\n…\n{self.output[-3000:]}"
 
     def wait_for_more(self, kind: str, more: int = 1, **fields: Any) -> dict[str, Any]:
-        """So many of these notes from now on; the newest."""
+        """Wait for so many new notes, and return the newest."""
         return self.wait_for(kind, len(self.events(kind, **fields)) + more - 1, **fields)
 
     def wait_to_say(self, text: str) -> None:
         until(f"{self.home.name} to say {text!r}", lambda: text in self.output, self._both_ends)
 
     def daemons(self) -> list[psutil.Process]:
-        """Its p2pd, once there is one."""
+        """Return the p2pd processes, once there is one."""
         process = psutil.Process(self.process.pid)
         return until("a p2pd", lambda: [each for each in process.children() if each.name() == "p2pd"])
 
     def processes(self) -> list[psutil.Process]:
-        """What runs of it, its p2pd too: that names the identity key in our home."""
+        """Return the running processes, p2pd included, whose command line names the identity key in the home."""
         return _processes_of(self.home)
 
     def interrupt(self) -> None:
-        """Ctrl+C in its terminal: SIGINT to the whole process group."""
+        """Send SIGINT to the whole process group, as Ctrl+C in its terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> int:
-        """Wait for the end; the exit status, negative for a signal."""
+        """Wait for the end, and return the exit status, negative for a signal."""
         try:
             return self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -149,7 +149,7 @@ class Program:
 
 
 class Swarm:
-    """One run and its processes. A context manager that leaves nothing behind, and fails the test if it has to."""
+    """One run and its processes. The context manager ends leftover processes and then fails the test."""
 
     def __init__(self, **changes: Any) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="pt-", dir="/tmp"))  # short: sockets lie below it
@@ -185,18 +185,18 @@ class Swarm:
         return program
 
     def peer(self, name: str, *arguments: str, link: str | None = "", script: Path | None = None) -> Program:
-        """Start a peer in its home; link None: it must know the run already."""
+        """Start a peer in its home. With link None, the home must know the run."""
         home = self.root / name
         words = [] if link is None else [link or self.link]
         how = ["-m", "peer"] if script is None else [str(script)]
         return self._start(home, *how, *words, "--home", str(home), "--local", "--nickname", name, *arguments)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process on this machine that belongs to the swarm."""
+        """Return every process on this machine that belongs to the swarm."""
         return _processes_of(self.root)
 
     def socket_folders(self) -> list[Path]:
-        """Where p2pds have their sockets, or had them."""
+        """Return the folders for sockets of live and dead p2pds."""
         return list(self.sockets.glob("p2ptrain-*"))
 
     def __enter__(self) -> Self:
@@ -211,7 +211,7 @@ class Swarm:
             for program in self.programs:
                 program.end()
             until("all processes to be gone", lambda: not self.processes())
-            sweep(self.sockets)  # of those that were killed; the next peer to start does the same
+            sweep(self.sockets)  # folders of killed peers; the next peer to start would do this
             assert self.socket_folders() == []
             shutil.rmtree(self.root)
         finally:
@@ -226,7 +226,7 @@ class Swarm:
 
 @contextlib.contextmanager
 def endless_swarm(*names: str) -> Iterator[tuple[Swarm, Program, list[Program]]]:
-    """A bootstrap and peers that would train for hours; each has exchanged, and knows where another is."""
+    """Yield a bootstrap and peers that train without end, once each has exchanged and another has its address."""
     with Swarm(**ENDLESS) as swarm:
         bootstrap = swarm.bootstrap()
         peers = [swarm.peer(name) for name in names]
@@ -234,13 +234,14 @@ def endless_swarm(*names: str) -> Iterator[tuple[Swarm, Program, list[Program]]]
             each.wait_for("exchanged")
             each.wait_for("found")
         for each in peers:
-            psutil.Process(each.process.pid).nice(15)  # they train all the time, and newcomers have much to import
+            # They train all the time, and newcomers need the processor for imports.
+            psutil.Process(each.process.pid).nice(15)
         yield swarm, bootstrap, peers
 
 
 @contextlib.contextmanager
 def nowhere() -> Iterator[Swarm]:
-    """A run whose link leads to a closed port."""
+    """Yield a swarm without processes, whose link leads to a closed port."""
     with Swarm() as swarm, socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         port = reserved.getsockname()[1]
@@ -258,7 +259,7 @@ def _processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Whole lines only: the last one may be half-written."""
+    """Return the complete lines: the last one may be half-written."""
     try:
         return path.read_text(encoding="utf-8").split("\n")[:-1]
     except FileNotFoundError:

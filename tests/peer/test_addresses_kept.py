@@ -1,4 +1,4 @@
-"""The addresses in the home are those by which others reach the peer now: a link made of them leads to it."""
+"""The addresses in the home are those by which others reach the peer now, so that links lead to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CIRCUIT = address.through(RELAY, NEAR_BOOTSTRAP)
 
 
 class StillConnection:
-    """A ``Connection`` that says how others reach it, and is told when that changes."""
+    """A ``Connection`` that reports its addresses, and whose addresses tests change."""
 
     def __init__(self, identity: Identity, *_: object, on_move: Callable[[], None], **__: object) -> None:
         self._me, self._on_move = identity.peer_id, on_move
@@ -60,7 +60,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It knows so only when others have tried to dial it, seconds after it began to listen."""
+    """Check the link before and after others have tried to dial the peer, which takes seconds."""
     signed, home = signed_run(), Home(tmp_path / "home")
     home.path.mkdir()
     home.save_manifest(signed)
@@ -82,11 +82,11 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     with contextlib.ExitStack() as stack, contextlib.closing(EventLog(home.events)) as log:
         line = app._connect(stack, PeerOptions(link), home, identity, signed, log, Throttles())
         showing.set_run(signed, home, cast(Any, record), local=False)
-        state._sources = None  # there are no figures
+        state._sources = None  # as before there are figures
         at_first, warned = invited()
         assert f"@{NEAR}/" in at_first
         assert "Nobody outside your network" in warned
-        assert "No peer is running" in warned  # that none runs: nobody holds the home's lock here
+        assert "No peer is running" in warned  # since this test does not hold the home's lock
         assert at_first in state.document()["join"]
         line.thread.call(cast(Any, line.connection).move(CIRCUIT, NEAR))
         later, warned = invited()
@@ -103,7 +103,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
 def test_the_first_addresses_last_and_later_ones_are_written_when_they_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whom it joined by, and its port, survive a power cut; and the loop waits for no disk."""
+    """Check that the first addresses and the port survive a power cut, and that the loop waits for no disk."""
     places: list[tuple[str, ...]] = [("one",)]
     writes: list[tuple[tuple[str, ...], bool, bool]] = []
     save = Home.save_addresses
@@ -122,7 +122,7 @@ def test_the_first_addresses_last_and_later_ones_are_written_when_they_differ(
     async def main() -> None:
         nonlocal loop
         loop = asyncio.get_running_loop()
-        book.keep()  # before it began
+        book.keep()  # before it started
         await book.begin()
         await move("two")
         await move("three")
@@ -137,7 +137,7 @@ def test_the_first_addresses_last_and_later_ones_are_written_when_they_differ(
 
 
 def test_a_connection_says_that_it_is_reached_otherwise(tmp_path: Path) -> None:
-    """Where that cannot be written down, it is told, and others hear of it all the same."""
+    """Check a full disk: the change is noted, and other observers hear of it."""
     moves: list[tuple[str, ...]] = []
 
     def on_move() -> None:

@@ -1,4 +1,4 @@
-"""How a peer enters a run by invite: over links in memory, in virtual time, with a home on disk."""
+"""Admission of a peer to a run by invite: over links in memory, in virtual time, with a home on disk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{WITNESS.peer}"
 
 
 class World:
-    """A run, its witness, and a guest's home."""
+    """A run, its invite issuer, and a guest's home."""
 
     def __init__(self, folder: Path, policy: str = "invite") -> None:
         self.run = folder / "run"
@@ -65,7 +65,7 @@ class World:
     def enter(
         self, link: JoinLink | None, who: Somebody = GUEST, down_s: float = 0.0, gone_for: int = 0
     ) -> AdmissionClient:
-        """The guest enters, or not; the witness answers after so long, and our p2pd is away so often."""
+        """Request admission; the issuer answers after ``down_s``, and our p2pd is away for ``gone_for`` requests."""
 
         async def main() -> AdmissionClient:
             network = MemoryNetwork(latency=0.01, fail=lambda dialer, dialed: not self.is_up)
@@ -82,14 +82,14 @@ class World:
 
 
 class FakeConnection:
-    """As much of ``peer.network.Connection`` as an entrance uses."""
+    """The part of ``peer.network.Connection`` that an admission client uses."""
 
     def __init__(self, network: MemoryNetwork, me: PeerId) -> None:
         self._network = network
         self._me = me
         self.there = SimpleNamespace(bootstraps=(WITNESS.peer,), known={WITNESS.peer: ("/ip4/203.0.113.7/tcp/31337",)})
         self.gone_for = 0
-        """So often p2pd is being restarted when somebody asks for the node."""
+        """Number of requests for the node during which p2pd is being restarted."""
 
     @property
     def node(self) -> SimpleNamespace:
@@ -116,7 +116,7 @@ def test_a_guest_comes_in_and_needs_nobody_afterwards(tmp_path: Path) -> None:
     entrance = world.enter(world.link())
     assert entrance.gate is not None
     assert "let in" in world.notebook.kinds()
-    again = world.enter(None, down_s=1e9)  # by its home alone, and no node answers
+    again = world.enter(None, down_s=1e9)  # from its home alone, while no node answers
     assert again.gate is not None
     assert again.gate.badge == entrance.gate.badge
     assert again.gate.refusal(GUEST.peer, again.gate.badge, time.time()) is None
@@ -134,7 +134,7 @@ def test_a_p2pd_that_dies_meanwhile_is_waited_for(tmp_path: Path) -> None:
     assert world.enter(world.link(), gone_for=3).gate is not None
     assert world.notebook.kinds()[-1] == "let in"
     nobody = World(tmp_path / "list", "allowlist")
-    assert nobody.enter(None, gone_for=1).gate is not None  # as where nobody answers
+    assert nobody.enter(None, gone_for=1).gate is not None  # as if no node answered
 
 
 def said(world: World, link: JoinLink | None, who: Somebody = GUEST, error: type[Exception] = AdmissionError) -> str:
@@ -158,7 +158,7 @@ def test_who_is_not_let_in_is_told_at_once(tmp_path: Path) -> None:
 def test_what_another_witness_may_say_otherwise_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
-    """Of two witnesses one does not answer just now."""
+    """Check two issuers of which one does not answer at the moment."""
     world, asked = World(tmp_path), []
 
     async def come_in(transport: Transport, witness: PeerId, *_: object) -> Refusal:
@@ -213,7 +213,7 @@ def test_an_allowlist_names_the_command_that_would_help(tmp_path: Path) -> None:
 
 
 async def desks(*staff: tuple[Somebody, AdmissionHandler], known: Sequence[PeerId]) -> FakeConnection:
-    """A guest's connection to several nodes."""
+    """Return a guest's connection to several nodes."""
     network = MemoryNetwork(latency=0.01)
     for who, desk in staff:
         await network.transport(who.peer).listen(desk.answer)
@@ -223,7 +223,7 @@ async def desks(*staff: tuple[Somebody, AdmissionHandler], known: Sequence[PeerI
 
 
 def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
-    """Asked first, it knows no rulings yet."""
+    """Check that a node without the access list, asked first, does not decide."""
     world = World(tmp_path, "allowlist")
     world.rule(author.admit, GUEST.peer)
     behind = AdmissionHandler(Gate("allowlist", world.signed.run_id, author.author_of(world.signed)))
@@ -242,7 +242,7 @@ def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ahead_s", [1800.0, 2.0**33])
 def test_what_one_witness_refuses_another_may_grant(tmp_path: Path, ahead_s: float) -> None:
-    """One whose clock is ahead refuses an invite that has not run out, or grants a badge that nobody takes yet."""
+    """Check an issuer with a fast clock: it refuses a valid invite, or its certificate is not yet valid for others."""
     world = World(tmp_path)
     both = JoinLink(world.signed.run_id, (ADDRESS, ADDRESS.replace(WITNESS.peer, STRANGER.peer)))
     link = author.invite(world.run, both, 3600, 1, time.time())[0]
@@ -285,7 +285,7 @@ def test_where_nobody_tells_of_rulings_partners_decide(tmp_path: Path) -> None:
 
 
 class Gossip:
-    """One peer's records as another peer's entrance sees them, whoever handed them on."""
+    """A peer's presence records, as another peer's admission client receives them from anyone."""
 
     def __init__(self, folder: Path, policy: str) -> None:
         self.world = World(folder, policy)
@@ -294,7 +294,7 @@ class Gossip:
         self.entrance = AdmissionClient(connection, self.world.home, self.world.signed, GUEST.peer, self.world.notebook)
 
     def record(self, **changes: Any) -> Presence:
-        """Its own, with its signature under whatever it says."""
+        """Return a record of this peer with these fields, and its signature."""
         fields: dict[str, Any] = {
             "peer": self.author.peer_id,
             "run": self.world.signed.run_id,
@@ -310,7 +310,7 @@ class Gossip:
         return self.author.sign(Presence(**fields | changes))
 
     def left_s(self, record: Presence) -> float | None:
-        """For how long it counts; None: it does not."""
+        """Return for how many seconds the record counts; None if it does not."""
         until = self.entrance.live_until(record)
         return None if until is None else until - steady()
 
@@ -372,7 +372,7 @@ def test_an_open_run_has_no_gate_and_asks_nobody(tmp_path: Path) -> None:
 
 
 def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
-    """Whatever else gives weights away: who asks and who answers show badges there too."""
+    """Check the gate around the weight services: both sides show their certificates there too."""
     world = World(tmp_path)
 
     async def main() -> tuple[list[PeerId], list[str]]:
@@ -409,13 +409,13 @@ def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
         return served, whys
 
     served, whys = virtual_time.run(main())
-    assert served == [GUEST.peer]  # itself alone
+    assert served == [GUEST.peer]  # only the guest itself
     assert len(whys) == 2
     assert Refusal.NO_INVITE.value in whys[1]
 
 
 def test_behind_a_gate_peers_train_as_without_one() -> None:
-    """Bitwise, and at the same moments: a badge goes ahead of each message, and nobody waits for it."""
+    """Check bitwise equality at equal times: a certificate precedes each message, and nothing waits for it."""
 
     def trained(gated: bool) -> list[tuple[int, float, torch.Tensor]]:
         def wrap(name: str) -> Callable[[MemoryTransport], Transport]:

@@ -1,4 +1,4 @@
-"""What a peer builds from its manifest."""
+"""Construction of a peer from its manifest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_low_rank_messages_are_of_the_models_matrices(
 
 
 def test_who_makes_tokens_says_so_every_ten_seconds() -> None:
-    """Often enough for a testnet, to which silence means that everybody hangs."""
+    """Check the progress of tokenization: a testnet takes longer silence for a hang."""
     now, log = 100.0, MemoryLog()
     tell = telling(log, lambda: now)
     for tokens in range(1, 36):

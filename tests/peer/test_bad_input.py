@@ -1,6 +1,6 @@
-"""What the owner of a machine can do wrong: one clear line, one remedy, exit status 2, never a traceback.
+"""Mistakes of a machine's owner: one clear line, one remedy, exit status 2, no traceback.
 
-In this process and mostly without a network: recipe ``local`` takes the same way through the peer.
+In this process and mostly without a network: recipe ``local`` uses the same path through the peer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ADDRESS = f"/ip4/127.0.0.1/tcp/31337/p2p/{STRANGER}"
 
 @pytest.fixture
 def refused(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must be refused; what it said, in one line."""
+    """Run a command that must be refused, and return its message as one line."""
 
     def run(*arguments: object, command: object = peer) -> str:
         with pytest.raises(SystemExit) as caught:
@@ -53,13 +53,13 @@ def refused(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A home of its own, made; no run in it yet."""
+    """Return a new home without a run."""
     (tmp_path / "home").mkdir()
     return Home(tmp_path / "home")
 
 
 def train(home: Home, *arguments: str) -> None:
-    """Live as the peer of this home to the end, in this process."""
+    """Run the peer of this home to the end, in this process."""
     with pytest.raises(SystemExit) as caught:
         run_command(peer, ["--home", str(home.path), *arguments], name="p2ptrain peer")
     assert caught.value.code == 0
@@ -251,10 +251,10 @@ def test_the_accelerator_spares_the_host(signed_run: SignedRun) -> None:
     with pytest.raises(DeviceError, match="smaller model"):
         check_memory(manifest, torch.device("cpu"), installed_bytes=18_528 * 28)
     in_a_swarm = signed_run(outer__recipe="swarm", outer__exchanges_per_step=1).manifest
-    with pytest.raises(DeviceError, match="smaller model"):  # the copies of the fast weights that partners get
+    with pytest.raises(DeviceError, match="smaller model"):  # the copies of the fast weights for partners
         check_memory(in_a_swarm, torch.device("cuda", 0), installed_bytes=18_528 * 28)
     with pytest.raises(ZeroDivisionError), explained(torch.device("cpu")):
-        raise ZeroDivisionError  # our own faults keep their tracebacks
+        raise ZeroDivisionError  # errors of the program keep their tracebacks
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_a_checkpoint_of_another_model(home: Home, signed_run: SignedRun, refuse
 def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
     home: Home, signed_run: SignedRun, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk is full until the last outer step."""
+    """Check a disk that is full until the last outer step."""
     save_file = checkpoint.save_file
 
     def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_disk_that_is_full_at_the_end(
     assert list(home.checkpoints.iterdir()) == []
 
 
-# --- who may take part ------------------------------------------------------------------------------------------------
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -400,7 +400,7 @@ def test_a_peers_home_stays_one_though_a_bootstrap_was_started_there(home: Home,
     (home.path / "settings.toml").write_text("")
     (home.path / "bootstrap").mkdir()
     (home.path / "bootstrap" / "join-link.txt").write_text("")
-    check_no_other(home.path)  # raises HomeError where it is none
+    check_no_other(home.path)  # raises HomeError if there is one
     assert "There is no peer in" in refused(home.path, command=invite)
 
 
@@ -459,7 +459,7 @@ def test_a_home_or_run_where_we_may_not_look(
 
 
 def test_an_invite_is_printed_alone(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """So that it can go into a pipe."""
+    """Check that the invite is all of the output, for use in a pipe."""
     link = JoinLink(load_run(private_run).run_id, (ADDRESS,))
     with pytest.raises(SystemExit) as caught:
         run_command(invite, [str(private_run), "--link", str(link), "--uses", "3"], name="p2ptrain invite")
@@ -482,7 +482,7 @@ def test_rulings_are_shown(private_run: Path, capfd: pytest.CaptureFixture[str])
         told = capfd.readouterr().out
         assert said in told
         elsewhere = f"If your bootstrap runs elsewhere, copy {private_run / 'rulings.signed'} there."
-        assert (elsewhere in told) == (said == STRANGER)  # else there is none
+        assert (elsewhere in told) == (said == STRANGER)  # only then is there another node
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
@@ -523,6 +523,6 @@ def test_an_address_that_is_none(home: Home, refused: Callable[..., str]) -> Non
 
 @pytest.mark.parametrize("name", ["n" * 33, "ab\x1b[31mred", "\u202eevil"])
 def test_a_nickname_that_cannot_be_shown_as_it_is(refused: Callable[..., str], home: Home, name: str) -> None:
-    """As in settings.toml: it is not cut to what can be."""
+    """Check that the command rejects a nickname, as settings.toml does, instead of shortening it."""
     said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path, "--nickname", name)
     assert said.startswith("--nickname takes at most 32 printable characters.")

@@ -1,4 +1,4 @@
-"""Peers behind routers that let nothing in, in network namespaces. Real processes; most of it needs root."""
+"""Peers behind routers that accept no inbound connections, in network namespaces. Most tests need root."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEHIND_A_ROUTER = Access(router=True)
 
 
 class FarFlung(Swarm):
-    """A swarm whose every process has a host of its own, by its name."""
+    """A swarm in which every process has a host of its own, of the same name."""
 
     def __init__(self, network: Network, **changes: Any) -> None:
         super().__init__(**changes)
@@ -44,7 +44,7 @@ class FarFlung(Swarm):
         return self._start(home, "-m", "peer", self.link, "--home", str(home), "--nickname", name, *arguments)
 
     def doctor(self, name: str) -> tuple[int, dict[str, dict[str, str]]]:
-        """What the doctor says on that host: exit status, and its findings by check."""
+        """Return the doctor's exit status on that host, and its findings by check."""
         command = [sys.executable, "-m", "p2ptrain.cli", "doctor", self.link, "--home", str(self.root / name), "--json"]
         inside = self.network.hosts[name].inside(*command)
         done = subprocess.run(inside, env=self._environment, capture_output=True, text=True, timeout=120)
@@ -80,7 +80,7 @@ def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_wh
             volunteer.wait_for("reachable")
             for each in (alice, bob):
                 each.wait_for("relayed", peer=volunteer.peer_id)
-                each.wait_for("exchanged", peer=volunteer.peer_id)  # directly, or by a circuit if it called first
+                each.wait_for("exchanged", peer=volunteer.peer_id)  # directly, or by a circuit if the other side dialed
             bootstrap.kill()
             for each in (alice, bob):
                 each.wait_for("relay lost")
@@ -99,7 +99,7 @@ def test_the_doctor_says_on_which_side_of_a_router_it_is_and_how_to_be_reached()
             assert (status, found["reach"]["state"], found["router"]["state"]) == (0, "ok", "ok"), found
             assert found["reach"]["found"] == "others can dial this machine at 11.0.2.2:31337"
             status, found = swarm.doctor("home")
-            assert (status, found["reach"]["state"]) == (0, "note"), found  # the bootstrap relays
+            assert (status, found["reach"]["state"]) == (0, "note"), found  # reachable through the bootstrap's relay
             assert "Forward TCP port 31337 on your router to 192.168.1.2" in found["reach"]["fix"]
             assert found["router"]["found"].startswith("others see 11.0.3.2, the address of a router that keeps ports")
             assert {found[check]["state"] for check in ("link", "clock", "rates", "memory")} == {"ok"}

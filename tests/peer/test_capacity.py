@@ -1,4 +1,4 @@
-"""Whether a machine can hold a run: what is counted, and what a container leaves."""
+"""Capacity of a machine for a run: what is counted, and the memory that a container has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def test_eight_gigabytes_do_not_train_the_large_model_on_the_cpu() -> None:
-    """Its weights and moments fit; one sequence's activations beside them do not."""
+    """Check the memory: weights and moments fit, but not together with one sequence's activations."""
     large = preset("llama-135m", "ab" * 32)
     one = cpu_sequence_bytes(large.model, large.training)
     assert one > CPU_ACTIVATION_BYTES
@@ -49,15 +49,15 @@ def limit(place: Path, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
 def test_a_containers_limit_counts(tmp_path: Path, name: str) -> None:
-    """Its own group is the root of what it sees; of version 1 it is told the name that the host has for it."""
+    """Check cgroups: version 2 shows the own group as the root; version 1 shows the host's name for it."""
     own = told(tmp_path / "proc", "7:cpu,memory:/docker/0123abcd\n0::/\n")
     groups = tmp_path / "cgroup"
     groups.mkdir()
     there = installed_memory(groups, own)
-    assert there > GIB  # nothing is limited
+    assert there > GIB  # no limit
     limit(groups / name, str(GIB))
     assert installed_memory(groups, own) == GIB
-    limit(groups / name, "9223372036854771712")  # none, in the words of version 1
+    limit(groups / name, "9223372036854771712")  # no limit, as version 1 writes it
     assert installed_memory(groups, own) == there
 
 

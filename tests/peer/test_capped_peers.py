@@ -1,7 +1,8 @@
-"""Deadlines and caps: a peer whose owner caps it is slow, not dead. In virtual time, over links that wait in its lines.
+"""Deadlines and throttles: a peer with a low cap is slow, not dead. In virtual time, over throttled links in
+memory.
 
-The first deadline supposes 1 Mbit/s. Below that the first exchanges miss it, patience doubles, and from the first one
-that passes both sides know how long a byte takes.
+The first deadline assumes 1 Mbit/s. At a lower rate the first exchanges miss it, patience doubles, and after the
+first success both sides know the seconds per byte.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from p2ptrain.swarm.deadlines import FIRST_RATE, MAX_PATIENCE
 from p2ptrain.swarm.events import LeaveRequested
 
 PARAMETERS = 1 << 18
-"""1 MiB a payload: 8 s at 1 Mbit/s, 34 s at the lowest cap."""
+"""Number of parameters: a payload of 1 MiB takes 8 s at 1 Mbit/s, 34 s at the lowest cap."""
 
 
 class CappedLink(Link):
-    """A link in memory that waits as ``net.links.StreamLink`` does."""
+    """A link in memory that is throttled as ``net.links.StreamLink`` is."""
 
     def __init__(self, link: Link, rates: Throttles) -> None:
         self.peer = link.peer
@@ -75,7 +76,7 @@ def test_a_capped_peer_exchanges_after_few_misses_and_then_without_any(
         amber = Member(
             network, "amber", parameters=PARAMETERS, wrap=lambda transport: CappedTransport(transport, rates)
         )
-        amber.pace_s = birch.pace_s = 120 / H  # an outer step is no shorter than an exchange
+        amber.pace_s = birch.pace_s = 120 / H  # an outer step takes at least as long as an exchange
         lives = [asyncio.create_task(each.live()) for each in (amber, birch)]
         await more_exchanges(amber, 3, patience_s=7200)
         failed.extend(each.counted().exchanges_failed for each in (amber, birch))
@@ -92,5 +93,5 @@ def test_a_capped_peer_exchanges_after_few_misses_and_then_without_any(
 
 
 def test_patience_reaches_the_lowest_cap() -> None:
-    """Also where four exchanges share it."""
+    """Check the lowest cap, also shared by four exchanges."""
     assert MAX_PATIENCE * LOWEST_RATE >= 4 * FIRST_RATE

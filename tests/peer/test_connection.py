@@ -1,4 +1,4 @@
-"""The connection that outlives its p2pd: what it says where it cannot begin, and whom it dials."""
+"""The connection that outlives its p2pd: its errors at the start, and the nodes that it dials."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_p2pd_that_dies_while_it_starts_is_no_traceback(
 def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dialed_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link names loopback, as at the end of a tunnel; the peer is in no swarm of this machine alone."""
+    """Check a link that names loopback, as at the end of a tunnel, while the swarm is not limited to this machine."""
     monkeypatch.setattr(supervisor, "RESTART_S", (0.1, 60.0))
 
     async def until(condition: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
             moves.clear()
             monkeypatch.setattr(daemon, "PULSE_S", 0.2)
             monkeypatch.setattr(daemon, "PULSE_DEADLINE_S", 2.0)
-            connection.node.daemon._kill()  # the next one is felt by these numbers
+            connection.node.daemon._kill()  # the new p2pd must be counted by the same throttles
             await until(lambda: "p2pd is back" in log.kinds())
             assert connection.node.daemon.p2p._child.pid != killed
             assert connection.node.port in moves

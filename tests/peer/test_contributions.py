@@ -1,4 +1,4 @@
-"""Gathering receipts beside exchanges: over links in memory, in virtual time; and the ledger on disk."""
+"""Collection of receipts beside exchanges: over links in memory, in virtual time; and the ledger on disk."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_what_passed_is_signed_within_a_minute(tmp_path: Path) -> None:
         return amber, birch
 
     amber, birch = play(scene, tmp_path)
-    assert len(amber.receipts) == len(birch.receipts) == 1  # ten exchanges, one question each way
+    assert len(amber.receipts) == len(birch.receipts) == 1  # ten exchanges, one request in each direction
     mine = total(filter(None, amber.receipts), RUN, AMBER.peer)
     assert (mine.exchanges, mine.sent, mine.received, mine.served, mine.tokens) == (10, 1000, 2000, 5000, 300)
     theirs = total(filter(None, birch.receipts), RUN, BIRCH.peer)
@@ -101,7 +101,7 @@ def test_who_leaves_asks_once_more(tmp_path: Path) -> None:
         async with amber.contributions.gathering(lambda: amber.transport):
             amber.exchanged(BIRCH, 1, 2)
             birch.exchanged(AMBER, 2, 1)
-            amber.exchanged(STRANGER, 1, 2)  # is gone already
+            amber.exchanged(STRANGER, 1, 2)  # not reachable any more
         return amber
 
     assert len(play(scene, tmp_path).receipts) == 1
@@ -155,7 +155,7 @@ def test_claims_of_what_never_was_are_not_signed(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_set_back_silences_no_notary(tmp_path: Path) -> None:
-    """Its dates no longer hold, and it says so; how often somebody asked is no matter of dates."""
+    """Check a clock that is set back: claims are rejected for their dates, but rate limits use the monotonic clock."""
 
     async def scene(amber: Side, birch: Side) -> list[bytes | Objection]:
         claim = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 1, 1, 1, 1, 1, 2, 0).signed(RUN, AMBER.state)
@@ -241,7 +241,7 @@ def test_the_command_counts_what_holds(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def test_a_torn_receipt_takes_no_other_with_it(tmp_path: Path) -> None:
-    """As a full disk leaves one, or a power cut."""
+    """Check a truncated receipt, as a full disk or a power cut leaves it."""
     ledger = Ledger(tmp_path / "contributions.jsonl")
     receipt = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 5, 9, 12_345, 7, 1000, 2000, 0)
     signed = receipt.signed(RUN, AMBER.state).countersigned(RUN, BIRCH.state)

@@ -1,4 +1,4 @@
-"""``p2ptrain export``: the whole model or nothing, wherever it is to go."""
+"""``p2ptrain export``: the whole model or nothing, for every destination."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenize
 
 @pytest.fixture
 def home(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Home:
-    """Of a peer that has trained."""
+    """Return the home of a peer that has trained."""
     signed = signed_run()
     theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
     found = Home(tmp_path / "home")
@@ -36,7 +36,7 @@ def home(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Home:
 
 @contextlib.contextmanager
 def files_end_at(size_bytes: int) -> Iterator[None]:
-    """The system takes no longer files meanwhile: every library meets it where it meets a full disk."""
+    """Limit the length of files, which fails in every library at the same place as a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
     try:
@@ -60,7 +60,7 @@ def test_an_export_is_whole(
     export(home, Path() if is_there else out)
     assert names_in(out) == WHOLE
     assert names_in(out.parent) == {"out"}
-    assert capfd.readouterr().err == ""  # no progress bar in somebody's log
+    assert capfd.readouterr().err == ""  # no progress bar in a log
     with pytest.raises(UserError, match="exists and is not empty"):
         export(home, out)
 

@@ -1,4 +1,4 @@
-"""The little files of a peer's home."""
+"""Small files of a peer's home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer that finds nobody says what it tried, keeps trying, and can be stopped."""
+"""A peer that reaches no node says what it tried, keeps trying, and can be stopped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.net
 def test_an_unreachable_bootstrap() -> None:
     with nowhere() as swarm:
         peer = swarm.peer("anna")
-        tried = peer.wait_for("no manifest", 1)  # twice: it goes on trying
+        tried = peer.wait_for("no manifest", 1)  # twice, so it keeps trying
         assert tried["where"] in swarm.link.replace("/tcp/", ":")
         peer.wait_for("waiting")
         assert "[join] no manifest from " in peer.output
@@ -30,7 +30,7 @@ def test_an_unreachable_bootstrap() -> None:
 
 
 def test_another_node_answers_where_the_link_leads(tmp_path: Path) -> None:
-    """As of a link that is old, or was edited. It is said, however often others of us dialed it before."""
+    """Check an old or edited link: the other node at the address is reported, also after repeated dials."""
     with Swarm() as swarm:
         swarm.bootstrap()
         _, _, bootstrap = swarm.link.rpartition("/p2p/")

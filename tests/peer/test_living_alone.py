@@ -1,4 +1,4 @@
-"""A peer's life in this process, by recipe ``local``: the end, resuming, the summary, stopping in the middle."""
+"""The whole life of a peer in this process, by recipe ``local``: end, resumption, summary, interruption."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def notes(home: Home, kind: str) -> list[dict[str, Any]]:
 
 
 def at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, happens: Callable[[], None]) -> None:
-    """Let something happen instead of the inner step with this number, or before it."""
+    """Call a function in place of the inner step with this number, or before it."""
     from p2ptrain.train.inner import LanguageModelTask
 
     taken = 0
@@ -62,7 +62,7 @@ def at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, happens: Callabl
 
 
 def stop_at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, times: int = 1) -> None:
-    """Press Ctrl+C (so many times) before the inner step with this number, which goes on when that is heard."""
+    """Press Ctrl+C so many times before the inner step with this number, which continues once the signal is noted."""
     made: list[Signals] = []
 
     def make() -> Signals:
@@ -72,7 +72,7 @@ def stop_at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, times: int 
     def press() -> None:
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
-        assert made[-1].stop.wait(PATIENCE_S)  # a thread sets it, and may be late
+        assert made[-1].stop.wait(PATIENCE_S)  # a thread sets it, possibly late
 
     monkeypatch.setattr(app, "Signals", make)
 
@@ -116,7 +116,8 @@ def test_an_ended_run_is_not_trained_further(home: Home) -> None:
 def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_recorder, "BEGINNING_S", math.inf)  # what is skipped for haste changes the loss
+    # On a busy machine, a limit would cut the first evaluation short, and the loss would differ.
+    monkeypatch.setattr(session_recorder, "BEGINNING_S", math.inf)
     with monkeypatch.context() as patch:
         stop_at_inner_step(patch, 13)
         run_peer(PeerOptions(None, home.path))
@@ -129,7 +130,7 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
 def test_killed_in_an_inner_phase_it_loses_what_it_did_since_the_last_save(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves_always: None
 ) -> None:
-    """No whole inner phase: one may take hours."""
+    """Check a loss smaller than an inner phase: a phase may take hours."""
     with monkeypatch.context() as patch:
         at_inner_step(patch, 14, fail_with(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
@@ -167,7 +168,7 @@ def test_training_that_fails_is_saved(home: Home, monkeypatch: pytest.MonkeyPatc
 def test_what_failed_it_is_told_even_where_nothing_can_be_saved_any_more(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of CUDA sticks: nothing comes off the card after it."""
+    """Check an error of CUDA, after which nothing can be read from the device."""
     at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
     monkeypatch.setattr("p2ptrain.train.weights.Weights.state_dict", fail_with(RuntimeError("CUDA error: unspecified")))
     with pytest.raises(ZeroDivisionError):
@@ -253,7 +254,7 @@ def test_saves_are_paced_by_what_they_cost(
 def test_no_checkpoint_is_made_of_an_outer_step_under_way(
     home: Home, monkeypatch: pytest.MonkeyPatch, saves_always: None
 ) -> None:
-    """A trainer that waits for partners is saved when it goes on: a checkpoint does not hold what it waits with."""
+    """Check a trainer that waits for partners: a checkpoint has no room for that state, so it is saved afterwards."""
     signed = home.load_manifest(None)
     assert signed is not None
     with contextlib.closing(EventLog(home.events)) as log:
@@ -284,7 +285,7 @@ def test_a_second_ctrl_c_ends_at_once(home: Home, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt):
         run_peer(PeerOptions(None, home.path))
     assert not home.summary.exists()
-    with home.locked():  # and the home is free
+    with home.locked():  # so the home is free
         pass
 
 
@@ -315,14 +316,15 @@ def test_the_first_signal_lets_the_trainer_finish() -> None:
 
 @pytest.fixture
 def hangup() -> Iterator[signal.Signals]:
-    """As a process has it that was started from a terminal; these tests may run under nohup."""
+    """Return SIGHUP with its default action, since these tests may run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield signal.SIGHUP
     signal.signal(signal.SIGHUP, before)
 
 
 def test_a_terminal_that_closes_lets_the_trainer_finish(hangup: signal.Signals) -> None:
-    """It may say so twice: the kernel does, and the shell; and a service manager after its SIGTERM."""
+    """Check repeated signals: the kernel and the shell may send SIGHUP, and a service manager adds one to its
+    SIGTERM."""
     signals, log = Signals(), MemoryLog()
     with Stopping(signals, log) as stopping:
         stopping.let_finish(lambda: None)

@@ -1,4 +1,4 @@
-"""Notes as people see them, a stranger's words among them."""
+"""Notes as people see them, with strangers' text in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of another p2ptrain: what its owner is told, whichever way the manifest came."""
+"""Runs of other versions of p2ptrain: the messages, for each source of the manifest."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_homes_damaged_manifest_is_moved_away(tmp_path: Path) -> None:
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, module: Any, *raw: bytes) -> MemoryLog:
-    """The nodes of the link hand these out, one after the other."""
+    """Let the link's nodes return these manifests, one after the other."""
     left = list(raw)
 
     async def fetch(*_: object) -> bytes:
@@ -79,7 +79,7 @@ def test_who_is_handed_a_manifest_of_another_version_does_not_wait_for_a_better_
 
 
 def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A liar has another run's manifest, or bytes that the run's author did not sign: some other node may do better."""
+    """Check invalid answers, another run's manifest or false signatures: another node may have the right one."""
     own = OURS.to_bytes()
     lies = (THEIRS, own.replace(OURS.signature.encode(), b"00" * 64), own + b"\n", b"", b"[]", own[:-1])
     log = answers(monkeypatch, manifest_fetch, *lies, own)
@@ -103,7 +103,7 @@ def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_waits_says_whether_somebody_else_answers(
     error: str, why: str, later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then neither a firewall nor a router is in the way; also where p2pd then says only that it leaves it alone."""
+    """Check the stated reason: if another node answers, no firewall is in the way, also during p2pd's backoff."""
     asked = 0
 
     async def fetch(*_: object) -> bytes:

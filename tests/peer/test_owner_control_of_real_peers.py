@@ -1,5 +1,7 @@
-"""The owner's hand on real processes: a bootstrap and two peers on loopback, of which one is capped, rests, is called
-back, runs out of its month, and finishes."""
+"""Owner control of real processes: a bootstrap and two peers on loopback.
+
+One peer is capped, paused, resumed, exceeds its monthly budget, and finishes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def command(name: str, program: Program, *options: str) -> tuple[int, str]:
-    """Exit status, and what it printed."""
+    """Run a command, and return its exit status and output."""
     words = [sys.executable, "-m", "p2ptrain.cli", name, str(program.home), *options]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
@@ -32,18 +34,18 @@ def command(name: str, program: Program, *options: str) -> tuple[int, str]:
 
 
 def status(program: Program) -> dict[str, Any]:
-    """Asked by this process: the machine is busy enough."""
+    """Return the status as this process reads it, which needs less time than a command."""
     return dict(ask(program.home, command="status")["status"])
 
 
 def shown(program: Program) -> dict[str, Any]:
-    """What its page shows."""
+    """Return the document of the peer's page."""
     with urllib.request.urlopen(f"{program.wait_for('page')['url']}status", timeout=10) as answer:
         return dict(json.load(answer))
 
 
 def edit(program: Program, **options: object) -> None:
-    """Change lines of the settings, as their owner does."""
+    """Change lines of the settings, as the owner does."""
     path = program.home / "settings.toml"
     text = path.read_text()
     for name, value in options.items():
@@ -53,7 +55,7 @@ def edit(program: Program, **options: object) -> None:
 
 
 def wait_for_checkpoint(program: Program, tokens: int) -> None:
-    """Until the newest has so many tokens. A line about a save would not do: it may tell of an earlier one."""
+    """Wait until the newest checkpoint has so many tokens; a message could be about an earlier one."""
 
     def there() -> bool:
         newest = checkpoint.load_latest(program.home / "checkpoints").checkpoint
@@ -163,7 +165,7 @@ def test_sigkill_and_ctrl_c_while_it_rests(company: tuple[Swarm, Program, Progra
 
 
 def test_commands_before_there_is_a_swarm() -> None:
-    """The bootstrap of the link is gone: the peer waits for the manifest, says so, and finishes when told to."""
+    """Check a link whose bootstrap is gone: the peer waits for the manifest, says so, and ends on command."""
     with nowhere() as swarm:
         dora = swarm.peer("dora")
         dora.wait_for("waiting")

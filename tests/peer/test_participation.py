@@ -1,6 +1,6 @@
-"""Leaving the swarm for a while and coming back: real cores and learners over the network in memory, in virtual time.
+"""Leaving the swarm and returning: real cores and learners over the network in memory, in virtual time.
 
-Birch lives the whole time; amber is sent away and called back. Each trains an inner step every 100 ms.
+Birch stays the whole time; amber is paused and resumed. Each trains an inner step every 100 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Scene = Callable[[Member, Member, MemoryNetwork], Awaitable[None]]
 
 
 def play(scene: Scene, recipe: str = "ad_psgd", amber_tokens: float = ENDLESS) -> tuple[Member, Member, str]:
-    """Both peers in step, then the scene, then both are asked to leave; why amber says it ended."""
+    """Let both peers settle, play the scene, ask both to leave, and return them and amber's reason for its end."""
     found: list[Member] = []
 
     async def stage() -> str:
@@ -60,7 +60,7 @@ def test_who_rests_stands_still_and_nobody_waits_for_it() -> None:
         assert amber.participation.live_peers == 0
         assert birch.learner.step == step + 600 * 10 // H
         assert birch.counted().exchanges_failed == failed
-        assert birch.heard("failed") <= 1  # an offer that was on its way
+        assert birch.heard("failed") <= 1  # an offer on its way
 
     _, _, why = play(scene)
     assert why == "stopped by its owner"
@@ -100,7 +100,7 @@ def test_alone_it_trains_and_exchanges_nothing() -> None:
         await until(lambda: amber.participation.state == "away")
         step, done = amber.learner.step, amber.counted().exchanges_ok
         await asyncio.sleep(100)
-        assert amber.learner.step - step - 100 * 10 // H in (0, 1)  # the time may end with an outer step
+        assert amber.learner.step - step - 100 * 10 // H in (0, 1)  # an outer step may end at the last moment
         assert amber.counted().exchanges_ok == done
         amber.participation.set_mode(Mode.SWARM)
         await more_exchanges(amber, 3)
@@ -144,7 +144,7 @@ def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.SOLO, Mode.PAUSED])
 def test_a_trainer_that_waits_for_partners_is_not_left_waiting(mode: Mode) -> None:
-    """The recipe waits between two inner phases; its partner stands still, and the core that would give up is gone."""
+    """Check a recipe that waits between inner phases: its partner hangs, and the core that would give up is gone."""
 
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         birch.signals.begin.clear()
@@ -160,7 +160,7 @@ def test_a_trainer_that_waits_for_partners_is_not_left_waiting(mode: Mode) -> No
 
 
 def test_a_trainer_that_comes_to_wait_while_it_is_called_back_is_not_left_waiting() -> None:
-    """The old core is gone, the new one is not there yet, and neither hears that the phase is over."""
+    """Check a wait that starts between two cores: neither gets the event of the phase's end."""
 
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         post, waited = amber.participation.post, []
@@ -209,8 +209,7 @@ def test_away_before_it_ever_began() -> None:
 
 
 def test_displacements_of_the_last_core_never_reach_the_next_one() -> None:
-    """A trainer so slow that the core does not wait for it to apply what was committed: the next core's links have the
-    same names."""
+    """Check a trainer that applies displacements late: the next core's links have the same ids."""
 
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         amber.pace_s = 7.0

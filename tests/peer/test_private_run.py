@@ -1,4 +1,4 @@
-"""A run by invite, as real processes: who is let in, who is not, and what a ban does."""
+"""A run by invite, as real processes: who is admitted, who is not, and the effect of a ban."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
 
 
 def turned_away(program: Program) -> str:
-    """A peer that must end by itself with one clear line; what it said."""
+    """Return the output of a peer that must end by itself with one clear line."""
     assert program.end() == 2, program.output[-3000:]
     return program.output
 
 
 def said(*words: str) -> str:
-    """By a command."""
+    """Return a command's output."""
     command = [sys.executable, "-m", "p2ptrain.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
 
@@ -47,7 +47,7 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
         assert "its invite is used up" in turned_away(swarm.peer("dora", link=str(invited)))
 
         assert anna.terminate() == 0
-        anna = swarm.peer("anna", link=None)  # its badge is in its home
+        anna = swarm.peer("anna", link=None)  # its certificate is in its home
         anna.wait_for("exchanged")
         assert anna.events("let in") == []
 
@@ -89,10 +89,10 @@ def test_a_list_grows_while_the_run_goes_on() -> None:
         assert "not on the run's list" in turned_away(bert)
         author.admit(run, [bert.peer_id], time.time())
         bootstrap.wait_to_say("2 admitted")
-        swarm.peer("bert", link=None).wait_for("exchanged")  # its home knows the run by now
+        swarm.peer("bert", link=None).wait_for("exchanged")  # its home has the manifest by now
         anna.wait_for("exchanged")
 
         for daemon in anna.daemons():
             daemon.kill()
-        anna.wait_for("p2pd is back")  # and stands at the gate again
+        anna.wait_for("p2pd is back")  # and uses the gate again
         anna.wait_for_more("exchanged", 3)

@@ -34,7 +34,7 @@ def weights(program: Program, directory: str) -> torch.Tensor:
     "recipe",
     [
         "diloco",
-        # Of half a minute each, and of the same code: make lab runs them.
+        # Each takes half a minute and uses the same code: make lab runs them.
         pytest.param("gasloc", marks=pytest.mark.lab),
         pytest.param("noloco", marks=pytest.mark.lab),
         pytest.param("factored_gossip", marks=pytest.mark.lab),

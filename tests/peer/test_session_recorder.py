@@ -1,4 +1,4 @@
-"""What a session's record makes of what the trainer measured."""
+"""Figures that a session recorder derives from the trainer's measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from peer.throughput import Throughput
 
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch) -> SessionRecorder:
-    """Its learner made no inner step yet."""
+    """Return a recorder whose learner has made no inner step yet."""
     monkeypatch.setattr(SessionRecorder, "_save_if_due", lambda self: None)
     learner = SimpleNamespace(
         tokens=0, progress=0.0, step=0, loss=2.0, blocked_s=0.0, longest_blocked_s=0.0, inner_step_s=0.0
@@ -88,7 +88,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
 
 
 def test_however_long_a_look_takes_the_next_one_comes(record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that fell among everybody's start decides for no eight minutes."""
+    """Check that one slow look, as during the start of many peers, does not postpone the next by eight minutes."""
     now = 0.0
     monkeypatch.setattr("peer.session_recorder.time.monotonic", lambda: now)
 
@@ -105,7 +105,7 @@ def test_however_long_a_look_takes_the_next_one_comes(record: SessionRecorder, m
 def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(
     record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``p2ptrain status``, the page and those who show the swarm: of one peer at one moment there is one such loss."""
+    """Check that ``p2ptrain status``, the page and the bootstrap's view have the same held-out loss at one moment."""
     losses = iter((5.5, 4.5, float("nan")))
     monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: next(losses))
     cast(Any, record).task = SimpleNamespace(
@@ -134,7 +134,7 @@ def test_no_more_steps_are_remembered_than_a_median_needs(record: SessionRecorde
 
 
 class Disk:
-    """Takes nothing for a while; time passes in sleep alone."""
+    """A full disk that has space again after a while; only sleep advances the time."""
 
     def __init__(self, record: SessionRecorder, full_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.full_s, self.slept = 0.0, full_s, 0
@@ -203,7 +203,7 @@ def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(
 
 
 class FakeCheckpoints:
-    """Which state of the learner was saved, and a disk that may be full."""
+    """Record of the learner's states that were saved, on a disk that may be full."""
 
     def __init__(self, record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved, self.is_full = list[int](), False
@@ -229,12 +229,12 @@ def checkpoints(record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> Fak
 
 
 def test_who_leaves_is_saved_before_the_goodbye(record: SessionRecorder, checkpoints: FakeCheckpoints) -> None:
-    """Which takes seconds where the line is dead: an owner may have lost patience by then."""
+    """Check the order: leaving takes seconds on a dead connection, and the owner may kill the process meanwhile."""
     checkpoints.change()
     record.leaving()
     assert checkpoints.saved == [1]
     record.end()
-    assert checkpoints.saved == [1]  # the goodbye changed nothing: a large model takes long to write
+    assert checkpoints.saved == [1]  # leaving changed nothing, and a large model takes long to write
 
 
 def test_what_comes_in_amid_the_goodbye_is_saved_after_it(
@@ -277,8 +277,8 @@ def test_on_a_full_disk_the_goodbye_does_not_wait_and_the_end_does(
 def test_who_is_held_amid_an_outer_step_is_saved_once_it_is_over(
     record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What partners gave to it is in no checkpoint before: killed meanwhile, it would have kept none of it."""
-    monkeypatch.undo()  # the fixture's: this is about when it is due
+    """Check that the save waits for the outer step: partners' contributions are in no checkpoint before its end."""
+    monkeypatch.undo()  # remove the fixture's fakes: this test is about when a save is due
     saved: list[str] = []
 
     def save(self: SessionRecorder) -> int:
@@ -297,4 +297,4 @@ def test_who_is_held_amid_an_outer_step_is_saved_once_it_is_over(
     assert saved == ["a checkpoint"]  # the next one is due later
     record.held(False)
     record.held(True)
-    assert saved == ["a checkpoint"] * 2  # amid the inner steps: at once
+    assert saved == ["a checkpoint"] * 2  # between inner steps: at once

@@ -1,4 +1,4 @@
-"""A peer's state for whoever looks: notes folded into a view, figures of the moment, and what it tells others."""
+"""A peer's state for observers: notes folded into a view, current figures, and the report to others."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_what_it_tells_a_watcher(state: StatusView) -> None:
 
 
 def test_others_hear_nothing_of_the_owners_computer_and_network(state: StatusView) -> None:
-    """Paths hold names, and addresses at home are nobody's business; a bootstrap would show them to everybody."""
+    """Check that paths, names and private addresses stay here: a bootstrap would publish them."""
     places = "/home/alice.smith/x 192.168.1.23 192.168.1.23:4001 /ip4/192.168.1.23/tcp/4 fe80::1%eth0 [fd00::1]:80 ~/x"
     fields = dict.fromkeys(("why", "what", "remedy", "where", "path", "own"), f"dial tcp {places} timed out")
     numbers = {"seconds": 1.0, "step": 1, "port": 1, "off_s": 1.0, "nodes": 1}
@@ -178,7 +178,7 @@ def test_what_happened_before_the_owner_agreed_is_not_told(state: StatusView) ->
 
 
 def test_a_watcher_of_the_process_before_hears_of_this_one(state: StatusView) -> None:
-    """Serials begin anew with each process: one that was never given out is another's."""
+    """Check serials after a restart: a serial that this process never issued belongs to the one before."""
     state.on_note("exchanged", EXCHANGED)
     assert [each[1] for each in state.report(5000)[1]] == [1]
     assert state.report(1)[1] == []
@@ -187,7 +187,7 @@ def test_a_watcher_of_the_process_before_hears_of_this_one(state: StatusView) ->
 def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: StatusView
 ) -> None:
-    """At the beginning of a session, which may be the run's middle, and at the end of training."""
+    """Check losses at the start of a session, which may be in the middle of the run, and at the end of training."""
     monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda self, **_: 2.0)
     monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *arguments: tmp_path)
     log = MemoryLog()
@@ -218,7 +218,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
 
 
 def test_the_log_does_not_get_the_token(state: StatusView) -> None:
-    """Others on this computer may read the log; the owner's terminal has the whole address."""
+    """Check that the log has no token, since others may read it; the terminal shows the whole address."""
     log, said = MemoryLog(), list[str]()
     showing = Sharing(state, cast(Any, None), ListenAddress("0.0.0.0", 0, "secret"), False, said.append)
     with contextlib.ExitStack() as stack:
@@ -253,14 +253,14 @@ def test_figures_and_state(state: StatusView) -> None:
 
 
 def test_its_line_is_watched_whether_anybody_looks_or_not(state: StatusView) -> None:
-    """Whoever opens the page after an hour sees what that hour was like."""
+    """Check that traffic is sampled without an open page: the page shows the last hour when it is opened."""
     for _ in range(3):
         state.update_peers([], lambda peer: False)
     assert state.document()["traffic"] == [(1000.0, 5.0, 6.0)] * 3
 
 
 def test_of_a_large_swarm_it_says_how_many_there_are(state: StatusView) -> None:
-    """Also where not all of them are shown."""
+    """Check the number of peers, also if not all are shown."""
     records = [
         Presence(PeerId(f"12D3KooW{n}"), RunId("5" * 64), (), PeerState.TRAINING, 7, 700.0, True, "hen", 990, 75)
         for n in range(2 * MOST_PEERS)

@@ -1,4 +1,4 @@
-"""A start that fails, and a Ctrl+C that falls into what is cleaned up after it: the error is told all the same."""
+"""A start that fails, with Ctrl+C during the clean-up: the error is reported all the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_error_is_how_it_ends(error: Exception) -> None:
 
 
 def test_an_error_that_was_dealt_with_is_not_how_it_ends() -> None:
-    """Libraries look for something in one place and then, within an ``except``, in another."""
+    """Check an interrupt within a handled exception: libraries look for a module in an ``except`` clause."""
     with Stopping(Signals(), MemoryLog()) as stopping, stopping.handling_errors():
         try:
             raise ImportError
@@ -67,7 +67,7 @@ def test_a_second_ctrl_c_ends_the_clean_up_at_once() -> None:
 
 
 def test_a_signal_amid_a_lock_of_what_it_sets_does_not_hang() -> None:
-    """The main thread may be inside of that lock: waiting for it, or amid the first of two signals."""
+    """Check a signal while the main thread holds the lock of the event that the handler sets."""
     signals, woken = Signals(), threading.Event()
     with Stopping(signals, MemoryLog()) as stopping:
         stopping.let_finish(woken.set)

@@ -1,6 +1,7 @@
-"""What happens to members of a real swarm, and that the others go on: joining late, leaving, dying at the worst moment.
+"""Failures of members of a real swarm, which the others survive: late joins, departures, deaths at the worst
+moment.
 
-Two peers live through the whole file; every test has a third one that something happens to.
+Two peers run during the whole file; every test adds a third one that fails.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ class Company:
     anna: Program
     bert: Program
     emil: Program
-    """Started with them, and ended by the test that needs it: starting together takes less time."""
+    """Started together with the others, which takes less time, and ended by the test that needs it."""
 
     def goes_on(self) -> None:
-        """Both survivors exchange with each other from now on."""
+        """Check that both survivors exchange with each other from now on."""
         self.anna.wait_for_more("exchanged", 3, peer=self.bert.peer_id)
         self.bert.wait_for_more("exchanged", 3, peer=self.anna.peer_id)
 
@@ -44,7 +45,7 @@ def test_a_late_joiner_takes_the_weights_and_leaves_politely(company: Company) -
     step = company.anna.wait_for("progress")["step"]
     cleo = company.swarm.peer("cleo")
     assert cleo.wait_for("caught up")["peer"] in {each.peer_id for each in (company.anna, company.bert, company.emil)}
-    assert not cleo.events("unconfirmed")  # the other one was asked for its copy, and it was near
+    assert not cleo.events("unconfirmed")  # the other donor's copy was compared, and was near
     cleo.wait_for("exchanged", 2)
     assert cleo.wait_for_more("progress")["step"] > step
     company.bootstrap.wait_to_say("cleo (")
@@ -82,7 +83,7 @@ def test_a_second_ctrl_c_ends_at_once_even_when_the_network_hangs(company: Compa
     emil = company.emil
     emil.wait_for("exchanged")
     p2pd = emil.daemons()[0]
-    p2pd.suspend()  # saying goodbye takes for ever
+    p2pd.suspend()  # leaving never ends
     emil.interrupt()
     emil.wait_for("stopping")
     emil.interrupt()

@@ -1,4 +1,4 @@
-"""Three real peers on loopback train one model to the end of their run; what they leave behind is usable."""
+"""Three real peers on loopback train one model to the end of their run, and their files are usable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended() -> Iterator[Ended]:
-    # Held-out text of one batch: of more, a peer on a busy machine skips some, and all are to measure the same.
+    # Held-out text of one batch: on a busy machine a peer would skip part of a longer one, and losses would differ.
     with Swarm(run__tokens_per_peer=300_000, corpus__validation_fraction=0.0015) as swarm:
         bootstrap = swarm.bootstrap()
         peers = [swarm.peer(name) for name in ("anna", "bert", "cleo")]
@@ -57,7 +57,7 @@ def test_every_peer_learned(ended: Ended) -> None:
     for summary in ended.summaries:
         assert summary["val_loss_last"] < 0.75 * summary["val_loss_first"]
         assert summary["finished"]
-        assert summary["tokens"] > 0  # who started late took the others' weights
+        assert summary["tokens"] > 0  # a late starter took the others' weights
 
 
 def test_all_began_at_the_same_weights(ended: Ended) -> None:
@@ -73,7 +73,8 @@ def test_every_peer_exchanged_and_nobody_trained_alone(ended: Ended) -> None:
 
 
 def test_the_trainer_was_hardly_blocked(ended: Ended) -> None:
-    """Shares of the same run, but of a tiny model on a busy machine: the bound is far from the usual .01."""
+    """Check the blocked share of the same run: a tiny model on a busy machine, so the bound is far above the usual
+    0.01."""
     assert max(summary["blocked_fraction"] for summary in ended.summaries) < 0.2
 
 

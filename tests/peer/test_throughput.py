@@ -1,4 +1,4 @@
-"""Tokens a second, as of the last minute."""
+"""Throughput in tokens per second, over the last minute."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from peer.throughput import WINDOW_S, Throughput
 
 
 class Training:
-    """Inner steps of 100 tokens each on a clock of its own."""
+    """Inner steps of 100 tokens each with a manual clock."""
 
     def __init__(self) -> None:
         self.now, self.tokens = 0.0, 0

@@ -1,4 +1,4 @@
-"""SIGKILL of the bootstrap: the swarm goes on, its members come back, and strangers join by a peer's own link."""
+"""SIGKILL of the bootstrap: the swarm continues, its members return, and strangers join by a peer's link."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Orphans:
     swarm: Swarm
     anna: Program
     bert: Program
-    """Replaced by whoever lives in that home now."""
+    """The newest process of that home."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_swarm_goes_on(orphans: Orphans) -> None:
 def test_a_peer_resumes_after_sigterm_and_after_sigkill_and_a_stranger_joins_by_a_peers_link(
     orphans: Orphans, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who comes back finds its swarm again. The stranger starts together with it: starts are what takes the time."""
+    """Check two restarts, and a stranger that starts together with the first one, since starting takes long."""
     invite.main([str(orphans.anna.home)], standalone_mode=False)
     link = capsys.readouterr().out.strip()
     bert = orphans.bert

@@ -1,6 +1,6 @@
-"""A peer that SIGKILL hits amid an exchange, once another is committed: its payload is out, but not the end of it.
+"""A peer that gets SIGKILL during an exchange, after another one is committed.
 
-Takes the arguments of ``python -m peer``, with ``--home``.
+Its payload has left, but not the end of it. Takes the arguments of ``python -m peer``, with ``--home``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ home = Home(Path(sys.argv[sys.argv.index("--home") + 1]))
 
 
 async def send_half(link: Link, parts: Sequence[bytes], others: Sequence[Link] = ()) -> None:
-    if '"exchanged"' not in home.events.read_text():  # to count payloads is not enough: several exchanges run at once
+    # Counting payloads is not enough, since several exchanges run at once.
+    if '"exchanged"' not in home.events.read_text():
         await send_payload(link, parts, others)
         return
     await link.send(FrameKind.CHUNK, memoryview(parts[0])[:MAX_CHUNK_BYTES])

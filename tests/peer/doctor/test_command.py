@@ -1,4 +1,4 @@
-"""The doctor's command line, with nothing but this machine."""
+"""The doctor's command line, on this machine alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from peer.home import Addresses, Home
 
 @pytest.fixture
 def free() -> int:
-    """Below those that the kernel deals out by itself: nobody gets it before it is used."""
+    """Return a port below the kernel's ephemeral ones, so that it stays free."""
     for port in random.sample(range(20_000, 30_000), 50):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -57,7 +57,7 @@ def test_a_port_in_use_is_named_and_mended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("whose", ["the default", "of last time"])
 def test_a_port_that_nobody_named_may_be_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
-    """A peer takes any other, and so does the doctor when it lets others dial."""
+    """Check a default port in use: a peer would take another one, and so does the doctor for its dial-back test."""
     listened_at: list[int | None] = []
 
     def examine(link: object, home: object, port: int | None, local: bool) -> tuple[list[Finding], None]:

@@ -1,4 +1,4 @@
-"""Whether the doctor finds room for a run's home and for its tokens, each on its own disk or both on one."""
+"""Disk space for a run's home and for its tokens, each on its own disk or both on one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(vocabulary: int = 256, tokenizer: dict[str, Any] | None = None, max_toke
 
 @pytest.fixture
 def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Free bytes of two disks, the home's and the cache's."""
+    """Return the free bytes of two disks, the home's and the cache's."""
     free = {"home": 10**12, "cache": 10**12}
     status = Path.stat
 

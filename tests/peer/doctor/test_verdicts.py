@@ -1,4 +1,4 @@
-"""What the doctor makes of what was observed, and how it says so. Pure."""
+"""The doctor's findings from observations, and their texts, without I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_clocks_differ_by_the_least_that_explains_the_times(asked_at, answered_a
         ([0.1], FindingState.OK),
         ([-6.0], FindingState.NOTE),
         ([400.0], FindingState.BAD),
-        ([0.0, 0.1, 900.0], FindingState.OK),  # one of them is wrong itself
+        ([0.0, 0.1, 900.0], FindingState.OK),  # one report is wrong
     ],
 )
 def test_the_clock_is_compared_to_the_median(offsets, state) -> None:
@@ -114,7 +114,7 @@ def test_the_port_that_a_connection_left_from(tmp_path: Path) -> None:
     assert sent_from("113.203.114.7", 31338, table) == 0
     assert sent_from("2001:db8::1", 1, table) == 0
     table.write_text(TABLE + TABLE[TABLE.index("   2:") :])
-    assert sent_from("113.203.114.7", 31337, table) == 0  # which of the two?
+    assert sent_from("113.203.114.7", 31337, table) == 0  # two sockets could be meant
     assert sent_from("113.203.114.7", 31337, tmp_path / "none") == 0
 
 

@@ -1,4 +1,4 @@
-"""What ``p2ptrain status`` shows of a peer that tells nothing itself."""
+"""Output of ``p2ptrain status`` for a peer that does not answer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_peer_that_is_frozen_runs(
 def test_a_checkpoint_that_goes_meanwhile_is_no_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A peer that is busy saving removes the oldest."""
+    """Check that a checkpoint may disappear while it is read: a peer that saves removes the oldest."""
     state = tmp_path / "checkpoints" / "step-00000007" / "state.json"
     state.parent.mkdir(parents=True)
     read = status._read

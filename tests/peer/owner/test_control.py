@@ -1,4 +1,5 @@
-"""The hand without its thread: a clock of ours, a look a second, commands, and what the rest of the peer is told."""
+"""Owner control without its thread: a manual clock, a look per second, commands, and the calls to the rest of the
+peer."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class FakeLearner:
 
 @dataclass
 class FakeRecord:
-    """As much of a record as a status reads."""
+    """The part of a session recorder that a status reads."""
 
     is_held: bool = False
     has_stepped: bool = True
@@ -83,7 +84,7 @@ class FakeParticipation:
 
 
 class Desk:
-    """A hand, and everything around it."""
+    """Owner control and everything around it."""
 
     def __init__(self, path: Path) -> None:
         self.home = Home(path)
@@ -123,7 +124,7 @@ class Desk:
 
     def edit(self, text: str) -> None:
         self.file.path.write_text(text)
-        self.stamp += 1  # some kernels stamp two edits within one tick alike
+        self.stamp += 1  # on some kernels, two edits within one tick have equal timestamps
         os.utime(self.file.path, ns=(self.stamp, self.stamp))
         self.look(2)
 
@@ -333,7 +334,7 @@ def test_the_month_runs_out_and_a_new_one_begins(desk: Desk) -> None:
 
 
 def test_who_rests_or_has_used_up_its_month_gives_strangers_nothing(desk: Desk) -> None:
-    """Newcomers' copies, circuits and samples: from before there is a trainer on."""
+    """Check the services to strangers, from before there is a trainer: weights for newcomers, circuits, dial-backs."""
     gives = [desk.rates.gives]
     for order in ("pause", "resume"):
         desk.order(order)
@@ -533,7 +534,7 @@ def test_settings_are_shown_as_they_count(desk: Desk) -> None:
 
 
 def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:
-    """Also before there is anybody who trains, while it rests, and when it leaves."""
+    """Check that the page and ``status`` agree, also before training, while paused, and when the peer leaves."""
     page = StatusView(PeerId("12D3KooWme"), "fox", desk.owner.state)
 
     def both() -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The socket in the home, both sides in this process: capped, private, and gone afterwards."""
+"""The control socket in the home, both sides in this process: bounded, private, and removed at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from peer.owner.control_socket import LONGEST_PATH, MAX_REQUEST, ControlServer, 
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Its path is too long on some machines and short on others: both must work."""
+    """Return a home; if its path is short here, set a limit under which it is too long, and the reverse."""
     monkeypatch.setattr(doors, "LONGEST_PATH", 1000 if len(str(tmp_path)) < LONGEST_PATH - 20 else LONGEST_PATH)
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
@@ -46,7 +46,7 @@ def serving(
 
 
 def talk(door: ControlServer, words: bytes) -> bytes:
-    """What a client gets that says this and nothing more."""
+    """Return the answer to a client that sends only this."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(10)
         client.connect(door.socket.getsockname())
@@ -127,7 +127,7 @@ def test_nobody_is_there_in_a_home_whose_path_is_too_long_for_a_socket(
 
 def test_what_a_killed_peer_left_is_nobody_and_is_swept(home: Path) -> None:
     dead = ControlServer(home)
-    dead.socket.close()  # as the kernel does
+    dead.socket.close()  # as the kernel does when the process dies
     assert left_in(home) != []
     with pytest.raises(HomeError, match="No peer runs in"):
         ask(home, command="status")

@@ -1,4 +1,4 @@
-"""settings.toml: what a new home gets, what is refused and how, and edits while a peer runs."""
+"""settings.toml: the file of a new home, rejected values and their messages, and edits while a peer runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ JOIN = (Path(__file__).parents[3] / "docs" / "JOIN.md").read_text(encoding="utf-
 
 
 OPTIONS = {name: " ".join(str(field.description).split()) for name, field in Settings.model_fields.items()}
-"""What each option means, and after "Allowed:" what it may be."""
+"""Description of each option, and after "Allowed:" its values."""
 
 
 def allowed(name: str) -> str:
@@ -152,7 +152,7 @@ def test_hours(hours: str, inside: list[int], outside: list[int]) -> None:
 
 
 def twice(file: SettingsFile) -> Settings | str | None:
-    """An edit is read when it looks the same twice."""
+    """Read the file twice: an edit takes effect if two reads agree."""
     first = file.changed()
     assert first is None
     return file.changed()
@@ -218,14 +218,14 @@ def test_edits_are_seen_once(tmp_path: Path) -> None:
 
 
 def test_half_an_edit_is_not_read(tmp_path: Path) -> None:
-    """An editor empties the file, and fills it a moment later: caps must hold meanwhile."""
+    """Check an editor that empties the file and fills it a moment later: the caps must stay in force."""
     file = SettingsFile(tmp_path)
     file.path.write_text("upload_mbit = 3")
     assert file.load() == Settings(upload_mbit=3.0)
     file.path.write_text("")
     assert file.changed() is None
     file.path.write_text("upload_mbit = 4")
-    os.utime(file.path, ns=(1, 1))  # some kernels stamp two edits within one tick alike
+    os.utime(file.path, ns=(1, 1))  # on some kernels, two edits within one tick have equal timestamps
     assert twice(file) == Settings(upload_mbit=4.0)
 
 

@@ -1,4 +1,4 @@
-"""The month's count on disk, and what follows from it, from the hour and from the owner."""
+"""The month's traffic on disk, and the policy that follows from it, the hour and the owner's commands."""
 
 from __future__ import annotations
 

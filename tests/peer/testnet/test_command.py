@@ -1,4 +1,4 @@
-"""The command's mistakes, before anything starts."""
+"""Mistakes on the command line, before anything starts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_scenario_can_be_watched_except_on_hosts_that_no_link_leads_to(
 
 
 def test_a_scenario_without_a_clone_is_refused_kindly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the package is installed without the repository around it."""
+    """Check an installed package without the repository around it."""
     monkeypatch.setattr("peer.testnet.command.PACKAGES", tmp_path)
     with pytest.raises(UserError, match="--scenario needs the laboratory") as caught:
         testnet(["--scenario", "it.toml"], standalone_mode=False)

@@ -1,4 +1,4 @@
-"""The averaged model of some homes. A tiny model on the shipped text."""
+"""The averaged model of several homes. A tiny model on the shipped text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY = {
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of our own, and little held-out text."""
+    """Use a temporary cache, and little held-out text."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(measuring, "HELD_OUT_TOKENS", 2048)
 

@@ -1,4 +1,4 @@
-"""What a testnet puts where."""
+"""Folder layout and commands of a testnet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on a testnet. Pure: no process, no torch."""
+"""The verdict on a testnet, without processes or torch."""
 
 from __future__ import annotations
 

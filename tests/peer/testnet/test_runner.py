@@ -1,4 +1,4 @@
-"""Children from start to end, with stand-ins for the bootstrap and the peers: real processes, no torch, no network."""
+"""Children from start to end, with fakes of the bootstrap and the peers: real processes, no torch, no network."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if does != "finish":
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A path whose ``python -m peer`` and ``python -m bootstrap`` are stand-ins."""
+    """Return a folder whose ``python -m peer`` and ``python -m bootstrap`` are fakes."""
     (tmp_path / "peer.py").write_text(PEER)
     (tmp_path / "bootstrap.py").write_text(BOOTSTRAP)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -86,7 +86,7 @@ def test_it_ends_when_all_trainers_did(stage: Path) -> None:
 
 
 def test_afterwards_the_bootstrap_alone_is_still_there(stage: Path) -> None:
-    """While somebody looks at its page; then it ends, too."""
+    """Check that the bootstrap runs while its page is open, and then ends too."""
     plan = lay_out(stage / "out", preset("demo", "ab" * 32), peers=2, solo=True, seed=None)
     there: list[list[str]] = []
 
@@ -128,7 +128,7 @@ def test_a_crash_ends_it_for_all(stage: Path) -> None:
     (trouble,) = ending.troubles
     assert trouble.startswith("peer-1 ended with status 1; ")
     assert trouble.endswith("error: out of memory")
-    assert "peer-2" in ending.statuses  # asked to leave, or ended before it could be: not left running
+    assert "peer-2" in ending.statuses  # asked to leave, or ended before: not left running
 
 
 def test_a_bootstrap_that_dies_is_a_trouble(stage: Path) -> None:
@@ -173,7 +173,7 @@ def test_last_words_are_few(tmp_path: Path) -> None:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Until real processes have done their part."""
+    """Wait until a condition on real processes holds."""
     deadline = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
@@ -187,11 +187,11 @@ REAL = [
     f"import os, sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); import p2ptrain.cli"
     "; import peer.testnet.command; os.environ['PYTHONPATH'] = os.getcwd(); p2ptrain.cli.main()",
 ]
-"""The real command; its children meet the stand-ins."""
+"""Command line of the real testnet, whose children are the fakes."""
 
 
 def running_testnet(stage: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
-    """A testnet in a process of its own, and its children, all of them training."""
+    """Yield a testnet in a process of its own, and its children, once all train."""
     for name in ("peer-1", "peer-2", "solo"):
         (stage / f"does-{name}").write_text("train")
     process = subprocess.Popen(
@@ -227,7 +227,7 @@ def test_nothing_survives_a_killed_testnet(stage: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_on_a_terminal_the_page_stays_to_be_looked_at(stage: Path, number: signal.Signals) -> None:
-    """After all is told, until Ctrl+C, which is then how it ends and no fault."""
+    """Check that the page stays open after the report until Ctrl+C, which is then the normal end."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*REAL, "testnet", "--peers", "2", "--no-solo", "--out", "out", "--page", "0"],
@@ -238,7 +238,8 @@ def test_on_a_terminal_the_page_stays_to_be_looked_at(stage: Path, number: signa
     )
     os.close(theirs)
     said = b""
-    with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # a terminal ends with an error
+    # Reading a closed terminal raises an error.
+    with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:
         is_told = False
         while part := terminal.read(4096):
             said += part

@@ -1,4 +1,4 @@
-"""What the event logs say, and how it is shown. No processes."""
+"""Summary lines of event logs, without processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_tail_takes_whole_lines_once(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(': 2}\nnot json\n[3]\n{"c": 4}\n')
     assert tail.read() == [{"b": 2}, {"c": 4}]
-    path.write_text('{"d": 5}\n')  # a log that grew too long begins anew
+    path.write_text('{"d": 5}\n')  # a log that was truncated at its size limit
     assert tail.read() == [{"d": 5}]
 
 
@@ -98,7 +98,7 @@ def test_bars_on_a_terminal(tmp_path: Path) -> None:
 
 
 def test_notes_are_json_lines(tmp_path: Path) -> None:
-    """The contract with the event log: one object a line, the kind among its fields."""
+    """Check the format of the event log: one object a line, with the kind among its fields."""
     log = EventLog(tmp_path / "events.jsonl")
     log.note(**PROGRESS)
     log.close()
