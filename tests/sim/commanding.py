@@ -1,4 +1,4 @@
-"""A small scenario as a file has it, and the command that simulates it, as a user meets both."""
+"""The simulate command with a small scenario file, as a user runs it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ step_jitter = 0.1
 
 
 def run(*words: object) -> int:
-    """The exit status, through the program's own error boundary."""
+    """Run the program through its error boundary, and return the exit status."""
     with pytest.raises(SystemExit) as ended:
         cli.run_command(simulate, [str(word) for word in words])
     return int(ended.value.code or 0)

@@ -1,4 +1,4 @@
-"""Scenarios for tests: small ones, with the fields that a test cares about replaced."""
+"""Scenarios for tests: small ones, with fields that a test replaces."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ BASIC: dict[str, Any] = {
 
 @pytest.fixture
 def basic() -> dict[str, Any]:
-    """Plain data of a scenario that is valid."""
+    """Return the plain data of a valid scenario."""
     return changed(BASIC, ())
 
 
 @pytest.fixture(scope="session")
 def make() -> Make:
-    """``make("outer.inner_steps=5", groups=[...])``: the basic scenario with changes, and more groups of peers."""
+    """Return ``make("outer.inner_steps=5", groups=[...])``: the basic scenario with changes and more groups."""
 
     def make(*changes: str, groups: list[dict[str, Any]] | None = None) -> Scenario:
         data = changed(BASIC, changes)

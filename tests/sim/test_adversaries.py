@@ -1,4 +1,4 @@
-"""Lies that are told with weights: the honest learn nearly as well as without the liars."""
+"""Adversarial weights: honest peers learn nearly as well as without them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def trained(make: Make, lie: str | None) -> SimulationReport:
 
 @pytest.fixture(scope="module")
 def clean(make: Make) -> SimulationReport:
-    """Six honest peers."""
+    """Return the report of six honest peers."""
     return trained(make, None)
 
 
@@ -59,10 +59,10 @@ def test_two_of_eight_that_lie_cost_the_honest_next_to_nothing(make: Make, clean
 def test_two_of_eight_that_stay_at_the_beginning_do_not_keep_the_others_there(
     make: Make, clean: SimulationReport
 ) -> None:
-    """Progress is averaged as weights are: the run would never end, at the learning rate of its beginning."""
+    """Check that progress, which is averaged like weights, still rises: else the run would not end."""
     steps = clean.groups["home"].outer_steps
     assert steps > 0
-    # 1.75 in the long run; at first each lowers by an outer step, of twenty
+    # 1.75 in the long run; at first each costs one outer step of twenty
     assert trained(make, "behind").groups["home"].outer_steps <= 2.0 * steps
 
 

@@ -1,4 +1,4 @@
-"""Absurd numbers end in one clear line, at once; numbers that diverge are reported as that."""
+"""Impossible numbers end in one clear line at once; diverging numbers are reported as such."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``p2ptrain simulate`` as a person meets it."""
+"""``p2ptrain simulate`` as a user runs it."""
 
 from __future__ import annotations
 

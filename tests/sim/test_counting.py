@@ -1,4 +1,4 @@
-"""A learner that only counts does to the protocol exactly what a real one does."""
+"""A learner that only counts affects the protocol exactly as a real one does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ QUADRATIC = {"kind": "quadratic", "parameters": 4096, "tokens_per_step": 3}
 BYTES = {"kind": "bytes", "parameters": 4096, "tokens_per_step": 3}
 
 LATE = {"name": "late", "count": 2, "step_s": 0.7, "step_jitter": 0.2, "arrives_at_s": 120.0, "up_mbit_s": 1.0}
-"""They pull whole models: the run is too far ahead to exchange with."""
+"""Late group that downloads whole models: the run is too far ahead to exchange with."""
 KILLED = {"name": "killed", "count": 2, "step_s": 1.3, "step_jitter": 0.2, "leaves_at_s": 77.7, "leaves": "killed"}
 ASLEEP = {"name": "asleep", "count": 1, "step_s": 1.0, "step_jitter": 0.1, "freezes": [{"at_s": 33.3, "for_s": 40.0}]}
 
 
 def trace(scenario: Scenario) -> dict[str, Any]:
-    """Everything that can be told from outside, by peer."""
+    """Return everything that is visible from outside, by peer."""
     simulation = begin(scenario)
     assert isinstance(simulation, Simulation)
     simulation.run()
@@ -54,7 +54,7 @@ def trace(scenario: Scenario) -> dict[str, Any]:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else ",".join(group["name"] for group in value),
 )
 def test_the_counting_learner_leaves_the_trace_of_the_real_one(make, changes, groups):
-    # Without final gossip: when to end it is decided by distances, which bytes do not have.
+    # Without final gossip, whose end depends on distances, which counted bytes do not have.
     changes = ("run.outer_steps=25", "swarm.final_gossip_s=0", "peers.home.up_mbit_s=0.05", *changes)
     real = make(*changes, groups=groups).model_dump()
     counted = trace(Scenario.model_validate({**real, "learner": BYTES}))
@@ -66,7 +66,7 @@ def test_the_counting_learner_leaves_the_trace_of_the_real_one(make, changes, gr
 
 
 def test_steps_that_only_count_are_no_events(make):
-    """What makes ten thousand peers possible: the counting learner's swarm has a fraction of the events."""
+    """Check the number of events: far fewer than a real learner's, which makes ten thousand peers possible."""
     scenario = make("outer.inner_steps=50").model_dump()
     events = {}
     for learner in (BYTES, QUADRATIC):

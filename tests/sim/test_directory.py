@@ -1,4 +1,4 @@
-"""The simulated directory: bounded answers, counted bytes, and who is gone is not found."""
+"""The simulated directory: bounded answers, counted bytes, and no peers that are gone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def record(number: int, at: float) -> Presence:
 
 
 def filled(peers: int, rounds: int = 4) -> SimulatedDirectory:
-    """All announce and look a few times, as they do in life, every 20 s."""
+    """Return a directory in which all have announced and looked up a few times, every 20 s as real peers do."""
     directory = SimulatedDirectory(RUN, Random(1))
     for turn in range(rounds):
         for number in range(peers):

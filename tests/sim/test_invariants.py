@@ -37,14 +37,14 @@ def lockstep(recipe: str, momentum: float = 0.6, equal_curvature: bool = True, *
 
 
 def ran(each: Lockstep, rounds: int = ROUNDS) -> Tensor:
-    """[N, P] everybody's slow weights after so many outer steps."""
+    """Return all peers' slow weights after so many outer steps, [N, P]."""
     for _ in range(rounds):
         each.outer_step()
     return each.slow
 
 
 def torch_diloco(momentum: float = 0.6, equal_curvature: bool = True, rounds: int = ROUNDS) -> Tensor:
-    """[P] DiLoCo (arXiv 2311.08105, algorithm 1) written down with torch's own SGD."""
+    """Return DiLoCo's weights (arXiv 2311.08105, algorithm 1), computed with torch's own SGD, [P]."""
     tasks = [problem(peer, equal_curvature) for peer in range(N)]
     slow = torch.nn.Parameter(torch.zeros(P, dtype=torch.float64))
     optimizer = torch.optim.SGD([slow], lr=0.7, momentum=momentum, nesterov=momentum > 0)
@@ -67,13 +67,13 @@ def test_t1_diloco_is_torch_sgd_on_the_mean_pseudo_gradient() -> None:
 
 
 def test_t1_also_as_gossip_on_the_complete_graph() -> None:
-    """Mix2 with the complete graph's weights 1 / n is the exact mean."""
+    """Check Mix2 with the complete graph's weights 1 / n, which is the exact mean."""
     gossip = lockstep("factored_gossip_none_local", topology="complete")
     torch.testing.assert_close(ran(gossip), everybody(torch_diloco()), rtol=0, atol=ROUNDING)
 
 
 def test_t6_noloco_is_its_published_update() -> None:
-    """Equations 2 and 3 of arXiv 2506.10911, whose drift is theta - x, for a pair and three steps."""
+    """Check equations 2 and 3 of arXiv 2506.10911, whose drift is theta - x, for a pair and three steps."""
     random = torch.Generator().manual_seed(7)
     eta, mu = 0.7, 0.5
     x = torch.randn(2, P, generator=random, dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_t6_the_pull_is_the_only_new_thing_in_a_consensus_step() -> None:
 
 @pytest.mark.parametrize("topology", ["random", "ring"])
 def test_t7_gasloc_moves_the_mean_as_diloco_does_on_a_quadratic(topology: str) -> None:
-    """One curvature: the mean pseudo-gradient is that of the mean."""
+    """Check one curvature, for which the mean pseudo-gradient is that of the mean."""
     gossip = ran(lockstep("gasloc", momentum=0.0, topology=topology))
     torch.testing.assert_close(gossip.mean(0), torch_diloco(momentum=0.0), rtol=0, atol=ROUNDING)
     assert float((gossip - gossip.mean(0)).norm()) > 1e-3, "the peers themselves differ"
@@ -149,7 +149,7 @@ def test_t12_momentum_on_the_unmixed_iterate_is_not() -> None:
 
 
 def test_eager_diloco_is_diloco_when_all_peers_are_one() -> None:
-    """n = 1: the own share is all there is, and it is fresh."""
+    """Check n = 1: the own share is all there is, and it is current."""
     task, other = problem(0), problem(0)
     rule = OuterRule(0.7, 0.6)
     runs = [
@@ -170,7 +170,7 @@ def test_dilocox_uses_the_average_of_the_phase_before() -> None:
 
 
 def test_what_a_step_was_taken_by_is_known_after_it() -> None:
-    """And nothing sooner: what follows an average follows one that has arrived."""
+    """Check that a step uses the average that has arrived, and that the first step has none."""
     late, at_once = lockstep("dilocox", momentum=0.0), lockstep("diloco", momentum=0.0)
     late.outer_step()
     at_once.outer_step()
@@ -210,7 +210,7 @@ def test_mixing_weights_are_symmetric_and_doubly_stochastic(topology: str, partn
 
 @pytest.mark.parametrize("recipe", ["gasloc", "factored_gossip", "noloco", "swarm_both", "dpsgd"])
 def test_t3_failed_exchanges_leave_the_mean_alone(recipe: str) -> None:
-    """With a learning rate that moves nothing, the mean stays where it is, whichever exchanges fail."""
+    """Check a learning rate near zero: the mean stays, whichever exchanges fail."""
     tasks = [problem(peer) for peer in range(N)]
     rules = LockstepRules(RECIPES[recipe], OuterRule(1e-300, 0.5), 1)
     each = Lockstep(

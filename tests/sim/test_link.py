@@ -1,4 +1,4 @@
-"""How a simulated link ends, and when its payloads begin."""
+"""Ends of simulated links, and starts of their payloads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENCODED = SimpleNamespace(parts=[b"a payload"])
 
 
 class Owner:
-    """Of one end. Nothing takes time."""
+    """Owner of one end, for which nothing takes time."""
 
     def __init__(self) -> None:
         self.ends: dict[LinkId, LinkEnd] = {}
@@ -48,7 +48,7 @@ def test_the_other_side_hears_whether_the_payload_had_begun(in_order: bool, has_
 
 @pytest.mark.parametrize("sends", [True, False])
 def test_whoever_answers_waits_for_the_openers_payload_to_begin(sends: bool) -> None:
-    """A codec without proposals. Of one who sends nothing it never begins."""
+    """Check a codec without proposals: if the initiator sends nothing, the payload never starts."""
     started: list[str] = []
     payloads = SimpleNamespace(published=None, proposal_sizes=lambda _: [], encode=lambda *_: ENCODED)
 

@@ -1,4 +1,4 @@
-"""Low-rank messages see the model's matrices, in a swarm and in lockstep, and cost on both what a real peer's cost."""
+"""Low-rank messages use the model's matrices, in a swarm and in lockstep, and cost as much as a real peer's."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def layout(each: Scenario) -> FlatLayout:
 
 
 def of_rank(parts: FlatLayout, rank: int) -> Tensor:
-    """[P] a pseudo-gradient whose every matrix has so many components, and whose vectors are zero."""
+    """Return a pseudo-gradient whose matrices have this rank, and whose vectors are zero, [P]."""
     random = torch.Generator().manual_seed(0)
     vector = torch.zeros(parts.total)
     for shape, offset in zip(parts.shapes, parts.offsets, strict=True):

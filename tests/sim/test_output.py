@@ -1,4 +1,4 @@
-"""``p2ptrain simulate`` into a standard output that takes nothing more: one line, and its files are there."""
+"""``p2ptrain simulate`` with a standard output that accepts no more data: one line, and complete files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from p2ptrain.sim.serving import simulate_and_show
 
 
 class Gone(io.StringIO):
-    """A stream that nothing more can be written to."""
+    """A stream on which writing fails."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Gone(io.StringIO):
 
 
 class Terminal(Gone):
-    """One that goes away once the bar is there."""
+    """A terminal that is closed once the progress bar is shown."""
 
     def __init__(self) -> None:
         super().__init__(errno.EIO)

@@ -1,4 +1,4 @@
-"""Reports on disk, and beside each other."""
+"""Reports on disk, and comparisons of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scenario may say, and what its author reads when it says something else."""
+"""Valid scenarios, and the messages to their authors for all others."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_the_end_in_tokens(basic: dict[str, Any]) -> None:
 
 
 def steps(scenario: Scenario) -> list[int]:
-    """H of each group; a payload takes 5/3 inner steps at 20 Mbit/s."""
+    """Return H of each group; a payload takes 5/3 inner steps at 20 Mbit/s."""
     return [inner_steps(scenario, group, payload_bytes=round(5 / 3 * 2.5e6)) for group in scenario.peers]
 
 

@@ -1,4 +1,4 @@
-"""A simulation that is watched ends as one that is not, and shows what happens in it."""
+"""A simulation with a page ends like one without, and the page shows its events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_watched_ends_as_what_is_not() -> None:
 
 
 def test_an_exchange_is_shown_once() -> None:
-    """Both sides note it; the word of the smaller id counts."""
+    """Check that of two notes about an exchange, the one of the smaller id counts."""
     simulation = begun()
     view = SimulationView(simulation, "rough")
     first, second = sorted(each.name for each in simulation.population.slots[:2])

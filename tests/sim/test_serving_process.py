@@ -1,4 +1,4 @@
-"""``p2ptrain simulate --serve`` as a process: its page tells of the simulation, and Ctrl+C ends it."""
+"""``p2ptrain simulate --serve`` as a process: its page shows the simulation, and Ctrl+C ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole simulations: what they say of swarms whose fate is known."""
+"""Whole simulations with known results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2ptrain.sim.simulate import begin, simulate
 
 
 def learnt(make, *changes: str, groups=None) -> SimulationReport:
-    """With a quadratic to learn."""
+    """Run a scenario with a quadratic task."""
     return simulate(make("learner={kind = 'quadratic', parameters = 2048, noise = 0.05}", *changes, groups=groups))
 
 
@@ -26,7 +26,7 @@ def test_the_same_scenario_gives_the_same_report_and_another_seed_another(make):
 
 
 def test_two_hundred_peers_behind_home_lines_keep_computing(make):
-    """The goal at 100 / 20 Mbit/s: training never waits, everybody exchanges, and bytes are what the codec says."""
+    """Check the goal at 100 / 20 Mbit/s: training never waits, all peers exchange, and bytes are the codec's."""
     report = simulate(
         make(
             "learner.parameters=135_000_000",
@@ -41,9 +41,9 @@ def test_two_hundred_peers_behind_home_lines_keep_computing(make):
     overall = report.overall
     assert overall.peers == 200
     assert overall.utilization >= 0.999
-    assert overall.solo_share <= 0.1  # the first outer step of eight: exchanges begin in its middle and last as long
+    assert overall.solo_share <= 0.1  # the first outer step of eight: exchanges start in its middle and last as long
     assert overall.exchanges_failed <= 2 * overall.peers  # when partners leave, at the end
-    # A quarter of 4.2 bits, sent about twice an outer step: once offered, once asked for.
+    # A quarter of 4.2 bits, sent about twice an outer step: as initiator and as responder.
     assert 1.8 <= overall.bits_per_parameter <= 2.4
     assert overall.bits_per_parameter <= 1.01 * overall.payload_bits_per_parameter
     assert overall.up.payload == pytest.approx(overall.down.payload)
@@ -60,7 +60,7 @@ def test_mix2_of_a_share_sends_that_share(make, recipe, parts):
 
 
 def test_a_narrow_line_slows_its_own_peer_alone(make):
-    """Of its exchanges, that is: nobody's inner steps wait, and the others' exchanges are as many as without it."""
+    """Check exchanges: no inner step waits, and the others exchange as often as without the narrow link."""
     narrow = {"name": "narrow", "count": 1, "step_s": 1.0, "step_jitter": 0.1, "up_mbit_s": 0.5, "down_mbit_s": 0.5}
     among = simulate(make("run.outer_steps=30", groups=[narrow]))
     assert among.overall.utilization == pytest.approx(1.0)
@@ -166,7 +166,7 @@ def test_it_tells_how_far_it_is(make):
 
 
 def test_the_order_of_sets_decides_nothing(make, tmp_path):
-    """Python hashes strings differently in each process: the report must not notice."""
+    """Check the report in processes with different hash seeds."""
     path = tmp_path / "scenario.json"
     path.write_text(
         make("outer.fragments=4", "outer.fragments_per_exchange=2", "peers.home.count=20").model_dump_json()
@@ -196,7 +196,7 @@ def test_the_order_of_sets_decides_nothing(make, tmp_path):
     ("recipe", "alone"), [(("outer.recipe=swarm",), 0.99), (("outer.recipe=gasloc", "outer.exchanges_per_step=0"), 0.6)]
 )
 def test_a_peer_on_a_slow_line_takes_part(make, recipe: tuple[str, ...], alone: float) -> None:
-    """A tenth of the others' bandwidth: a swap with it takes ten times theirs, and nobody gives it up for that."""
+    """Check a tenth of the others' bandwidth: an exchange takes ten times as long, and no partner gives up."""
     line = {"step_s": 1.0, "step_jitter": 0.1}
     slow = {"name": "slow", "count": 1, "up_mbit_s": 2.0, "down_mbit_s": 2.0, **line}
     full = ("peers.home.count=7", "peers.home.up_mbit_s=20", "peers.home.down_mbit_s=20")

@@ -1,4 +1,4 @@
-"""The simulator's byte counts are those of the wire."""
+"""The simulator counts the bytes of the wire format."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class CountingLink(Link):
         raise AssertionError("this link only sends")
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         self.bytes += framing.HEADER_BYTES + len(body)

@@ -1,4 +1,4 @@
-"""What ``p2ptrain simulate`` writes, and what it must not replace; known before anything is simulated."""
+"""Output files of ``p2ptrain simulate`` that must not be replaced, checked before the simulation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Refused before anything is simulated, with this line, and nothing is left behind."""
+    """Check that a command is refused before the simulation, with this line, and leaves no file."""
 
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("it was simulated")

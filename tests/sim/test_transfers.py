@@ -1,4 +1,4 @@
-"""Lines shared fairly: cases done by hand, and what holds for any traffic."""
+"""Fair sharing of links: cases computed by hand, and properties for any traffic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2ptrain.sim.world import World
 
 
 class Lines:
-    """Some hosts and what arrived when."""
+    """Some hosts, and the arrival times."""
 
     def __init__(self, ups: list[float], downs: list[float]) -> None:
         self.world = World()
@@ -55,7 +55,7 @@ def test_two_share_an_uplink_and_the_longer_one_speeds_up_when_the_other_ends():
 
 
 def test_what_one_bottleneck_leaves_free_another_may_use():
-    """A-x and A-y share up 10; y takes 2 at most; B-x shares down 12 with A-x.
+    """Check a case by hand: A-x and A-y share up 10; y takes at most 2; B-x shares down 12 with A-x.
 
     y gives A-y 2. Of A's 10 that leaves 8 for A-x; in x it meets B-x: 6 each. So A-x 6, B-x 6, A-y 2.
     """
@@ -112,9 +112,9 @@ capacities = st.sampled_from([1.0, 2.0, 3.0, 5.0, 20.0, inf])
     st.integers(0, 2**32),
 )
 def test_rates_are_max_min_fair_and_bytes_are_conserved(ups, downs, seed):
-    """After every change: no line is overfull, and each transfer has a full line in which none is faster.
+    """Check after every change: no link is overfull, and each transfer has a full link on which none is faster.
 
-    In the end everything has arrived that nobody stopped, and no line carried more than it can.
+    In the end every transfer that was not stopped has arrived, and no link carried more than it can.
     """
     random, lines = Random(seed), Lines(ups, downs)
     carried = dict.fromkeys(range(len(lines.pipes)), 0.0)

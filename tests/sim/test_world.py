@@ -1,4 +1,4 @@
-"""The virtual world's order."""
+"""Order of events in the virtual world."""
 
 from __future__ import annotations
 

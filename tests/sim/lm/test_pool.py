@@ -1,4 +1,4 @@
-"""The pool of simulated language models: step for step what the real peers' task computes."""
+"""The pool of simulated language models computes, step by step, what the real peers' task computes."""
 
 import itertools
 import math
@@ -69,11 +69,12 @@ def step_all(some_pool, progress):
 
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-2)])
 def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance):
-    """Ten steps, a displacement and a reset among them. Tolerances are fractions of the way that the weights went.
+    """Check ten steps, with a displacement and a reset. Tolerances are fractions of the distance that the weights
+    moved.
 
-    AdamW: 1e-5, since it divides by the root of the second moment, so that where a gradient is nearly zero its rounding
-    moves a weight by up to the learning rate. Muon: 1e-2, since torch orthogonalizes in bf16, which rounds at 4e-3, and
-    other kernels round otherwise.
+    AdamW: 1e-5, since it divides by the root of the second moment, so that where a gradient is nearly zero its
+    rounding moves a weight by up to the learning rate. Muon: 1e-2, since torch orthogonalizes in bf16, which rounds
+    at 4e-3, and other kernels round otherwise.
     """
     run = manifest(training__optimizer=optimizer)
     simulated, tasks = pool(run), [real(run, reader) for reader in READERS]
@@ -122,7 +123,7 @@ def test_how_steps_are_grouped_changes_no_bit(optimizer):
 
 
 def test_stacked_rows_agree_with_rows_one_by_one(monkeypatch):
-    """What CUDA does, here in the CPU's batched kernels."""
+    """Check the batched kernels that CUDA uses, here on the CPU."""
     alone, stacked = pool(), pool()
     monkeypatch.setattr(LanguageModelPool, "_rows_at_once", 2)
     for step in range(4):
@@ -143,7 +144,7 @@ def test_peers_move_only_themselves():
 
 
 def test_sequences_beyond_one_pass_are_accumulated(monkeypatch):
-    """A data-parallel peer has many: the same step to rounding."""
+    """Check a data-parallel peer with many sequences: the step is equal to rounding."""
     whole, parts = pool(), pool()
     monkeypatch.setattr(pool_module, "CPU_PASS_TOKENS", 48)
     some = parts.tasks[0].inner_step(64.0).loss
@@ -215,7 +216,7 @@ def test_the_shipped_text_is_cut_into_three_parts_without_overlap():
     ]
     spans = sorted((start, number) for number, starts in enumerate(parts) for start in starts)
     for (start, one), (following, other) in itertools.pairwise(spans):
-        assert following >= start + (64 if one == other else 65)  # of one block, neighbours share a token
+        assert following >= start + (64 if one == other else 65)  # neighbours in one block share a token
     assert len(parts[0]) == len(parts[1]) > 3000
 
 

@@ -1,4 +1,4 @@
-"""The written-out Llama: the real module's losses and gradients, whatever its shape and the number of peers."""
+"""The explicit Llama has the real module's losses and gradients, for every shape and number of peers."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def tokens(*shape):
 
 
 def slope(shape, theta, batch):
-    """The gradient in the form of theta, and the losses."""
+    """Return the gradient in the form of theta, and the losses."""
     gradient = torch.zeros_like(theta)
     losses = shape.accumulate(shape.parameters(theta), shape.parameters(gradient), batch)
     return gradient, losses
@@ -107,10 +107,10 @@ def test_gradients_are_added_with_their_weight():
 
 
 def test_a_hopeless_token_costs_what_it_costs():
-    """Where a chance underflows to zero its logarithm does not: the loss stays that of the real module."""
+    """Check a probability that underflows to zero: its logarithm does not, and the loss equals the real module's."""
     model = small()
     model.theta.data.mul_(30)
     shape, batch = stacked(model), tokens(2, 18)
     _, loss = slope(shape, model.theta.detach(), batch)
-    assert loss.item() > 36 * 103  # -log of the least fp32 above zero
+    assert loss.item() > 36 * 103  # -log of the smallest fp32 above zero
     assert loss.item() == pytest.approx(summed_loss(model.module, batch, None).item(), rel=1e-3)

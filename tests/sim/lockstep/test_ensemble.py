@@ -1,4 +1,4 @@
-"""Recipes that need everybody: what they compute, what they cost, and what a scenario may ask of them."""
+"""Recipes that average over all peers: what they compute, what they cost, and what a scenario may specify."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_feedback_loses_nothing_in_the_long_run() -> None:
 
 
 def following(policy: str = "rank", learner: Mapping[str, Any] | None = None, **changes: Any) -> Scenario:
-    """Everybody is to learn the same without noise, and what is left to learn has ever fewer components (54 to 30)."""
+    """Return a scenario without noise, with one target; its error has ever fewer components (54 to 30)."""
     settings = {"recipe": "dilocox", "gradients": "lowrank", "rank": 24, "learning_rate": 0.2, "momentum": 0.0}
     data = scenario(**settings | changes).model_dump()
     data["learner"] |= {"learning_rate": 1.0, "noise": 0.0, "spread": 0.0} | dict(learner or {})
@@ -198,7 +198,7 @@ def following(policy: str = "rank", learner: Mapping[str, Any] | None = None, **
 
 
 def phases(notes: Mapping[str, int]) -> list[tuple[int, int, int]]:
-    """(rank, inner steps, how many outer steps had both)."""
+    """Return (rank, inner steps, number of outer steps with both)."""
     found = [re.fullmatch(r"outer steps of rank (\d+) and (\d+) inner steps", note) for note in notes]
     return [(int(each[1]), int(each[2]), notes[each[0]]) for each in found if each is not None]
 
@@ -222,7 +222,7 @@ def test_rank_and_h_follow_what_is_left_to_learn() -> None:
 
 
 def test_each_outer_step_costs_its_own_rank_and_its_own_h() -> None:
-    narrow = [LINE | {"up_mbit_s": 0.0025}]  # of 24 components a message takes 7.8 s, and a phase of 10 steps 5 s
+    narrow = [LINE | {"up_mbit_s": 0.0025}]  # a message of 24 components takes 7.8 s, and a phase of 10 steps 5 s
     report = simulate(following(peers=narrow))
     sent = simulated = 0.0
     for rank, steps, count in phases(report.notes):
@@ -235,7 +235,7 @@ def test_each_outer_step_costs_its_own_rank_and_its_own_h() -> None:
 
 
 def test_where_components_are_many_nothing_changes() -> None:
-    """Peers that differ send different components: of their average more matter than one of them sends."""
+    """Check peers with different components: their average has more relevant ones than one message carries."""
     unlike = {"noise": 0.1, "spread": 0.1}
     fixed, adaptive = simulate(following("fixed", unlike)), simulate(following("rank", unlike))
     assert adaptive.notes == {"outer steps of rank 24 and 10 inner steps": 60}
