@@ -57,7 +57,7 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def tiny_run():
-    """``tiny_run(**changes)``; dots of a field's path are written as double underscores."""
+    """Return ``tiny_run(**changes)``; dots of a field's path are written as double underscores."""
 
     def build(**changes: object) -> TinyRun:
         dotted = {path.replace("__", "."): value for path, value in changes.items()}

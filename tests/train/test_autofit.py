@@ -1,4 +1,4 @@
-"""Devices that are there and that are not; how many sequences fit."""
+"""Present and missing devices, and the number of sequences that fit."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def two_cards(monkeypatch):
 
 
 def failing(*cards):
-    """As ``_compute``: on these cards nothing runs."""
+    """Fail like ``_compute`` on a card on which nothing runs."""
 
     def compute(device):
         if device.index in cards:
@@ -59,7 +59,7 @@ def test_with_cards(two_cards, proposal, index):
 
 
 def test_the_chosen_card_is_the_current_one(two_cards, monkeypatch):
-    """Autocast asks the current device, whatever the tensors lie on."""
+    """Check the current device: autocast uses it, wherever the tensors are."""
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     choose_device("cuda:1")
@@ -157,7 +157,7 @@ def test_on_the_cpu_the_demo_is_computed_at_once_and_a_large_model_by_the_sequen
 
 
 def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch):
-    """Of the second micro-batch on, a step's peak is beside them; a trial that made them itself measured too little."""
+    """Check a trial with existing gradients: from the second micro-batch on, they add to the step's peak."""
     tiny = tiny_run()
     model = tiny.model()
     size = sum(parameter.nbytes for parameter in model.module.parameters())
@@ -179,7 +179,7 @@ BF16, FP32 = Placement(torch.bfloat16, 16), Placement(None, 8)
 
 @pytest.mark.parametrize(("bf16_s", "fp32_s", "found"), [(1.0, 2.0, BF16), (2.0, 0.9, FP32), (2.0, 1.0, BF16)])
 def test_the_faster_way_to_compute_is_taken(bf16_s, fp32_s, found):
-    """In bf16 a card launches more kernels, and a small model waits for launches alone. A sequence's time counts."""
+    """Check seconds per sequence: bf16 launches more kernels, for which a small model waits."""
     assert fastest([BF16, FP32], {BF16: bf16_s, FP32: fp32_s}.__getitem__) == found
 
 
@@ -198,7 +198,7 @@ def test_ways_are_tried_in_turn_and_not_for_long():
 
 
 def test_a_way_that_runs_out_of_memory_goes_on_with_less():
-    """Another program took the room meanwhile: the way may be the better one all the same."""
+    """Check memory that another program has taken meanwhile: a smaller batch may still be the faster way."""
 
     def trial(how):
         if how.micro_batch > 4:
@@ -240,7 +240,7 @@ def test_a_trial_leaves_no_gradients(tiny_run, monkeypatch):
 
 @pytest.mark.parametrize(("has_bf16", "bf16_s", "found"), [(True, 1.0, BF16), (True, 9.0, FP32), (False, 1.0, FP32)])
 def test_a_card_is_asked_for_both_ways(monkeypatch, has_bf16, bf16_s, found):
-    """The whole of it, but for the passes themselves: they need a card."""
+    """Check both placements with fake passes, since real ones need a card."""
     described = preset("llama-15m", "ab" * 32)
     model = SimpleNamespace(theta=SimpleNamespace(device=SimpleNamespace(type="cuda"), nbytes=100))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())

@@ -1,4 +1,4 @@
-"""The held-out loss: exact, repeatable, and invisible to training."""
+"""The held-out loss: exact, repeatable, and without effect on training."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_training_is_not_disturbed(tiny_run):
 
 
 class Slow:
-    """A machine on which each batch takes so long, the first ones as told. ``read`` has what was computed."""
+    """A device on which each batch takes this long, the first ones as given. ``read`` has what was computed."""
 
     def __init__(self, monkeypatch, batch_s, first=()):
         monkeypatch.setattr(evaluate, "BATCH_LOGITS", 1)  # one sequence at a time

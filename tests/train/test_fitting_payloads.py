@@ -1,4 +1,4 @@
-"""Step widths that fitted, and a partner whose bytes do not: refused, and nothing is learnt from them."""
+"""Step widths that fit, and a partner whose bytes do not: they are rejected, and do not change the widths."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from p2ptrain.train.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, WidthFe
 
 
 def lopsided(part: Tensor) -> Tensor:
-    """Seven blocks of sixteen are sixteen times as far from what is common: the others need steps narrower by far."""
+    """Return weights with seven of sixteen blocks sixteen times as far from ``COMMON``: others need narrower steps."""
     far = 7 * BLOCK
     return torch.cat([16 * part[:far] - 15 * COMMON[:far], part[far:]])
 
 
 def met(one: Payloads, other: Payloads, garble: Random | None = None, number: int = 0) -> Difference:
-    """What one makes of an exchange; with ``garble`` the other's codes are any bytes."""
+    """Return one side's result of an exchange; with ``garble``, the other's codes are random bytes."""
     proposals = one.proposals([number]), other.proposals([number])
     mine: Encoded = one.encode([number], *proposals)
     theirs = other.encode([number], *reversed(proposals)).parts
@@ -33,7 +33,7 @@ def met(one: Payloads, other: Payloads, garble: Random | None = None, number: in
 
 
 def acquainted(one: Payloads, other: Payloads) -> float:
-    """How far apart they are, once widths are known."""
+    """Return the distance of two peers that have learnt their step widths."""
     return [met(one, other).distance for _ in range(FITTED)][-1]
 
 
@@ -51,7 +51,7 @@ def test_bytes_that_are_no_weights_are_refused_and_teach_little() -> None:
     ("told", "verdict"), [(0.9 * LEAST_GAP, WidthFeedback.FITS), (2.0 * LEAST_GAP, WidthFeedback.NARROW)]
 )
 def test_weights_that_are_as_good_as_equal_fit_whatever_wraps(told: float, verdict: WidthFeedback) -> None:
-    """Else peers that agree would leave each other alone for it at the run's end."""
+    """Check peers that nearly agree: at the run's end they would otherwise reject each other for wrapped blocks."""
     widths = Widths()
     widths._fitted[0] = FITTED
     assert (
@@ -72,7 +72,7 @@ def test_weights_other_than_the_sketch_told_of_are_refused(factor: float) -> Non
 
 @pytest.mark.parametrize("factor", [3.0, -1.0, 0.0, 0.5, LARGEST_MAGNITUDE / 8])
 def test_who_has_measured_nothing_yet_mixes_nothing_of_them(factor: float) -> None:
-    """Or refuses them: as they decode in widths made for far smaller differences."""
+    """Check false weights at the first meeting, whose steps fit smaller differences: nothing is mixed."""
     one, other = peer(2), peer(3)
     part = factor * other.published.parts[0]
     proposals = one.proposals([0]), other.proposals([0])
@@ -125,7 +125,7 @@ def test_the_sketched_distance_of_near_weights_is_about_theirs() -> None:
 def test_what_never_fitted_is_learnt_from() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     before = one.proposals([0])[0][:-SKETCH_BYTES]
-    met(one, other, random)  # nothing is known yet: widths rise
+    met(one, other, random)  # first contact: widths rise
     assert all(after > width for after, width in zip(one.proposals([0])[0], before, strict=False))
 
 
@@ -164,7 +164,7 @@ def test_equal_weights_say_nothing_of_widths() -> None:
 
 @pytest.mark.parametrize("factor", [3.0, -1.0])
 def test_a_liar_that_has_drifted_far_away_is_refused_as_well(factor: float) -> None:
-    """Widths are made for a far one then: much of what it says wraps, and the rest leaves little more than was told."""
+    """Check false weights from far away: the steps are wide, and what does not wrap must be rejected."""
     one, other = peer(2), peer(3)
     for _ in range(3):
         met(one, other)
@@ -214,11 +214,11 @@ def test_who_wishes_for_the_widest_steps_spoils_no_exchange_of_others(share: flo
 
 @pytest.mark.parametrize("share", [0.25, 0.4, 1.0])
 def test_widths_that_are_far_too_wide_narrow_with_each_honest_exchange(share: float) -> None:
-    """They leave as much unexplained as a lie does, and are refused; but however wide they were, not for long."""
+    """Check steps that are far too wide: honest exchanges are rejected like random bytes, but soon narrow the steps."""
     one, other, liar = peer(2), peer(3), peer(4)
     refusals(one, other, 3)
     before = met(one, other).distance
-    for _ in range(100):  # nobody else is met meanwhile
+    for _ in range(100):  # without other partners meanwhile
         widened(one, liar, share)
         widened(other, liar, share)
     refused = refusals(one, other, 24)
@@ -229,7 +229,7 @@ def test_widths_that_are_far_too_wide_narrow_with_each_honest_exchange(share: fl
 
 @pytest.mark.parametrize("lie", LIES)
 def test_liars_that_make_two_fifths_of_the_exchanges_lock_nobody_out(lie: str) -> None:
-    """docs/LOG.md has the figures, and those for half of the exchanges."""
+    """Check two fifths of all exchanges; docs/LOG.md has the figures, and those for half of them."""
     refused = toll(LIES[lie], 0.4, 80, seed=1).refused
     assert sum(refused) <= (0.35 if lie == "sends our own message back" else 0.1) * len(refused)
     assert len(refused) > 40
@@ -246,7 +246,7 @@ def test_who_knows_nothing_yet_takes_one_octave_of_a_wish_for_the_widest_steps()
 
 
 def test_a_fragment_whose_widths_are_wrong_learns_while_others_fit() -> None:
-    """One fragment is exchanged at a time, in turn."""
+    """Check fragments that are exchanged in turn, one at a time."""
     lengths, codec = [BLOCKS * BLOCK] * 2, get("modular4", BLOCK)
     one, other = Payloads(lengths, codec, None), Payloads(lengths, codec, None)
     parts = {one: peer(2).published.parts[0], other: peer(3).published.parts[0]}

@@ -1,4 +1,4 @@
-"""Text from weights: repeatable, bounded, past the window, and equal to the uncached computation."""
+"""Text generation: repeatable, bounded, beyond the window, and equal to the uncached computation."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_text_begins_with_the_prompt(trained):
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=5.0, top_k=None), Sampling(temperature=0)])
 def test_ids_that_the_tokenizer_does_not_have_are_never_drawn(tiny_run, sampling):
-    """A run's model may have more of them, for the sake of speed; what training never sees stays possible."""
+    """Check a model with more ids than its tokenizer, as for speed: training never lowers their probability."""
     module = tiny_run(model__config__vocab_size=320).model().module
     with torch.no_grad():
         module.get_output_embeddings().weight[256:] *= 1000

@@ -1,4 +1,4 @@
-"""The inner optimization: plain AdamW or Muon to the last bit, resumable to the token, modest when memory runs out."""
+"""The inner optimization: plain AdamW or Muon bitwise, resumable at any token, smaller batches if memory runs out."""
 
 import math
 
@@ -20,7 +20,7 @@ def run(task, steps, start=0):
 
 
 def plain_loop(tiny, steps, peer="alice"):
-    """What anyone would write: a module with its own tensors, torch's optimizers, torch's mean loss."""
+    """Return the result of a plain loop: a module with its own tensors, torch's optimizers, torch's mean loss."""
     manifest = tiny.manifest
     training = manifest.training
     module = build_module(manifest.model, manifest.run.seed)
@@ -99,7 +99,7 @@ def test_a_resumed_task_goes_on_as_if_never_stopped(tiny_run, optimizer):
     tiny = tiny_run(training__optimizer=optimizer)
     steady = tiny.task()
     run(steady, 3)
-    steady.reset(4)  # so that a re-warming is under way, too
+    steady.reset(4)  # so that a new warm-up is under way, too
     run(steady, 2, start=3)
     saved = {name: tensor.clone() for name, tensor in steady.state_dict().items()}
     theta = steady.theta.clone()
@@ -178,7 +178,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing(tiny_run, optimizer):
 
 
 def out_of_memory_above(limit, monkeypatch):
-    """Let the device hold no more than ``limit`` sequences; every batch tried is recorded."""
+    """Let the device hold at most ``limit`` sequences; yield the sizes of the batches tried."""
     real, tried = inner.summed_loss, []
 
     def loss(module, batch, autocast):

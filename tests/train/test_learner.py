@@ -1,4 +1,4 @@
-"""The learner: the outer algorithm around an inner task, and what exchanges do to it."""
+"""The learner: the outer algorithm around an inner task, and the effects of exchanges on it."""
 
 import struct
 import threading
@@ -47,7 +47,7 @@ def commit(mine: Terms, theirs: Terms, progress: float = 0.0) -> Commit:
 
 
 def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0.0) -> None:
-    """A whole exchange of the present snapshots, delivered to both and not yet applied."""
+    """Make a whole exchange of the current snapshots, delivered to both and not yet applied."""
     proposals = [each.payloads.proposals(fragments) for each in (one, other)]
     ours = one.payloads.encode(fragments, *proposals)
     theirs = other.payloads.encode(fragments, *reversed(proposals))
@@ -58,20 +58,20 @@ def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0
 
 
 def advance(steps: int, *learners: Learner) -> None:
-    """So many inner steps of each."""
+    """Make so many inner steps of each."""
     for _ in range(steps):
         for each in learners:
             each.advance()
 
 
 def settled(*learners: Learner) -> None:
-    """Whatever was delivered is applied."""
+    """Apply whatever was delivered."""
     for each in learners:
         each.settle()
 
 
 def test_t8_one_peer_equals_torch_inside_and_outside_bitwise(tiny_run):
-    """N = 1: AdamW inside, torch.optim.SGD(nesterov) outside, in a loop that anyone would write."""
+    """Check N = 1 against a plain loop: AdamW inside, torch.optim.SGD(nesterov) outside."""
     tiny = tiny_run()
     ours = learner(tiny.task(), inner_steps=3, tokens=1e9)
     for _ in range(12):
@@ -152,7 +152,7 @@ def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mea
     one, other = learner(quadratic(1), tokens=8.0), learner(quadratic(2))
     advance(6, one, other)
     ours, theirs = one.payloads.encode((0, 1)), other.payloads.encode((0, 1))
-    late = one.payloads.difference(ours, theirs.parts)  # it comes to the trainer after its last outer step
+    late = one.payloads.difference(ours, theirs.parts)  # reaches the trainer after its last outer step
     other.inbox.deliver(commit(TERMS, TERMS), other.payloads.difference(theirs, ours.parts))
     for _ in range(2):
         one.advance()
@@ -201,7 +201,7 @@ def test_fast_weights_are_shown_as_they_come_and_newcomers_get_the_slow_ones():
 
 
 class Watch:
-    """A clock that stands still but for what takes time."""
+    """A clock that only tests advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -211,7 +211,7 @@ class Watch:
 
 
 class TimedTask(QuadraticTask):
-    """An inner step takes a second."""
+    """A task whose inner step takes a second."""
 
     watch: Watch
 
@@ -228,7 +228,7 @@ def watched(inner_steps: int, tokens: float = 1e9) -> tuple[Learner, Watch]:
 
 
 def takes(monkeypatch: pytest.MonkeyPatch, one: Learner, watch: Watch, seconds: float) -> None:
-    """Whatever is applied from now on takes so long."""
+    """Let each displacement from now on take so long."""
     original = Learner._apply
 
     def slowly(self: Learner, ready: object) -> Applied:
@@ -242,14 +242,14 @@ def test_the_longest_wait_is_what_lay_between_two_inner_steps(monkeypatch):
     (one, watch), other = watched(100), learner(quadratic(2), recipe="swarm_slow")
     takes(monkeypatch, one, watch, 5.0)
     exchange(one, other)
-    one.advance()  # before the first inner step nothing is held up
+    one.advance()  # before the first inner step nothing is blocked
     assert (one.blocked_s, one.longest_blocked_s, one.inner_step_s) == (5.0, 0.0, 1.0)
     takes(monkeypatch, one, watch, 0.25)
     for times in (1, 3, 2):
         for _ in range(times):
             exchange(one, other)
         one.advance()
-    assert one.longest_blocked_s == 0.75  # three at once
+    assert one.longest_blocked_s == 0.75  # three together
     assert one.blocked_s == 6.5
 
 
@@ -283,7 +283,7 @@ def test_what_was_displaced_is_shown_at_once_and_given_to_newcomers():
 
 
 def test_the_first_exchange_knows_how_wide_its_steps_must_be():
-    """It comes before the first outer step, and the weights themselves are no measure of how far peers are apart."""
+    """Check the exchange before the first outer step: the size of the weights does not tell how far peers are apart."""
 
     def far_out(seed: int) -> QuadraticTask:
         base, random = torch.logspace(4, -4, P), torch.Generator().manual_seed(seed)
@@ -303,7 +303,7 @@ def test_the_first_exchange_knows_how_wide_its_steps_must_be():
 
 
 def broken(theta: torch.Tensor, how: str) -> torch.Tensor:
-    """[P] what damage of this kind adds."""
+    """Return the damage of this kind that is added, [P]."""
     damage = torch.zeros_like(theta)
     if how == "across":  # its length shows in no norm of theta
         damage = torch.randn(len(theta), generator=torch.Generator().manual_seed(1))
@@ -333,7 +333,7 @@ def test_fast_weights_of_a_broken_inner_phase_are_shown_to_nobody(how):
 
 
 def test_a_partner_from_far_away_is_no_fault_of_the_inner_phase():
-    """Halves of a swarm that were parted come together, however far they went."""
+    """Check parts of a swarm that were separated: their exchanges pass, however far they have moved."""
     one, other = learner(quadratic(1)), learner(quadratic(2))
     advance(4 * 12 + 1, one, other)
     there = other.payloads.published
@@ -358,8 +358,10 @@ def test_a_snapshot_does_not_change_while_training_goes_on():
 
 
 def test_another_thread_always_encodes_one_whole_snapshot():
-    """Fragments of one encode belong to one snapshot however the trainer races: with a constant gradient all elements
-    of x are equal at any moment."""
+    """Check that all fragments of one encode belong to one snapshot, however the trainer races.
+
+    With a constant gradient, all elements of x are equal at any moment.
+    """
     task = QuadraticTask(torch.full((4096,), 0.5), torch.ones(4096))
     each = learner(task, inner_steps=1, tokens=1e9, fragments=4)
     seen, stop = [], threading.Event()
@@ -371,7 +373,7 @@ def test_another_thread_always_encodes_one_whole_snapshot():
     thread = threading.Thread(target=encode)
     thread.start()
     steps = 0
-    while (steps < 300 or len(seen) <= 10) and thread.is_alive():  # on a busy machine the thread gets its turn late
+    while (steps < 300 or len(seen) <= 10) and thread.is_alive():  # on a busy machine the thread starts late
         each.advance()
         steps += 1
     stop.set()
@@ -387,7 +389,7 @@ def test_what_is_delivered_is_applied_at_the_next_step_and_reported():
     exchange(one, other, progress=5.0)
     events = one.advance()
     assert events == [Applied(LINK, 5.0)]
-    assert one.progress == 6.0  # ... and one token of its own
+    assert one.progress == 6.0  # and one token of its own
 
 
 def test_outer_steps_and_the_end_are_reported_once():
@@ -475,7 +477,7 @@ def test_adopting_replaces_everything_and_frees_what_was_under_way():
 
 
 class Judge:
-    """Held-out losses by whose weights the fast ones are."""
+    """Task whose held-out loss depends on whose weights the fast ones are."""
 
     guessing = 5.5
 
@@ -487,7 +489,7 @@ class Judge:
 
 
 def offered(of_others, of_own=5.6):
-    """A learner that is given a donor's weights, which have so much of a held-out loss."""
+    """Return a learner that gets a donor's weights with this held-out loss."""
     task, donor = quadratic(2), learner(quadratic(1))
     rules = LearnerRules(4, 1000.0, OuterRule(0.7, 0.9), RECIPES["swarm"])
     judge = Judge(task, of_others, of_own)
@@ -510,8 +512,8 @@ def test_a_donors_weights_that_do_worse_than_guessing_are_not_taken(loss):
     ("loss", "ours"),
     [
         (2.1, 5.6),
-        (2.1, 1.9),  # a little behind where we stood, and it is the swarm all the same
-        (5.55, 5.6),  # a run that has just begun: still no better than guessing, and better than we are
+        (2.1, 1.9),  # a little worse than before, but the swarm's
+        (5.55, 5.6),  # a run that has just begun: as bad as uniform guessing, and better than ours
     ],
 )
 def test_a_donors_weights_that_have_learned_anything_are_taken(loss, ours):
@@ -525,7 +527,7 @@ def test_a_donors_bad_weights_are_refused():
     good = [bytearray(part) for part in each.payloads.weights()]
     with pytest.raises(RemoteError, match="shapes"):
         each.payloads.check_weights(good[:1])
-    for bad in (float("nan"), float("inf"), 1e38):  # no codec takes 1e38: it would end our own exchanges
+    for bad in (float("nan"), float("inf"), 1e38):  # no codec accepts 1e38, so it would end our own exchanges
         good[0][:4] = struct.pack("<f", bad)
         with pytest.raises(RemoteError, match="finite"):
             each.payloads.check_weights(good)
@@ -542,7 +544,7 @@ def test_adopting_weights_of_the_runs_end_is_the_end():
 
 
 def test_weights_that_come_after_the_end_do_not_undo_it():
-    """No donor was free, so it trained on, and came to the end while a pull was under way."""
+    """Check a pull that takes until the end of the run: no donor was free, so the newcomer trained on."""
     donor, newcomer, other = (learner(quadratic(seed), tokens=8.0) for seed in (1, 2, 3))
     while not newcomer.ended:
         newcomer.advance()
@@ -574,7 +576,7 @@ def test_a_resumed_learner_goes_on_as_if_never_stopped(recipe):
 
 
 def after_a_displacement() -> Learner:
-    """In the middle of its 13th phase, which a partner from far away has just pulled by 250 a weight."""
+    """Return a learner in its 13th phase, which a partner far away has just moved by 250 per weight."""
     one, other = learner(quadratic(1)), learner(quadratic(2))
     advance(4 * 12 + 1, one, other)
     there = other.payloads.published

@@ -1,4 +1,4 @@
-"""The training loop with a learner of a few lines: where begin, hold, last and stop take effect."""
+"""The training loop with a minimal learner: the effects of the signals begin, hold, last and stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from p2ptrain.train.loop import Hooks, Signals, train
 
 H = 3
 END = 4
-"""Outer steps."""
+"""Number of outer steps."""
 
 
 class Steps:
-    """As much of a learner as the loop uses. Each inner step and each wait may do something to the signals."""
+    """The part of a learner that the loop uses. Each inner step and each wait may change the signals."""
 
     def __init__(self, signals: Signals, ended_before: bool = False) -> None:
         self.signals = signals
@@ -47,7 +47,7 @@ class Steps:
 
 
 class Scene:
-    """A loop whose network side ends as soon as it is asked to, and what it was told."""
+    """A loop whose network side ends as soon as it is asked to, and the events that it received."""
 
     def __init__(self, **how: Any) -> None:
         self.signals = Signals()
@@ -56,7 +56,7 @@ class Scene:
         self.held: list[tuple[bool, int]] = []
         self.turns = 0
         self.left: list[tuple[int, list[str]]] = []
-        """Where it was told that the goodbye comes, and what had been posted before."""
+        """The outer step at which leaving was announced, and the events before it."""
 
     def post(self, event: Event) -> None:
         self.posted.append(type(event).__name__)

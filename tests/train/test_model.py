@@ -1,4 +1,4 @@
-"""The model: from the description alone, the same everywhere, one flat vector."""
+"""The model: from its description alone, equal everywhere, one flat vector."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which parameters Muon moves, in every architecture that a manifest may name, and how far."""
+"""Parameters that Muon moves, in every architecture that a manifest may name, and by how much."""
 
 import pytest
 import torch
@@ -38,11 +38,11 @@ def test_muon_moves_the_blocks_matrices_and_nothing_else(architecture, matrices_
     for name, parameter in module.named_parameters():
         if name in hidden:
             assert parameter.ndim == 2
-            assert any(part.isdigit() for part in name.split(".")), name  # of a block
+            assert any(part.isdigit() for part in name.split(".")), name  # a parameter of a block
 
 
 def test_muons_step_is_as_large_as_adamws(tiny_run):
-    """Root mean square of one step without decay: .2 to .4 of the rate for AdamW in practice, .2 sqrt(s) for Muon."""
+    """Check the root mean square of one step without decay: 0.2 to 0.4 of the rate for AdamW, 0.2 sqrt(s) for Muon."""
     changes = {"training__weight_decay": 0.0, "training__warmup_tokens": 0, "training__schedule": "constant"}
     tiny = tiny_run(training__optimizer="muon", **changes)
     task = tiny.task()

@@ -1,4 +1,4 @@
-"""A learner that goes on from a checkpoint still knows how far others are from it."""
+"""A learner that resumes from a checkpoint keeps its step widths, which follow the distance to others."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def learner(seed: int, codec_name: str, recipe: str = "swarm") -> Learner:
 
 
 def resumed(seed: int, codec_name: str, inner_steps: int) -> Learner:
-    """Saved after so many inner steps, and loaded by another process."""
+    """Return a learner that was saved after so many inner steps and loaded again."""
     before, after = learner(seed, codec_name), learner(seed, codec_name)
     for _ in range(inner_steps):
         before.advance()
@@ -32,7 +32,7 @@ def resumed(seed: int, codec_name: str, inner_steps: int) -> Learner:
 
 
 def apart(one: Learner, other: Learner) -> tuple[float, float]:
-    """How far the exchange says that they are apart, and how far they are."""
+    """Return the distance as the exchange estimates it, and the true one."""
     fragments = (0, 1)
     proposals = [each.payloads.proposals(fragments) for each in (one, other)]
     ours, theirs = one.payloads.encode(fragments, *proposals), other.payloads.encode(fragments, *reversed(proposals))
@@ -65,7 +65,7 @@ def test_whoever_came_back_finds_what_lies_between_it_and_one_that_never_left(co
 
 
 def dropped(seed: int, codec_name: str) -> Learner:
-    """The first inner phase went wrong, so no weight has moved."""
+    """Return a learner whose first inner phase was dropped, so no weight has moved."""
     each = learner(seed, codec_name, "swarm_slow")
     for step in range(INNER_STEPS):
         if step == INNER_STEPS - 1:

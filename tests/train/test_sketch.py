@@ -1,4 +1,4 @@
-"""Sketches tell how far two copies of weights are apart."""
+"""Sketches estimate the distance between two copies of weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_lies_are_far_and_equal_weights_are_at_nothing() -> None:
     assert distance(sketch(mine, 5), sketch(mine.clone(), 5)) == 0.0
     assert distance(sketch(mine, 5), sketch(-mine, 5)) == pytest.approx(2.0)
     assert distance(sketch(mine, 5), sketch(weights(seed=2), 5)) > 1.0
-    assert distance(sketch(mine, 5), sketch(mine, 6)) > 1.0  # another seed is another sketch
+    assert distance(sketch(mine, 5), sketch(mine, 6)) > 1.0  # sketches of different seeds do not compare
 
 
 @pytest.mark.parametrize("times", [0.5, 1.95])
