@@ -131,7 +131,7 @@ def alerted(page: Page) -> bool:
 
 
 def test_it_loads_without_a_complaint_and_asks_nobody_else(page: Page) -> None:
-    """Check that the console has no error, of the content security policy either, and that only one origin is
+    """Check that the console has no error, also none of the content security policy, and that one origin is
     requested."""
     page.open()
     assert page.complaints() == []
@@ -502,7 +502,7 @@ def test_a_name_cannot_turn_its_surroundings_round(page: Page) -> None:
 
 
 def test_it_tells_when_nobody_answers_and_heals(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
-    """Check the bar that shows the last contact: with a new process on the port it disappears, and edges light
+    """Check the bar that shows the last contact: it disappears with a new process on the port, and edges light
     again."""
     port = page.shown.port
     there = (

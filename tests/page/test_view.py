@@ -302,8 +302,7 @@ def test_a_row_keeps_what_a_peer_cannot_decide() -> None:
 
 
 def test_a_row_takes_no_figure_that_nobody_can_have() -> None:
-    """Check implausible figures: a loss of 1e300 nats would dominate the mean; progress is capped near the run's
-    end."""
+    """Check implausible figures: a loss of 1e300 nats would dominate the mean; progress is capped."""
     told = {"loss": 101.0, "held_out": 1e300, "disagreement": 1e18, "step": 1, "progress": 1e300}
     row = row_of("a", told, PeerRow("a"), most_progress=110.0)
     assert (row.loss, row.held_out, row.disagreement, row.progress) == (None, None, None, 0.0)
