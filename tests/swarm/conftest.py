@@ -1,4 +1,5 @@
-"""``pytest --rewrite-golden tests/swarm`` records the golden traces anew; look at the difference before committing."""
+"""Option ``pytest --rewrite-golden tests/swarm`` records the golden traces anew; look at the difference before
+committing."""
 
 
 def pytest_addoption(parser):

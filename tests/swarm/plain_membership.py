@@ -1,4 +1,4 @@
-"""``swarm.membership`` as it reads when nothing has to be fast: what the real one must always agree with."""
+"""A plain version of ``swarm.membership`` without its speed; the real one must always agree with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Entry:
 
 
 class PlainMembership:
-    """Looks at everybody, every time."""
+    """Membership that looks at all peers every time."""
 
     def __init__(self, me: PeerId) -> None:
         self.me = me

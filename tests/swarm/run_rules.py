@@ -1,4 +1,4 @@
-"""The rules of a small run, for every test that needs a protocol core."""
+"""Rules of a small run, for every test that needs a protocol core."""
 
 from __future__ import annotations
 

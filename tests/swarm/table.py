@@ -1,4 +1,4 @@
-"""Protocol cores around one table: a heap, latencies, and a finger that can hold any message back. No torch, no I/O."""
+"""Protocol cores around one table: a heap, latencies, and a filter that can hold back any message. No torch, no I/O."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def presence(
 
 @dataclass
 class Seat:
-    """One peer: its core, what its trainer would hold, and its link ends."""
+    """One peer: its core, its trainer's state, and its link ends."""
 
     core: Peer
     progress: float = 0.0
@@ -78,9 +78,9 @@ class Seat:
     swaps: dict[LinkId, Swap] = field(default_factory=dict)
     arrived: set[LinkId] = field(default_factory=set)
     snapshots: list[tuple[int, ...]] = field(default_factory=list)
-    """Fragments engaged now, one entry an unfinished swap or unapplied displacement."""
+    """Engaged fragments, one entry for each unfinished swap or unapplied displacement."""
     waits_since: float | None = None
-    """The trainer waits for its partners."""
+    """Time since which the trainer has waited for its partners."""
     waited_s: list[float] = field(default_factory=list)
 
 
@@ -95,18 +95,18 @@ class Table:
         self.rules = rules
         self.trace: list[str] = []
         self.notes: list[Note] = []
-        """Of all peers, in order."""
+        """Notes of all peers, in order."""
         self.records: dict[PeerId, Presence] = {}
         self.announced: dict[PeerId, list[bool]] = defaultdict(list)
-        """For each announcement whether it said that its peer is in step."""
+        """For each announcement, whether it said that its peer is settled."""
         self.directory_answers = True
         self.holds_back: Callable[[PeerId, PeerId, object], bool] = lambda sender, receiver, what: False
         self.apart: Callable[[PeerId, PeerId], tuple[float, float]] = lambda me, partner: (0.001, 0.0)
-        """What a swap measures: the distance, and the norm of our own weights."""
+        """Result of a swap: the distance, and the norm of our own weights."""
         self.fingerprint: Callable[[PeerId, PeerId], bytes] = lambda me, partner: b""
-        """Of what the partner sent."""
+        """Fingerprint of the partner's message."""
         self.lag_s: Callable[[PeerId, LinkId], float] = lambda sender, link: 0.0
-        """On top of the latency, for all that a peer sends over its end of this link."""
+        """Delay on top of the latency, for all that a peer sends over its end of this link."""
         self._heap: list = []
         self._serial = 0
         self.seats: dict[PeerId, Seat] = {}
@@ -129,7 +129,7 @@ class Table:
             self.handle(PeerId(name), Started())
 
     def step(self, *names: str, tokens: float = 10.0) -> None:
-        """These peers end an outer step now."""
+        """End an outer step of these peers now."""
         for name in names or tuple(self.seats):
             seat = self[name]
             seat.step += 1
@@ -137,7 +137,7 @@ class Table:
             self.handle(PeerId(name), OuterStepDone(seat.step, seat.progress, int(tokens)))
 
     def end_phase(self, *names: str, tokens: float = 10.0) -> None:
-        """These peers end an inner phase now, and wait for what their recipe mixes between two."""
+        """End an inner phase of these peers, which then wait for what their recipe mixes between two phases."""
         for name in names or tuple(self.seats):
             seat = self[name]
             seat.waits_since = self.now
@@ -160,7 +160,7 @@ class Table:
         heapq.heappush(self._heap, (self.now + delay, self._serial, callback, arguments))
 
     def kill(self, name: str) -> None:
-        """The process is gone: its links break at the other ends."""
+        """Kill the process: its links break at the other ends."""
         seat = self[name]
         seat.dead = True
         for link in list(seat.ends):

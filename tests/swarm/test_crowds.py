@@ -1,4 +1,4 @@
-"""Of a swarm too large to know, a peer keeps some others in mind, and always new ones."""
+"""In a swarm too large to know, a peer remembers a sample of the others, and replaces it over time."""
 
 from __future__ import annotations
 

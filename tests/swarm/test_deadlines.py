@@ -1,4 +1,4 @@
-"""How long a partner is waited for."""
+"""Deadlines for partners."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_before_anything_is_measured_the_slowest_line_we_care_about_counts(deadl
 
 
 def test_a_line_alone_to_ourselves_says_nothing_of_a_shared_one(deadlines: Deadlines) -> None:
-    """Few samples, and all alike: their spread is nothing, and the next exchange meets three others on the line."""
+    """Check a few equal samples without a spread: the next exchange may share the connection with three others."""
     for _ in range(3):
         deadlines.transferred(10 * MEGABYTE, 10.0)
     assert deadlines.payload_s(10 * MEGABYTE) == SHARING * 10.0
@@ -69,7 +69,7 @@ def test_everything_is_within_bounds(deadlines: Deadlines) -> None:
 
 
 def test_the_more_patient_side_decides(deadlines: Deadlines) -> None:
-    """Who knows fast lines only waits for who has a slow one, within the bounds for everybody."""
+    """Check that a peer with a fast connection waits for a partner with a slow one, within general bounds."""
     deadlines.transferred(10 * MEGABYTE, 10.0)
     own = deadlines.seconds_per_byte()
     assert own * 10 * MEGABYTE == SHARING * 10.0
@@ -78,7 +78,7 @@ def test_the_more_patient_side_decides(deadlines: Deadlines) -> None:
 
 
 def test_nobody_says_for_how_long_it_may_hold_us(deadlines: Deadlines) -> None:
-    """A partner counts up to a slow line that is shared, or four times our own patience, whichever is more."""
+    """Check the limit on a partner's time: a shared slow connection, or four times our own patience."""
     shared_s = SHARING * 10 * MEGABYTE / FIRST_RATE
     deadlines.transferred(10 * MEGABYTE, 10.0)
     assert deadlines.payload_s(10 * MEGABYTE, 1e9) == pytest.approx(shared_s)
@@ -88,7 +88,8 @@ def test_nobody_says_for_how_long_it_may_hold_us(deadlines: Deadlines) -> None:
 
 
 def test_what_took_too_long_is_beyond_a_shared_line_and_beyond_a_second(deadlines: Deadlines) -> None:
-    assert deadlines.too_long_s(10 * MEGABYTE, 500.0) == pytest.approx(500.0 - SHARING * 80.0)  # nothing is measured
+    # Nothing is measured yet.
+    assert deadlines.too_long_s(10 * MEGABYTE, 500.0) == pytest.approx(500.0 - SHARING * 80.0)
     deadlines.transferred(10 * MEGABYTE, 1.0)
     assert deadlines.too_long_s(10 * MEGABYTE, 4.0) == 0.0
     assert deadlines.too_long_s(10 * MEGABYTE, 6.0) == pytest.approx(2.0)

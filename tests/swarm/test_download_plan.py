@@ -1,4 +1,5 @@
-"""A model taken from several donors at once: scripted donors that are fast, slow, lost, or lie, on a virtual clock."""
+"""Downloads of a model from several donors: scripted donors that are fast, slow, lost or adversarial, on a virtual
+clock."""
 
 from __future__ import annotations
 
@@ -33,15 +34,15 @@ SIZE = 1_000_000
 
 @dataclass
 class Script:
-    """How the donors of a test behave."""
+    """Behaviour of a test's donors."""
 
     rates: Mapping[PeerId, float]
     """Bytes per second; 0: it never sends."""
     dies_at: Mapping[PeerId, float] = field(default_factory=dict)
     odd: frozenset[PeerId] = frozenset()
-    """Whose copies are far from those of honest donors ..."""
+    """Donors whose copies are far from those of honest ones."""
     together: bool = False
-    """... and near each other's."""
+    """Whether the copies of odd donors are near each other."""
 
     def distance(self, giver: PeerId, other: PeerId) -> float:
         if (giver in self.odd) == (other in self.odd):
@@ -50,7 +51,7 @@ class Script:
 
 
 class Play:
-    """Performs what a gathering asks for."""
+    """Donors that carry out the actions of a download plan."""
 
     def __init__(self, script: Script, pieces: int = 12, have: Mapping[int, PeerId] | None = None) -> None:
         self.script = script
@@ -144,7 +145,7 @@ def test_a_donor_lost_midway_costs_its_unfinished_piece_and_nothing_else() -> No
 
 def test_what_only_one_donor_was_left_to_give_waits_for_another_to_confirm_it() -> None:
     play = Play(Script({A: 1e6, B: 1e6, C: 1e6}, dies_at={A: 2.5, B: 3.5})).run()
-    assert play.gathering.is_stuck  # it gave all the rest, and nobody is there to confirm it
+    assert play.gathering.is_stuck  # it gave all the rest, and no donor is left to confirm it
     assert len(play.gathering.here) == 12
     assert 5 <= sum(piece.confirmed for piece in play.gathering._pieces) < 12
     again = Play(Script({C: 1e6, D: 1e6}), have=play.gathering.here).run()
@@ -159,7 +160,7 @@ def test_a_second_donor_is_asked_for_a_piece_only_when_the_first_is_slow() -> No
     assert play.came[slow[0]] != [C]
     twice = [piece for piece in range(6) if sum(play.asked[donor, piece] for donor in (A, B, C)) > 1]
     assert twice == slow
-    assert (play.gathering.broke_off, play.gathering.asked_again) == (set(), 0)  # it was slow, and is there
+    assert (play.gathering.broke_off, play.gathering.asked_again) == (set(), 0)  # it was slow, but did not fail
     taken_over_at = SLOW * SIZE / 2e6 + SLOW_S
     assert taken_over_at + SIZE / 2e6 <= play.now <= taken_over_at + SIZE / 2e6 + 0.2
 
@@ -232,14 +233,14 @@ def test_what_is_here_is_not_asked_again_and_is_compared_all_the_same() -> None:
     assert not {piece for _, piece in second.asked} & set(have)
     stale = Play(Script({A: 1e6, B: 1e6, D: 1e6}, odd=frozenset({C})), have=have).run()
     assert stale.gathering.is_done
-    assert C not in stale.gathering.here.values()  # what C gave then is far from what the others have now
+    assert C not in stale.gathering.here.values()  # C's earlier piece is far from the others' now
 
 
 def test_answers_that_nobody_asked_for_change_nothing() -> None:
     gathering = DownloadPlan([SIZE] * 2, [A, B])
     gathering.act(0.0)
     assert gathering.fetched(PeerId("stranger"), 0, 1.0) == []
-    assert gathering.fetched(B, 0, 1.0) == []  # it was asked for piece 1
+    assert gathering.fetched(B, 0, 1.0) == []  # its request was for piece 1
     assert gathering.compared(B, 0, 0.0, 1.0) == []
     assert gathering.here == {}
     gathering.fetched(A, 0, 1.0)
@@ -250,7 +251,7 @@ def test_answers_that_nobody_asked_for_change_nothing() -> None:
 @pytest.mark.parametrize("order", ["abcdefg", "bcadefg", "badcefg", "debfcga"])
 @pytest.mark.parametrize("pieces", [1, 2, 12])
 def test_two_that_lie_together_among_seven_give_nothing_that_stays(order: str, pieces: int) -> None:
-    """Wherever the two stand in the line: also where one gives and the other is the first to be asked about it."""
+    """Check every order of donors, also with one adversarial donor giving and the other as the first to compare."""
     liars = frozenset((B, C))
     play = Play(Script({PeerId(name): 1e6 for name in order}, odd=liars, together=True), pieces).run()
     assert play.gathering.is_done
@@ -272,7 +273,7 @@ def test_a_swarm_of_two_compares_nothing_and_says_so() -> None:
 
 
 def test_whom_a_decision_drops_is_replaced_as_a_judge_at_once():
-    """It was to judge another piece; the honest are left, and nobody is to blame for a pull that is stuck."""
+    """Check a dropped donor that was to compare another piece: the honest ones do it, and the pull is not stuck."""
     for seed in range(400):
         random = Random(seed)
         donors = random.sample([A, B, C, D], random.choice([3, 4]))

@@ -1,6 +1,6 @@
-"""Whole conversations recorded once and compared ever after: who said what to whom, when, and what was noted.
+"""Whole conversations, recorded once and compared exactly: all messages and notes.
 
-A change here is a change of the protocol's behaviour: wanted, or a bug.
+A difference is a change of the protocol's behaviour: intended, or a bug.
 """
 
 from __future__ import annotations

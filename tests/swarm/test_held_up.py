@@ -1,4 +1,4 @@
-"""A peer that stood still for a moment, while answers came in."""
+"""A peer whose process was stopped for a moment, while answers came in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2ptrain.swarm.rules import ASLEEP_S, UNREAD_S
 
 
 def offering() -> tuple[Peer, Open, float]:
-    """A core whose offer is out, and when its partner should have answered at the latest."""
+    """Return a core with an open offer, and the deadline of the answer."""
     table = Table("amber", "birch")
     table.start()
     table.run(3.0)
@@ -34,7 +34,7 @@ def test_what_came_meanwhile_is_read_before_anybody_is_given_up() -> None:
 
 
 def test_it_is_read_after_a_sleep_too() -> None:
-    """Its partner may have committed: to give up now would be half a commit."""
+    """Check a long stop: the partner may have committed, and giving up now would be a half-commit."""
     core, offer, deadline = offering()
     assert not closed(core.handle(Woke(), deadline + 2 * ASLEEP_S))
     accept = Accept(offer.message.fragments, offer.message.terms, known=())

@@ -1,4 +1,4 @@
-"""The decision about an offer: each check, and which of two comes first."""
+"""The decision about an offer: each check, and the precedence of two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a peer's record with us decides when it is called and whether it is served."""
+"""What is known of a peer decides when it is dialed and whether it is served."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_offer_taken_back_is_forgiven_once_in_a_row(members: Membership) -> N
 
 
 def test_offers_taken_back_cost_by_how_long_they_held_us_and_not_longer_each_time(members: Membership) -> None:
-    """Where our line is slow, honest partners take theirs back again and again."""
+    """Check withdrawn offers, which honest partners make again and again if our connection is slow."""
     members.blame(BIRCH, 0.0, Fault.WITHDRAWN, 0.1)
     for now, held_s in [(0.0, 0.1), (10.0, 0.1), (20.0, 0.1), (30.0, 0.3), (40.0, 1.5)]:
         members.blame(BIRCH, now, Fault.WITHDRAWN, held_s)
@@ -76,9 +76,7 @@ def test_payloads_that_do_not_fit_are_forgiven_while_step_widths_are_learnt(memb
     members.blame(BIRCH, 0.0, Fault.MISFIT)
     assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
     members.praise(BIRCH)
-    for _ in range(
-        MISFITS_FORGIVEN - (MISFITS_FORGIVEN + 1) // 2
-    ):  # who fits once now and then is soon left alone again
+    for _ in range(MISFITS_FORGIVEN - (MISFITS_FORGIVEN + 1) // 2):  # one fit among many misfits does not help for long
         assert members.partners(0.0)
         members.blame(BIRCH, 0.0, Fault.MISFIT)
     members.blame(BIRCH, 0.0, Fault.MISFIT)
@@ -94,7 +92,7 @@ def test_strange_exchangesare_forgotten_by_half_with_each_that_commits(members: 
 
 
 def test_nobody_is_called_more_often_than_it_admits(members: Membership) -> None:
-    """Not even if each call ends well."""
+    """Check dials that all succeed."""
     limiter: RateLimiter[PeerId] = RateLimiter()
     calls, now = 0, 0.0
     while now < 100.0:
@@ -137,7 +135,7 @@ def test_broken_protocol_is_remembered_longer_and_not_forgotten(members: Members
 
 
 def compare(members: Membership, plain: PlainMembership, now: float, seed: int) -> None:
-    """Every question that can be asked, asked of both."""
+    """Compare the answers of both to every query."""
     excluding = {PeerId(f"peer {each}") for each in Random(seed).sample(range(PEERS), 3)}
     one, other = Random(seed), Random(seed)
     live = [(known.peer, known.settled) for known in members.live(now)]
@@ -158,7 +156,7 @@ def compare(members: Membership, plain: PlainMembership, now: float, seed: int) 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_it_agrees_with_looking_at_everybody(seed: int) -> None:
-    """Whatever happens in whatever order: the lists in order, alarms and bounds are only a faster way to the same."""
+    """Check any order of events: ordered lists, alarms and bounds only make the result faster."""
     random, now = Random(seed), 100.0
     members, plain = Membership(PeerId("peer 0")), PlainMembership(PeerId("peer 0"))
     for step in range(600):

@@ -1,4 +1,4 @@
-"""Offences are counted, decay, and are remembered of peers that went away."""
+"""Offences are counted, decay, and are remembered for peers that have left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two and more protocol cores back to back: exchanges, their failures at each step, and the rules of stability."""
+"""Two and more protocol cores back to back: exchanges, failures at each step, and the rules of stability."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from p2ptrain.swarm.rules import CALLS_PER_S, MAX_KNOWN
 
 
 def in_step(*names: str, **options) -> Table:
-    """Peers that know each other and train."""
+    """Return a table of settled peers that know each other."""
     table = Table(*names, **options)
     table.start()
     table.run(3.0)
@@ -74,7 +74,7 @@ def test_progress_is_averaged_and_its_sum_kept():
 
 
 def test_nobody_is_lifted_beyond_the_end_by_what_was_agreed_on_before_it_came_there():
-    """Others would refuse it: nobody honest is there."""
+    """Check an exchange agreed on before the end: progress beyond it would be refused by others."""
     table = in_step("amber", "birch")
     table.swap_s = 0.5
     table["amber"].progress, table["birch"].progress = 930.0, 1000.0
@@ -116,7 +116,7 @@ def test_crossing_answers():
     """The larger id accepts and withdraws its own offer; the smaller one declines."""
     table = in_step("amber", "birch")
     terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
-    table.latency = 1000.0  # offers stay under way
+    table.latency = 1000.0  # offers stay on their way
     table.step("amber", "birch")
     for me, other, expected in (("amber", "birch", Decline), ("birch", "amber", Accept)):
         link = LinkId(PeerId(other), 99, outbound=False)
@@ -135,10 +135,10 @@ def test_a_fragment_is_engaged_from_its_snapshot_until_applied():
     assert table["amber"].core._exchanges.book.engaged() == {0}
     table.step("amber", third)
     table.run(1.0)
-    assert counts(table, third).exchanges_ok == 0  # both others are engaged; it was told so
+    assert counts(table, third).exchanges_ok == 0  # both others are engaged, and said so
     assert counts(table, third).offers_declined > 0
     table.run(10.0)
-    assert counts(table, third).exchanges_ok > 0  # ... and is served once they are free
+    assert counts(table, third).exchanges_ok > 0  # once they are free
 
 
 def test_an_unanswered_offer_does_not_make_a_peer_busy():
@@ -157,7 +157,7 @@ def test_an_unanswered_offer_does_not_make_a_peer_busy():
 @pytest.mark.parametrize("lost", [Offer, Accept, Swap, Acknowledge])
 @pytest.mark.parametrize("loser", ["amber", "birch"])
 def test_a_message_lost_at_any_step_costs_one_exchange_and_nothing_else(lost, loser):
-    """A frozen partner looks like this: no error, nothing comes. The deadline ends it and both go on."""
+    """Check a partner that freezes at each step: no error, no message, and the deadline ends the exchange."""
     table = in_step("amber", "birch")
     table.holds_back = lambda sender, receiver, what: sender == loser and isinstance(what, lost)
     table.step("amber", "birch")
@@ -194,7 +194,7 @@ def test_a_lost_acknowledgement_is_counted_as_a_possible_half_commit():
     table.holds_back = lambda sender, receiver, what: sender == "amber" and isinstance(what, Acknowledge)
     table.step("amber")
     table.run(60.0)
-    assert counts(table, "amber").exchanges_ok == 1  # it has both
+    assert counts(table, "amber").exchanges_ok == 1  # with each of both
     assert counts(table, "birch").exchanges_failed == counts(table, "birch").half_commits == 1
 
 
@@ -273,7 +273,7 @@ def test_claims_far_ahead_of_a_settled_peer_are_declined_however_often_and_whoev
 
 
 def raised(table: Table, peer: str, progress: float) -> float:
-    """By how much an exchange with amber that this peer begins, so far, raises amber's progress."""
+    """Return by how much an exchange that this peer initiates raises amber's progress."""
     core = table["amber"].core
     terms = Terms(9, progress, 1.0, float("inf"), True, PeerState.TRAINING)
     link = LinkId(PeerId(peer), len(table.trace) + int(progress), outbound=False)
@@ -302,7 +302,7 @@ def test_whose_boast_was_refused_is_not_believed_once_it_could_be_true():
 
 
 def test_who_seemed_to_boast_is_believed_where_we_have_come_as_far():
-    """We had been left behind, and it was right."""
+    """Check a claim that was implausible only because we were behind."""
     table = in_step("amber", "birch", rules=run_rules(tokens_per_peer=1000.0))
     core = table["amber"].core._core
     core.settled = True
@@ -327,7 +327,7 @@ def test_boasts_of_many_are_forgotten_oldest_first():
 
 
 def test_a_swarm_with_one_that_stays_at_the_beginning_goes_on():
-    """Its weights are honest, and so is all else that it says: the run would never have ended."""
+    """Check a peer with honest weights and a progress that stays at the start: the run must still end."""
     table = in_step("amber", "birch", "cedar", rules=run_rules(tokens_per_peer=1000.0))
     for _ in range(60):
         table["cedar"].progress = table["cedar"].core._core.progress = 0.0
@@ -468,7 +468,7 @@ def test_who_said_goodbye_is_not_lost(says_goodbye: bool) -> None:
 
 
 def test_offers_in_a_circle_do_not_go_on_for_ever():
-    """Equal latencies, peers that step together: whoever waits for an answer is busy, and a random pause follows."""
+    """Check equal latencies and steps at the same time: every initiator is busy, and pauses for a random time."""
     table = in_step("amber", "birch", "cedar")
     for _ in range(20):
         table.step()
@@ -479,7 +479,7 @@ def test_offers_in_a_circle_do_not_go_on_for_ever():
 
 
 def test_an_offer_that_is_taken_back_while_our_accept_is_on_its_way_costs_no_trust():
-    """Amber waits long for birch's answer, and accepts cedar's offer meanwhile. Birch has accepted by then."""
+    """Check a slow answer: amber accepts cedar's offer before it comes, and birch has accepted by then."""
     table = in_step("amber", "birch", "cedar")
     table["amber"].core._core.members.pause(PeerId("cedar"), table.now + 1.5)
     table.lag_s = lambda sender, link: 3.0 if sender == "birch" and not link.outbound else 0.0
@@ -499,7 +499,7 @@ def test_an_offer_that_is_taken_back_while_our_accept_is_on_its_way_costs_no_tru
 
 @pytest.mark.parametrize(("waits_s", "exchanges"), [(0.2, False), (4.9, False), (4.9, True)])
 def test_who_takes_its_offers_back_holds_nobody_for_most_of_the_time(waits_s, exchanges):
-    """It lets us wait, nearly to the deadline or not, ends the link in good order, and may exchange in between."""
+    """Check a peer that withdraws its offers, at once or near the deadline, and may exchange in between."""
     table = in_step("amber", "birch")
     core, held_s = table["amber"].core, 0.0
     terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
@@ -537,7 +537,7 @@ def test_who_declines_with_a_progress_that_cannot_be_is_left_alone():
 
 @pytest.mark.parametrize(("unbegun", "outbound"), [(False, False), (True, True), (False, True)])
 def test_what_breaks_off_otherwise_is_an_exchange_that_failed(unbegun, outbound):
-    """After a byte of the payload, or where the offer was ours, nothing was taken back."""
+    """Check that a failure after the first byte of the payload, or of our own offer, is not a withdrawal."""
     table = in_step("amber", "birch")
     table.holds_back = lambda sender, receiver, what: isinstance(what, Swap)
     table.step("birch" if outbound else "amber")
@@ -551,7 +551,7 @@ def test_what_breaks_off_otherwise_is_an_exchange_that_failed(unbegun, outbound)
 
 
 def test_the_fast_turn_nobody_into_a_flood():
-    """Fifty outer steps a second: still nobody is called more often than it lets in, and all exchange on."""
+    """Check fifty outer steps a second: dials stay within the rate limit, and all peers exchange."""
     table, calls = in_step("amber", "birch", latency=0.001), RateLimiter()
     table.swap_s = table.apply_s = 0.001
     table.holds_back = lambda sender, receiver, what: (
@@ -573,10 +573,12 @@ def test_the_fast_turn_nobody_into_a_flood():
     lossiness=st.floats(0.0, 0.3),
 )
 def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, peers, steps, lossiness):
-    """Random outer steps, random payload losses: no fragment is ever in two exchanges, and exchanges lower nobody by
-    more than they raise another, nor raise anybody beyond all by more than an outer step, which may end while an
-    exchange is under way (payloads are lost before anybody commits, nobody begins, and nobody is far enough behind to
-    pull)."""
+    """Check random outer steps and random payload losses.
+
+    No fragment is ever in two exchanges. Exchanges lower no peer's progress by more than they raise another's, and
+    raise none beyond all others by more than an outer step, which may end during an exchange. (Payloads are lost
+    before a commit, no peer joins, and none is far enough behind to pull.)
+    """
     names = [f"peer{n}" for n in range(peers)]
     table = in_step(*names, seed=seed, rules=run_rules(catch_up_outer_steps=1000.0))
     for seat in table.seats.values():
@@ -603,7 +605,7 @@ def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, p
 
 
 def test_more_is_offered_than_is_exchanged_so_that_the_partner_can_choose():
-    """The partner has other fragments engaged than we: it takes those that are free on both sides."""
+    """Check partners with different fragments engaged: the responder selects from those that are free on both sides."""
     rules = run_rules(fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
     table = in_step("amber", "birch", rules=rules)
     seen = []
@@ -632,7 +634,7 @@ def test_who_accepts_more_than_an_exchange_may_hold_broke_the_protocol():
 
 
 def test_what_is_opened_and_closed_in_one_breath_is_not_opened():
-    """Its displacement applied, a finished peer would call the next partner and leave: it only leaves."""
+    """Check a finished peer whose displacement was applied: it leaves without opening another link."""
     for seed in range(12):
         table = in_step("amber", "birch", "cedar", seed=seed, rules=run_rules(exchanges_per_step=3))
         for seat in table.seats.values():

@@ -1,4 +1,4 @@
-"""Catching up, resuming, and the run's end."""
+"""Joining late, resuming, and the end of the run."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def test_a_newcomer_pulls_before_it_trains_or_pushes():
     assert newcomer.core.settled
     assert newcomer.core.counters.pulls == 1
     assert newcomer.progress == pytest.approx(300.0, abs=20)
-    assert newcomer.core.counters.exchanges_ok == 0  # it pushed nothing before it was in step
+    assert newcomer.core.counters.exchanges_ok == 0  # none before it was settled
     for _ in range(5):
         table.step()
         table.run(0.5)
     assert newcomer.core.counters.exchanges_ok > 0
-    assert newcomer.core.counters.pulls == 1  # once, irreversibly
+    assert newcomer.core.counters.pulls == 1  # exactly one
 
 
 def test_a_donor_that_dies_is_replaced_by_another():
@@ -100,7 +100,7 @@ def test_a_donor_that_dies_is_replaced_by_another():
 
 
 def with_cedar_waiting_for_weights() -> tuple[Table, Seat]:
-    """Its donor agreed a moment ago, and sends none."""
+    """Return a table on which cedar's donor has just agreed, but sends nothing."""
     table = under_way()
     table.run(21.0)
     newcomer = table.seat("cedar")
@@ -227,7 +227,7 @@ def test_a_peer_left_alone_at_the_end_stops_soon():
 
 
 def test_acknowledgements_of_nothing_keep_nobody_from_its_final_gossip():
-    """An acknowledgement postpones the next exchange, if there was one: else a stranger could postpone it for ever."""
+    """Check acknowledgements without an exchange: they must not delay the next exchange, as real ones do."""
     table = under_way()
     core = table["amber"].core
     before = core.counters.exchanges_ok
@@ -249,10 +249,10 @@ def test_a_finished_core_answers_nothing_but_close():
 
 
 def pulled(table: Table) -> LinkId:
-    """cedar has a donor's weights and its trainer has not adopted them yet."""
+    """Return a pull of cedar whose weights have arrived, but which its trainer has not adopted yet."""
     table.run(21.0)
     table.seat("cedar")
-    table.apply_s = 1000.0  # the trainer takes its time
+    table.apply_s = 1000.0  # the trainer is slow
     table.start("cedar")
     table.run(1.0)
     pull = table["cedar"].core._catch_up.pull
@@ -284,7 +284,7 @@ def test_that_weights_are_worth_nothing_is_no_news_of_a_pull_that_is_over():
 
 
 def busy_donors(*newcomers: str) -> Table:
-    """A swarm of two whose weights nobody gets for now, and newcomers who have lost patience and train."""
+    """Return a swarm of two whose donors are busy, and newcomers that have stopped waiting and train."""
     table = under_way()
     table.run(21.0)
     for donor in ("amber", "birch"):
@@ -302,7 +302,7 @@ def busy_donors(*newcomers: str) -> Table:
 
 
 def test_two_newcomers_that_meet_are_not_in_step_for_it():
-    """Or they would go on near the beginning, the swarm's slowest peers, and never take its weights."""
+    """Check that they still pull: else they would stay near the start, as the swarm's slowest peers."""
     table = busy_donors("cedar", "dusk")
     newcomers = [table[name].core for name in ("cedar", "dusk")]
     assert all(each.counters.exchanges_ok > 0 for each in newcomers)
@@ -315,7 +315,7 @@ def test_two_newcomers_that_meet_are_not_in_step_for_it():
 
 
 def test_who_is_busy_is_asked_for_its_copies_all_the_same():
-    """It would be for whoever keeps the donors busy to say whom a newcomer compares weights with."""
+    """Check that busy donors compare weights: else a peer that keeps them busy would select a newcomer's donors."""
     table = under_way()
     table.run(21.0)
     table.seat("cedar")
@@ -330,7 +330,7 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
 
 
 def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_give():
-    """A swarm so young that one of it is just far enough ahead to be a donor, and the others almost."""
+    """Check a young swarm in which one peer is just far enough ahead to be a donor, and the others almost are."""
     table = Table("cedar")
     bound, own = table.rules.catch_up_tokens, table.rules.beginner_tokens + 1.0
     table.records = {
@@ -361,7 +361,7 @@ def test_where_nobody_is_far_ahead_nobody_is_asked_for_copies():
 
 @pytest.mark.parametrize(("progress", "pulls"), [(0.0, 1), (RULES.beginner_tokens + 1.0, 0)])
 def test_who_only_begins_takes_the_weights_of_a_young_swarm_and_who_has_begun_exchanges(progress, pulls):
-    """Initial weights may have nothing in common with what a few outer steps at the full rate made of them."""
+    """Check a newcomer's initial weights: those of the others after a few outer steps may be unrelated to them."""
     table = under_way(steps=BEGINNER_STEPS + 2)
     cedar = table.seat("cedar")
     cedar.progress = cedar.core._core.progress = progress
@@ -388,7 +388,7 @@ def test_one_that_boasts_and_gives_nothing_does_not_keep_a_young_swarm_out_of_st
 
 @dataclass
 class Busy:
-    """A core that does nothing but decline."""
+    """A core that only declines."""
 
     me: str
     asked: int = 0
@@ -403,7 +403,7 @@ class Busy:
 
 @pytest.mark.parametrize("liars", [1, 2])
 def test_who_boasts_and_is_always_busy_keeps_nobody_from_exchanging(liars: int):
-    """To ask it for its weights, again and again, ends no exchange that takes longer than its answer."""
+    """Check repeated requests to a busy donor: they must not interrupt exchanges, which take longer."""
     names = ("amber", "birch", "cedar", "daisy")
     table = Table(*names)
     table.swap_s = 4.0
@@ -428,7 +428,7 @@ def test_who_boasts_and_is_always_busy_keeps_nobody_from_exchanging(liars: int):
 
 
 def test_a_donor_that_does_not_deliver_leaves_time_to_exchange():
-    """It may be asked again, but not at once: as long as it held us, we exchange."""
+    """Check the pause after a donor fails: exchanges have as long as the donor has taken."""
     table = Table("amber", "birch", "donor", rules=run_rules(weights_bytes=8_000_000, fragment_bytes=(200_000,)))
     table.swap_s = 4.0
     table["donor"].progress = table["donor"].core._core.progress = 900.0
@@ -535,7 +535,7 @@ def test_a_caller_is_found_when_its_record_is_and_looked_for_until_then():
     assert table["amber"].core.live_peers(table.now) == [birch]
     assert not [line for line in table.trace if "amber found birch" in line]
     table.directory_answers = True
-    table.run(5.0)  # a peer that only called can be neither called back nor remembered: it goes on looking
+    table.run(5.0)  # an initiator that has no record is not remembered, so the search continues
     assert [line for line in table.trace if "amber found birch" in line]
 
 
@@ -545,7 +545,7 @@ def test_who_could_not_be_reached_for_long_is_served_as_soon_as_it_calls():
     for _ in range(60):
         table.step("amber")
         table.run(1.0)
-    table.records[PeerId("birch")] = presence("birch", at=table.now)  # back at the same identity
+    table.records[PeerId("birch")] = presence("birch", at=table.now)  # back under the same identity
     returned = table.seat("birch")
     table.start("birch")
     table.run(1.0)
@@ -559,7 +559,7 @@ def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchangesnothing
     table.seat("cedar")
     table.holds_back = lambda sender, receiver, what: isinstance(what, WeightsRequest)
     table.start("cedar")
-    for _ in range(60):  # all train; nobody gives weights
+    for _ in range(60):  # all train, and no donor gives weights
         table.step()
         table.run(1.0)
     assert table["cedar"].begun
@@ -573,7 +573,7 @@ def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchangesnothing
 
 
 def with_cedar_in_step(rules: SwarmRules = RULES) -> Table:
-    """Three peers that have exchanged; cedar came last."""
+    """Return three peers that have exchanged; cedar joined last."""
     table = under_way(5, rules)
     table.seat("cedar")
     table.run(21.0)
@@ -596,7 +596,7 @@ def test_a_peer_that_was_cut_off_for_long_catches_up_like_a_newcomer():
         table.step("cedar", tokens=0.1)
         table.run(1.0)
     table.holds_back = lambda sender, receiver, what: False
-    for _ in range(150):  # those that it could not reach are left alone for up to two minutes
+    for _ in range(150):  # the backoff for peers that could not be dialed is up to two minutes
         table.step(tokens=0.1)
         table.run(1.0)
     assert any("cedar out of step" in line for line in table.trace)
@@ -663,13 +663,13 @@ def test_one_that_boasts_takes_nobody_in_who_wakes_among_others():
 
 def test_who_waits_for_nothing_long_has_not_slept():
     table = with_cedar_in_step()
-    for _ in range(300):  # nobody's outer step ends for five minutes
+    for _ in range(300):  # no outer step ends for five minutes
         table.run(1.0)
     assert not any("slept" in line for line in table.trace)
 
 
 def with_a_pull_begun() -> tuple[Table, Seat, PullUnderWay]:
-    """Cedar has come late, and asked for weights."""
+    """Return a table on which cedar has joined late and asked for weights."""
     table = under_way()
     table.run(21.0)
     cedar = table.seat("cedar")
@@ -685,7 +685,7 @@ def test_weights_older_than_our_own_are_not_taken():
     cedar.core._core.progress = 50.0
     table["cedar"].core.handle(Received(pull.link, WeightsReply(0, 40.0)), table.now)
     assert cedar.core._catch_up.pull is None or cedar.core._catch_up.pull.link != pull.link
-    assert cedar.core.counters.offences == 0  # it was ahead when we asked
+    assert cedar.core.counters.offences == 0  # the donor was ahead at the request
 
 
 def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
@@ -702,7 +702,7 @@ def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(exchange_manager, "choose", only_the_mate)
         table.end_training()
-        table.run(40.0)  # everybody has looked up that all are done
+        table.run(40.0)  # all have read the others' records
         assert min(table[name].core.counters.exchanges_ok for name in mates) > 5
         assert {table[name].core.state for name in mates} == {PeerState.FINISHING}
     table.run(10.0)
@@ -714,8 +714,8 @@ def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
     [
         ([100, 101, 99, 102], [100, 101, 99, 102]),
         ([100, 101, 99, 1000], [100, 101, 99]),  # one liar
-        ([100, 101, 99, 1000, 1001], [100, 101, 99]),  # two that lie together
-        ([100, 140, 180, 220], [100, 140, 180, 220]),  # a swarm that is spread out: each has two near
+        ([100, 101, 99, 1000, 1001], [100, 101, 99]),  # two that agree
+        ([100, 140, 180, 220], [100, 140, 180, 220]),  # a spread-out swarm: each has two others near
         ([100, 101, 1000], [100, 101]),
         ([100, 1000], [100, 1000]),  # no majority
         ([100], [100]),
@@ -733,12 +733,12 @@ def claiming(*progress: float) -> list[PeerInfo]:
 @pytest.mark.parametrize(
     ("claims", "here", "believed"),
     [
-        ([1000], [0], [1000]),  # one against one says nothing
+        ([1000], [0], [1000]),  # one against one decides nothing
         ([1000], [0, 1], []),
         ([1000], [0, 1, 2], []),
         ([1000, 1001], [0, 1], [1000, 1001]),  # as many as contradict
         ([1000, 1001], [0, 1, 2], []),
-        ([1000, 1001, 1002], range(20), [1000, 1001, 1002]),  # a crowd that could not catch up yet keeps nobody out
+        ([1000, 1001, 1002], range(20), [1000, 1001, 1002]),  # newcomers that could not pull yet exclude no donor
         ([1000, 1001, 1002, 5000], [0, 1, 2], [1000, 1001, 1002]),
     ],
 )
@@ -755,7 +755,7 @@ def test_to_whom_was_in_step_its_own_progress_contradicts_too():
 
 
 def in_the_directory(table: Table, settled: bool, **progress: float) -> None:
-    """Peers that announce themselves and answer nothing."""
+    """Return records of peers that announce themselves and do not answer."""
     for name, tokens in progress.items():
         table.records[PeerId(name)] = presence(name, tokens, at=1.0 + table.now, settled=settled)
 
@@ -849,7 +849,7 @@ def test_that_a_peer_is_in_step_now_is_announced_at_once_and_not_at_every_step()
     assert table["amber"].core.settled
     assert table.announced[PeerId("amber")] == [True]
     assert table.records[PeerId("amber")].settled
-    assert table["birch"].core._core.members.get(PeerId("amber")).settled  # by its terms, before any lookup
+    assert table["birch"].core._core.members.get(PeerId("amber")).settled  # from the terms, before any lookup
 
 
 def test_who_dropped_out_of_step_says_so_when_it_announces_itself_next():
@@ -868,7 +868,7 @@ def test_a_newcomer_does_not_run_after_a_liar_that_claims_the_end():
     for _ in range(30):
         table.step("amber", "birch", "delta")
         table.run(0.5)
-    for name in liars:  # they announce themselves, and nothing else
+    for name in liars:  # they only announce themselves
         table.records[PeerId(name)] = presence(name, progress=1000.0, at=1.0 + table.now)
     table.run(21.0)
     for name in liars:
@@ -899,12 +899,12 @@ def test_who_takes_weights_again_and_again_is_declined_for_an_hour(most):
 
 @pytest.mark.parametrize(("weights_bytes", "times"), [(GIVEN_BYTES, 6), (GIVEN_BYTES // 45, 45), (1, 60)])
 def test_small_weights_are_given_more_often(weights_bytes, times):
-    """Who tries settings out restarts often, and a tiny run is far ahead each time."""
+    """Check a tiny run: an owner who tries settings restarts often, and each time the run is far ahead."""
     assert run_rules(weights_bytes=weights_bytes).given_to_one == times
 
 
 def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
-    """It trained alone for long, behind a bad line, and is no further and no less far than they are."""
+    """Check a peer that trained alone for long on a bad connection, with about as much progress as the others."""
     table = with_cedar_in_step()
     cedar = table["cedar"]
     others = [table[name].core.counters for name in ("amber", "birch")]
@@ -914,7 +914,7 @@ def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
     def pulled_again() -> bool:
         return cedar.core.counters.pulls > pulled
 
-    for _ in range(150):  # who is taken for a liar is left alone for a while
+    for _ in range(150):  # a peer taken for adversarial is avoided for a while
         table.step(tokens=1.0)
         table.run(1.0)
     assert any("cedar out of step our weights differ from those of most peers" in line for line in table.trace)
@@ -925,7 +925,10 @@ def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
 
 
 def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type = NoneType) -> tuple[Table, Seat]:
-    """Cedar was in step and finds everybody strange, until it has pulled. Such messages do not reach it."""
+    """Return a table on which cedar, once settled, finds all others unrelated until it pulls.
+
+    Drops such messages to cedar.
+    """
     table = with_cedar_in_step(run_rules(tokens_per_peer=tokens_per_peer))
     table.holds_back = lambda sender, receiver, what: receiver == "cedar" and isinstance(what, holds_back)
     cedar = table["cedar"]
@@ -944,8 +947,11 @@ def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type 
 
 @pytest.mark.parametrize("offers_before", [0, int(MOST_CALLS) - 1])
 def test_who_is_told_that_it_is_behind_asks_for_weights_at_once(offers_before: int):
-    """However many offers it has made. What it then knows of who is ahead would be old by the time that a pause is
-    over: it would seem to have come as far, and offer again, and so for ever."""
+    """Check that the request follows at once, however many offers were made: after a pause, the claims would be
+    old.
+
+    The peer would take itself for as far, offer again, and so on.
+    """
     table = Table("amber", "birch")
     table.holds_back = lambda sender, receiver, what: isinstance(what, Offer)
     table.start()
@@ -963,7 +969,7 @@ def test_who_is_told_that_it_is_behind_asks_for_weights_at_once(offers_before: i
 
 
 def test_who_is_lost_has_others_weights_as_soon_as_they_trust_it_again():
-    """Whoever exchanged with it last holds that it broke off, for two seconds."""
+    """Check partners that take the last exchange for broken off, and decline for two seconds."""
     table, cedar = lost_cedar()
     pulls = cedar.core.counters.pulls
     for _ in range(8):
@@ -1034,7 +1040,7 @@ def test_of_two_equal_halves_nobody_takes_the_others_weights(size: int, seed: in
 
 
 def test_who_meets_strangers_that_are_few_keeps_its_weights():
-    """Two liars of six."""
+    """Check two adversarial peers of six."""
     names = ("amber", "birch", "cedar", "dogwood")
     table = Table(*names, "liar 1", "liar 2")
     table.start()
@@ -1052,7 +1058,7 @@ def test_who_meets_strangers_that_are_few_keeps_its_weights():
 
 
 def test_a_newcomer_that_trained_alone_for_too_long_takes_others_weights():
-    """It is not far enough behind for a newcomer, and nobody's weights have anything in common with its own."""
+    """Check a peer that is not far behind, but whose weights are unrelated to all others."""
     table = under_way(steps=10)
     cedar = table.seat("cedar")
     cedar.progress = cedar.core._core.progress = RULES.beginner_tokens + 10.0
@@ -1099,7 +1105,7 @@ def test_a_donor_whose_weights_are_older_than_it_announced_gives_none():
     ],
 )
 def test_a_donor_says_of_its_weights_what_can_be_true(reply: WeightsReply, why: str):
-    """Its progress becomes ours, and its outer steps too: the one could end our run, the other what we say."""
+    """Check a donor's progress and outer steps, which the newcomer takes over for its own."""
     table, cedar, pull = with_a_pull_begun()
     effects = cedar.core.handle(Received(pull.link, reply), table.now)
     assert any(why in each.why for each in effects if isinstance(each, Note) and each.peer == pull.link.peer)
@@ -1109,14 +1115,14 @@ def test_a_donor_says_of_its_weights_what_can_be_true(reply: WeightsReply, why: 
 
 @pytest.mark.parametrize(("honest", "liars"), [(2, 1), (3, 2), (4, 3)])
 def test_a_minority_that_names_few_outer_steps_makes_no_honest_donors_count_implausible(honest: int, liars: int):
-    """It would put an honest donor in quarantine, and leave the newcomer to the liars."""
+    """Check that honest donors stay available: otherwise only the adversarial ones would be left."""
     table, given = Table("cedar"), set()
     said = [(f"honest {number}", 700) for number in range(honest)] + [(f"liar {number}", 0) for number in range(liars)]
     table.records = {PeerId(name): presence(name, progress=500.0, step=step) for name, step in said}
     table.start()
     table.run(0.045)
     core = table["cedar"].core
-    while len(given) < honest:  # whoever is asked gives up in the end, and another is asked
+    while len(given) < honest:  # each request fails in the end, and another donor is asked
         pull = core._catch_up.pull
         if pull is None:
             table.now += 1.0
@@ -1133,7 +1139,7 @@ def test_a_minority_that_names_few_outer_steps_makes_no_honest_donors_count_impl
 
 
 def test_how_many_outer_steps_a_donor_may_have_made_those_say_who_are_about_as_far():
-    """Who is elsewhere may have come there in few long steps, or in many."""
+    """Check that peers elsewhere do not count: they may have made few long steps, or many."""
     table, step = Table("cedar"), 700
     names = {"donor": (900.0, step), "beside": (880.0, step - 2), "behind": (400.0, 2), "further behind": (390.0, 1)}
     known = []
@@ -1145,7 +1151,7 @@ def test_how_many_outer_steps_a_donor_may_have_made_those_say_who_are_about_as_f
 
 
 def test_that_a_donors_outer_steps_cannot_be_is_no_offence():
-    """It may be the others who said what is not so."""
+    """Check that such a donor is not blamed: the others' claims may be the false ones."""
     table, cedar, pull = with_a_pull_begun()
     effects = cedar.core.handle(Received(pull.link, WeightsReply(2**53, 300.0)), table.now)
     assert Close(pull.link) in effects
@@ -1168,7 +1174,7 @@ def test_where_outer_steps_are_planned_a_donor_is_about_where_the_others_are():
 
 
 def test_no_donor_puts_a_newcomer_out_of_the_others_outer_step_for_good():
-    """With right weights, right progress and step 0 it would be planned with nobody, and never pull again."""
+    """Check right weights and progress with step 0: the newcomer would have no planned partner, and never pull."""
     rules = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring", tokens_per_peer=100_000.0)
     table = Table("cedar", rules=rules)
     names = ("amber", "birch", "liar")
@@ -1184,7 +1190,7 @@ def test_no_donor_puts_a_newcomer_out_of_the_others_outer_step_for_good():
 
 
 def test_nobodys_word_alone_ends_a_newcomers_run():
-    """It says that the end is reached, where nobody announced so: one outer step is left, and others are met in it."""
+    """Check a donor that alone claims the end: one outer step is left, in which the newcomer exchanges."""
     table, cedar, pull = with_a_pull_begun()
     cedar.core._catch_up.pull = replace(pull, furthest=790.0)
     effects = cedar.core.handle(Received(pull.link, WeightsReply(30, 1000.0)), table.now)

@@ -1,4 +1,4 @@
-"""Buckets of presence that split as the swarm grows: found by all, bounded, evenly loaded. A swarm in memory."""
+"""Buckets of presence records that split as the swarm grows: complete, bounded, evenly loaded. A swarm in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S, PRESENCE_LIFETIME_S
 RUN = RunId("ab" * 32)
 PEERS = [PeerId(f"peer{number}") for number in range(10_000)]
 Found = dict[PeerId, set[PeerId]]
-"""Whom each peer found."""
+"""The peers that each peer found."""
 
 
 @dataclass
@@ -43,10 +43,10 @@ class Swarm:
     now: float = 0.0
     views: dict[PeerId, PresenceBuckets] = field(default_factory=dict)
     announcements: Counter[int] = field(default_factory=Counter)
-    """Keys of one announcement: how often so many."""
+    """Number of announcements by their number of keys."""
     lookups: Counter[int] = field(default_factory=Counter)
     largest: int = 0
-    """Records in the largest answer."""
+    """Number of records in the largest answer."""
 
     def __post_init__(self) -> None:
         self.shelves: SimulatedBuckets[None] = SimulatedBuckets(RUN)
@@ -56,7 +56,7 @@ class Swarm:
             self.views[peer] = PresenceBuckets(self.random)
 
     def shrink(self, size: int) -> None:
-        """Most go without a word."""
+        """Remove most peers, without a farewell."""
         self.views = dict(list(self.views.items())[:size])
 
     def forget_counts(self) -> None:
@@ -67,7 +67,7 @@ class Swarm:
         self.largest = 0
 
     def round(self) -> Found:
-        """All announce, in turn over the round; then all look up. Who is new has looked up before it announces."""
+        """Let all announce, spread over the round, then all look up. A new peer looks up before it announces."""
         for place, (peer, buckets) in enumerate(self.views.items()):
             then = self.now + ANNOUNCE_PERIOD_S * place / len(self.views)
             if buckets.size is None:
@@ -98,7 +98,7 @@ def reached(edges: dict[PeerId, Iterable[PeerId]], start: PeerId) -> set[PeerId]
 
 
 def is_connected(found: Found) -> bool:
-    """Whether everybody can be told of by everybody: along who found whom, forth and back, each reaches all."""
+    """Return whether the directed graph of which peer found which is strongly connected."""
     forth = {peer: [other for other in others if other in found] for peer, others in found.items()}
     back: dict[PeerId, list[PeerId]] = {peer: [] for peer in found}
     for peer, others in forth.items():
@@ -108,14 +108,14 @@ def is_connected(found: Found) -> bool:
     return len(reached(forth, start)) == len(reached(back, start)) == len(found)
 
 
-# --- the numbers and the homes ----------------------------------------------------------------------------------------
+# --- numbers and buckets ----------------------------------------------------------------------------------------------
 
 
 def test_the_numbers_fit_each_other() -> None:
-    assert SPLIT > 2 * MERGE  # every size of a swarm has a level to rest on
-    assert SAMPLE >= 2 * SPLIT  # whoever is one level too shallow still finds all
-    assert fitting_level(0, int(SAMPLE * 0.85)) == 2  # a sampled bucket sends newcomers two levels deeper, even by
-    assert fitting_level(0, int(SAMPLE * 1.15)) == 2  # twice its chance deviation of 7 %
+    assert SPLIT > 2 * MERGE  # every size of a swarm has a stable level
+    assert SAMPLE >= 2 * SPLIT  # a peer one level too shallow still finds all
+    assert fitting_level(0, int(SAMPLE * 0.85)) == 2  # a sampled bucket sends newcomers two levels deeper, even at
+    assert fitting_level(0, int(SAMPLE * 1.15)) == 2  # twice its standard deviation of 7 %
     assert MERGE / 2**0.5 > LOST
 
 
@@ -156,7 +156,7 @@ def test_the_level_that_fits(level: int, records: int, fits: int) -> None:
 
 @given(st.integers(1, 10**6), st.integers(0, MAX_LEVEL))
 def test_a_level_is_found_and_kept(size: int, level: int) -> None:
-    """With buckets that hold exactly size / 2^level, from any level."""
+    """Check buckets that hold exactly size / 2^level, from any level."""
     for _ in range(3):
         level = fitting_level(level, size // 2**level)
     assert fitting_level(level, size // 2**level) == level
@@ -166,7 +166,7 @@ def test_a_level_is_found_and_kept(size: int, level: int) -> None:
 
 @given(st.integers(0, MAX_LEVEL), st.integers(MERGE, SPLIT - 1), st.sampled_from([-1, 0, 1]), st.integers(0, 2**32))
 def test_peers_one_level_apart_find_each_other_for_certain(level: int, records: int, apart: int, seed: int) -> None:
-    """The same swarm, taken for up to twice as large or half as large."""
+    """Check one swarm, estimated up to twice as large or half as large."""
     other = level + apart
     if not 0 <= other <= MAX_LEVEL:
         return
@@ -216,7 +216,7 @@ def test_a_swarm_settles_whatever_its_size(size: int) -> None:
 
 
 def test_a_swarm_that_appears_at_once_at_the_root_settles_too() -> None:
-    """Nobody has looked up before announcing: the root takes in what it holds, and all learn that it is full."""
+    """Check peers that announce without a lookup before: the root stores what it can, and all learn that it is full."""
     swarm = Swarm()
     swarm.grow(3000)
     for buckets in swarm.views.values():
@@ -233,7 +233,7 @@ def test_a_swarm_that_appears_at_once_at_the_root_settles_too() -> None:
 
 @pytest.fixture(scope="module")
 def large() -> Swarm:
-    """10,000 peers, grown out of 8 by doubling every 20 s."""
+    """Return 10,000 peers, grown from 8 by doubling every 20 s."""
     swarm = Swarm()
     size = 8
     while size < len(PEERS):
@@ -269,7 +269,7 @@ def test_ten_thousand_peers_cost_no_more_than_ten(large: Swarm) -> None:
 
     load = large.shelves.stores + large.shelves.gets
     assert max(load.values()) < 0.01 * load.total()
-    assert large.shelves.gets[PresenceBucket(0, 0)] == 0  # for newcomers alone
+    assert large.shelves.gets[PresenceBucket(0, 0)] == 0  # only newcomers read the root
 
 
 def test_a_newcomer_to_ten_thousand_finds_its_level_in_one_lookup(large: Swarm) -> None:
@@ -285,7 +285,7 @@ def test_a_newcomer_to_ten_thousand_finds_its_level_in_one_lookup(large: Swarm) 
 
 
 def test_views_that_differ_by_a_factor_of_two_do_not_part_a_swarm(large: Swarm) -> None:
-    """Every other peer is held one level deeper than it would be, whatever it learns."""
+    """Check a swarm in which every other peer stays one level too deep."""
     large.round()
     shallow = min(large.levels())
     for place, buckets in enumerate(large.views.values()):
@@ -306,7 +306,7 @@ def test_views_that_differ_by_a_factor_of_two_do_not_part_a_swarm(large: Swarm) 
 
 
 def test_what_is_left_of_ten_thousand_finds_itself_again(large: Swarm) -> None:
-    """20 stay, with the levels of 10,000; for 75 s they find the records of those who went without a word."""
+    """Check 20 peers with the levels of 10,000, which for 75 s still find the records of those that vanished."""
     swarm = deepcopy(large)
     swarm.shrink(20)
     for _ in range(int(PRESENCE_LIFETIME_S / ANNOUNCE_PERIOD_S) + 4):
@@ -334,7 +334,7 @@ def test_a_bucket_that_could_not_be_read_costs_one_lookup_and_no_more() -> None:
 
 
 def test_a_half_of_the_swarm_is_not_all_of_it() -> None:
-    """So few records send the asker to the root, which is not asked before the next lookup."""
+    """Check few records: they send the peer to the root, which the next lookup reads, not this one."""
     one = PresenceBuckets(Random(1))
     one.level = 1
     search = one.search()

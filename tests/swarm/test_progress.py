@@ -1,4 +1,4 @@
-"""Progress in exchanges: conserved, averaged, and bounded against who lies about theirs. Swarms of numbers alone."""
+"""Progress in exchanges: conserved, averaged, and bounded against false claims. Swarms of numbers without weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def terms(progress: float, weight: float = 1.0, max_decrease: float = inf, partn
 
 
 class Unbounded(ProgressBudget):
-    """Exchanges may do what they like."""
+    """Budget without limits."""
 
     def max_decrease(self, peer: PeerId) -> float:
         return inf
@@ -47,8 +47,10 @@ class Unbounded(ProgressBudget):
 
 
 class Numbers:
-    """Peers that train at their own paces and exchange their progress with random others; the last may be liars, who
-    stay at the beginning and call twenty times as often."""
+    """Peers that train at different speeds and exchange progress with random others.
+
+    The last ones may be adversarial: they claim to be at the start and initiate twenty times as often.
+    """
 
     def __init__(
         self,
@@ -71,11 +73,11 @@ class Numbers:
         self.rules = run_rules(fragment_bytes=(1,) * 4)
 
     def run(self, steps: int, ticks: int = 20) -> None:
-        """So many outer steps of who has pace 1."""
+        """Run so many outer steps of a peer with pace 1."""
         for _ in range(steps * ticks):
             for me in self.honest:
                 self.under_way[me] += self.paces[me] * STEP / ticks
-                while self.under_way[me] >= STEP:  # it tells of whole outer steps
+                while self.under_way[me] >= STEP:  # it reports whole outer steps
                     self.under_way[me] -= STEP
                     self.progress[me] += STEP
                     self.budgets[me].trained(STEP)
@@ -100,12 +102,12 @@ class Numbers:
 
     @property
     def mean(self) -> float:
-        """Outer steps."""
+        """Mean number of outer steps."""
         return fmean(self.progress[me] for me in self.honest) / STEP
 
     @property
     def lead(self) -> float:
-        """Of whoever is furthest, over the mean, in outer steps."""
+        """Outer steps of the furthest peer beyond the mean."""
         return max(self.progress[me] for me in self.honest) / STEP - self.mean
 
 
@@ -142,7 +144,7 @@ def test_a_fast_peer_creates_no_progress_and_is_held_as_if_nothing_were_bounded(
         free.run(1)
         leads.append((bounded.lead, free.lead))
     trained = 40 * fmean(bounded.paces)
-    assert 0.95 * trained <= bounded.mean <= 1.01 * trained  # what the bucket cuts off is lost
+    assert 0.95 * trained <= bounded.mean <= 1.01 * trained  # what the budget cuts off is lost
     assert fmean(lead for lead, _ in leads) <= 1.3 * fmean(lead for _, lead in leads) + 0.2
 
 
@@ -158,7 +160,10 @@ def test_a_lead_that_somebody_brings_back_is_shared_and_not_multiplied() -> None
 def test_liars_that_stay_at_the_beginning_slow_the_others_by_about_their_part(
     honest: int, liars: int, pace: float
 ) -> None:
-    """However often they call. Their part is 1.5 of their number, and a little, since exchanges raise progress too."""
+    """Check that their rate does not matter.
+
+    Their part is 1.5 of their number, and a little, since exchanges raise progress too.
+    """
     swarm = Numbers((1.0,) * honest, liars)
     swarm.run(200)
     assert swarm.mean >= 200 * pace
@@ -166,7 +171,7 @@ def test_liars_that_stay_at_the_beginning_slow_the_others_by_about_their_part(
 
 
 def test_names_of_nobody_change_nothing() -> None:
-    """Whom we never exchanged with has no part in what our partners may lower us by."""
+    """Check peers without an exchange: they have no part in the budget by which partners may lower our progress."""
     known, crowded = budget(), budget()
     for each in (known, crowded):
         each.take(-1.0, PeerId("honest"))
@@ -229,7 +234,7 @@ def test_of_few_partners_it_is_remembered_how_far_they_may_lower_us() -> None:
 
 
 def test_numbers_too_small_to_be_divided_move_nobody() -> None:
-    """A stranger's progress may be the smallest number that there is."""
+    """Check the smallest positive float as a stranger's progress."""
     for theirs in (5e-324, 1e-322, 1e-310):
         for weight in (0.002, 1.0):
             mine, said = terms(0.0, weight=1e-3), terms(theirs, weight=weight)

@@ -58,11 +58,11 @@ def test_the_later_of_two_finds_the_earlier_one_waiting() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("amber", "birch"), ("birch", "amber")])
 def test_an_answer_that_an_offer_overtook_makes_nobody_wait(first: str, second: str) -> None:
-    """ "Not yet" is still on its way when the offer of who has come meanwhile is here already."""
+    """Check a decline "not yet" that arrives after the partner's own offer."""
     table = in_step("amber", "birch")
     table.end_phase(first)
     table.lag_s = lambda sender, link: 0.0 if link.outbound else 0.05
-    table.run(0.012)  # the offer has come, and was answered
+    table.run(0.012)  # the offer has arrived and is answered
     table.lag_s = lambda sender, link: 0.0
     table.end_phase(second)
     table.run(1.0)
@@ -71,11 +71,11 @@ def test_an_answer_that_an_offer_overtook_makes_nobody_wait(first: str, second: 
 
 
 def test_who_knows_us_not_makes_no_promise() -> None:
-    """Its outer step would come and go, and our trainer wait for it."""
+    """Check a partner that does not know us: its outer step would pass while our trainer waits."""
     table = Table("amber", "birch", rules=WAITING)
     table.start("amber", "birch")
     table.run(3.0)
-    table["amber"].core = Peer(PeerId("amber"), WAITING, Random(1))  # began anew, and has met nobody
+    table["amber"].core = Peer(PeerId("amber"), WAITING, Random(1))  # restarted, without knowledge of others
     table.directory_answers = False
     table.start("amber")
     table.run(25.0)
@@ -110,7 +110,7 @@ def test_an_answer_slower_than_the_pause_is_no_reason_to_ask_at_once() -> None:
     table = in_step("amber", "birch")
     table.end_phase("amber")
     table.lag_s = lambda sender, link: 0.0 if link.outbound else 1.5 * ROUND_RECALL_S
-    table.run(2.2 * ROUND_RECALL_S)  # a core that asks to be woken in the past fails in the table
+    table.run(2.2 * ROUND_RECALL_S)  # the table rejects a wake-up in the past
     assert sum(line.endswith("amber -> birch: Offer") for line in table.trace) == 1
     table.run(ROUND_RECALL_S)
     assert sum(line.endswith("amber -> birch: Offer") for line in table.trace) == 2
@@ -126,7 +126,7 @@ def test_an_answer_that_comes_when_patience_is_over_ends_the_waiting() -> None:
 
 
 def test_who_crosses_and_puts_us_off_for_ever_has_two_offers_of_ours() -> None:
-    """A liar's "not yet" and offers come in turn; its offers lose against ours, as its id is the larger."""
+    """Check an adversarial peer that alternates "not yet" and offers, which lose against ours by its id."""
     table = in_step("amber", "birch")
     core, birch = table["amber"].core, PeerId("birch")
 
@@ -143,7 +143,7 @@ def test_who_crosses_and_puts_us_off_for_ever_has_two_offers_of_ours() -> None:
 
 
 def test_nobody_promises_to_offer_in_a_round_that_is_over() -> None:
-    """It is over before its outer step is: the trainer mixes first, and will not offer again."""
+    """Check a round that ends before its outer step: the trainer mixes first, and makes no other offer."""
     core, now = in_step("amber", "birch")["amber"].core, 3.0
     birch = PeerId("birch")
     [ours] = opened(core.handle(PhaseDone(1, 10.0), now))
@@ -156,7 +156,7 @@ def test_nobody_promises_to_offer_in_a_round_that_is_over() -> None:
 
 
 def waiting_for_two() -> tuple[Peer, Open, Open, float]:
-    """A core between two inner phases whose offers are out, and its clock."""
+    """Return a core between two inner phases with two open offers, and its time."""
     table = in_step("amber", "birch", "cedar")
     core = table["amber"].core
     to_birch, to_cedar = sorted(opened(core.handle(PhaseDone(1, 10.0), table.now)), key=lambda each: each.link.peer)
@@ -165,7 +165,7 @@ def waiting_for_two() -> tuple[Peer, Open, Open, float]:
 
 
 def test_a_partner_whose_exchange_failed_has_no_other_in_this_round() -> None:
-    """Two that take turns would keep the trainer waiting."""
+    """Check that two partners cannot take turns to keep the trainer waiting."""
     core, to_birch, _, now = waiting_for_two()
     core.handle(Received(to_birch.link, Accept(to_birch.message.fragments, to_birch.message.terms, known=())), now)
     core.handle(LinkFailed(to_birch.link, "connection reset"), now)
@@ -176,13 +176,13 @@ def test_a_partner_whose_exchange_failed_has_no_other_in_this_round() -> None:
 
 @pytest.mark.parametrize(("seconds", "reason"), [(1.0, None), (ROUND_PATIENCE_S, DeclineReason.NOT_PLANNED)])
 def test_who_comes_when_patience_is_over_is_not_waited_for(seconds: float, reason: DeclineReason | None) -> None:
-    """Another exchange is under way still, so the round is open."""
+    """Check a late offer during another exchange, which keeps the round open."""
     core, to_birch, to_cedar, now = waiting_for_two()
     core.handle(LinkFailed(to_birch.link, "connection reset"), now)
     core.handle(Received(to_cedar.link, Accept(to_cedar.message.fragments, to_cedar.message.terms, known=())), now)
     for exchange in core._exchanges.book:  # a long one
         exchange.deadline = now + 2 * ROUND_PATIENCE_S
-    core._wake_at = now + 2 * ROUND_PATIENCE_S  # else it would seem to have been held up
+    core._wake_at = now + 2 * ROUND_PATIENCE_S  # else the core would seem to have been stopped
     again = LinkId(PeerId("birch"), 100, outbound=False)
     offer = replace(to_birch.message, known=())
     assert answers(core.handle(Received(again, offer), now + seconds)) == [reason]
@@ -193,7 +193,7 @@ def opened(effects: list[Effect]) -> list[Open]:
 
 
 def answers(effects: list[Effect]) -> list[DeclineReason | None]:
-    """Why offers were declined; None: accepted."""
+    """Return the reason to decline for each answer; None: accepted."""
     sent = [effect.message for effect in effects if isinstance(effect, Send)]
     return [message.reason if isinstance(message, Decline) else None for message in sent]
 
@@ -203,10 +203,10 @@ def postpone(reason: DeclineReason) -> Decline:
 
 
 def test_who_promises_and_never_comes_is_waited_for_ever_more_rarely() -> None:
-    """And what it cost is no reason to be more patient: patience follows how long we train."""
+    """Check commitments that are broken: patience follows the time of training, not the time spent waiting."""
     table = in_step("amber", "birch")
     for seat in table.seats.values():
-        seat.progress = seat.core._core.progress = 40.0  # or birch would be a newcomer that takes weights
+        seat.progress = seat.core._core.progress = 40.0  # else birch would be a newcomer that pulls
     for _ in range(7):
         table.end_phase("amber")
         table.run(0.5)
@@ -224,7 +224,7 @@ def test_who_comes_after_all_is_believed_again() -> None:
     table.step("birch")
     table.end_phase("birch")
     table.run(0.5)
-    table.end_phase("amber")  # birch waits for it
+    table.end_phase("amber")  # birch waits for amber
     table.run(1.0)
     assert table["amber"].core.counters.exchanges_ok == 1
     table.end_phase("amber")
@@ -235,7 +235,7 @@ def test_who_comes_after_all_is_believed_again() -> None:
 def waits_of(
     answer: Callable[[int, Open], list[Event]], me: str = "amber", other: str = "birch", rounds: int = 12
 ) -> list[float]:
-    """How long the trainer waited in each round, where a partner does with each of our offers what ``answer`` says."""
+    """Return the trainer's waiting time per round, in seconds, with a partner that answers offers by ``answer``."""
     table = in_step(me, other)
     core, waits = table[me].core, list[float]()
     for name in (me, other):
@@ -255,7 +255,7 @@ def waits_of(
 
 
 def passes(table: Table, seconds: float, name: str = "amber") -> list[Effect]:
-    """So long nothing but timers; what they led to."""
+    """Let time pass with timers only, and return their effects."""
     effects, until = list[Effect](), table.now + seconds
     while table.now < until:
         table.now = min(table.now + 0.25, until)
@@ -264,7 +264,7 @@ def passes(table: Table, seconds: float, name: str = "amber") -> list[Effect]:
 
 
 def used_to_fast_lines() -> tuple[Table, Peer]:
-    """A core that planned an outer step with one partner, and met others before."""
+    """Return a core with one planned partner, and measurements of fast earlier ones."""
     table = in_step("amber", "birch")
     core = table["amber"].core
     for _ in range(64):
@@ -275,8 +275,10 @@ def used_to_fast_lines() -> tuple[Table, Peer]:
 
 
 def met_for(table: Table, rounds: int, held: Callable[[float], float], trains_s: float, fails: bool = False) -> list:
-    """By round the seconds that an exchange took of a partner that accepts at once and then takes ``held`` of the
-    patience that both agreed on; None: it was not met."""
+    """Return the seconds of each round's exchange; None if there was none.
+
+    The partner accepts at once and then takes ``held`` of the patience that both agreed on.
+    """
     core, took = table["amber"].core, []
     for number in range(1, rounds + 1):
         passes(table, trains_s)
@@ -310,7 +312,7 @@ def test_who_accepts_and_drags_on_until_just_before_its_deadline_is_met_ever_mor
 
 
 def test_whose_line_is_slow_and_steady_is_met_in_every_round() -> None:
-    """Ten times slower than others, and within what it said of itself."""
+    """Check a partner ten times slower than others, as it stated."""
     table, core = used_to_fast_lines()
     took = met_for(table, 20, lambda patience_s: 5.0, trains_s=30.0)
     assert took == [5.0] * 20
@@ -318,7 +320,7 @@ def test_whose_line_is_slow_and_steady_is_met_in_every_round() -> None:
 
 
 def test_who_is_slow_has_no_more_than_a_fifth_of_a_trainers_time_beyond_its_due() -> None:
-    """As in exchanges that nobody planned, where inner phases are short."""
+    """Check short inner phases, with the same limit as for unplanned exchanges."""
     table, core = used_to_fast_lines()
     began = table.now
     took = met_for(table, 60, lambda patience_s: 5.0, trains_s=1.0)
@@ -329,7 +331,7 @@ def test_who_is_slow_has_no_more_than_a_fifth_of_a_trainers_time_beyond_its_due(
 
 
 def test_who_is_slow_and_holds_a_trainer_for_less_than_it_trains_is_met_in_every_round() -> None:
-    """Its recipe waits for the slowest; in exchanges that nobody planned others would come between."""
+    """Check a recipe that waits for the slowest; between unplanned exchanges others would come first."""
     table, core = used_to_fast_lines()
     core._core.seconds_per_outer_step = 4.0
     assert met_for(table, 20, lambda patience_s: 5.0, trains_s=4.0) == [5.0] * 20
@@ -360,7 +362,7 @@ def test_who_dragged_on_is_declined_when_it_calls_and_is_promised_nothing() -> N
 
 
 def test_whose_offers_cross_ours_for_ever_is_waited_for_ever_more_rarely() -> None:
-    """It says that its own comes first, and none comes."""
+    """Check a partner that claims that its own offer comes first, but sends none."""
 
     def crosses(number: int, ours: Open) -> list[Event]:
         return [Received(ours.link, postpone(DeclineReason.CROSSING))]
@@ -402,7 +404,7 @@ def test_who_meets_us_in_every_other_round_is_waited_for_ever_more_rarely() -> N
 
 
 def test_who_never_answers_is_waited_for_ever_more_rarely() -> None:
-    """It is there by its own word alone, or it sleeps; it has a moment all the same, since it may wait for us."""
+    """Check a partner with a record that does not answer: it gets a moment, since it may wait for us."""
     waits = waits_of(lambda number, ours: [], rounds=20)
     assert [number for number, each in enumerate(waits, 1) if each > 1] == [1, 3, 7, 15]
     assert waits[0] >= 9
@@ -410,7 +412,7 @@ def test_who_never_answers_is_waited_for_ever_more_rarely() -> None:
 
 
 def test_who_has_but_a_moment_to_answer_has_a_second_and_makes_us_no_more_patient() -> None:
-    """An honest partner across the world, that kept us waiting once; and lines here are fast."""
+    """Check a distant honest partner that was late once, after measurements of short answer times."""
     table = in_step("amber", "birch")
     core = table["amber"].core
     for _ in range(8):
@@ -438,14 +440,14 @@ def broken_after(rounds: int, seconds: float, answers: tuple[str, ...] = ()) -> 
             if call.link.peer in answers:
                 core.handle(Received(call.link, postpone(DeclineReason.NOT_PLANNED)), now)
                 continue
-            core.handle(Woke(), now + seconds)  # nothing but time passes before
+            core.handle(Woke(), now + seconds)  # only time passes before
             core.handle(LinkFailed(call.link, "no route to host"), now + seconds)
         now += seconds + 1.0
     return {peer: each.times for peer, each in core._exchanges.rounds._arrival_commitments._broken.items()}
 
 
 def test_what_could_not_be_delivered_broke_no_promise() -> None:
-    """Our own line: calls fail at once, for an hour, and then we wait for everybody as before."""
+    """Check our own connection without a route: if all dials fail at once, no commitment is broken."""
     assert broken_after(rounds=20, seconds=0.1) == {}
 
 
@@ -491,7 +493,7 @@ def test_promises_are_bounded_by_number_and_the_oldest_go() -> None:
     for number in range(MAX_KNOWN - 1):
         commitments.broke(PeerId(f"peer {number}"))
     assert not commitments.take(fox)
-    commitments.broke(fox)  # which makes it the youngest
+    commitments.broke(fox)  # which makes it the newest
     commitments.broke(PeerId("one more"))
     assert not commitments.take(fox)
     assert commitments.take(PeerId("peer 0"))
@@ -521,7 +523,7 @@ def test_who_is_distrusted_is_not_called_by_plan() -> None:
 
 
 def test_who_takes_over_an_earlier_outer_step_comes_to_it_again() -> None:
-    """A donor may have made fewer outer steps, and be further all the same."""
+    """Check a donor that has made fewer outer steps, but has more progress."""
     table = in_step("amber", "birch")
     core, birch = table["amber"].core, PeerId("birch")
     [ours] = opened(core.handle(PhaseDone(9, 90.0), table.now))

@@ -1,4 +1,4 @@
-"""Who holds us for longer than it takes waits, and others come between."""
+"""A partner that held us for longer than usual waits, and others are served in between."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_step() -> Table:
 
 
 def answer_to(table: Table, link: LinkId) -> DeclineReason | None:
-    """What amber says to an offer on this link; None: it accepts."""
+    """Return amber's reason to decline an offer on this link; None: it accepts."""
     offer = Offer(RUN, RULES.protocol, (0, 1, 2), own_terms(table["birch"].core._core, PeerId("amber")))
     effects = table["amber"].core.handle(Received(link, offer), table.now)
     messages = [effect.message for effect in effects if isinstance(effect, Send) and effect.link == link]
@@ -39,7 +39,7 @@ def link_of(peer: PeerId, serial: int) -> LinkId:
 
 
 def swap(table: Table, link: LinkId, seconds: float, breaks_off: bool) -> None:
-    """The exchange takes so long, and commits, unless it is broken off."""
+    """Let an exchange take this long, and commit or break off."""
     core = table["amber"].core
     table.now += seconds
     if breaks_off:
@@ -55,7 +55,7 @@ def test_who_held_our_fragments_for_too_long_waits_and_another_is_served(breaks_
     assert answer_to(table, link_of(DRAGGER, 1)) is None
     swap(table, link_of(DRAGGER, 1), 4.0, breaks_off)
     ended = table.now
-    table["amber"].core._exchanges.book._exchanges.clear()  # what it brought is applied
+    table["amber"].core._exchanges.book._exchanges.clear()  # its displacement is applied
     table.now = ended + REST * 2.0  # well after its pause for breaking off, and within its rest of four times 3 s
     assert answer_to(table, link_of(DRAGGER, 2)) is DeclineReason.BUSY
     assert answer_to(table, link_of(PeerId("cedar"), 1)) is None
@@ -68,14 +68,13 @@ def test_who_held_our_fragments_for_too_long_waits_and_another_is_served(breaks_
 @pytest.mark.parametrize("breaks_off", [False, True])
 @pytest.mark.parametrize("by_message", [False, True])
 def test_nobody_held_us_while_we_slept(breaks_off: bool, by_message: bool) -> None:
-    """The lid was closed amid an exchange. Whatever wakes us first, its partner is served as before, and what it took
-    is no measure of lines."""
+    """Check a laptop's sleep during an exchange, whatever event is first: no penalty, and no measured transfer."""
     table = in_step()
     core = table["amber"].core
     assert answer_to(table, link_of(DRAGGER, 1)) is None
     slept_s = core._wake_at - table.now + 8 * 3600.0
     before = core._core.deadlines.seconds_per_byte()
-    if by_message:  # which brings whom it knows first
+    if by_message:  # which first names the peers that its sender knows
         core.handle(
             PeersSeen(((presence("cedar", at=table.now + slept_s), table.now + slept_s + 75.0),), from_lookup=False),
             table.now + slept_s,

@@ -1,4 +1,4 @@
-"""Transition tables: docs/PROTOCOL.md shows them, and the core takes every transition that they hold and no other."""
+"""Transition tables: docs/PROTOCOL.md shows them, and the core takes every transition in them and no other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Taken = set[tuple[str, Enum | None, Enum]]
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_protocol_page_shows_the_table(name: str, request: pytest.FixtureRequest) -> None:
-    """``pytest --rewrite-golden`` writes the table into the page."""
+    """Compare; ``pytest --rewrite-golden`` writes the table into the page."""
     page, marks = PROTOCOL.read_text(encoding="utf-8"), rf"(<!-- generated: {name} -->\n)(.*?)(\n<!-- end -->)"
     if request.config.getoption("--rewrite-golden"):
         page = re.sub(marks, lambda found: found[1] + TABLES[name].markdown() + found[3], page, flags=re.DOTALL)
@@ -75,7 +75,7 @@ def test_the_protocol_page_has_no_other_generated_table() -> None:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
-    """Transitions that happened, by table, state and event."""
+    """Record transitions that happen, by table, state and event."""
     found: Taken = set()
     original = TransitionTable.after
 
@@ -109,7 +109,7 @@ def not_yet(reason: DeclineReason = DeclineReason.NOT_YET) -> Decline:
 
 
 def offers_itself(core: Peer, ours: Open, now: float, serial: int = 100) -> list[Effect]:
-    """The partner sends an Offer for the same round."""
+    """Send the partner's offer for the same round."""
     link = LinkId(ours.link.peer, serial, outbound=False)
     return core.handle(Received(link, replace(ours.message, known=())), now)
 
@@ -133,7 +133,8 @@ def an_offer_comes_in_every_state_that_takes_it() -> None:
             core.handle(Received(exchange.link, not_yet(reason)), table.now)
         offers_itself(core, Open(exchange.link, (), offer), table.now)
     table, core = in_step()
-    ours = opened(core.handle(PhaseDone(1, 40.0), table.now))  # DUE again by a recall that its Offer outruns
+    # DUE again by a recall; the partner's offer arrives before ours.
+    ours = opened(core.handle(PhaseDone(1, 40.0), table.now))
     core.handle(Received(ours.link, not_yet()), table.now)
     [found] = core._exchanges.rounds._open
     found.move(BIRCH, MeetingEvent.RECALL)
@@ -141,7 +142,7 @@ def an_offer_comes_in_every_state_that_takes_it() -> None:
 
 
 def every_answer_in(state: Meeting) -> None:
-    """All that can follow an Offer of ours, before and after the partner's own has crossed it."""
+    """Play all answers to our offer, before or after the partner's own has crossed it."""
 
     def called() -> tuple[Table, Peer, Open]:
         table, core = in_step()
@@ -153,7 +154,7 @@ def every_answer_in(state: Meeting) -> None:
     def answered(message: Accept | Decline, after_s: float = 0.0) -> None:
         table, core, ours = called()
         for exchange in core._exchanges.book if after_s else ():
-            exchange.deadline = core._wake_at = table.now + 2 * after_s  # else it would seem to have been held up
+            exchange.deadline = core._wake_at = table.now + 2 * after_s  # else the core would seem to have been stopped
         core.handle(Received(ours.link, message), table.now + after_s)
 
     terms = own_terms(in_step()[1]._core, BIRCH)
@@ -164,7 +165,7 @@ def every_answer_in(state: Meeting) -> None:
     answered(not_yet(), ROUND_PATIENCE_S + 1.0)
     table, core, ours = called()
     offers_itself(core, ours, table.now, serial=101)
-    if state is Meeting.CROSSED:  # not_yet() above was overtaken; a second one is not
+    if state is Meeting.CROSSED:  # not_yet() above was superseded; a second one is not
         again = opened(core.handle(Received(ours.link, not_yet()), table.now))
         offers_itself(core, again, table.now, serial=102)
         core.handle(Received(again.link, not_yet()), table.now)
@@ -285,7 +286,7 @@ def test_an_exchange_moves_by_its_table_alone() -> None:
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(rules=st.sampled_from([WAITING, BESIDE, RULES]), me=st.sampled_from(["amber", "birch"]), seed=st.integers(0))
 def test_no_partner_can_make_the_core_take_an_impossible_transition(rules: SwarmRules, me: str, seed: int) -> None:
-    """A partner says anything at any time: a transition without a row would end our process."""
+    """Check any message at any time: a transition without a row would end our process."""
     random, other = Random(seed), "birch" if me == "amber" else "amber"
     table, core = in_step(rules, me, other)
     terms = own_terms(core._core, PeerId(other))

@@ -1,4 +1,5 @@
-"""Weights that lie too far off are clipped to what is usual, or refused; and who sends them is left alone."""
+"""Weights that are too far away are clipped to a usual distance or rejected, and their sender is avoided for a
+while."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ PARTNERS = [PeerId(f"peer {number}") for number in range(7)]
 
 
 def grown(differences: list[float], weights: float = 1.0) -> DistanceStats:
-    """Everybody was met as often as is remembered, and was this far off."""
+    """Return statistics of as many meetings as are remembered, at these distances."""
     usual = DistanceStats()
     for _ in range(PER_PARTNER):
         for peer, difference in zip(PARTNERS, differences, strict=True):
@@ -113,7 +114,7 @@ def test_what_was_mixed_twice_is_a_replay_and_what_is_new_is_not() -> None:
         replays.mixed(amber, bytes([number]))
     assert replays.is_one(amber, b"old")
     for _ in range(5):
-        replays.mixed(amber, b"")  # of learners that have no bytes
+        replays.mixed(amber, b"")  # of learners without fingerprints
     assert not replays.is_one(amber, b"")
 
 
@@ -126,13 +127,13 @@ def test_memory_of_replays_is_bounded() -> None:
     assert all(len(times) <= PER_REPLAYER for times in replays._times.values())
 
 
-# --- in a conversation ------------------------------------------------------------------------------------------------
+# --- whole exchanges ----------------------------------------------------------------------------------------------
 
 HONEST, LIAR = ("amber", "birch", "cedar", "delta"), "liar"
 
 
 def swarm(distance: float, rules: SwarmRules = RULES) -> Table:
-    """Four honest peers, 5 % apart, and one that is as far off as this for whoever meets it."""
+    """Return four honest peers, 5 % apart, and one at this distance from each of them."""
     table = Table(*HONEST, LIAR, rules=rules)
     table.apart = lambda me, partner: (distance if LIAR in (me, partner) else 0.05, 10.0)
     table.start()
@@ -147,7 +148,7 @@ def train(table: Table, steps: int) -> None:
 
 
 def radii_of(table: Table, name: str) -> list[float]:
-    """Clip radii of this peer's exchanges, committed from now on."""
+    """Record the clip radii of this peer's commits from now on."""
     seat, seen = table[name], []
     original = seat.core.handle
 
@@ -179,7 +180,8 @@ def test_who_is_further_off_than_the_radius_is_clipped_named_and_left_alone() ->
     assert any("clipped liar its weights differed from ours by 110 %" in line for line in table.trace)
     before = clipped
     train(table, 60)  # 300 s: without a pause there would be dozens
-    assert sum(table[name].core.counters.clipped for name in HONEST) - before <= 4 * 4  # one a pause, and it doubles
+    # One per pause, and pauses double.
+    assert sum(table[name].core.counters.clipped for name in HONEST) - before <= 4 * 4
     assert all(table[name].core.counters.exchanges_ok >= 40 for name in HONEST)
 
 
@@ -193,7 +195,7 @@ def test_who_has_nothing_in_common_with_us_moves_nobody_and_offends() -> None:
 
 
 def test_who_is_strange_twice_is_no_liar_yet() -> None:
-    """It trained alone for a moment in a young run: soon everybody exchanges with it again, and it is told nothing."""
+    """Check a peer that trained alone briefly in a young run: soon all exchange with it again, without an offence."""
     table = swarm(2.0)
     train(table, 2)
     told = [line.split(" ", 1)[1] for line in table.trace if "nothing in common" in line]
@@ -227,7 +229,7 @@ def test_who_was_never_in_step_blames_nobody_for_being_strange() -> None:
 
 
 def test_who_begins_blames_nobody_for_being_strange_until_it_has_made_a_few_steps() -> None:
-    """Without a warm-up the first steps are longer than the weights: all are unrelated, though some are in step."""
+    """Check the first steps without a warm-up, longer than the weights: all are unrelated, though some are settled."""
     table = swarm(0.05)
     train(table, 1)
     assert all(table[name].core.settled for name in HONEST)
@@ -243,7 +245,7 @@ def test_who_begins_blames_nobody_for_being_strange_until_it_has_made_a_few_step
 
 
 def test_who_says_that_it_begins_is_not_blamed_and_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2ptrain.swarm.peer.drop_out_if_due", lambda *_: "")  # nor does it find that it is odd
+    monkeypatch.setattr("p2ptrain.swarm.peer.drop_out_if_due", lambda *_: "")  # nor does it take itself for an outlier
     table = swarm(2.0)
     original = table[LIAR].core.handle
 
@@ -285,7 +287,7 @@ def test_who_agrees_with_us_may_say_the_same_for_ever() -> None:
 
 
 def test_who_has_trained_for_much_longer_is_a_stranger_and_no_offender() -> None:
-    """Where outer steps take milliseconds, two that are both in step may be so far apart."""
+    """Check outer steps of milliseconds: two settled peers may be this far apart."""
     table = swarm(2.0)
     far = RULES.catch_up_tokens + 1.0
     original = table["amber"].core.handle
@@ -304,4 +306,4 @@ def test_who_has_trained_for_much_longer_is_a_stranger_and_no_offender() -> None
     lines = [line for line in table.trace if "nothing in common" in line]
     assert any(line.find("amber failed liar") >= 0 for line in lines)
     assert not any("amber broke protocol liar" in line for line in lines)
-    assert any("broke protocol liar" in line for line in lines)  # others can tell
+    assert any("broke protocol liar" in line for line in lines)  # others do blame it
