@@ -1,7 +1,7 @@
-"""For all tests: one torch thread, a folder of our own for sockets, and a look around when all is over.
+"""Fixtures for all tests: one torch thread, a folder for sockets, and a check for leftovers at the end.
 
-Every process that a test starts inherits the mark set here, so what is left behind at the end is known to be ours,
-also when its parent is gone.
+Every process that a test starts inherits the mark set here, so that leftovers are recognized even if their parent
+is gone.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LONGEST = frozenset(
     }
 )
 GRACE_S = 15.0
-"""For processes that were told to leave, or whose parent just died."""
+"""Grace, in seconds, for processes that were told to end, or whose parent just died."""
 
-# Before anything imports torch: it reads this once. More threads than cores make every test slow.
+# Before torch is imported, which reads this once. More threads than cores make every test slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ[MARK] = uuid.uuid4().hex
 gc.disable()  # until all modules are imported: see p2ptrain.base.imports
-# Processes that tests start keep their compiled modules: compiling them anew takes half a second of every start.
+# Child processes keep their compiled modules: compiling takes half a second of every start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A shell's background job ignores Ctrl+C, and so would every process that a test starts in order to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,7 +43,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take minutes first: no worker is left alone with one at the end."""
+    """Put the files that take minutes first, so that no worker ends long after the others."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
@@ -54,8 +54,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No process of ours, and no socket folder that anyone would not sweep away, outlives the tests."""
-    tmp_path_factory.getbasetemp()  # stays in the system's place, where people look for it after a failure
+    """Check that no process of ours outlives the tests, nor a socket folder that the next start would keep."""
+    tmp_path_factory.getbasetemp()  # at the system's default place, where people look for it after a failure
     with tempfile.TemporaryDirectory(prefix="p2pt-", dir="/tmp", ignore_cleanup_errors=True) as ours:
         before = {"TMPDIR": os.environ.get("TMPDIR")}
         os.environ["TMPDIR"], tempfile.tempdir = ours, None
@@ -76,7 +76,7 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 def survivors() -> list[psutil.Process]:
-    """Processes with this session's mark, beside ourselves, that do not end within the grace."""
+    """Return other processes with this session's mark that do not end within the grace."""
     mark = os.environ[MARK]
     ours = [each for each in psutil.process_iter() if each.pid != os.getpid() and _has_mark(each, mark)]
     return psutil.wait_procs(ours, timeout=GRACE_S)[1]
@@ -85,19 +85,19 @@ def survivors() -> list[psutil.Process]:
 def command(process: psutil.Process) -> str:
     try:
         return f"{process.pid} of {process.ppid()}: {' '.join(process.cmdline())}"
-    except psutil.Error:  # just gone
+    except psutil.Error:  # it has just ended
         return str(process)
 
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-    except psutil.Error:  # another user's, or just gone
+    except psutil.Error:  # another user's, or just ended
         return False
 
 
 def unswept(parent: Path) -> list[str]:
-    """Socket folders that the next start would not remove. (Those of killed processes it does.)"""
+    """Return socket folders that the next start would not remove, as it does those of killed processes."""
     if not list(parent.glob("p2ptrain-*")):
         return []
     from p2ptrain.net.p2pd.socket_folder import sweep

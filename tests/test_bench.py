@@ -36,7 +36,7 @@ def test_nine_tenths_of_a_line_are_asked_for(share: float, reached: bool) -> Non
 
 
 def test_a_share_is_what_passed_over_what_the_line_carries_in_that_time() -> None:
-    # 25 MiB are 209.7 Mbit: 2.097 s of a line of 100 Mbit/s.
+    # 25 MiB are 209.7 Mbit: 2.097 s at 100 Mbit/s.
     seconds = {"exchange": [2.33, 4.0, 2.2], "tcp": [2.2, 2.0, 2.2], "tcp_one_way": [2.15, 2.15, 9.0]}
     found = figures(seconds, LineCase(mebibytes=25, pairs=3, mbit_s=100.0))
     assert found == {
@@ -68,7 +68,7 @@ def test_an_exchange_and_bare_tcp_have_their_turns_on_lines_near_and_far() -> No
 
 
 class Browser:
-    """Has so many edges lit, each time when it is asked."""
+    """Browser that reports these numbers of lit edges, one per request."""
 
     def __init__(self, lit: list[int]) -> None:
         self.lit = lit
@@ -83,7 +83,7 @@ class Browser:
 
 
 def test_a_picture_of_the_gossip_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is taken again where the last edge has faded meanwhile, and not at all where none is lit."""
+    """Check that a picture without lit edges is taken again, and that none is taken before an edge is lit."""
     pictures = pytest.importorskip("bench.pictures", exc_type=ImportError)
     monkeypatch.setattr(pictures.time, "sleep", lambda seconds: None)
     again = Browser([0, 1, 2, 0, 2, 1])
@@ -129,4 +129,4 @@ def test_what_a_card_does_is_told_in_tables() -> None:
     assert "| demo | 9 | 5.500 | 2.5000 ± 0.7071 | 3.0000 ± 0.7071 | 0.5000 ± 0.0000 |" in told
     assert "| topk | not at all | 1.00 GB/s | no |" in told
     del document["placement"]
-    assert not any("at once" in line for line in card.lines(document))  # what was not measured has no table
+    assert not any("at once" in line for line in card.lines(document))  # no table for what was not measured

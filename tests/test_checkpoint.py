@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the last two, recognized when torn."""
+"""Checkpoints: complete or absent, the last two, recognized when truncated."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ def state(step):
 
 
 def save(directory, step):
-    """As a session that has loaded what was there."""
+    """Save as a session that has loaded the existing checkpoints."""
     checkpoints = Checkpoints(directory)
     checkpoints.load_latest()
     return checkpoints.save(tensors(step), state(step))
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_not_torn(tmp_path, monkeypatch, reader, number):
     [FileNotFoundError("No such file or directory"), SafetensorError("I/O error: Input/output error (os error 5)")],
 )
 def test_what_safetensors_cannot_open_is_not_torn(tmp_path, monkeypatch, error):
-    """It says of every file that it cannot open that there is none."""
+    """Check a file that cannot be opened: safetensors reports it as missing."""
     save(tmp_path, 10)
     monkeypatch.setattr("p2ptrain.checkpoint.load_file", fail_with(error))
     with pytest.raises(HomeError, match="cannot be read"):
@@ -173,7 +173,7 @@ def test_what_safetensors_cannot_open_is_not_torn(tmp_path, monkeypatch, error):
 
 
 def test_only_what_a_session_knows_is_removed(tmp_path):
-    """A disk that was mounted while we trained, say: what is on it was never looked at."""
+    """Check a disk that was mounted during the session: nothing on it has been read."""
     session = Checkpoints(tmp_path)
     assert session.load_latest() == (None, ())
     for step in (1, 2, 400, 500):
@@ -184,7 +184,7 @@ def test_only_what_a_session_knows_is_removed(tmp_path):
 
 
 def test_a_session_that_went_back_forgets_the_future_that_it_left(tmp_path):
-    """Who takes a donor's weights takes its step too, and that may be an earlier one."""
+    """Check a pull from a donor with an earlier step: later checkpoints of the old weights are removed."""
     session = Checkpoints(tmp_path)
     for step in (40, 50, 45):
         session.save(tensors(step), state(step))
@@ -215,7 +215,7 @@ def test_a_step_saved_again_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
 def test_a_step_that_is_replaced_is_there_at_every_moment(tmp_path, monkeypatch, error):
-    """Between two renames neither the old one nor the new one has its name."""
+    """Check every moment of a replacement: between two renames, neither file would have the name."""
     save(tmp_path, 9)
     save(tmp_path, 10)
     rename, done = Path.rename, []
@@ -236,7 +236,7 @@ def test_a_step_that_is_replaced_is_there_at_every_moment(tmp_path, monkeypatch,
         assert found.passed_over == ()
         assert found.checkpoint.step == 10
         assert found.checkpoint.tensors.keys() == tensors().keys()
-        assert names(tmp_path) == before  # to read is not to write: a peer may live there
+        assert names(tmp_path) == before  # reading must not write: another process may use the home
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", fail_with(FULL))
         with pytest.raises(HomeError):
@@ -322,7 +322,7 @@ def test_a_directory_that_cannot_be_made_is_the_homes_fault(tmp_path):
 def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch, moment):
     save(tmp_path, 10)
     with monkeypatch.context() as patch:
-        patch.setattr(moment, fail_with(KeyboardInterrupt))  # passes every handler, as a kill would
+        patch.setattr(moment, fail_with(KeyboardInterrupt))  # no handler catches it, as with a kill
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 20)
     found = checkpoint.load_latest(tmp_path)

@@ -1,4 +1,4 @@
-"""The command line: its commands, their errors and exit statuses."""
+"""The command line: commands, errors and exit statuses."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from p2ptrain.manifest import PRESETS, load_run
 
 
 def run(command: click.Command, *arguments: str) -> int:
-    """Run through the error boundary; the exit status."""
+    """Run the program through its error boundary, and return the exit status."""
     with pytest.raises(SystemExit) as caught:
         run_command(command, list(arguments), name="p2ptrain")
     return caught.value.code
 
 
 def test_the_commands_are_frozen() -> None:
-    """No flag changes the algorithm: options of init and sign are listed here so that a new one is seen."""
+    """Check all options of init and sign against a list, since no option may change the algorithm."""
     assert list(cli.commands) == ["init", "sign"]
     assert list(LAZY_COMMANDS) == [
         "bootstrap",
@@ -126,7 +126,7 @@ def test_ctrl_c_exits_130() -> None:
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("place", "why"), [("full", "No space left on device"), ("pipe", "Broken pipe")])
 def test_a_standard_output_that_takes_no_more_is_one_clear_line(unbuffered: str, place: str, why: str) -> None:
-    """Also where Python writes what it had kept only when it ends."""
+    """Check also data that Python buffers and writes at its end."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "p2ptrain.cli", "--version"]

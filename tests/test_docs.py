@@ -31,7 +31,7 @@ DOCUMENTS = [
 ]
 
 MARKDOWN = sorted({*ROOT.glob("*.md"), *(path for folder in SOURCES for path in (ROOT / folder).rglob("*.md"))})
-"""Every Markdown file of the repository; ``.venv`` and ``out`` are no part of it."""
+"""Every Markdown file of the repository, without ``.venv`` and ``out``."""
 
 README_LINES = 150
 """Most lines of README.md: a first visitor reads it to the end."""
@@ -40,20 +40,20 @@ WORDS = 40_000
 """Most words of ``DOCUMENTS`` together; generated pages belong into docs/results or docs/generated."""
 
 GUESSES_WORDS = 3_000
-"""Most words of the register of guesses: a row is short."""
+"""Most words of the generated register: a row is short."""
 
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+(?:\([^()\s]*\))?)(?:\s+\"[^\"]*\")?\)")
 """An inline link or image; the group is its target."""
 
 
 def prose(document: Path) -> str:
-    """The text of a document without its code blocks and inline code."""
+    """Return a document's text without its code blocks and inline code."""
     text = re.sub(r"^(```|~~~).*?^\1\s*$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
 
 
 def anchors(document: Path) -> set[str]:
-    """The anchors that GitHub gives a document's headings, and those that it sets itself."""
+    """Return the anchors that GitHub gives a document's headings, and those that it sets itself."""
     text = re.sub(r"^(```|~~~).*?^\1\s*$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     found: set[str] = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))
     seen: dict[str, int] = {}
@@ -66,11 +66,11 @@ def anchors(document: Path) -> set[str]:
 
 
 def dead_links(document: Path) -> list[str]:
-    """The targets inside the repository that a document links to, or shows as an image, and that do not exist."""
+    """Return links and images that lead to missing targets inside the repository."""
     dead = []
     for target in [*LINK.findall(prose(document)), *re.findall(r"<img [^>]*src=\"([^\"]+)\"", prose(document))]:
         if re.match(r"\w+:", target):
-            continue  # elsewhere
+            continue  # an external target
         name, _, anchor = target.partition("#")
         file = (document.parent / name) if name else document
         if not file.exists() or (anchor and (file.suffix != ".md" or anchor not in anchors(file))):
@@ -143,7 +143,7 @@ class Limits:
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *sorted(DOCS.glob("generated/*.md"))], ids=lambda path: path.name)
 def test_files_and_functions_that_are_named_exist(document: Path) -> None:
-    """``path/to/file.py`` exists, and so does ``file.py:name`` in it."""
+    """Check that ``path/to/file.py`` exists, and that ``file.py:name`` is defined in it."""
     named = re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", document.read_text(encoding="utf-8"))
     for file, name in named:
         homes = [base / file for base in (ROOT, ROOT / "p2ptrain") if (base / file).exists()]
@@ -170,7 +170,7 @@ def test_the_wire_format_is_told_as_it_is() -> None:
 
 
 def tables(document: Path) -> list[dict[str, dict[str, object]]]:
-    """The tables of a manifest's corpus or tokenizer that a document shows."""
+    """Return the tables of a manifest's corpus or tokenizer that a document shows."""
     blocks = re.findall(r"^```toml\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     return [shown for each in blocks if {*(shown := tomllib.loads(each))} <= {"corpus", "tokenizer"}]
 

@@ -1,7 +1,7 @@
 """Errors carry remedies, and docs/ERRORS.md explains what the program cannot say itself.
 
 The page quotes few messages. Where it does, the first column of a table holds them in backquotes, with ``…`` for
-values that are filled in.
+inserted values.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def fragments(tree: ast.Module, names: set[str]) -> Iterator[str]:
 
 
 def strings(tree: ast.AST) -> Iterator[str]:
-    """Yield all texts in a tree but its docstrings, with ``…`` for what is filled in."""
+    """Yield all texts in a tree except its docstrings, with ``…`` for inserted values."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in (node for node in ast.walk(tree) if id(node) not in docstrings):
         match node:
@@ -115,7 +115,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def quoted(cell: str) -> list[str]:
-    """Return what stands in backquotes."""
+    """Return the texts in backquotes."""
     return re.findall(r"`([^`]+)`", cell)
 
 

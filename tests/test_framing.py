@@ -1,4 +1,4 @@
-"""Framing: a header is ours to the last bit, or it is turned down before its body is read."""
+"""Framing: a header is exactly right, or it is rejected before its body is read."""
 
 import contextlib
 import struct
@@ -36,7 +36,7 @@ def test_other_headers_are_refused(header):
 
 @pytest.mark.parametrize("magic", [0xA0, 0xA1, framing.MAGIC + 1, 0xAF])
 def test_of_other_versions_manifests_are_taken_and_nothing_else(magic):
-    """Who joins by a link learns from the run's manifest which p2ptrain it needs."""
+    """Check the one exception: a peer that joins by a link learns from the run's manifest which p2ptrain it needs."""
     for kind in framing.FrameKind:
         header = struct.pack(">BBI", magic, kind, 7)
         if kind in (framing.FrameKind.MANIFEST_REQUEST, framing.FrameKind.MANIFEST):
@@ -50,7 +50,7 @@ def test_of_other_versions_manifests_are_taken_and_nothing_else(magic):
 
 
 def test_the_framing_is_frozen():
-    """A change of these bytes is another protocol version."""
+    """Check frozen bytes: changing them requires a new protocol version."""
     assert framing.encode_header(2, 262144).hex() == "a80200040000"
     assert (
         framing.encode_part_end(framing.PartEnd(1, 2, b"\7" * 32)).hex() == "00000001" + "0000000000000002" + "07" * 32

@@ -1,4 +1,4 @@
-"""The dashboard asks for names that are exported, and for nothing else."""
+"""The dashboard uses all exported names, and no others."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def test_every_name_in_the_dashboard_is_exported() -> None:
 
 
 def test_each_question_of_a_panel_has_a_name_of_its_own() -> None:
-    """Grafana shows one of two that have the same."""
+    """Check the reference of each query of a panel: Grafana shows only one of two equal ones."""
     for panel in DASHBOARD["panels"]:
         references = [target["refId"] for target in panel["targets"]]
         assert len(set(references)) == len(references), panel["title"]
 
 
 def test_rates_are_of_what_only_grows() -> None:
-    """Of all that ends in _total, and of nothing else: a gauge that falls looks like a counter that began anew."""
+    """Check that rates are of counters, whose names end in _total: a falling gauge would look like a reset counter."""
     for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             rated = set(re.findall(r"rate\((p2ptrain_\w+)\[", target["expr"]))
@@ -39,7 +39,7 @@ def test_rates_are_of_what_only_grows() -> None:
 
 
 def scraped() -> list[str]:
-    """Lines about one peer of which everything is known, in the views of a bootstrap and of itself."""
+    """Return the metrics of one peer with all values, as a bootstrap and the peer itself export them."""
     row = PeerRow(
         "12D3KooWabcdef",
         "fox",
@@ -79,7 +79,7 @@ def test_what_is_exported_has_these_names() -> None:
 
 
 def test_a_peer_tells_prometheus_of_itself_alone() -> None:
-    """Where all are scraped each would be there as often as there are peers."""
+    """Check a peer's own metrics: if all peers are scraped, each must appear once."""
     view = View("peer", me="12D3KooWabcdef")
     view.place([PeerRow("12D3KooWabcdef", "fox", "training"), PeerRow("12D3KooWother1", "hen", "training")])
     told = exposition(view.document(0.0)).decode()
@@ -89,7 +89,7 @@ def test_a_peer_tells_prometheus_of_itself_alone() -> None:
 
 
 def told_by(view: View, row: PeerRow) -> list[str]:
-    """What a scrape of it gets."""
+    """Return what a scrape of a peer's own page gets."""
     view.place([row, PeerRow("gone", state="gone")])
     totals = ("tokens", "tokens_per_s", "fraction", "exchanges", "failed", "loss", "held_out", "disagreement")
     view.figures = dict.fromkeys((*totals, "blocked_share", "up", "down", "sent_bytes", "received_bytes"), 1.0)

@@ -1,4 +1,4 @@
-"""The house stays as docs/ARCHITECTURE.md draws it: who may import whom, and what stays light."""
+"""The layers of docs/ARCHITECTURE.md: which package may import which, and what loads no large library."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LAYERS = (
     {"cli", "peer", "bootstrap"},
     {"lab"},
 )
-"""Low to high. A room imports from lower layers, and beside itself only where no circle arises."""
+"""Layers, from low to high. A package imports from lower layers, and from its own if no cycle arises."""
 
 STRANGERS = ({"swarm", "outer"}, {"swarm", "codec"}, {"net", "sim"})
-"""Neighbours that never import each other: the two cores, and the two drivers."""
+"""Packages of one layer that never import each other: the two cores, and the two drivers."""
 
 HEAVY = {"torch", "transformers", "hivemind", "datasets"}
 
@@ -43,11 +43,11 @@ FORBIDDEN_PACKAGES = {
     "outer": {"hivemind", "transformers", "asyncio"},
     "codec": {"hivemind", "transformers", "asyncio"},
 }
-"""Beside the rules for all rooms: hivemind is met in net alone, pickle nowhere."""
+"""Further forbidden packages: only net imports hivemind, and none imports pickle."""
 
 
 def room(module: str) -> str | None:
-    """The room a module belongs to; None outside the house."""
+    """Return the package of a module; None outside the project."""
     first, *rest = module.split(".")
     if first in ("peer", "bootstrap", "lab"):
         return first
@@ -61,14 +61,14 @@ def floor(name: str) -> int:
 
 
 def imports(source: str) -> Iterator[tuple[str, bool]]:
-    """Every module that the source imports, also inside functions, and whether only type checkers do."""
+    """Return all modules that the source imports, also inside functions, and whether only type checkers do."""
 
     def visit(node: ast.AST, typing_only: bool) -> Iterator[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             yield from ((alias.name, typing_only) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            # `from p2ptrain import wire` names a room; `from p2ptrain import __version__` does not.
+            # `from p2ptrain import wire` names a package; `from p2ptrain import __version__` does not.
             rooms = [f"p2ptrain.{alias.name}" for alias in node.names if module == "p2ptrain" and known(alias.name)]
             yield from ((name, typing_only) for name in rooms or [module])
         elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
@@ -88,7 +88,7 @@ def known(name: str) -> bool:
 
 
 def faults(own: str, source: str) -> list[str]:
-    """What the source of a module in the room ``own`` imports against the rules."""
+    """Return the imports of a source file in the package ``own`` that break the rules."""
     found = []
     for module, typing_only in imports(source):
         package = module.split(".")[0]
@@ -110,7 +110,7 @@ def faults(own: str, source: str) -> list[str]:
 
 
 def modules() -> dict[Path, str]:
-    """Every source file of the house and its room."""
+    """Return every source file of the project with its package."""
     files = [path for package in ("p2ptrain", "peer", "bootstrap", "lab") for path in (ROOT / package).rglob("*.py")]
     return {path: str(room(dotted(path))) for path in sorted(files)}
 
@@ -134,7 +134,7 @@ def test_imports_keep_to_the_floors(path: Path) -> None:
 
 
 def test_no_circles_between_rooms() -> None:
-    """Among neighbours of one floor too; raises CycleError with the circle."""
+    """Check also packages of one layer; raises CycleError with the cycle."""
     graph: dict[str, set[str]] = {}
     for path, own in MODULES.items():
         others = {room(module) for module, _ in imports(path.read_text())}
@@ -176,7 +176,7 @@ def test_what_is_allowed(own: str, source: str) -> None:
 
 
 def heavy_modules_after(code: str) -> str:
-    """Which heavy packages a fresh interpreter has loaded after the code."""
+    """Return the large packages that a fresh interpreter has loaded after the code."""
     script = f"import sys\n{code}\nprint('LOADED', sorted(set(sys.modules) & {HEAVY!r}))"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
@@ -202,7 +202,7 @@ def test_the_probe_notices_heavy_modules() -> None:
 
 
 def test_nothing_is_raised_where_groups_are_taken_apart() -> None:
-    """Python before 3.11.4 wraps what is raised in ``except*`` in a group again (gh-103590): Debian 12 has 3.11.2."""
+    """Check that no ``except*`` raises: Python before 3.11.4, as in Debian 12, groups the error again (gh-103590)."""
     for path in modules():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.TryStar):

@@ -39,11 +39,11 @@ from p2ptrain.manifest import JoinLink, parse_toml, render_toml, with_changes
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("JOIN", "START", "TRY"))]
-"""The pages for users, whose blocks marked as tested are executed."""
+"""User documentation, whose blocks marked as tested are executed."""
 
 
 def blocks_of(page: Path) -> list[tuple[str, str]]:
-    """What follows ``sh`` on the fence, and the content, of each shell block of a page."""
+    """Return the words after ``sh`` on the fence, and the content, of each shell block of a page."""
     return re.findall(r"^```sh([^\n]*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -59,26 +59,26 @@ SMALL = {
     "training.schedule": "constant",
     "training.warmup_tokens": 3_000,
 }
-"""What is changed of the manifest that ``init`` writes: losses and steps take moments."""
+"""Changes to the manifest that ``init`` writes, so that steps and losses take moments."""
 
 DEADLINE_S = 120.0
-"""For each thing that is waited for. Generous: it bounds a hanging test, it measures nothing."""
+"""Timeout of each wait, in seconds. It bounds a hanging test, and measures nothing."""
 
 
 def lines_of(block: str) -> list[list[str]]:
-    """The words of each command line of a block, without comments."""
+    """Return the words of each command line of a block, without comments."""
     lines = block.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def commands(tested: bool) -> list[list[str]]:
-    """Every command line of the pages' blocks that are marked as tested, or of all others."""
+    """Return every command line of the pages' blocks that are marked as tested, or of all others."""
     chosen = [block for info, block in BLOCKS if (info.strip() == "tested") is tested]
     return [words for block in chosen for words in lines_of(block)]
 
 
 def command(*begins: str) -> list[str]:
-    """The pages' only tested command whose words after ``p2ptrain`` begin like this."""
+    """Return the pages' only tested command that starts with these words after ``p2ptrain``."""
     found = [words for words in commands(tested=True) if words[1 : 1 + len(begins)] == list(begins)]
     assert len(found) == 1, f"the pages have {len(found)} tested commands that begin with {begins}"
     return found[0]
@@ -99,7 +99,7 @@ def test_every_command_of_ours_is_tested() -> None:
 
 
 def shown(page: Path) -> list[list[str]]:
-    """Every command of ours in a page's shell blocks, also behind sudo; its words after the program's name."""
+    """Return every p2ptrain command in a page's shell blocks, also behind sudo: its words after the program's name."""
     lines = [words for _, block in blocks_of(page) for words in lines_of(block)]
     bare = [words[1:] if words[0] == "sudo" else words for words in lines]
     return [words[1:] for words in bare if words[0] in ("p2ptrain", "$(command -v p2ptrain)")]
@@ -116,7 +116,7 @@ def test_arguments_that_a_document_shows_are_accepted(page: Path) -> None:
 
 
 def test_make_demo_runs_the_testnet_that_runs_below() -> None:
-    """Its preset and number of peers are the defaults; it ends at the run's end."""
+    """Check its options: the defaults, without a time limit."""
     told = subprocess.run(
         ["make", "-n", "--no-print-directory", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -146,7 +146,7 @@ def test_every_make_target_exists() -> None:
 
 @dataclass(slots=True)
 class Running:
-    """A command that goes on until it is stopped."""
+    """A command that runs until it is stopped."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -159,13 +159,13 @@ class Running:
             time.sleep(0.1)
 
     def end(self) -> str:
-        """It ends well by itself; what it printed."""
+        """Wait for a successful end, and return the output."""
         status = self.process.wait(DEADLINE_S)
         assert status == 0, self.log.read_text()
         return self.log.read_text()
 
     def stop(self) -> None:
-        """One Ctrl+C: it ends well."""
+        """Send one Ctrl+C, and wait for a successful end."""
         self.process.send_signal(signal.SIGINT)
         self.end()
 
@@ -188,7 +188,7 @@ class Shell:
         return {**os.environ, **own}
 
     def run(self, words: list[str]) -> str:
-        """Run a command to its end; what it printed."""
+        """Run a command to its end, and return its output."""
         done = subprocess.run(
             words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_S
         )
@@ -196,7 +196,7 @@ class Shell:
         return done.stdout
 
     def refused(self, words: list[str]) -> str:
-        """Run a command that has nothing to do yet; what it says."""
+        """Run a command that fails since it has nothing to do yet, and return its message."""
         done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stderr
@@ -234,7 +234,7 @@ def make_small(shell: Shell) -> None:
 
 
 def notes(home: Path, kind: str) -> int:
-    """How often a peer has noted something."""
+    """Return how often a peer has noted something."""
     try:
         lines = (home / "events.jsonl").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -243,7 +243,7 @@ def notes(home: Path, kind: str) -> int:
 
 
 def free_port() -> int:
-    """Below those that the kernel deals out by itself: nobody gets it before it is used."""
+    """Return a port below the kernel's ephemeral ones, so that it stays free."""
     for port in random.sample(range(20_000, 30_000), 50):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -274,7 +274,7 @@ def test_the_commands_run(shell: Shell) -> None:
     assert f"others can dial this machine at 127.0.0.1:{free}" in doctor.end()
 
     def at_home(words: list[str]) -> list[str]:
-        """The words with the real home in place of the pages' example."""
+        """Return the words with the real home in place of the pages' example."""
         real = [str(home) if word.startswith("~/.p2ptrain/") else word for word in words]
         assert real != words
         return real
@@ -303,7 +303,7 @@ def test_the_commands_run(shell: Shell) -> None:
 
 
 def watched(testnet: Running) -> dict[str, Any]:
-    """What the page shows as soon as both peers have told of themselves and of an exchange."""
+    """Return the page's document once both peers have reported themselves and an exchange."""
     document: dict[str, Any] = {"peers": [], "exchanges": []}
 
     def told() -> bool:
@@ -319,8 +319,8 @@ def watched(testnet: Running) -> dict[str, Any]:
 
 @pytest.mark.net
 def test_the_testnet_trains_and_its_report_tells(shell: Shell) -> None:
-    """One bootstrap, two peers that train together, and one that trains alone; and the page that shows them."""
-    (shell.folder / "p2ptrain").mkdir()  # as where a clone lies: no package of ours
+    """Check one bootstrap, two peers that train together, one that trains alone, and the page that shows them."""
+    (shell.folder / "p2ptrain").mkdir()  # a folder as in a clone, which must not be imported
     words = command("testnet")
     for option, fewer in {"--peers": "2", "--seconds": "12", "--page": "0"}.items():
         words[words.index(option) + 1] = fewer

@@ -1,4 +1,4 @@
-"""Receipts: what two honest books agree on, and what a liar does not get."""
+"""Receipts: what two honest peers agree on, and what a false claim does not get."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def book(who: Somebody) -> Book:
 
 
 def pair(exchanges: int = 1) -> tuple[Book, Book]:
-    """Two books after some exchanges with each other."""
+    """Return two receipt books after some exchanges with each other."""
     amber, birch = book(AMBER), book(BIRCH)
     for _ in range(exchanges):
         amber.exchanged(BIRCH.peer, 10, 20, NOW)
@@ -31,7 +31,7 @@ def pair(exchanges: int = 1) -> tuple[Book, Book]:
 
 
 def settle(one: Book, who: Somebody, other: Book, partner: Somebody, now: float, step: int = 1) -> Receipt | Objection:
-    """One claim, judged and answered."""
+    """Make one claim, have it judged, and take the answer."""
     claim = one.claim(step, step * PER_STEP, now, who.state)
     assert claim is not None
     objection = other.judge(Receipt.decode(claim.encode()), who.peer, now)
@@ -53,11 +53,11 @@ def test_honest_books_agree() -> None:
     got = settle(birch, BIRCH, amber, AMBER, NOW + 60)
     assert isinstance(got, Receipt)
     assert (got.exchanges, got.sent, got.received, got.served) == (3, 60, 30, 1000)
-    assert amber.claim(1, 1, NOW + 61, AMBER.state) is None  # all is claimed
+    assert amber.claim(1, 1, NOW + 61, AMBER.state) is None  # everything is claimed
 
 
 def test_any_interleaving_claims_everything_once() -> None:
-    """Claims fall between exchanges, answers are lost; in the end both have proved exactly what passed."""
+    """Check exchanges between claims and lost answers: in the end both have proved exactly what was transferred."""
     for seed in range(30):
         rng = random.Random(seed)
         books, names = list(pair(0)), [AMBER, BIRCH]
@@ -65,7 +65,7 @@ def test_any_interleaving_claims_everything_once() -> None:
         exchanges, now = 0, float(NOW)
         for turn in range(80):
             now += rng.uniform(0, 3)
-            ending = turn >= 60  # then nothing new, and nothing is lost
+            ending = turn >= 60  # from then on nothing is new, and nothing is lost
             if not ending and rng.random() < 0.6:
                 exchanges += 1
                 sent = rng.randrange(1000)
@@ -111,7 +111,7 @@ def claim_of(**changes: Any) -> Receipt:
         (claim_of(served=1), Objection.MORE),
         (claim_of(until=NOW + 302), Objection.TIMES),
         (claim_of(until=NOW - 1), Objection.TIMES),
-        (claim_of(until=NOW), Objection.TIMES),  # a span of no length overlaps none
+        (claim_of(until=NOW), Objection.TIMES),  # an empty time span overlaps none
         (claim_of(partner=STRANGER.peer), Objection.NOT_GENUINE),
         (claim_of(peer=STRANGER.peer), Objection.NOT_GENUINE),
         (dataclasses.replace(claim_of(), exchanges=1), Objection.NOT_GENUINE),
@@ -149,7 +149,7 @@ def test_a_partner_that_began_anew_is_not_asked_for_the_old_for_ever() -> None:
 
 
 def test_one_objection_may_be_chance() -> None:
-    """The partner counts an exchange a moment after we did."""
+    """Check one rejected claim: the partner counts an exchange a moment after us."""
     amber, birch = pair(1)
     amber.exchanged(BIRCH.peer, 10, 20, NOW)
     claim = amber.claim(1, 1, NOW + 1, AMBER.state)
@@ -163,7 +163,7 @@ def test_one_objection_may_be_chance() -> None:
 
 
 def test_what_a_donor_counted_twice_does_not_cost_it_its_exchanges() -> None:
-    """A piece that came from another donor first was given, and not taken."""
+    """Check a piece that was given but not used, since another donor's copy came first."""
     amber, birch = pair(3)
     amber.served(BIRCH.peer, 2000, NOW)
     birch.was_served(AMBER.peer, 1000, NOW)
@@ -174,7 +174,7 @@ def test_what_a_donor_counted_twice_does_not_cost_it_its_exchanges() -> None:
     got = settle(amber, AMBER, birch, BIRCH, NOW + 2)
     assert isinstance(got, Receipt)
     assert (got.exchanges, got.served) == (3, 0)
-    assert amber.claim(1, 1, NOW + 3, AMBER.state) is None  # what it gave is not claimed any more
+    assert amber.claim(1, 1, NOW + 3, AMBER.state) is None  # what it gave is no longer claimed
     for book, partner in ((amber, BIRCH), (birch, AMBER)):
         book.exchanged(partner.peer, 10, 10, NOW + 4)
     claim = amber.claim(1, 1, NOW + 5, AMBER.state)
@@ -230,10 +230,10 @@ def test_totals_count_what_holds_and_say_what_does_not() -> None:
     good, later = finished(), finished(since=NOW + 1, until=NOW + 9, tokens=600, served=5)
     own = dataclasses.replace(claim_of(), partner=AMBER.peer).signed(RUN, AMBER.state)
     bad = [
-        dataclasses.replace(good, sent=10**6),  # blown up afterwards
+        dataclasses.replace(good, sent=10**6),  # increased after signing
         dataclasses.replace(good, countersignature=bytes(64)),
         finished(since=NOW, until=NOW + 5),  # overlaps
-        finished(since=NOW + 9, until=NOW + 9),  # it could be there a thousand times
+        finished(since=NOW + 9, until=NOW + 9),  # an empty span, which could be repeated a thousand times
         own.countersigned(RUN, AMBER.state),
         claim_of().countersigned(OTHER_RUN, BIRCH.state),
     ]

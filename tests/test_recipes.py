@@ -1,4 +1,4 @@
-"""Recipes are data; what they say of themselves holds together."""
+"""Recipes are data, and their fields are consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-""".ci/venv on systems whose Python does not do: it says what to type, and never twice the same."""
+""".ci/venv on systems without a suitable Python: it says what to type, and another command if that was not enough."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ esac
 
 
 class System:
-    """A PATH with nothing on it but what a test puts there."""
+    """A PATH that holds only what a test puts there."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -66,7 +66,7 @@ def system(tmp_path: Path) -> System:
 @pytest.mark.parametrize("user", ["0", "1000"])
 @pytest.mark.parametrize("version", ["3.10", "3.14"])
 def test_another_python_alone_is_named_with_a_way_out(system: System, version: str, user: str) -> None:
-    """The system's packages would bring the same again."""
+    """Check a wrong system Python: its packages would install the same one again."""
     system.python("python3", version)
     system.tool("id", f"#!/bin/sh\necho {user}\n")
     done = system.run()
@@ -95,7 +95,7 @@ def test_without_any_python_the_systems_own_is_named(system: System) -> None:
     ("name", "package"), [("python3", "python3-venv python3-pip"), ("python3.12", "python3.12-venv")]
 )
 def test_a_missing_venv_module_is_named_by_its_python(system: System, name: str, package: str) -> None:
-    """Beside a system's Python 3.10, ``python3-venv`` would be that one's."""
+    """Check the package's name: next to a system's Python 3.10, ``python3-venv`` would be for that one."""
     system.python("python3", "3.10")
     system.python(name, "3.12", lacks_venv=True)
     done = system.run()

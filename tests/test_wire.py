@@ -1,4 +1,4 @@
-"""The wire format: what we write comes back, and nothing else is let in."""
+"""The wire format: our messages are decoded unchanged, and everything else is rejected."""
 
 import contextlib
 import math
@@ -253,7 +253,7 @@ def test_the_signed_bytes_cover_every_field_but_the_signature():
 
 
 def test_the_wire_format_is_frozen():
-    """A change of these bytes is another protocol version."""
+    """Check frozen bytes: changing them requires a new protocol version."""
     assert wire.encode_message(Acknowledge()).hex() == "920490"
     terms = (
         "9901cb4000000000000000cb3ff0000000000000cb7ff0000000000000c3a8"
