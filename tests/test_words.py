@@ -32,12 +32,18 @@ CONVERTED = (
     "peer/doctor",
     "peer/owner",
     "peer/testnet",
+    "bootstrap",
     "bench",
     "lab",
+    "tests",
 )
 """Folders with everything in them, or the modules of one folder. Add one when its docstrings are in plain terms."""
 
 SOURCES = {str(path): read(path) for path in sources()}
+
+TESTS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))
+}
 
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
@@ -74,6 +80,11 @@ def is_converted(path: str) -> bool:
     """Return whether the docstrings of a source file are among those in plain terms."""
     folder = str(Path(path).parent)
     return any(path.startswith(f"{each}/") or f"{folder}/*.py" == each for each in CONVERTED)
+
+
+def converted() -> list[tuple[str, str]]:
+    """Return path and text of the files, tests included, whose docstrings are in plain terms."""
+    return [(path, text) for path, text in {**SOURCES, **TESTS}.items() if is_converted(path)]
 
 
 def duplicates(texts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -135,7 +146,7 @@ def all_faults(check: Iterable[tuple[str, list[str]]]) -> dict[str, list[str]]:
 
 
 def test_docstrings_stand_alone() -> None:
-    assert all_faults((path, dependent_docstrings(text)) for path, text in SOURCES.items() if is_converted(path)) == {}
+    assert all_faults((path, dependent_docstrings(text)) for path, text in converted()) == {}
 
 
 @pytest.mark.parametrize("start", ["Of a peer.", "... and back.", "Who sends it.", "Its size.", "The same for bytes."])
@@ -157,8 +168,7 @@ def test_documents_use_the_terms_of_the_glossary(document: Path) -> None:
 
 
 def test_docstrings_use_the_terms_of_the_glossary() -> None:
-    converted = ((path, text) for path, text in SOURCES.items() if is_converted(path))
-    assert all_faults((path, replaced_terms(prose_of_source(text))) for path, text in converted) == {}
+    assert all_faults((path, replaced_terms(prose_of_source(text))) for path, text in converted()) == {}
 
 
 def test_a_replaced_term_is_found_in_prose_and_allowed_in_code() -> None:
