@@ -83,7 +83,7 @@ def test_payloads_that_do_not_fit_are_forgiven_while_step_widths_are_learnt(memb
     assert not members.partners(0.0)
 
 
-def test_strange_exchangesare_forgotten_by_half_with_each_that_commits(members: Membership) -> None:
+def test_unrelated_exchanges_are_forgotten_by_half_with_each_that_commits(members: Membership) -> None:
     for _ in range(4):
         members.count_unrelated(BIRCH)
     assert members.times_unrelated(BIRCH) == 4

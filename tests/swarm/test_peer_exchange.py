@@ -645,7 +645,7 @@ def test_what_is_opened_and_closed_in_one_breath_is_not_opened():
         assert all(seat.finished for seat in table.seats.values())
 
 
-def test_exchangesthat_fall_due_within_a_phase_begin_when_the_trainer_says_so():
+def test_exchanges_that_fall_due_within_a_phase_begin_when_the_trainer_says_so():
     table = in_step("amber", "birch", rules=run_rules(exchanges_per_step=2, due_in_phase=True))
     done = table["amber"].core.counters
     table.step("amber")

@@ -553,7 +553,7 @@ def test_who_could_not_be_reached_for_long_is_served_as_soon_as_it_calls():
     assert returned.core.settled
 
 
-def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchangesnothing_meanwhile():
+def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchanges_nothing_meanwhile():
     table = under_way()
     table.run(21.0)
     table.seat("cedar")
