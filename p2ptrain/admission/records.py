@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2ptrain.base.errors import JoinLinkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
-from p2ptrain.framing import MAX_BADGE_BYTES
+from p2ptrain.framing import MAX_CERTIFICATE_BYTES
 from p2ptrain.statements import (
     KEY_BYTES,
     SIGNATURE_BYTES,
@@ -43,15 +43,15 @@ MAX_USES = 1000
 """Peers that one invite brings in. Guess: count the peers that real invites bring in."""
 MAX_INVITE_BYTES = 400
 """Largest invite; with four issuers it has 346 bytes."""
-MAX_RULINGS = 1000
+MAX_ACCESS_LIST_NAMES = 1000
 """Names in an access list, all kinds together."""
-MAX_RULINGS_BYTES = 60_000
+MAX_ACCESS_LIST_BYTES = 60_000
 """Largest access list, which fits into one MESSAGE frame; 1000 peer ids take 54,000 bytes."""
 
 INVITE = b"p2ptrain invite 1"
 GUEST = b"p2ptrain guest 1"
 WITNESS = b"p2ptrain witness 1"
-RULINGS = b"p2ptrain rulings 1"
+ACCESS_LIST = b"p2ptrain rulings 1"
 """Purposes of signatures (``statements``)."""
 
 _COPY_AGAIN = "Copy the whole link again, or ask the run's author for another."
@@ -165,7 +165,7 @@ class Certificate:
 
         Raises RemoteError unless all three signatures are valid; times and bans are not checked.
         """
-        match unpacked(body, MAX_BADGE_BYTES):
+        match unpacked(body, MAX_CERTIFICATE_BYTES):
             case [raw, peer, introduction, witness, at, attestation] if (
                 _is_peer(peer)
                 and is_blob(introduction, SIGNATURE_BYTES)
@@ -204,9 +204,9 @@ class AccessList:
 
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> AccessList:
         """Return a copy with the author's signature. Raises ValueError if there are too many names."""
-        if self.size > MAX_RULINGS:
-            raise ValueError(f"{self.size} names, but at most {MAX_RULINGS} are allowed")
-        return replace(self, signature=signature(author, RULINGS, [run, *self._fields()]))
+        if self.size > MAX_ACCESS_LIST_NAMES:
+            raise ValueError(f"{self.size} names, but at most {MAX_ACCESS_LIST_NAMES} are allowed")
+        return replace(self, signature=signature(author, ACCESS_LIST, [run, *self._fields()]))
 
     @property
     def size(self) -> int:
@@ -221,13 +221,13 @@ class AccessList:
 
         Names are checked after the signature, because checking 1000 names takes thirty times as long.
         """
-        match unpacked(body, MAX_RULINGS_BYTES):
+        match unpacked(body, MAX_ACCESS_LIST_BYTES):
             case [serial, at, [*admitted], [*banned], [*revoked], signed] as fields if (
                 is_count(serial)
                 and is_count(at)
-                and len(admitted) + len(banned) + len(revoked) <= MAX_RULINGS
+                and len(admitted) + len(banned) + len(revoked) <= MAX_ACCESS_LIST_NAMES
                 and is_blob(signed, SIGNATURE_BYTES)
-                and holds(author, signed, RULINGS, [run, *fields[:-1]])
+                and holds(author, signed, ACCESS_LIST, [run, *fields[:-1]])
                 and all(map(_is_peer, admitted))
                 and all(map(_is_peer, banned))
                 and all(type(each) is str and len(each) == 16 for each in revoked)

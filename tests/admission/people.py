@@ -45,7 +45,7 @@ def ticket(
     return InviteCredential(blank.signed(RUN, author), key.private_bytes_raw())
 
 
-def badge(
+def certificate(
     guest: Somebody = GUEST, by: InviteCredential | None = None, at: int = NOW, witness: Somebody = WITNESS
 ) -> Certificate:
     """As a witness gives one, at a time of the test's choice."""
@@ -58,5 +58,5 @@ def badge(
     return Certificate(by.invite, guest.peer, introduction, witness.peer, *answer)
 
 
-def rulings(serial: int = 1, author: Ed25519PrivateKey = AUTHOR, **names: tuple[Any, ...]) -> AccessList:
+def access_list(serial: int = 1, author: Ed25519PrivateKey = AUTHOR, **names: tuple[Any, ...]) -> AccessList:
     return AccessList(serial, NOW, **names).signed(RUN, author)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, badge, rulings, somebody, ticket
+from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, access_list, certificate, somebody, ticket
 
 from p2ptrain.admission import AccessList, Certificate, Gate, InviteRegister, Refusal
 from p2ptrain.admission import gate as gate_module
@@ -20,38 +20,38 @@ def test_who_has_shown_a_badge_counts_and_nobody_else() -> None:
     door = gate()
     assert not door.counts(GUEST.peer, NOW)
     assert door.refusal(GUEST.peer, b"", NOW) is Refusal.NO_INVITE
-    assert door.refusal(GUEST.peer, badge().encode(), NOW) is None
+    assert door.refusal(GUEST.peer, certificate().encode(), NOW) is None
     assert door.counts(GUEST.peer, NOW)
     assert not door.counts(STRANGER.peer, NOW)
-    assert door.refusal(STRANGER.peer, badge().encode(), NOW) is Refusal.NOT_GENUINE  # what everybody has seen
+    assert door.refusal(STRANGER.peer, certificate().encode(), NOW) is Refusal.NOT_GENUINE  # what everybody has seen
     assert door.refusal(STRANGER.peer, b"\x90", NOW) is Refusal.NOT_GENUINE
     assert not door.counts(STRANGER.peer, NOW)
 
 
 def test_a_ban_counts_at_once_also_for_those_that_are_known() -> None:
     door = gate()
-    assert door.refusal(GUEST.peer, badge().encode(), NOW) is None
-    assert door.take(rulings(banned=(GUEST.peer,)).encode())
+    assert door.refusal(GUEST.peer, certificate().encode(), NOW) is None
+    assert door.take(access_list(banned=(GUEST.peer,)).encode())
     assert not door.counts(GUEST.peer, NOW)
-    assert door.refusal(GUEST.peer, badge().encode(), NOW) is Refusal.BANNED
+    assert door.refusal(GUEST.peer, certificate().encode(), NOW) is Refusal.BANNED
 
 
 def test_older_rulings_lift_no_ban() -> None:
     door = gate()
-    assert door.take(rulings(serial=7, banned=(GUEST.peer,)).encode())
-    assert not door.take(rulings(serial=7).encode())
-    assert not door.take(rulings(serial=6).encode())
+    assert door.take(access_list(serial=7, banned=(GUEST.peer,)).encode())
+    assert not door.take(access_list(serial=7).encode())
+    assert not door.take(access_list(serial=6).encode())
     assert not door.counts(GUEST.peer, NOW)
     with pytest.raises(RemoteError):
-        door.take(rulings(serial=8, author=STRANGER.key).encode())
-    assert door.take(rulings(serial=8, admitted=(GUEST.peer,)).encode())
+        door.take(access_list(serial=8, author=STRANGER.key).encode())
+    assert door.take(access_list(serial=8, admitted=(GUEST.peer,)).encode())
     assert door.counts(GUEST.peer, NOW)
 
 
 def test_an_allowlist_reads_no_badges() -> None:
     door = gate("allowlist")
-    assert door.refusal(GUEST.peer, badge().encode(), NOW) is Refusal.NOT_LISTED
-    door.take(rulings(admitted=(GUEST.peer,)).encode())
+    assert door.refusal(GUEST.peer, certificate().encode(), NOW) is Refusal.NOT_LISTED
+    door.take(access_list(admitted=(GUEST.peer,)).encode())
     assert door.refusal(GUEST.peer, b"\xff" * 100, NOW) is None
 
 
@@ -60,7 +60,7 @@ def test_memory_of_badges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     door = gate()
     crowd = [somebody(number) for number in range(20, 25)]
     for each in crowd:
-        assert door.refusal(each.peer, badge(each).encode(), NOW) is None
+        assert door.refusal(each.peer, certificate(each).encode(), NOW) is None
     assert [door.counts(each.peer, NOW) for each in crowd] == [False, False, True, True, True]
 
 
@@ -110,8 +110,8 @@ def test_uses_survive_a_restart() -> None:
 
 def test_a_witness_says_no() -> None:
     assert ask(register(), now=NOW + DAY + 1) is Refusal.LATE
-    assert ask(register(), said=rulings(banned=(GUEST.peer,))) is Refusal.BANNED
-    assert ask(register(), said=rulings(revoked=(ticket().invite.id,))) is Refusal.REVOKED
+    assert ask(register(), said=access_list(banned=(GUEST.peer,))) is Refusal.BANNED
+    assert ask(register(), said=access_list(revoked=(ticket().invite.id,))) is Refusal.REVOKED
     assert ask(InviteRegister(RUN, STRANGER.peer)) is Refusal.NOT_GENUINE  # the invite names another
     stolen = ticket().introduce(RUN, GUEST.peer)  # seen in a badge, and used for another name
     answer = register().admit(ticket().invite, STRANGER.peer, stolen, NONE, NOW, WITNESS.state)

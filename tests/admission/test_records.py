@@ -9,12 +9,26 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from people import AUTHOR, DAY, GUEST, NOW, OTHER_RUN, PUBLIC, RUN, STRANGER, WITNESS, badge, rulings, somebody, ticket
+from people import (
+    AUTHOR,
+    DAY,
+    GUEST,
+    NOW,
+    OTHER_RUN,
+    PUBLIC,
+    RUN,
+    STRANGER,
+    WITNESS,
+    access_list,
+    certificate,
+    somebody,
+    ticket,
+)
 
-from p2ptrain.admission import MAX_RULINGS_BYTES, AccessList, Certificate, Invite, InviteCredential, records
-from p2ptrain.admission.records import MAX_RULINGS, MAX_WITNESSES
+from p2ptrain.admission import MAX_ACCESS_LIST_BYTES, AccessList, Certificate, Invite, InviteCredential, records
+from p2ptrain.admission.records import MAX_ACCESS_LIST_NAMES, MAX_WITNESSES
 from p2ptrain.base.errors import JoinLinkError, RemoteError
-from p2ptrain.framing import MAX_BADGE_BYTES
+from p2ptrain.framing import MAX_CERTIFICATE_BYTES
 from p2ptrain.manifest import JoinLink
 from p2ptrain.statements import packed, unpacked
 
@@ -22,8 +36,8 @@ ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{WITNESS.peer}"
 
 
 def test_they_read_back() -> None:
-    assert Certificate.decode(badge().encode(), RUN, PUBLIC) == badge()
-    named = rulings(admitted=(GUEST.peer,), banned=(STRANGER.peer,), revoked=("0" * 16,))
+    assert Certificate.decode(certificate().encode(), RUN, PUBLIC) == certificate()
+    named = access_list(admitted=(GUEST.peer,), banned=(STRANGER.peer,), revoked=("0" * 16,))
     assert AccessList.decode(named.encode(), RUN, PUBLIC) == named
     assert InviteCredential.parse(str(ticket()), RUN, PUBLIC) == ticket()
 
@@ -53,12 +67,12 @@ Forge = Callable[[Certificate], Certificate]
         ),
         pytest.param(lambda b: dataclasses.replace(b, introduction=bytes(64)), id="no introduction"),
         pytest.param(lambda b: dataclasses.replace(b, attestation=bytes(64)), id="no attestation"),
-        pytest.param(lambda b: badge(by=ticket(author=STRANGER.key)), id="another author"),
-        pytest.param(lambda b: badge(by=ticket(number=8)), id="control: another invite of the author"),
+        pytest.param(lambda b: certificate(by=ticket(author=STRANGER.key)), id="another author"),
+        pytest.param(lambda b: certificate(by=ticket(number=8)), id="control: another invite of the author"),
     ],
 )
 def test_no_badge_can_be_forged(forge: Forge, request: pytest.FixtureRequest) -> None:
-    forged = forge(badge()).encode()
+    forged = forge(certificate()).encode()
     if "control" in request.node.callspec.id:
         assert Certificate.decode(forged, RUN, PUBLIC).peer == GUEST.peer
         return
@@ -77,7 +91,7 @@ def test_a_guest_cannot_date_a_badge_of_its_own_back() -> None:
 
 
 def test_nothing_passes_for_another_run() -> None:
-    for kind, body in ((Certificate, badge().encode()), (AccessList, rulings().encode())):
+    for kind, body in ((Certificate, certificate().encode()), (AccessList, access_list().encode())):
         with pytest.raises(RemoteError):
             kind.decode(body, OTHER_RUN, PUBLIC)
     with pytest.raises(JoinLinkError, match="cannot be used"):
@@ -95,7 +109,7 @@ def test_a_statement_for_one_purpose_is_none_for_another() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_one_bit_off_and_it_is_refused(data: st.DataObject) -> None:
-    body = bytearray(badge().encode())
+    body = bytearray(certificate().encode())
     body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(RemoteError):
         Certificate.decode(bytes(body), RUN, PUBLIC)
@@ -113,7 +127,7 @@ def test_any_bytes_are_refused(body: bytes) -> None:
 
 def test_one_spelling_only() -> None:
     """Else one badge would have many, and caches of what was checked would be worth nothing."""
-    body = badge().encode()
+    body = certificate().encode()
     assert body[0] == 0x96
     longer = b"\xdc\x00\x06" + body[1:]  # the same array with a longer head
     with pytest.raises(RemoteError):
@@ -131,11 +145,11 @@ def test_the_largest_fit_their_caps() -> None:
     crowd = tuple(somebody(number).peer for number in range(10, 10 + MAX_WITNESSES))
     key = somebody(9).key
     invite = Invite(key.public_key().public_bytes_raw(), 2**53, 1000, (WITNESS.peer, *crowd[1:])).signed(RUN, AUTHOR)
-    largest = badge(by=InviteCredential(invite, key.private_bytes_raw()), at=2**40)
-    assert len(largest.encode()) <= MAX_BADGE_BYTES
+    largest = certificate(by=InviteCredential(invite, key.private_bytes_raw()), at=2**40)
+    assert len(largest.encode()) <= MAX_CERTIFICATE_BYTES
     assert Certificate.decode(largest.encode(), RUN, PUBLIC) == largest
-    full = AccessList(1, NOW, admitted=(GUEST.peer,) * MAX_RULINGS).signed(RUN, AUTHOR)
-    assert len(full.encode()) <= MAX_RULINGS_BYTES
+    full = AccessList(1, NOW, admitted=(GUEST.peer,) * MAX_ACCESS_LIST_NAMES).signed(RUN, AUTHOR)
+    assert len(full.encode()) <= MAX_ACCESS_LIST_BYTES
     assert AccessList.decode(full.encode(), RUN, PUBLIC) == full
     with pytest.raises(ValueError, match="1001 names"):
         dataclasses.replace(full, revoked=("0" * 16,)).signed(RUN, AUTHOR)
@@ -151,10 +165,10 @@ def test_of_forged_rulings_no_name_is_looked_at(monkeypatch: pytest.MonkeyPatch)
     """To check a thousand takes thirty times as long as to see that the author did not sign them."""
     looked: list[object] = []
     monkeypatch.setattr(records, "_is_peer", lambda value: looked.append(value) or True)
-    full = AccessList(1, NOW, banned=(GUEST.peer,) * MAX_RULINGS).signed(RUN, AUTHOR)
+    full = AccessList(1, NOW, banned=(GUEST.peer,) * MAX_ACCESS_LIST_NAMES).signed(RUN, AUTHOR)
     for forged in (dataclasses.replace(full, signature=bytes(64)), dataclasses.replace(full, issued_at=NOW + 1)):
         with pytest.raises(RemoteError):
             AccessList.decode(forged.encode(), RUN, PUBLIC)
     assert looked == []
     assert AccessList.decode(full.encode(), RUN, PUBLIC) == full
-    assert len(looked) == MAX_RULINGS
+    assert len(looked) == MAX_ACCESS_LIST_NAMES

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import virtual_time
 from memory_network import MemoryLink, MemoryNetwork
-from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, Somebody, badge, rulings, ticket
+from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, Somebody, access_list, certificate, ticket
 
 from p2ptrain.admission import Certificate, Gate, InviteRegister, Refusal
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.admission_service import AdmissionHandler, ask_rulings, come_in
-from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedLink, GatedTransport
+from p2ptrain.net.admission_service import AdmissionHandler, ask_access_list, come_in
+from p2ptrain.net.gate import CERTIFICATE_DEADLINE_S, GatedLink, GatedTransport
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
@@ -52,7 +52,7 @@ def play(scene: Callable[[MemoryNetwork, Door], Awaitable[Any]], latency: float 
 
     async def stage() -> tuple[Any, Door]:
         network = MemoryNetwork(latency=latency)
-        door = Door(network, MEMBER, badge(MEMBER, by=ticket(uses=1000)).encode())
+        door = Door(network, MEMBER, certificate(MEMBER, by=ticket(uses=1000)).encode())
         await door.listen()
         return await scene(network, door), door
 
@@ -79,7 +79,7 @@ async def converse(network: MemoryNetwork, who: Somebody, shown: bytes) -> tuple
 
 
 def test_two_members_talk_and_it_takes_no_longer() -> None:
-    (took, notebook), door = play(lambda network, _: converse(network, GUEST, badge().encode()), latency=1.0)
+    (took, notebook), door = play(lambda network, _: converse(network, GUEST, certificate().encode()), latency=1.0)
     assert door.heard == [b"hello"]
     assert took == pytest.approx(2.0)  # there and back, as without a gate
     assert notebook.kinds() == []
@@ -88,7 +88,7 @@ def test_two_members_talk_and_it_takes_no_longer() -> None:
 
 @pytest.mark.parametrize(
     ("shown", "why"),
-    [(b"", Refusal.NO_INVITE), (badge().encode(), Refusal.NOT_GENUINE), (b"\x90" * 600, Refusal.NOT_GENUINE)],
+    [(b"", Refusal.NO_INVITE), (certificate().encode(), Refusal.NOT_GENUINE), (b"\x90" * 600, Refusal.NOT_GENUINE)],
 )
 def test_a_stranger_is_told_why_and_what_to_do(shown: bytes, why: Refusal) -> None:
     (_, notebook), door = play(lambda network, _: converse(network, STRANGER, shown))
@@ -105,8 +105,8 @@ def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:
     """Whoever answers must be a member too: else anybody could answer in the name of a run."""
 
     async def scene(network: MemoryNetwork, door: Door) -> None:
-        impostor = Door(network, STRANGER, badge().encode())
-        impostor.gate = Gate("open", RUN, PUBLIC, badge().encode())
+        impostor = Door(network, STRANGER, certificate().encode())
+        impostor.gate = Gate("open", RUN, PUBLIC, certificate().encode())
         impostor.transport._gate = impostor.gate
         await impostor.listen()
         link = await door.transport.open(STRANGER.peer)
@@ -145,7 +145,7 @@ def test_a_gated_link_checks_the_certificate_first_and_then_uses_the_link_s_own_
         inner = RecordingLink(near.peer, near._outgoing, near._incoming)
         inner.calls = []
         opened = GatedLink(inner, lambda peer, kind, body: checked.append(FrameKind(kind).name))
-        await opened.send(FrameKind.BADGE, badge().encode())
+        await opened.send(FrameKind.BADGE, certificate().encode())
         arguments = {"receive_into": [memoryview(bytearray(1))], "open_parallel": [1]}
         await getattr(opened, first)(*arguments.get(first, []))
         opened.record_transfer(1, 1.0)
@@ -158,9 +158,9 @@ def test_a_gated_link_checks_the_certificate_first_and_then_uses_the_link_s_own_
 
 def test_a_ban_counts_from_the_next_conversation_on() -> None:
     async def scene(network: MemoryNetwork, door: Door) -> MemoryLog:
-        await converse(network, GUEST, badge().encode())
-        door.gate.take(rulings(banned=(GUEST.peer,)).encode())
-        _, notebook = await converse(network, GUEST, badge().encode())
+        await converse(network, GUEST, certificate().encode())
+        door.gate.take(access_list(banned=(GUEST.peer,)).encode())
+        _, notebook = await converse(network, GUEST, certificate().encode())
         return notebook
 
     notebook, door = play(scene)
@@ -189,7 +189,7 @@ def test_who_shows_nothing_holds_a_link_for_seconds_only() -> None:
         return asyncio.get_running_loop().time() - began
 
     waited, _ = play(scene)
-    assert waited == pytest.approx(BADGE_DEADLINE_S, abs=1.0)
+    assert waited == pytest.approx(CERTIFICATE_DEADLINE_S, abs=1.0)
 
 
 @pytest.mark.parametrize("said", [b"busy", b"\xff", "weiß nicht".encode()])
@@ -282,11 +282,11 @@ def test_who_is_no_witness_says_so_and_late_is_late() -> None:
 
 def test_rulings_are_handed_out_to_whoever_has_older_ones() -> None:
     made, _ = desk()
-    made.gate.take(rulings(serial=5, banned=(STRANGER.peer,)).encode())
+    made.gate.take(access_list(serial=5, banned=(STRANGER.peer,)).encode())
     mine = Gate("invite", RUN, PUBLIC)
-    assert at_desk(made, lambda transport: ask_rulings(transport, WITNESS.peer, [], mine)) is True
-    assert mine.rulings == made.gate.rulings
-    assert at_desk(made, lambda transport: ask_rulings(transport, WITNESS.peer, [], mine)) is False
+    assert at_desk(made, lambda transport: ask_access_list(transport, WITNESS.peer, [], mine)) is True
+    assert mine.access_list == made.gate.access_list
+    assert at_desk(made, lambda transport: ask_access_list(transport, WITNESS.peer, [], mine)) is False
 
 
 def test_asking_too_often_is_not_answered() -> None:
@@ -305,7 +305,7 @@ def test_a_clock_that_is_set_back_locks_nobody_out() -> None:
         mine = Gate("invite", RUN, PUBLIC)
         for turn in range(40):
             made.wall = lambda turn=turn: float(NOW - (3600 if turn >= 12 else 0))
-            await ask_rulings(transport, WITNESS.peer, [], mine)
+            await ask_access_list(transport, WITNESS.peer, [], mine)
             await asyncio.sleep(6.0)
 
     at_desk(made, ask)

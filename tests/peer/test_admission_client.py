@@ -118,8 +118,8 @@ def test_a_guest_comes_in_and_needs_nobody_afterwards(tmp_path: Path) -> None:
     assert "let in" in world.notebook.kinds()
     again = world.enter(None, down_s=1e9)  # by its home alone, and no node answers
     assert again.gate is not None
-    assert again.gate.badge == entrance.gate.badge
-    assert again.gate.refusal(GUEST.peer, again.gate.badge, time.time()) is None
+    assert again.gate.certificate == entrance.gate.certificate
+    assert again.gate.refusal(GUEST.peer, again.gate.certificate, time.time()) is None
 
 
 def test_it_waits_for_a_witness_that_is_down_and_says_so(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_ban_is_learnt_at_the_door_and_kept(tmp_path: Path) -> None:
     world.rule(author.revoke, GUEST.peer)
     (world.home.path / "badge").unlink()  # so that it asks
     assert Refusal.BANNED.value in said(world, world.link())
-    assert (world.home.path / author.RULINGS_FILE).exists()
+    assert (world.home.path / author.ACCESS_LIST_FILE).exists()
     assert Refusal.BANNED.value in said(world, world.link())
 
 
@@ -196,12 +196,12 @@ def test_a_new_invite_heals_a_revoked_one(tmp_path: Path) -> None:
     world.enter(first)
     invite = next(fields["invite"] for kind, fields in world.notebook.notes if kind == "let in")
     world.rule(author.revoke, invite)
-    world.home.write(world.home.path / author.RULINGS_FILE, world.gate.rulings.encode())
+    world.home.write(world.home.path / author.ACCESS_LIST_FILE, world.gate.access_list.encode())
     assert Refusal.REVOKED.value in said(world, None)
     assert Refusal.REVOKED.value in said(world, first)
     entrance = world.enter(world.link())
     assert entrance.gate is not None
-    assert entrance.gate.refusal(GUEST.peer, entrance.gate.badge, time.time()) is None
+    assert entrance.gate.refusal(GUEST.peer, entrance.gate.certificate, time.time()) is None
 
 
 def test_an_allowlist_names_the_command_that_would_help(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
 
     entrance = virtual_time.run(main())
     assert entrance.gate is not None
-    assert entrance.gate.rulings.admitted == (GUEST.peer,)
+    assert entrance.gate.access_list.admitted == (GUEST.peer,)
 
 
 @pytest.mark.parametrize("ahead_s", [1800.0, 2.0**33])
@@ -260,7 +260,7 @@ def test_what_one_witness_refuses_another_may_grant(tmp_path: Path, ahead_s: flo
 
     entrance = virtual_time.run(main())
     assert entrance.gate is not None
-    assert entrance.gate.refusal(GUEST.peer, entrance.gate.badge, time.time()) is None
+    assert entrance.gate.refusal(GUEST.peer, entrance.gate.certificate, time.time()) is None
 
 
 def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> N
 
     entrance = virtual_time.run(main())
     assert entrance.gate is not None
-    assert entrance.gate.rulings.admitted == (GUEST.peer,)
+    assert entrance.gate.access_list.admitted == (GUEST.peer,)
 
 
 def test_where_nobody_tells_of_rulings_partners_decide(tmp_path: Path) -> None:
@@ -355,11 +355,11 @@ def test_in_a_private_run_records_of_those_who_are_not_let_in_do_not_count(tmp_p
     assert gate is not None
     assert gossip.left_s(gossip.record()) is None
     gossip.world.rule(author.admit, writer)
-    gate.take(gossip.world.gate.rulings.encode())
+    gate.take(gossip.world.gate.access_list.encode())
     assert gossip.left_s(gossip.record()) is not None
     assert gossip.left_s(FALSE_RECORDS["its signature changed"](gossip)) is None
     gossip.world.rule(author.revoke, writer)
-    gate.take(gossip.world.gate.rulings.encode())
+    gate.take(gossip.world.gate.access_list.encode())
     assert gossip.left_s(gossip.record()) is None
 
 
@@ -419,7 +419,7 @@ def test_behind_a_gate_peers_train_as_without_one() -> None:
 
     def trained(gated: bool) -> list[tuple[int, float, torch.Tensor]]:
         def wrap(name: str) -> Callable[[MemoryTransport], Transport]:
-            gate = Gate("open", MEMBERS_RUN, bytes(32), badge=b"x" * 500)
+            gate = Gate("open", MEMBERS_RUN, bytes(32), certificate=b"x" * 500)
             return lambda plain: GatedTransport(plain, gate, PeerId(name), MemoryLog()) if gated else plain
 
         async def main() -> list[tuple[int, float, torch.Tensor]]:

@@ -229,7 +229,7 @@ TICKET = people.ticket(uses=1000)
 
 
 def gate() -> Gate:
-    return Gate("invite", RUN, people.PUBLIC, rulings=people.rulings())
+    return Gate("invite", RUN, people.PUBLIC, access_list=people.access_list())
 
 
 @refusing(*OURS)
@@ -245,14 +245,14 @@ def asked_about_admission(data: bytes) -> None:
 
 
 @refusing(*OURS)
-def told_rulings(data: bytes) -> None:
+def told_access_list(data: bytes) -> None:
     ours = gate()
-    is_newer = run(admission_service.ask_rulings(BytesTransport(data), WITNESS.peer, (), ours))
-    assert is_newer == (ours.rulings != people.rulings())
+    is_newer = run(admission_service.ask_access_list(BytesTransport(data), WITNESS.peer, (), ours))
+    assert is_newer == (ours.access_list != people.access_list())
 
 
 @refusing(*OURS)
-def told_badge(data: bytes) -> None:
+def told_certificate(data: bytes) -> None:
     answer = run(admission_service.come_in(BytesTransport(data), WITNESS.peer, (), TICKET, gate(), GUEST.peer))
     assert isinstance(answer, Refusal) or gate().refusal(GUEST.peer, answer.encode(), people.NOW) is None
 
@@ -327,7 +327,7 @@ def targets() -> dict[str, Target]:
     ]
     signed, countersigned = CLAIM.signed(RUN, GUEST.state), CLAIM.countersigned(RUN, WITNESS.state)
     invite, introduction = TICKET.invite.fields(), TICKET.introduce(RUN, GUEST.peer)
-    badge = people.badge(by=TICKET)
+    certificate = people.certificate(by=TICKET)
     questions = {
         "asked_about_reach": (
             asked_about_reach,
@@ -352,10 +352,13 @@ def targets() -> dict[str, Target]:
             told_receipt,
             (said(["agreed", countersigned.countersignature]), said(["objection", Objection.MORE.value])),
         ),
-        "told_rulings": (told_rulings, (said(["rulings", b""]), said(["rulings", people.rulings(2).encode()]))),
-        "told_badge": (
-            told_badge,
-            (said(["came", badge.witnessed_at, badge.attestation]), said(["refused", Refusal.LATE.value])),
+        "told_access_list": (
+            told_access_list,
+            (said(["rulings", b""]), said(["rulings", people.access_list(2).encode()])),
+        ),
+        "told_certificate": (
+            told_certificate,
+            (said(["came", certificate.witnessed_at, certificate.attestation]), said(["refused", Refusal.LATE.value])),
         ),
         "told_manifest": (told_manifest, (frames((FrameKind.MANIFEST, SIGNED.to_bytes())),)),
     }
