@@ -178,7 +178,7 @@ class AdmissionClient:
         """
         failures: list[str] = []
         refusal: Refusal | None = None
-        for issuer in credential.invite.witnesses:
+        for issuer in credential.invite.issuers:
             addresses = self._connection.node.known.get(issuer, ())
             try:
                 made = await come_in(self._admission_transport(), issuer, addresses, credential, gate, self._me)

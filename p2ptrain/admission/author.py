@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2ptrain.admission.records import (
     MAX_ACCESS_LIST_NAMES,
+    MAX_ISSUERS,
     MAX_USES,
-    MAX_WITNESSES,
     AccessList,
     Invite,
     InviteCredential,
@@ -80,8 +80,8 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
     check_link(run, signed, link)
     if not 1 <= uses <= MAX_USES:
         raise AdmissionError(f"An invite brings in 1 to {MAX_USES:,} peers, not {uses}.", "Choose another --uses.")
-    witnesses = dict.fromkeys(PeerId(each.rpartition("/p2p/")[2]) for each in link.addresses)
-    named = tuple(each for each in witnesses if key_of(each) is not None)[:MAX_WITNESSES]
+    issuers = dict.fromkeys(PeerId(each.rpartition("/p2p/")[2]) for each in link.addresses)
+    named = tuple(each for each in issuers if key_of(each) is not None)[:MAX_ISSUERS]
     key = Ed25519PrivateKey.from_private_bytes(os.urandom(KEY_BYTES))
     blank = Invite(key.public_key().public_bytes_raw(), int(now) + lifetime_s, uses, named)
     issued = blank.signed(signed.run_id, read_key(run))

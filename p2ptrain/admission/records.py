@@ -37,7 +37,7 @@ from p2ptrain.statements import (
     unpacked,
 )
 
-MAX_WITNESSES = 4
+MAX_ISSUERS = 4
 """Issuers of an invite; each adds 54 bytes to every certificate. Guess: count the bootstraps of real runs."""
 MAX_USES = 1000
 """Peers that one invite brings in. Guess: count the peers that real invites bring in."""
@@ -50,7 +50,7 @@ MAX_ACCESS_LIST_BYTES = 60_000
 
 INVITE = b"p2ptrain invite 1"
 GUEST = b"p2ptrain guest 1"
-WITNESS = b"p2ptrain witness 1"
+ATTESTATION = b"p2ptrain witness 1"
 ACCESS_LIST = b"p2ptrain rulings 1"
 """Purposes of signatures (``statements``)."""
 
@@ -67,7 +67,7 @@ class Invite:
     """Seconds since 1970. Peers that an issuer has attested by then remain admitted."""
     uses: int
     """Number of peers that each issuer admits with this invite."""
-    witnesses: tuple[PeerId, ...]
+    issuers: tuple[PeerId, ...]
     """Issuers: nodes that may attest that a peer came in time."""
     signature: bytes = b""
 
@@ -77,7 +77,7 @@ class Invite:
         return self.key[:8].hex()
 
     def fields(self) -> list[Any]:
-        return [self.key, self.expires_at, self.uses, list(self.witnesses), self.signature]
+        return [self.key, self.expires_at, self.uses, list(self.issuers), self.signature]
 
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> Invite:
         return replace(self, signature=signature(author, INVITE, [run, *self.fields()[:-1]]))
@@ -86,16 +86,16 @@ class Invite:
     def read(cls, raw: Any, run: RunId, author: bytes) -> Self:
         """Read an invite from decoded fields. Raises RemoteError unless this author signed it for this run."""
         match raw:
-            case [key, expires_at, uses, [*witnesses], signed] if (
+            case [key, expires_at, uses, [*issuers], signed] if (
                 is_blob(key, KEY_BYTES)
                 and is_count(expires_at)
                 and is_count(uses, MAX_USES)
-                and 1 <= len(witnesses) <= MAX_WITNESSES
-                and all(map(_is_peer, witnesses))
+                and 1 <= len(issuers) <= MAX_ISSUERS
+                and all(map(_is_peer, issuers))
                 and is_blob(signed, SIGNATURE_BYTES)
             ):
                 if holds(author, signed, INVITE, [run, *raw[:-1]]):
-                    return cls(key, expires_at, uses, tuple(witnesses), signed)
+                    return cls(key, expires_at, uses, tuple(issuers), signed)
         raise RemoteError("an invite that the run's author did not sign")
 
 
@@ -140,7 +140,7 @@ def is_introduced(invite: Invite, run: RunId, peer: PeerId, introduction: bytes)
 
 def attest(sign: Sign, run: RunId, invite: Invite, peer: PeerId, at: int) -> bytes:
     """Sign, as an issuer, that the peer used the invite at that time."""
-    return sign(WITNESS, [run, invite.key, peer, at])
+    return sign(ATTESTATION, [run, invite.key, peer, at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,13 @@ class Certificate:
     invite: Invite
     peer: PeerId
     introduction: bytes
-    witness: PeerId
+    issuer: PeerId
     witnessed_at: int
     """Time of admission in seconds since 1970, by the issuer's clock."""
     attestation: bytes
 
     def encode(self) -> bytes:
-        own = [self.peer, self.introduction, self.witness, self.witnessed_at, self.attestation]
+        own = [self.peer, self.introduction, self.issuer, self.witnessed_at, self.attestation]
         return packed([self.invite.fields(), *own])
 
     @classmethod
@@ -166,20 +166,20 @@ class Certificate:
         Raises RemoteError unless all three signatures are valid; times and bans are not checked.
         """
         match unpacked(body, MAX_CERTIFICATE_BYTES):
-            case [raw, peer, introduction, witness, at, attestation] if (
+            case [raw, peer, introduction, issuer, at, attestation] if (
                 _is_peer(peer)
                 and is_blob(introduction, SIGNATURE_BYTES)
                 and is_count(at)
                 and is_blob(attestation, SIGNATURE_BYTES)
             ):
                 invite = Invite.read(raw, run, author)
-                key = key_of(witness) if witness in invite.witnesses else None
+                key = key_of(issuer) if issuer in invite.issuers else None
                 if (
                     key is not None
                     and is_introduced(invite, run, peer, introduction)
-                    and holds(key, attestation, WITNESS, [run, invite.key, peer, at])
+                    and holds(key, attestation, ATTESTATION, [run, invite.key, peer, at])
                 ):
-                    return cls(invite, peer, introduction, witness, at, attestation)
+                    return cls(invite, peer, introduction, issuer, at, attestation)
         raise RemoteError("a certificate with invalid signatures")
 
 

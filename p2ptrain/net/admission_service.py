@@ -97,10 +97,10 @@ class AdmissionHandler:
         return ["came", *answer]
 
 
-async def serve_admission(node: Node, desk: AdmissionHandler, rates: Throttles | None = None) -> P2PTransport:
+async def serve_admission(node: Node, handler: AdmissionHandler, rates: Throttles | None = None) -> P2PTransport:
     """Answer admission requests until the returned transport is closed."""
     transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS, rates, is_gift=True)
-    await transport.listen(desk.answer)
+    await transport.listen(handler.answer)
     return transport
 
 
@@ -117,16 +117,16 @@ async def ask_access_list(transport: Transport, peer: PeerId, addresses: Sequenc
 
 
 async def come_in(
-    transport: Transport, witness: PeerId, addresses: Sequence[str], ticket: InviteCredential, gate: Gate, me: PeerId
+    transport: Transport, issuer: PeerId, addresses: Sequence[str], credential: InviteCredential, gate: Gate, me: PeerId
 ) -> Certificate | Refusal:
     """Present an invite to its issuer; return the certificate, or the reason for a refusal.
 
     Raises NetworkError and RemoteError.
     """
-    introduction = ticket.introduce(gate.run, me)
-    match await _ask(transport, witness, addresses, ["come", ticket.invite.fields(), introduction]):
+    introduction = credential.introduce(gate.run, me)
+    match await _ask(transport, issuer, addresses, ["come", credential.invite.fields(), introduction]):
         case ["came", int(at), bytes(attestation)]:
-            certificate = Certificate(ticket.invite, me, introduction, witness, at, attestation)
+            certificate = Certificate(credential.invite, me, introduction, issuer, at, attestation)
             return Certificate.decode(certificate.encode(), gate.run, gate.author)
         case ["refused", str(why)] if why in set(Refusal):
             return Refusal(why)

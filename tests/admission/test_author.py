@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from people import DAY, GUEST, NOW, RUN, STRANGER, WITNESS
+from people import DAY, GUEST, ISSUER, NOW, RUN, STRANGER
 
 from p2ptrain.admission import InviteCredential, author
 from p2ptrain.base.errors import AdmissionError
@@ -15,15 +15,15 @@ Run = tuple[Path, SignedManifest]
 
 
 def link_to(signed: SignedManifest, *peers: str) -> JoinLink:
-    return JoinLink(signed.run_id, tuple(f"/ip4/203.0.113.7/tcp/1/p2p/{peer}" for peer in peers or (WITNESS.peer,)))
+    return JoinLink(signed.run_id, tuple(f"/ip4/203.0.113.7/tcp/1/p2p/{peer}" for peer in peers or (ISSUER.peer,)))
 
 
 def test_an_invite_names_the_nodes_of_the_link_as_witnesses(private_run: Run) -> None:
     run, signed = private_run
-    link, issued = author.invite(run, link_to(signed, WITNESS.peer, GUEST.peer, WITNESS.peer), DAY, 3, NOW)
+    link, issued = author.invite(run, link_to(signed, ISSUER.peer, GUEST.peer, ISSUER.peer), DAY, 3, NOW)
     read = InviteCredential.parse(JoinLink.parse(str(link)).invite, signed.run_id, author.author_of(signed))
     assert read.invite == issued
-    assert (issued.witnesses, issued.uses, issued.expires_at) == ((WITNESS.peer, GUEST.peer), 3, NOW + DAY)
+    assert (issued.issuers, issued.uses, issued.expires_at) == ((ISSUER.peer, GUEST.peer), 3, NOW + DAY)
     another, _ = author.invite(run, link_to(signed), DAY, 3, NOW)
     assert another.invite != link.invite
 

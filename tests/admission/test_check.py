@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from people import DAY, GUEST, NOW, STRANGER, access_list, certificate, ticket
+from people import DAY, GUEST, NOW, STRANGER, access_list, certificate, credential
 
 from p2ptrain.admission import AccessList, Certificate, Refusal, refusal, remedy
 from p2ptrain.framing import MAX_IDENTIFIER_CHARS
 
 NONE = AccessList()
-REVOKED = access_list(revoked=(ticket().invite.id,))
+REVOKED = access_list(revoked=(credential().invite.id,))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ REVOKED = access_list(revoked=(ticket().invite.id,))
         ("invite", NONE, certificate(STRANGER), Refusal.NOT_GENUINE),
         ("invite", access_list(banned=(GUEST.peer,)), certificate(), Refusal.BANNED),
         ("invite", REVOKED, certificate(), Refusal.REVOKED),
-        ("invite", access_list(revoked=(ticket().invite.id,), admitted=(GUEST.peer,)), certificate(), None),
+        ("invite", access_list(revoked=(credential().invite.id,), admitted=(GUEST.peer,)), certificate(), None),
         ("invite", access_list(revoked=("0" * 16,)), certificate(), None),
     ],
 )

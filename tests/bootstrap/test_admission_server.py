@@ -117,10 +117,10 @@ def test_a_use_outlasts_a_crash(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     address = f"/ip4/203.0.113.7/tcp/1/p2p/{stage.identity.peer_id}"
     link, issued = author.invite(stage.run, JoinLink(stage.signed.run_id, (address,)), 3600, 1, time.time())
-    ticket = author.InviteCredential.parse(link.invite, stage.signed.run_id, author.author_of(stage.signed))
+    credential = author.InviteCredential.parse(link.invite, stage.signed.run_id, author.author_of(stage.signed))
 
     def come(guest: Any) -> list[Any]:
-        introduction = ticket.introduce(stage.signed.run_id, guest.peer)
+        introduction = credential.introduce(stage.signed.run_id, guest.peer)
         return stage.doorman()._desk._guest(guest.peer, issued.fields(), introduction)
 
     first = come(GUEST)

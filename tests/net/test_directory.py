@@ -486,7 +486,7 @@ def gate_for(policy: str = "invite", **more: Any) -> Gate:
 def certificate_of(identity: Identity) -> bytes:
     """As a witness gives one now."""
     return people.certificate(
-        people.Somebody(identity._key), by=people.ticket(1000, GATE_NOW + 3600), at=GATE_NOW
+        people.Somebody(identity._key), by=people.credential(1000, GATE_NOW + 3600), at=GATE_NOW
     ).encode()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import virtual_time
 from memory_network import MemoryLink, MemoryNetwork
-from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, Somebody, access_list, certificate, ticket
+from people import DAY, GUEST, ISSUER, NOW, PUBLIC, RUN, STRANGER, Somebody, access_list, certificate, credential
 
 from p2ptrain.admission import Certificate, Gate, InviteRegister, Refusal
 from p2ptrain.base.errors import NetworkError, RemoteError
@@ -22,7 +22,7 @@ from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 
-MEMBER = WITNESS
+MEMBER = ISSUER
 """It holds a badge too."""
 
 
@@ -52,7 +52,7 @@ def play(scene: Callable[[MemoryNetwork, Door], Awaitable[Any]], latency: float 
 
     async def stage() -> tuple[Any, Door]:
         network = MemoryNetwork(latency=latency)
-        door = Door(network, MEMBER, certificate(MEMBER, by=ticket(uses=1000)).encode())
+        door = Door(network, MEMBER, certificate(MEMBER, by=credential(uses=1000)).encode())
         await door.listen()
         return await scene(network, door), door
 
@@ -220,12 +220,12 @@ def test_strangers_do_not_fill_the_log() -> None:
 # --- the desk ---------------------------------------------------------------------------------------------------------
 
 
-def desk(**more: Any) -> tuple[AdmissionHandler, list[bytes]]:
+def handler(**more: Any) -> tuple[AdmissionHandler, list[bytes]]:
     kept: list[bytes] = []
     made = AdmissionHandler(
         Gate("invite", RUN, PUBLIC),
-        InviteRegister(RUN, WITNESS.peer),
-        WITNESS.state,
+        InviteRegister(RUN, ISSUER.peer),
+        ISSUER.state,
         lambda encoded, guest, invite: kept.append(encoded),
         wall=lambda: float(NOW),
     )
@@ -234,91 +234,91 @@ def desk(**more: Any) -> tuple[AdmissionHandler, list[bytes]]:
     return made, kept
 
 
-def at_desk(made: AdmissionHandler, ask: Callable[[Any], Awaitable[Any]], who: Somebody = GUEST) -> Any:
+def asked_of(made: AdmissionHandler, ask: Callable[[Any], Awaitable[Any]], who: Somebody = GUEST) -> Any:
     async def main() -> Any:
         network = MemoryNetwork(latency=0.01)
-        await network.transport(WITNESS.peer).listen(made.answer)
+        await network.transport(ISSUER.peer).listen(made.answer)
         return await ask(network.transport(who.peer))
 
     return virtual_time.run(main())
 
 
 def join(transport: Any, guest: Somebody = GUEST, by: Any = None) -> Awaitable[Certificate | Refusal]:
-    return come_in(transport, WITNESS.peer, [], by or ticket(), Gate("invite", RUN, PUBLIC), guest.peer)
+    return come_in(transport, ISSUER.peer, [], by or credential(), Gate("invite", RUN, PUBLIC), guest.peer)
 
 
 def test_a_guest_comes_by_its_invite_and_the_use_is_on_disk() -> None:
-    made, kept = desk()
-    got = at_desk(made, join)
+    made, kept = handler()
+    got = asked_of(made, join)
     assert isinstance(got, Certificate)
     assert Gate("invite", RUN, PUBLIC).refusal(GUEST.peer, got.encode(), NOW) is None
     assert GUEST.peer.encode() in kept[-1]
-    assert at_desk(made, lambda transport: join(transport, STRANGER), STRANGER) is Refusal.USED_UP
-    assert at_desk(made, join) == got  # it lost our answer, and asks again
+    assert asked_of(made, lambda transport: join(transport, STRANGER), STRANGER) is Refusal.USED_UP
+    assert asked_of(made, join) == got  # it lost our answer, and asks again
 
 
 def test_the_link_proves_who_asks() -> None:
     """Holding somebody's introduction is of no use: the guest is whoever speaks."""
-    made, _ = desk()
-    assert at_desk(made, lambda transport: join(transport, GUEST), STRANGER) is Refusal.NOT_GENUINE
+    made, _ = handler()
+    assert asked_of(made, lambda transport: join(transport, GUEST), STRANGER) is Refusal.NOT_GENUINE
 
 
 def test_a_full_disk_gives_no_use_away() -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    made, _ = desk(keep=full)
+    made, _ = handler(keep=full)
     with pytest.raises(NetworkError):
-        at_desk(made, join)
+        asked_of(made, join)
 
 
 def test_who_is_no_witness_says_so_and_late_is_late() -> None:
-    made, _ = desk(register=None)
+    made, _ = handler(register=None)
     with pytest.raises(NetworkError):  # so that the guest asks the next
-        at_desk(made, join)
-    made, _ = desk(wall=lambda: float(NOW + 2 * DAY))
-    assert at_desk(made, join) is Refusal.LATE
+        asked_of(made, join)
+    made, _ = handler(wall=lambda: float(NOW + 2 * DAY))
+    assert asked_of(made, join) is Refusal.LATE
 
 
 def test_rulings_are_handed_out_to_whoever_has_older_ones() -> None:
-    made, _ = desk()
+    made, _ = handler()
     made.gate.take(access_list(serial=5, banned=(STRANGER.peer,)).encode())
     mine = Gate("invite", RUN, PUBLIC)
-    assert at_desk(made, lambda transport: ask_access_list(transport, WITNESS.peer, [], mine)) is True
+    assert asked_of(made, lambda transport: ask_access_list(transport, ISSUER.peer, [], mine)) is True
     assert mine.access_list == made.gate.access_list
-    assert at_desk(made, lambda transport: ask_access_list(transport, WITNESS.peer, [], mine)) is False
+    assert asked_of(made, lambda transport: ask_access_list(transport, ISSUER.peer, [], mine)) is False
 
 
 def test_asking_too_often_is_not_answered() -> None:
-    made, _ = desk()
+    made, _ = handler()
     for _ in range(12):
-        at_desk(made, join)
+        asked_of(made, join)
     with pytest.raises(NetworkError):
-        at_desk(made, join)
+        asked_of(made, join)
 
 
 def test_a_clock_that_is_set_back_locks_nobody_out() -> None:
     """How often somebody asked is no matter of dates."""
-    made, _ = desk()
+    made, _ = handler()
 
     async def ask(transport: Any) -> None:
         mine = Gate("invite", RUN, PUBLIC)
         for turn in range(40):
             made.wall = lambda turn=turn: float(NOW - (3600 if turn >= 12 else 0))
-            await ask_access_list(transport, WITNESS.peer, [], mine)
+            await ask_access_list(transport, ISSUER.peer, [], mine)
             await asyncio.sleep(6.0)
 
-    at_desk(made, ask)
+    asked_of(made, ask)
 
 
 @pytest.mark.parametrize("question", [b"", b"\xc1", packed([]), packed(["rulings"]), packed(["rulings", -1, 2])])
 def test_garbage_is_their_fault(question: bytes) -> None:
-    made, _ = desk()
+    made, _ = handler()
 
     async def ask(transport: Any) -> None:
-        link = await transport.open(WITNESS.peer)
+        link = await transport.open(ISSUER.peer)
         await link.send(FrameKind.MESSAGE, question)
         with pytest.raises(NetworkError):
             await link.receive()
 
-    at_desk(made, ask)
+    asked_of(made, ask)

@@ -16,7 +16,7 @@ import virtual_time
 from member import RUN as MEMBERS_RUN
 from member import Member
 from memory_network import MemoryNetwork, MemoryTransport
-from people import GUEST, STRANGER, WITNESS, Somebody
+from people import GUEST, ISSUER, STRANGER, Somebody
 
 from p2ptrain.admission import AccessList, Gate, InviteRegister, Refusal, author
 from p2ptrain.base.clock import CLOCK_SKEW_S, steady
@@ -33,7 +33,7 @@ from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from peer.admission_client import AdmissionClient
 from peer.home import Home
 
-ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{WITNESS.peer}"
+ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{ISSUER.peer}"
 
 
 class World:
@@ -49,7 +49,7 @@ class World:
         self.is_up = True
         signed = self.signed
         self.gate = Gate(policy, signed.run_id, author.author_of(signed))
-        self.desk = AdmissionHandler(self.gate, InviteRegister(signed.run_id, WITNESS.peer), WITNESS.state)
+        self.handler = AdmissionHandler(self.gate, InviteRegister(signed.run_id, ISSUER.peer), ISSUER.state)
 
     @property
     def signed(self) -> SignedManifest:
@@ -69,7 +69,7 @@ class World:
 
         async def main() -> AdmissionClient:
             network = MemoryNetwork(latency=0.01, fail=lambda dialer, dialed: not self.is_up)
-            await network.transport(WITNESS.peer).listen(self.desk.answer)
+            await network.transport(ISSUER.peer).listen(self.handler.answer)
             connection = FakeConnection(network, who.peer)
             connection.gone_for = gone_for
             entrance = AdmissionClient(connection, self.home, self.signed, who.peer, self.notebook)
@@ -87,7 +87,7 @@ class FakeConnection:
     def __init__(self, network: MemoryNetwork, me: PeerId) -> None:
         self._network = network
         self._me = me
-        self.there = SimpleNamespace(bootstraps=(WITNESS.peer,), known={WITNESS.peer: ("/ip4/203.0.113.7/tcp/31337",)})
+        self.there = SimpleNamespace(bootstraps=(ISSUER.peer,), known={ISSUER.peer: ("/ip4/203.0.113.7/tcp/31337",)})
         self.gone_for = 0
         """So often p2pd is being restarted when somebody asks for the node."""
 
@@ -161,8 +161,8 @@ def test_what_another_witness_may_say_otherwise_is_waited_for(
     """Of two witnesses one does not answer just now."""
     world, asked = World(tmp_path), []
 
-    async def come_in(transport: Transport, witness: PeerId, *_: object) -> Refusal:
-        asked.append(witness)
+    async def come_in(transport: Transport, issuer: PeerId, *_: object) -> Refusal:
+        asked.append(issuer)
         if len(asked) == 1:
             raise NetworkError("nobody answers there")
         return refusal
@@ -171,13 +171,13 @@ def test_what_another_witness_may_say_otherwise_is_waited_for(
     entrance = AdmissionClient(
         FakeConnection(MemoryNetwork(), GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook
     )
-    ticket = SimpleNamespace(invite=SimpleNamespace(witnesses=(WITNESS.peer, STRANGER.peer)))
+    credential = SimpleNamespace(invite=SimpleNamespace(issuers=(ISSUER.peer, STRANGER.peer)))
     if refusal in (Refusal.NO_ROOM, Refusal.AHEAD):
         with pytest.raises(NetworkError, match=refusal.value):
-            virtual_time.run(entrance._request_certificate(world.gate, ticket))
+            virtual_time.run(entrance._request_certificate(world.gate, credential))
     else:
-        assert virtual_time.run(entrance._request_certificate(world.gate, ticket)) is refusal
-    assert asked == [WITNESS.peer, STRANGER.peer]
+        assert virtual_time.run(entrance._request_certificate(world.gate, credential)) is refusal
+    assert asked == [ISSUER.peer, STRANGER.peer]
 
 
 def test_a_ban_is_learnt_at_the_door_and_kept(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_an_allowlist_names_the_command_that_would_help(tmp_path: Path) -> None:
     assert world.enter(plain).gate is not None
 
 
-async def desks(*staff: tuple[Somebody, AdmissionHandler], known: Sequence[PeerId]) -> FakeConnection:
+async def handlers(*staff: tuple[Somebody, AdmissionHandler], known: Sequence[PeerId]) -> FakeConnection:
     """A guest's connection to several nodes."""
     network = MemoryNetwork(latency=0.01)
-    for who, desk in staff:
-        await network.transport(who.peer).listen(desk.answer)
+    for who, handler in staff:
+        await network.transport(who.peer).listen(handler.answer)
     connection = FakeConnection(network, GUEST.peer)
     connection.there = SimpleNamespace(bootstraps=tuple(known), known=dict.fromkeys(known, ()))
     return connection
@@ -229,8 +229,8 @@ def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
     behind = AdmissionHandler(Gate("allowlist", world.signed.run_id, author.author_of(world.signed)))
 
     async def main() -> AdmissionClient:
-        known = (STRANGER.peer, WITNESS.peer)
-        connection = await desks((STRANGER, behind), (WITNESS, world.desk), known=known)
+        known = (STRANGER.peer, ISSUER.peer)
+        connection = await handlers((STRANGER, behind), (ISSUER, world.handler), known=known)
         entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(None)
         return entrance
@@ -244,16 +244,16 @@ def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
 def test_what_one_witness_refuses_another_may_grant(tmp_path: Path, ahead_s: float) -> None:
     """One whose clock is ahead refuses an invite that has not run out, or grants a badge that nobody takes yet."""
     world = World(tmp_path)
-    both = JoinLink(world.signed.run_id, (ADDRESS, ADDRESS.replace(WITNESS.peer, STRANGER.peer)))
+    both = JoinLink(world.signed.run_id, (ADDRESS, ADDRESS.replace(ISSUER.peer, STRANGER.peer)))
     link = author.invite(world.run, both, 3600, 1, time.time())[0]
     fast = AdmissionHandler(
-        world.gate, InviteRegister(world.signed.run_id, WITNESS.peer), WITNESS.state, wall=lambda: time.time() + ahead_s
+        world.gate, InviteRegister(world.signed.run_id, ISSUER.peer), ISSUER.state, wall=lambda: time.time() + ahead_s
     )
 
     async def main() -> AdmissionClient:
         right = AdmissionHandler(world.gate, InviteRegister(world.signed.run_id, STRANGER.peer), STRANGER.state)
-        known = (WITNESS.peer, STRANGER.peer)
-        connection = await desks((WITNESS, fast), (STRANGER, right), known=known)
+        known = (ISSUER.peer, STRANGER.peer)
+        connection = await handlers((ISSUER, fast), (STRANGER, right), known=known)
         entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(link)
         return entrance
@@ -268,7 +268,7 @@ def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> N
     world.rule(author.admit, GUEST.peer)
 
     async def main() -> AdmissionClient:
-        connection = await desks((WITNESS, world.desk), known=(GUEST.peer, WITNESS.peer))
+        connection = await handlers((ISSUER, world.handler), known=(GUEST.peer, ISSUER.peer))
         del connection.there.known[GUEST.peer]
         entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(None)
@@ -383,7 +383,7 @@ def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
             served.append(link.peer)
             await link.send(*await link.receive())
 
-        await network.transport(WITNESS.peer).listen(world.desk.answer)
+        await network.transport(ISSUER.peer).listen(world.handler.answer)
         guest = AdmissionClient(
             FakeConnection(network, GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook
         )

@@ -39,8 +39,8 @@ def certificate(data: bytes) -> None:
 
 
 @refusing(JoinLinkError)
-def ticket(data: bytes) -> None:
-    assert InviteCredential.parse(data.decode("utf-8", "replace"), RUN, people.PUBLIC) == people.ticket()
+def credential(data: bytes) -> None:
+    assert InviteCredential.parse(data.decode("utf-8", "replace"), RUN, people.PUBLIC) == people.credential()
 
 
 @refusing(RemoteError)
@@ -103,11 +103,11 @@ def turned_away(data: bytes) -> None:
 def targets() -> dict[str, Target]:
     """By name."""
     access_list_with_names = people.access_list(2, admitted=(PEER,), revoked=("ab" * 8,))
-    claim = Receipt(people.GUEST.peer, people.WITNESS.peer, 1, 2, 3, 4, 5, 6, 7, 8).signed(RUN, people.GUEST.state)
+    claim = Receipt(people.GUEST.peer, people.ISSUER.peer, 1, 2, 3, 4, 5, 6, 7, 8).signed(RUN, people.GUEST.state)
     shown = frames((FrameKind.BADGE, CERTIFICATE), MESSAGE)
     return {
         "certificate": Target(certificate, (people.certificate().encode(),)),
-        "ticket": Target(ticket, (str(people.ticket()).encode(),)),
+        "credential": Target(credential, (str(people.credential()).encode(),)),
         "access_list": Target(access_list, (people.access_list().encode(), access_list_with_names.encode())),
         "receipt": Target(receipt, (claim.encode(),)),
         "shown_certificate": Target(shown_certificate, (shown,), 5),

@@ -60,7 +60,7 @@ from p2ptrain.train.sketch import SKETCH_BYTES
 
 OURS = RemoteError, NetworkError
 """What ends a talk; a service's transport and whoever asks expect these."""
-GUEST, WITNESS = people.GUEST, people.WITNESS
+GUEST, ISSUER = people.GUEST, people.ISSUER
 
 # --- reach --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ SIZES = (8, 16)
 ZEROS = [torch.zeros(size // 4) for size in SIZES]
 PAYLOADS = Payloads([len(each) for each in ZEROS], get("fp32", 1024), None)
 PAYLOADS.publish(Snapshot(1, tuple(ZEROS), tuple(ZEROS)))
-DONORS = (PEER, GUEST.peer, WITNESS.peer)
+DONORS = (PEER, GUEST.peer, ISSUER.peer)
 GIVEN_BYTES = sum(SIZES) + len(SIZES) * SKETCH_BYTES
 """That one donor gives, if it gives each piece and its sketch once."""
 
@@ -171,7 +171,7 @@ def _is_gathered(link: Callable[[PeerId], BytesLink]) -> bool:
 
 # --- receipts -----------------------------------------------------------------------------------------------------
 
-CLAIM = Receipt(GUEST.peer, WITNESS.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 500, 8)
+CLAIM = Receipt(GUEST.peer, ISSUER.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 500, 8)
 
 
 def book(of: PeerId, partner: PeerId) -> Book:
@@ -199,7 +199,7 @@ def asked_to_sign(data: bytes) -> bool:
 @refusing(*OURS)
 def _is_signed(data: bytes) -> bool:
     link = BytesLink(data, GUEST.peer)
-    notary = receipt_service.ReceiptService(RUN, book(WITNESS.peer, GUEST.peer), WITNESS.state, wall=lambda: NOW)
+    notary = receipt_service.ReceiptService(RUN, book(ISSUER.peer, GUEST.peer), ISSUER.state, wall=lambda: NOW)
     run(notary.answer(link))
     [(_, answer)] = link.sent
     match msgpack.unpackb(answer):
@@ -219,13 +219,13 @@ def told_receipt(data: bytes) -> None:
     claim = CLAIM.signed(RUN, GUEST.state)
     answer = run(receipt_service.ask_to_sign(BytesTransport(data), claim))
     if not isinstance(answer, Objection):
-        receipt = book(GUEST.peer, WITNESS.peer).agreed(claim, answer)
+        receipt = book(GUEST.peer, ISSUER.peer).agreed(claim, answer)
         assert receipt is None or receipt.is_agreed(RUN)
 
 
 # --- admission ----------------------------------------------------------------------------------------------------
 
-TICKET = people.ticket(uses=1000)
+CREDENTIAL = people.credential(uses=1000)
 
 
 def gate() -> Gate:
@@ -234,10 +234,10 @@ def gate() -> Gate:
 
 @refusing(*OURS)
 def asked_about_admission(data: bytes) -> None:
-    register = InviteRegister(RUN, WITNESS.peer)
-    desk = admission_service.AdmissionHandler(gate(), register, WITNESS.state, wall=lambda: NOW)
+    register = InviteRegister(RUN, ISSUER.peer)
+    handler = admission_service.AdmissionHandler(gate(), register, ISSUER.state, wall=lambda: NOW)
     link = BytesLink(data, GUEST.peer)
-    run(desk.answer(link))
+    run(handler.answer(link))
     [(_, answer)] = link.sent
     assert len(answer) <= admission_service._MAX_ANSWER_BYTES
     assert register.encode()
@@ -247,13 +247,13 @@ def asked_about_admission(data: bytes) -> None:
 @refusing(*OURS)
 def told_access_list(data: bytes) -> None:
     ours = gate()
-    is_newer = run(admission_service.ask_access_list(BytesTransport(data), WITNESS.peer, (), ours))
+    is_newer = run(admission_service.ask_access_list(BytesTransport(data), ISSUER.peer, (), ours))
     assert is_newer == (ours.access_list != people.access_list())
 
 
 @refusing(*OURS)
 def told_certificate(data: bytes) -> None:
-    answer = run(admission_service.come_in(BytesTransport(data), WITNESS.peer, (), TICKET, gate(), GUEST.peer))
+    answer = run(admission_service.come_in(BytesTransport(data), ISSUER.peer, (), CREDENTIAL, gate(), GUEST.peer))
     assert isinstance(answer, Refusal) or gate().refusal(GUEST.peer, answer.encode(), people.NOW) is None
 
 
@@ -325,9 +325,9 @@ def targets() -> dict[str, Target]:
         ["failure", 2, NOW, "it broke"],
         ["checkpoint", 3, NOW, 4],
     ]
-    signed, countersigned = CLAIM.signed(RUN, GUEST.state), CLAIM.countersigned(RUN, WITNESS.state)
-    invite, introduction = TICKET.invite.fields(), TICKET.introduce(RUN, GUEST.peer)
-    certificate = people.certificate(by=TICKET)
+    signed, countersigned = CLAIM.signed(RUN, GUEST.state), CLAIM.countersigned(RUN, ISSUER.state)
+    invite, introduction = CREDENTIAL.invite.fields(), CREDENTIAL.introduce(RUN, GUEST.peer)
+    certificate = people.certificate(by=CREDENTIAL)
     questions = {
         "asked_about_reach": (
             asked_about_reach,
