@@ -151,17 +151,17 @@ class Donor(BytesLink):
 def given_weights(data: bytes) -> bool:
     """Whatever comes on the streams; and what donors give and say of each other's weights in good order."""
     gives = {peer: bytearray(data[n * GIVEN_BYTES : (n + 1) * GIVEN_BYTES]) for n, peer in enumerate(DONORS)}
-    _is_gathered(lambda peer: BytesLink(data, peer))
-    return _is_gathered(lambda peer: Donor(gives[peer], peer))
+    _is_downloaded(lambda peer: BytesLink(data, peer))
+    return _is_downloaded(lambda peer: Donor(gives[peer], peer))
 
 
-def _is_gathered(link: Callable[[PeerId], BytesLink]) -> bool:
+def _is_downloaded(link: Callable[[PeerId], BytesLink]) -> bool:
     async def dial(peer: PeerId, addresses: Any) -> BytesLink:
         return link(peer)
 
     downloader = Downloader(dial, SIZES, at_once, Silence())
     with contextlib.suppress(*OURS):
-        parts = virtual_time.run(downloader.gather(link(PEER), dict.fromkeys(DONORS, ())))
+        parts = virtual_time.run(downloader.download(link(PEER), dict.fromkeys(DONORS, ())))
         assert tuple(map(len, parts)) == SIZES
         with contextlib.suppress(RemoteError):
             PAYLOADS.check_weights(parts)
