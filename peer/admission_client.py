@@ -71,7 +71,7 @@ class AdmissionClient:
         """Restrict a handler of inbound links to members, as every protocol that serves weights must."""
         if self.gate is None:
             return handler
-        return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
+        return GatedTransport(self._connection, self.gate, self._me, self._notebook).guarded(handler)
 
     def counts(self, peer: PeerId) -> bool:
         """Return whether a peer is admitted, by the certificate that it showed and the newest access list."""

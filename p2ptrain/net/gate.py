@@ -7,7 +7,7 @@
                            <-  REFUSAL, end          or BADGE, and its response
 
 The check wraps the transport (``ports.Transport``), so the core and the driver do not know of it; an open run has none
-and sends no extra bytes. The handler of a peer that is away (``porter``) is behind the check, too.
+and sends no extra bytes. ``decline_while_away``, the handler of a peer that is away, is behind the check, too.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class GatedTransport:
         return GatedLink(link, self._check)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
-        await self._transport.listen(self.welcoming(handler))
+        await self._transport.listen(self.guarded(handler))
 
-    def welcoming(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
+    def guarded(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
         """Wrap a handler so that it serves admitted peers only."""
 
-        async def welcome(link: Link) -> None:
-            if await self._let_in(link):
+        async def handle_admitted(link: Link) -> None:
+            if await self._admit(link):
                 await handler(link)
 
-        return welcome
+        return handle_admitted
 
-    async def _let_in(self, link: Link) -> bool:
+    async def _admit(self, link: Link) -> bool:
         """Check the initiator's certificate and send ours, or send the reason for refusal and close the link."""
         try:
             async with asyncio.timeout(CERTIFICATE_DEADLINE_S):

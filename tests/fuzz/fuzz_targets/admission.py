@@ -74,7 +74,7 @@ def shown_certificate(data: bytes) -> bool:
         heard.append(await link.receive())
 
     link = BytesLink(data)
-    run(gated(data).welcoming(handler)(link))
+    run(gated(data).guarded(handler)(link))
     assert [kind for kind, _ in link.sent] == [FrameKind.BADGE if heard else FrameKind.REFUSAL]
     assert not heard or CERTIFICATE in data, "nobody else has a badge here"
     return len(heard) == 2
