@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bootstrap.messages import Say
 from p2ptrain.admission import Gate, InviteRegister
-from p2ptrain.admission.author import RULINGS_FILE, author_of, load_access_list
+from p2ptrain.admission.author import ACCESS_LIST_FILE, author_of, load_access_list
 from p2ptrain.base import files
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError
 from p2ptrain.base.ids import PeerId
@@ -37,11 +37,11 @@ class AdmissionServer:
     def __init__(self, run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> None:
         self._say = say
         self._signed = signed
-        self._file = run / RULINGS_FILE
+        self._file = run / ACCESS_LIST_FILE
         self._register_file = home / "guests.json"
         self._seen = self._stamp()
         policy = signed.manifest.admission.policy
-        self.gate = Gate(policy, signed.run_id, author_of(signed), rulings=load_access_list(self._file, signed))
+        self.gate = Gate(policy, signed.run_id, author_of(signed), access_list=load_access_list(self._file, signed))
         self._desk = AdmissionHandler(self.gate, self._register(identity), identity.state, self._keep)
         say("doorman", f"the join link alone admits nobody; for each peer: {_order(run, policy)}")
 
@@ -73,11 +73,11 @@ class AdmissionServer:
             return False
         self._seen = stamp
         try:
-            rulings = load_access_list(self._file, self._signed)
+            access_list = load_access_list(self._file, self._signed)
         except AdmissionError as error:
             self._say("doorman", f"{error.problem} The previous access list stays in force.")
             return False
-        if rulings is None or not self.gate.take(rulings.encode()):
+        if access_list is None or not self.gate.take(access_list.encode()):
             return False
         self._tell()
         return True
@@ -85,17 +85,17 @@ class AdmissionServer:
     def _learnt(self) -> None:
         self._tell()
         try:
-            files.replace(self._file, self.gate.rulings.encode())
+            files.replace(self._file, self.gate.access_list.encode())
         except OSError as error:
             self._say("doorman", f"the newest access list could not be saved in {self._file}: {error.strerror}")
         self._seen = self._stamp()
 
     def _tell(self) -> None:
-        rulings = self.gate.rulings
+        access_list = self.gate.access_list
         self._say(
             "doorman",
-            f"access list {rulings.serial}: {len(rulings.admitted)} admitted, {len(rulings.banned)} banned,"
-            f" {len(rulings.revoked)} invites revoked",
+            f"access list {access_list.serial}: {len(access_list.admitted)} admitted, {len(access_list.banned)} banned,"
+            f" {len(access_list.revoked)} invites revoked",
         )
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -130,4 +130,4 @@ def _order(run: Path, policy: str) -> str:
         return f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
     if policy == "invite":
         return f"where {KEY_FILE} lies, p2ptrain invite RUN --link LINK"
-    return f"where {KEY_FILE} lies, p2ptrain admit RUN PEER_ID; then copy RUN/{RULINGS_FILE} to {run}"
+    return f"where {KEY_FILE} lies, p2ptrain admit RUN PEER_ID; then copy RUN/{ACCESS_LIST_FILE} to {run}"

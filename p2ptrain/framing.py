@@ -33,7 +33,7 @@ MAX_MESSAGE_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 256 << 10
 MAX_MANIFEST_BYTES = 64 << 10
 """Largest manifest; a generated one has about 8 kB of TOML and 2 kB of JSON."""
-MAX_BADGE_BYTES = 640
+MAX_CERTIFICATE_BYTES = 640
 """Maximum size of a membership certificate; with four invite issuers it has 545 bytes. Each conversation and each
 presence record carries one."""
 MAX_IDENTIFIER_CHARS = 64
@@ -68,7 +68,7 @@ MAX_BODY_BYTES: dict[int, int] = {
     FrameKind.PART: _PART_END.size,
     FrameKind.MANIFEST_REQUEST: MAX_IDENTIFIER_CHARS,
     FrameKind.MANIFEST: MAX_MANIFEST_BYTES,
-    FrameKind.BADGE: MAX_BADGE_BYTES,
+    FrameKind.BADGE: MAX_CERTIFICATE_BYTES,
     FrameKind.REFUSAL: MAX_IDENTIFIER_CHARS,
     FrameKind.END: 0,
 }

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
-from p2ptrain.admission.author import RULINGS_FILE, author_of, load_access_list
+from p2ptrain.admission.author import ACCESS_LIST_FILE, author_of, load_access_list
 from p2ptrain.base.backoff import backoff
 from p2ptrain.base.clock import CLOCK_SKEW_S, steady
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
@@ -25,7 +25,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.access_list_store import AccessListStore
-from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, AdmissionHandler, ask_rulings, come_in
+from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, AdmissionHandler, ask_access_list, come_in
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import verify
 from p2ptrain.ports import Link, Notebook, Transport
@@ -71,7 +71,7 @@ class AdmissionClient:
         """Restrict a handler of inbound links to members, as every protocol that serves weights must."""
         if self.gate is None:
             return handler
-        return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
+        return GatedTransport(self._connection, self.gate, self._me, self._notebook).guarded(handler)
 
     def counts(self, peer: PeerId) -> bool:
         """Return whether a peer is admitted, by the certificate that it showed and the newest access list."""
@@ -132,7 +132,7 @@ class AdmissionClient:
                     self._notebook.note("no badge", why=str(error), seconds=pause_s)
                     await asyncio.sleep(pause_s)
                     continue
-            elif not answered and not gate.rulings.serial:
+            elif not answered and not gate.access_list.serial:
                 return  # no access list was found, and it may name us: partners decide
             if why is not None:
                 raise AdmissionError(f"This run does not let this peer in: {why}.", remedy(why, self._me))
@@ -161,12 +161,12 @@ class AdmissionClient:
         others = [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))]
         for peer in [each for each in others if each != self._me][:MOST_ASKED]:
             try:
-                if await ask_rulings(self._admission_transport(), peer, node.known.get(peer, ()), gate):
+                if await ask_access_list(self._admission_transport(), peer, node.known.get(peer, ()), gate):
                     self._access_list_changed()
             except (NetworkError, RemoteError):  # try the next one, or the DHT later
                 continue
             answered = True
-            if gate.refusal(self._me, gate.badge, time.time()) is None:
+            if gate.refusal(self._me, gate.certificate, time.time()) is None:
                 break
         return answered
 
@@ -178,7 +178,7 @@ class AdmissionClient:
         """
         failures: list[str] = []
         refusal: Refusal | None = None
-        for issuer in credential.invite.witnesses:
+        for issuer in credential.invite.issuers:
             addresses = self._connection.node.known.get(issuer, ())
             try:
                 made = await come_in(self._admission_transport(), issuer, addresses, credential, gate, self._me)
@@ -191,8 +191,8 @@ class AdmissionClient:
             if why is not None or isinstance(made, Refusal):
                 refusal = refusal or why
                 continue
-            gate.badge = made.encode()
-            self._home.write(self._home.path / CERTIFICATE_FILE, gate.badge)
+            gate.certificate = made.encode()
+            self._home.write(self._home.path / CERTIFICATE_FILE, gate.certificate)
             self._notebook.note("let in", peer=issuer, invite=credential.invite.id)
             return None
         if refusal is None or (failures and refusal in _CURED_BY_ANOTHER):
@@ -204,9 +204,9 @@ class AdmissionClient:
 
     def _access_list_changed(self) -> None:
         assert self.gate is not None
-        access_list = self.gate.rulings
+        access_list = self.gate.access_list
         try:
-            self._home.write(self._home.path / RULINGS_FILE, access_list.encode())
+            self._home.write(self._home.path / ACCESS_LIST_FILE, access_list.encode())
         except HomeError as error:
             self._notebook.note("not saved", what="the access list", why=error.problem.removesuffix("."))
         counts = {
@@ -221,7 +221,7 @@ class AdmissionClient:
 
     def _check(self, gate: Gate) -> Refusal | None:
         """Return why we are not admitted now, and keep it for ``status``."""
-        self._refusal = gate.refusal(self._me, gate.badge, time.time())
+        self._refusal = gate.refusal(self._me, gate.certificate, time.time())
         return self._refusal
 
 
@@ -230,7 +230,7 @@ def gate_of(home: Home, signed: SignedManifest) -> Gate | None:
     policy = signed.manifest.admission.policy
     if policy == "open":
         return None
-    access_list = load_access_list(home.path / RULINGS_FILE, signed)
+    access_list = load_access_list(home.path / ACCESS_LIST_FILE, signed)
     return Gate(policy, signed.run_id, author_of(signed), _read(home.path / CERTIFICATE_FILE), access_list)
 
 

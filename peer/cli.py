@@ -158,7 +158,7 @@ def _warn_if_local(addresses: Sequence[str]) -> bool:
 
 
 def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
-    from p2ptrain.admission.author import RULINGS_FILE
+    from p2ptrain.admission.author import ACCESS_LIST_FILE
     from p2ptrain.manifest import KEY_FILE
 
     match signed.manifest.admission.policy:
@@ -167,7 +167,7 @@ def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
         case "invite":
             remedy = f"Invite on the machine that has {KEY_FILE}: p2ptrain invite RUN --link LINK_OF_THE_BOOTSTRAP"
         case _:
-            order = f"p2ptrain admit RUN PEER_ID; then copy RUN/{RULINGS_FILE} to {run}"
+            order = f"p2ptrain admit RUN PEER_ID; then copy RUN/{ACCESS_LIST_FILE} to {run}"
             remedy = f"Admit peers on the machine that has {KEY_FILE}: {order}"
     return HomeError(f"{run} contains a run without its {KEY_FILE}.", remedy)
 
@@ -237,8 +237,8 @@ def _print_access_list(run: Path, access_list: AccessList) -> None:
     if not (access_list.admitted or access_list.banned or access_list.revoked):
         click.echo("The access list is empty.")
     click.echo(f"A bootstrap that runs on {run} publishes this within seconds; peers follow within a minute.")
-    if (run / author.RULINGS_FILE).exists():
-        click.echo(f"If your bootstrap runs elsewhere, copy {run / author.RULINGS_FILE} there.")
+    if (run / author.ACCESS_LIST_FILE).exists():
+        click.echo(f"If your bootstrap runs elsewhere, copy {run / author.ACCESS_LIST_FILE} there.")
 
 
 @click.command(short_help="Write a peer's model in Hugging Face format.")

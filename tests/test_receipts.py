@@ -7,13 +7,13 @@ import random
 from typing import Any
 
 import pytest
-from people import GUEST, NOW, OTHER_RUN, RUN, STRANGER, WITNESS, Somebody
+from people import GUEST, ISSUER, NOW, OTHER_RUN, RUN, STRANGER, Somebody
 
 from p2ptrain import receipts
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt, from_json, to_json, total
 
-AMBER, BIRCH = GUEST, WITNESS
+AMBER, BIRCH = GUEST, ISSUER
 PER_STEP = 100
 
 

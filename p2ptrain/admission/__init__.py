@@ -20,10 +20,10 @@ peers by itself. No secret is sent, so a copied certificate is of no use to anot
 from p2ptrain.admission.check import Refusal, refusal, remedy
 from p2ptrain.admission.gate import Gate
 from p2ptrain.admission.issuer import InviteRegister
-from p2ptrain.admission.records import MAX_RULINGS_BYTES, AccessList, Certificate, Invite, InviteCredential
+from p2ptrain.admission.records import MAX_ACCESS_LIST_BYTES, AccessList, Certificate, Invite, InviteCredential
 
 __all__ = [
-    "MAX_RULINGS_BYTES",
+    "MAX_ACCESS_LIST_BYTES",
     "AccessList",
     "Certificate",
     "Gate",

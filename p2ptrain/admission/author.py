@@ -16,14 +16,21 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2ptrain.admission.records import MAX_RULINGS, MAX_USES, MAX_WITNESSES, AccessList, Invite, InviteCredential
+from p2ptrain.admission.records import (
+    MAX_ACCESS_LIST_NAMES,
+    MAX_ISSUERS,
+    MAX_USES,
+    AccessList,
+    Invite,
+    InviteCredential,
+)
 from p2ptrain.base import files
 from p2ptrain.base.errors import AdmissionError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run, read_key
 from p2ptrain.statements import KEY_BYTES
 
-RULINGS_FILE = "rulings.signed"
+ACCESS_LIST_FILE = "rulings.signed"
 LINK_FILE = Path("bootstrap") / "join-link.txt"
 """Written into the run's directory by a bootstrap without --home."""
 LONGEST_S = 365 * 86_400
@@ -73,8 +80,8 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
     check_link(run, signed, link)
     if not 1 <= uses <= MAX_USES:
         raise AdmissionError(f"An invite brings in 1 to {MAX_USES:,} peers, not {uses}.", "Choose another --uses.")
-    witnesses = dict.fromkeys(PeerId(each.rpartition("/p2p/")[2]) for each in link.addresses)
-    named = tuple(each for each in witnesses if key_of(each) is not None)[:MAX_WITNESSES]
+    issuers = dict.fromkeys(PeerId(each.rpartition("/p2p/")[2]) for each in link.addresses)
+    named = tuple(each for each in issuers if key_of(each) is not None)[:MAX_ISSUERS]
     key = Ed25519PrivateKey.from_private_bytes(os.urandom(KEY_BYTES))
     blank = Invite(key.public_key().public_bytes_raw(), int(now) + lifetime_s, uses, named)
     issued = blank.signed(signed.run_id, read_key(run))
@@ -119,7 +126,7 @@ def admit(run: Path, names: Sequence[str], now: float) -> AccessList:
     """Admit these peers, and lift their bans. Raises AdmissionError and ManifestError."""
     signed = _gated(run)
     peers = {_peer(each) for each in names}
-    before = load_access_list(run / RULINGS_FILE, signed) or AccessList()
+    before = load_access_list(run / ACCESS_LIST_FILE, signed) or AccessList()
     return _rule(run, signed.run_id, before, peers | {*before.admitted}, {*before.banned} - peers, before.revoked, now)
 
 
@@ -128,7 +135,7 @@ def revoke(run: Path, names: Sequence[str], now: float) -> AccessList:
     signed = _gated(run)
     invites = {each for each in names if len(each) == 16 and set(each) <= set("0123456789abcdef")}
     peers = {_peer(each) for each in names if each not in invites}
-    before = load_access_list(run / RULINGS_FILE, signed) or AccessList()
+    before = load_access_list(run / ACCESS_LIST_FILE, signed) or AccessList()
     admitted, banned = {*before.admitted} - peers, peers | {*before.banned}
     return _rule(run, signed.run_id, before, admitted, banned, {*before.revoked} | invites, now)
 
@@ -148,18 +155,19 @@ def _rule(
         return before
     serial = max(before.serial + 1, int(now))
     try:
-        rulings = AccessList(serial, int(now), *names).signed(run_id, read_key(run))
+        access_list = AccessList(serial, int(now), *names).signed(run_id, read_key(run))
     except ValueError:
         raise AdmissionError(
-            f"The access list would have {sum(map(len, names)):,} names, but at most {MAX_RULINGS:,} are allowed.",
+            f"The access list would have {sum(map(len, names)):,} names, but at most {MAX_ACCESS_LIST_NAMES:,} are"
+            " allowed.",
             "Create an open run for any number of peers.",
         ) from None
-    path = run / RULINGS_FILE
+    path = run / ACCESS_LIST_FILE
     try:
-        files.replace(path, rulings.encode())
+        files.replace(path, access_list.encode())
     except OSError as error:
         raise AdmissionError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
-    return rulings
+    return access_list
 
 
 def _gated(run: Path) -> SignedManifest:

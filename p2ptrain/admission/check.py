@@ -23,33 +23,35 @@ class Refusal(StrEnum):
     NO_ROOM = "who answers for its invite counts too many others; another may"
 
 
-def refusal(policy: str, rulings: AccessList, peer: PeerId, badge: Certificate | None, now: float) -> Refusal | None:
+def refusal(
+    policy: str, access_list: AccessList, peer: PeerId, certificate: Certificate | None, now: float
+) -> Refusal | None:
     """Return why a peer is refused, or None if it is admitted. The first failed check decides.
 
     Args:
         policy: ``admission.policy`` of the manifest.
-        rulings: the newest known access list; an empty one if the author never signed one.
+        access_list: the newest known access list; an empty one if the author never signed one.
         peer: the peer to check.
-        badge: the certificate that the peer shows, with verified signatures; it may belong to another peer.
+        certificate: the certificate that the peer shows, with verified signatures; it may belong to another peer.
         now: seconds since 1970.
     """
     if policy == "open":
         return None
-    if peer in rulings.banned:
+    if peer in access_list.banned:
         return Refusal.BANNED
-    if peer in rulings.admitted:
+    if peer in access_list.admitted:
         return None
     if policy == "allowlist":
         return Refusal.NOT_LISTED
-    if badge is None:
+    if certificate is None:
         return Refusal.NO_INVITE
-    if badge.peer != peer:
+    if certificate.peer != peer:
         return Refusal.NOT_GENUINE
-    if badge.witnessed_at > now + CLOCK_SKEW_S:
+    if certificate.witnessed_at > now + CLOCK_SKEW_S:
         return Refusal.AHEAD
-    if badge.witnessed_at > badge.invite.expires_at:
+    if certificate.witnessed_at > certificate.invite.expires_at:
         return Refusal.LATE
-    if badge.invite.id in rulings.revoked:
+    if certificate.invite.id in access_list.revoked:
         return Refusal.REVOKED
     return None
 

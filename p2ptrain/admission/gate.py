@@ -19,45 +19,45 @@ class Gate:
         policy: ``admission.policy`` of the manifest.
         run: id of the run.
         author: the run's public key, 32 bytes.
-        badge: our own certificate, encoded; empty without one.
-        rulings: the last known access list; None without one.
+        certificate: our own certificate, encoded; empty without one.
+        access_list: the last known access list; None without one.
     """
 
     def __init__(
-        self, policy: str, run: RunId, author: bytes, badge: bytes = b"", rulings: AccessList | None = None
+        self, policy: str, run: RunId, author: bytes, certificate: bytes = b"", access_list: AccessList | None = None
     ) -> None:
         self.policy = policy
         self.run = run
         self.author = author
-        self.badge = badge
-        self.rulings = rulings or AccessList()
-        self._badges: BoundedDict[PeerId, Certificate] = BoundedDict(MAX_REMEMBERED)
+        self.certificate = certificate
+        self.access_list = access_list or AccessList()
+        self._certificates: BoundedDict[PeerId, Certificate] = BoundedDict(MAX_REMEMBERED)
 
     def refusal(self, peer: PeerId, shown: bytes, now: float) -> Refusal | None:
         """Return why a peer that shows this certificate (empty: none) is refused, or None.
 
         Keeps a valid certificate.
         """
-        known = self._badges.get(peer)
-        badge = known if known is not None and known.encode() == shown else None
-        if badge is None and shown and self.policy == "invite":
+        known = self._certificates.get(peer)
+        certificate = known if known is not None and known.encode() == shown else None
+        if certificate is None and shown and self.policy == "invite":
             try:
-                badge = Certificate.decode(shown, self.run, self.author)
+                certificate = Certificate.decode(shown, self.run, self.author)
             except RemoteError:
-                return refusal(self.policy, self.rulings, peer, None, now) and Refusal.NOT_GENUINE
-        why = refusal(self.policy, self.rulings, peer, badge, now)
-        if why is None and badge is not None:
-            self._badges[peer] = badge
+                return refusal(self.policy, self.access_list, peer, None, now) and Refusal.NOT_GENUINE
+        why = refusal(self.policy, self.access_list, peer, certificate, now)
+        if why is None and certificate is not None:
+            self._certificates[peer] = certificate
         return why
 
     def counts(self, peer: PeerId, now: float) -> bool:
         """Return whether a peer is a member, by the last certificate that it showed to us or in the DHT."""
-        return refusal(self.policy, self.rulings, peer, self._badges.get(peer), now) is None
+        return refusal(self.policy, self.access_list, peer, self._certificates.get(peer), now) is None
 
     def take(self, encoded: bytes) -> bool:
         """Accept an access list from any source; return whether it is newer than ours. Raises RemoteError if forged."""
-        rulings = AccessList.decode(encoded, self.run, self.author)
-        if rulings.serial <= self.rulings.serial:
+        access_list = AccessList.decode(encoded, self.run, self.author)
+        if access_list.serial <= self.access_list.serial:
             return False
-        self.rulings = rulings
+        self.access_list = access_list
         return True

@@ -27,14 +27,14 @@ class InviteRegister:
     """End of each invite in seconds since 1970, by the invite's key."""
 
     def admit(
-        self, invite: Invite, peer: PeerId, introduction: bytes, rulings: AccessList, now: float, sign: Sign
+        self, invite: Invite, peer: PeerId, introduction: bytes, access_list: AccessList, now: float, sign: Sign
     ) -> tuple[int, bytes] | Refusal:
         """Attest the admission of a peer, or return why not. Repeated requests get the same answer."""
-        if self.me not in invite.witnesses or not is_introduced(invite, self.run, peer, introduction):
+        if self.me not in invite.issuers or not is_introduced(invite, self.run, peer, introduction):
             return Refusal.NOT_GENUINE
-        if peer in rulings.banned:
+        if peer in access_list.banned:
             return Refusal.BANNED
-        if invite.id in rulings.revoked:
+        if invite.id in access_list.revoked:
             return Refusal.REVOKED
         if now > invite.expires_at:
             return Refusal.LATE

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2ptrain.base.errors import JoinLinkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
-from p2ptrain.framing import MAX_BADGE_BYTES
+from p2ptrain.framing import MAX_CERTIFICATE_BYTES
 from p2ptrain.statements import (
     KEY_BYTES,
     SIGNATURE_BYTES,
@@ -37,21 +37,21 @@ from p2ptrain.statements import (
     unpacked,
 )
 
-MAX_WITNESSES = 4
+MAX_ISSUERS = 4
 """Issuers of an invite; each adds 54 bytes to every certificate. Guess: count the bootstraps of real runs."""
 MAX_USES = 1000
 """Peers that one invite brings in. Guess: count the peers that real invites bring in."""
 MAX_INVITE_BYTES = 400
 """Largest invite; with four issuers it has 346 bytes."""
-MAX_RULINGS = 1000
+MAX_ACCESS_LIST_NAMES = 1000
 """Names in an access list, all kinds together."""
-MAX_RULINGS_BYTES = 60_000
+MAX_ACCESS_LIST_BYTES = 60_000
 """Largest access list, which fits into one MESSAGE frame; 1000 peer ids take 54,000 bytes."""
 
 INVITE = b"p2ptrain invite 1"
 GUEST = b"p2ptrain guest 1"
-WITNESS = b"p2ptrain witness 1"
-RULINGS = b"p2ptrain rulings 1"
+ATTESTATION = b"p2ptrain witness 1"
+ACCESS_LIST = b"p2ptrain rulings 1"
 """Purposes of signatures (``statements``)."""
 
 _COPY_AGAIN = "Copy the whole link again, or ask the run's author for another."
@@ -67,7 +67,7 @@ class Invite:
     """Seconds since 1970. Peers that an issuer has attested by then remain admitted."""
     uses: int
     """Number of peers that each issuer admits with this invite."""
-    witnesses: tuple[PeerId, ...]
+    issuers: tuple[PeerId, ...]
     """Issuers: nodes that may attest that a peer came in time."""
     signature: bytes = b""
 
@@ -77,7 +77,7 @@ class Invite:
         return self.key[:8].hex()
 
     def fields(self) -> list[Any]:
-        return [self.key, self.expires_at, self.uses, list(self.witnesses), self.signature]
+        return [self.key, self.expires_at, self.uses, list(self.issuers), self.signature]
 
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> Invite:
         return replace(self, signature=signature(author, INVITE, [run, *self.fields()[:-1]]))
@@ -86,16 +86,16 @@ class Invite:
     def read(cls, raw: Any, run: RunId, author: bytes) -> Self:
         """Read an invite from decoded fields. Raises RemoteError unless this author signed it for this run."""
         match raw:
-            case [key, expires_at, uses, [*witnesses], signed] if (
+            case [key, expires_at, uses, [*issuers], signed] if (
                 is_blob(key, KEY_BYTES)
                 and is_count(expires_at)
                 and is_count(uses, MAX_USES)
-                and 1 <= len(witnesses) <= MAX_WITNESSES
-                and all(map(_is_peer, witnesses))
+                and 1 <= len(issuers) <= MAX_ISSUERS
+                and all(map(_is_peer, issuers))
                 and is_blob(signed, SIGNATURE_BYTES)
             ):
                 if holds(author, signed, INVITE, [run, *raw[:-1]]):
-                    return cls(key, expires_at, uses, tuple(witnesses), signed)
+                    return cls(key, expires_at, uses, tuple(issuers), signed)
         raise RemoteError("an invite that the run's author did not sign")
 
 
@@ -140,7 +140,7 @@ def is_introduced(invite: Invite, run: RunId, peer: PeerId, introduction: bytes)
 
 def attest(sign: Sign, run: RunId, invite: Invite, peer: PeerId, at: int) -> bytes:
     """Sign, as an issuer, that the peer used the invite at that time."""
-    return sign(WITNESS, [run, invite.key, peer, at])
+    return sign(ATTESTATION, [run, invite.key, peer, at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,13 @@ class Certificate:
     invite: Invite
     peer: PeerId
     introduction: bytes
-    witness: PeerId
+    issuer: PeerId
     witnessed_at: int
     """Time of admission in seconds since 1970, by the issuer's clock."""
     attestation: bytes
 
     def encode(self) -> bytes:
-        own = [self.peer, self.introduction, self.witness, self.witnessed_at, self.attestation]
+        own = [self.peer, self.introduction, self.issuer, self.witnessed_at, self.attestation]
         return packed([self.invite.fields(), *own])
 
     @classmethod
@@ -165,21 +165,21 @@ class Certificate:
 
         Raises RemoteError unless all three signatures are valid; times and bans are not checked.
         """
-        match unpacked(body, MAX_BADGE_BYTES):
-            case [raw, peer, introduction, witness, at, attestation] if (
+        match unpacked(body, MAX_CERTIFICATE_BYTES):
+            case [raw, peer, introduction, issuer, at, attestation] if (
                 _is_peer(peer)
                 and is_blob(introduction, SIGNATURE_BYTES)
                 and is_count(at)
                 and is_blob(attestation, SIGNATURE_BYTES)
             ):
                 invite = Invite.read(raw, run, author)
-                key = key_of(witness) if witness in invite.witnesses else None
+                key = key_of(issuer) if issuer in invite.issuers else None
                 if (
                     key is not None
                     and is_introduced(invite, run, peer, introduction)
-                    and holds(key, attestation, WITNESS, [run, invite.key, peer, at])
+                    and holds(key, attestation, ATTESTATION, [run, invite.key, peer, at])
                 ):
-                    return cls(invite, peer, introduction, witness, at, attestation)
+                    return cls(invite, peer, introduction, issuer, at, attestation)
         raise RemoteError("a certificate with invalid signatures")
 
 
@@ -204,9 +204,9 @@ class AccessList:
 
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> AccessList:
         """Return a copy with the author's signature. Raises ValueError if there are too many names."""
-        if self.size > MAX_RULINGS:
-            raise ValueError(f"{self.size} names, but at most {MAX_RULINGS} are allowed")
-        return replace(self, signature=signature(author, RULINGS, [run, *self._fields()]))
+        if self.size > MAX_ACCESS_LIST_NAMES:
+            raise ValueError(f"{self.size} names, but at most {MAX_ACCESS_LIST_NAMES} are allowed")
+        return replace(self, signature=signature(author, ACCESS_LIST, [run, *self._fields()]))
 
     @property
     def size(self) -> int:
@@ -221,13 +221,13 @@ class AccessList:
 
         Names are checked after the signature, because checking 1000 names takes thirty times as long.
         """
-        match unpacked(body, MAX_RULINGS_BYTES):
+        match unpacked(body, MAX_ACCESS_LIST_BYTES):
             case [serial, at, [*admitted], [*banned], [*revoked], signed] as fields if (
                 is_count(serial)
                 and is_count(at)
-                and len(admitted) + len(banned) + len(revoked) <= MAX_RULINGS
+                and len(admitted) + len(banned) + len(revoked) <= MAX_ACCESS_LIST_NAMES
                 and is_blob(signed, SIGNATURE_BYTES)
-                and holds(author, signed, RULINGS, [run, *fields[:-1]])
+                and holds(author, signed, ACCESS_LIST, [run, *fields[:-1]])
                 and all(map(_is_peer, admitted))
                 and all(map(_is_peer, banned))
                 and all(type(each) is str and len(each) == 16 for each in revoked)

@@ -21,7 +21,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
-from p2ptrain.admission import MAX_RULINGS_BYTES, AccessList, Gate
+from p2ptrain.admission import MAX_ACCESS_LIST_BYTES, AccessList, Gate
 from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import RunId
@@ -59,14 +59,14 @@ def may_be_stored(record: DHTRecord, gate: Gate) -> bool:
     if not record.expiration_time <= get_dht_time() + LIFETIME_S + CLOCK_SKEW_S:  # nor is NaN
         return False
     try:
-        value = msgpack.unpackb(record.value, max_bin_len=MAX_RULINGS_BYTES, max_map_len=0, max_array_len=0)
+        value = msgpack.unpackb(record.value, max_bin_len=MAX_ACCESS_LIST_BYTES, max_map_len=0, max_array_len=0)
     except (ValueError, TypeError):
         return False
-    rulings = _genuine(value, gate.run, gate.author) if type(value) is bytes else None
+    access_list = _genuine(value, gate.run, gate.author) if type(value) is bytes else None
     return (
-        rulings is not None
-        and rulings.serial >= gate.rulings.serial
-        and record.subkey == MSGPackSerializer.dumps(rulings.serial)
+        access_list is not None
+        and access_list.serial >= gate.access_list.serial
+        and record.subkey == MSGPackSerializer.dumps(access_list.serial)
     )
 
 
@@ -105,28 +105,28 @@ class AccessListStore:
             if type(entry.value) is bytes and self._take(entry.value):
                 lasts_until = entry.expiration_time
         is_due = lasts_until < get_dht_time() + LIFETIME_S / 2 or self._random.random() < STORED_ANYWAY
-        if self._gate.rulings.serial and is_due:
+        if self._gate.access_list.serial and is_due:
             await self.store()
 
     async def store(self) -> None:
         """Store the gate's access list. Raises NetworkError."""
-        rulings = self._gate.rulings
+        access_list = self._gate.access_list
         async with network_errors("storing the access list", DEADLINE_S):
             until = get_dht_time() + LIFETIME_S
             stored = await self._dht().store(
-                access_list_key(self._gate.run), rulings.encode(), until, subkey=rulings.serial
+                access_list_key(self._gate.run), access_list.encode(), until, subkey=access_list.serial
             )
         if not stored:
             raise NetworkError("no node stored the access list")
 
     def _take(self, encoded: bytes) -> bool:
         """Take a newer access list; return whether it is the gate's now."""
-        rulings = _genuine(encoded, self._gate.run, self._gate.author)
-        if rulings is None:  # the answering node may be modified
+        access_list = _genuine(encoded, self._gate.run, self._gate.author)
+        if access_list is None:  # the answering node may be modified
             return False
         if self._gate.take(encoded):
             self._on_news()
-        return rulings.serial == self._gate.rulings.serial
+        return access_list.serial == self._gate.access_list.serial
 
 
 @lru_cache(maxsize=32)

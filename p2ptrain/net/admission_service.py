@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2ptrain.admission import (
-    MAX_RULINGS_BYTES,
+    MAX_ACCESS_LIST_BYTES,
     Certificate,
     Gate,
     Invite,
@@ -45,7 +45,7 @@ LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=2)
 """A request has 1 kB, a response at most 60 kB. Guess: the requests at the start of a large run would settle it."""
 _ABOUT = "admission"
 _MAX_QUESTION_BYTES = 1024
-_MAX_ANSWER_BYTES = MAX_RULINGS_BYTES + 64
+_MAX_ANSWER_BYTES = MAX_ACCESS_LIST_BYTES + 64
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class AdmissionHandler:
             raise NetworkError(f"{short(link.peer)} sent too many admission requests")
         match question:
             case ["rulings", int(serial)]:
-                ours = self.gate.rulings
+                ours = self.gate.access_list
                 await send_message(link, ["rulings", ours.encode() if ours.serial > serial else b""])
             case ["come", invite, bytes(introduction)]:
                 await send_message(link, self._guest(link.peer, invite, introduction))
@@ -87,7 +87,7 @@ class AdmissionHandler:
         if self.register is None or self.sign is None:  # an invite may name this node without its consent
             raise NetworkError(f"{short(peer)} asked for a membership certificate, but this node issues none")
         invite = Invite.read(raw, gate.run, gate.author)
-        answer = self.register.admit(invite, peer, introduction, gate.rulings, self.wall(), self.sign)
+        answer = self.register.admit(invite, peer, introduction, gate.access_list, self.wall(), self.sign)
         if isinstance(answer, Refusal):
             return ["refused", answer.value]
         try:
@@ -97,19 +97,19 @@ class AdmissionHandler:
         return ["came", *answer]
 
 
-async def serve_admission(node: Node, desk: AdmissionHandler, rates: Throttles | None = None) -> P2PTransport:
+async def serve_admission(node: Node, handler: AdmissionHandler, rates: Throttles | None = None) -> P2PTransport:
     """Answer admission requests until the returned transport is closed."""
     transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS, rates, is_gift=True)
-    await transport.listen(desk.answer)
+    await transport.listen(handler.answer)
     return transport
 
 
-async def ask_rulings(transport: Transport, peer: PeerId, addresses: Sequence[str], gate: Gate) -> bool:
+async def ask_access_list(transport: Transport, peer: PeerId, addresses: Sequence[str], gate: Gate) -> bool:
     """Ask a node for an access list newer than the gate's and take it; return whether there was one.
 
     Raises NetworkError and RemoteError.
     """
-    match await _ask(transport, peer, addresses, ["rulings", gate.rulings.serial]):
+    match await _ask(transport, peer, addresses, ["rulings", gate.access_list.serial]):
         case ["rulings", bytes(encoded)]:
             return bool(encoded) and gate.take(encoded)
         case other:
@@ -117,17 +117,17 @@ async def ask_rulings(transport: Transport, peer: PeerId, addresses: Sequence[st
 
 
 async def come_in(
-    transport: Transport, witness: PeerId, addresses: Sequence[str], ticket: InviteCredential, gate: Gate, me: PeerId
+    transport: Transport, issuer: PeerId, addresses: Sequence[str], credential: InviteCredential, gate: Gate, me: PeerId
 ) -> Certificate | Refusal:
     """Present an invite to its issuer; return the certificate, or the reason for a refusal.
 
     Raises NetworkError and RemoteError.
     """
-    introduction = ticket.introduce(gate.run, me)
-    match await _ask(transport, witness, addresses, ["come", ticket.invite.fields(), introduction]):
+    introduction = credential.introduce(gate.run, me)
+    match await _ask(transport, issuer, addresses, ["come", credential.invite.fields(), introduction]):
         case ["came", int(at), bytes(attestation)]:
-            badge = Certificate(ticket.invite, me, introduction, witness, at, attestation)
-            return Certificate.decode(badge.encode(), gate.run, gate.author)
+            certificate = Certificate(credential.invite, me, introduction, issuer, at, attestation)
+            return Certificate.decode(certificate.encode(), gate.run, gate.author)
         case ["refused", str(why)] if why in set(Refusal):
             return Refusal(why)
         case other:

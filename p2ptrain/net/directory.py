@@ -49,7 +49,7 @@ their lifetime. Guess: the variety of partners in a large swarm would settle it.
 MAX_STORED_PEERS = MAX_ENTRIES
 """Most peers whose live records a node accepts; beyond it the response for a crowded key would near the 4 MiB limit of
 unary calls. In a settled swarm a node sees some hundreds."""
-MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_BADGE_BYTES + 8
+MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_CERTIFICATE_BYTES + 8
 """Longest presence record with its certificate and msgpack's overhead."""
 MAX_CACHED = 64
 
@@ -159,7 +159,7 @@ class DhtDirectory:
     def _sealed(self, presence: Presence) -> bytes:
         """Encode the stored value: the presence record and, in a closed run, our certificate."""
         encoded = wire.encode_presence(presence)
-        return encoded if self.gate is None else statements.packed([encoded, self.gate.badge])
+        return encoded if self.gate is None else statements.packed([encoded, self.gate.certificate])
 
     def _homes(self, presence: Presence) -> list[PresenceBucket]:
         """Return the buckets for a record; a leaving peer's also replaces its earlier records that are still live."""
@@ -236,9 +236,9 @@ def _decoded(value: object, gate: Gate | None) -> Presence | None:
         return _genuine(value)
     try:
         match statements.unpacked(value, MAX_SEALED_BYTES):
-            case [bytes(encoded), bytes(badge)]:
+            case [bytes(encoded), bytes(certificate)]:
                 presence = _genuine(encoded)
-                if presence is not None and gate.refusal(presence.peer, badge, get_dht_time()) is None:
+                if presence is not None and gate.refusal(presence.peer, certificate, get_dht_time()) is None:
                     return presence
     except RemoteError:
         pass

@@ -7,7 +7,7 @@
                            <-  REFUSAL, end          or BADGE, and its response
 
 The check wraps the transport (``ports.Transport``), so the core and the driver do not know of it; an open run has none
-and sends no extra bytes. The handler of a peer that is away (``porter``) is behind the check, too.
+and sends no extra bytes. ``decline_while_away``, the handler of a peer that is away, is behind the check, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.ports import Clock, Link, Notebook, Transport
 
-BADGE_DEADLINE_S = 15.0
+CERTIFICATE_DEADLINE_S = 15.0
 """Timeout for the certificate on an inbound link, equal to that of the message after it."""
 NOTES_S = 600.0
 """Window of the limit on notes: one refusal per peer and ten overall, so that others cannot fill the event log. Guess:
@@ -46,41 +46,41 @@ class GatedTransport:
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
         link = await self._transport.open(peer, addresses)
         try:
-            await link.send(FrameKind.BADGE, self._gate.badge)
+            await link.send(FrameKind.BADGE, self._gate.certificate)
         except BaseException:
             await link.close()
             raise
         return GatedLink(link, self._check)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
-        await self._transport.listen(self.welcoming(handler))
+        await self._transport.listen(self.guarded(handler))
 
-    def welcoming(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
+    def guarded(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
         """Wrap a handler so that it serves admitted peers only."""
 
-        async def welcome(link: Link) -> None:
-            if await self._let_in(link):
+        async def handle_admitted(link: Link) -> None:
+            if await self._admit(link):
                 await handler(link)
 
-        return welcome
+        return handle_admitted
 
-    async def _let_in(self, link: Link) -> bool:
+    async def _admit(self, link: Link) -> bool:
         """Check the initiator's certificate and send ours, or send the reason for refusal and close the link."""
         try:
-            async with asyncio.timeout(BADGE_DEADLINE_S):
+            async with asyncio.timeout(CERTIFICATE_DEADLINE_S):
                 kind, shown = await link.receive()
                 if kind != FrameKind.BADGE:
                     raise RemoteError(f"expected a membership certificate, got a frame of kind {kind}")
                 why = self._gate.refusal(link.peer, shown, self._wall())
                 if why is None:
-                    await link.send(FrameKind.BADGE, self._gate.badge)
+                    await link.send(FrameKind.BADGE, self._gate.certificate)
                     return True
                 if self._told.take(f"<{link.peer}", self._wall()):
                     self._notebook.note("turned away", peer=link.peer, why=why.value)
                 await link.send(FrameKind.REFUSAL, why.encode())
         except TimeoutError:
             raise NetworkError(
-                f"{short(link.peer)} sent no membership certificate within {BADGE_DEADLINE_S:.0f} s"
+                f"{short(link.peer)} sent no membership certificate within {CERTIFICATE_DEADLINE_S:.0f} s"
             ) from None
         await link.close()
         return False

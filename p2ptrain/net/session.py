@@ -153,7 +153,7 @@ class Session:
         return mine
 
     async def _pull(self, link: Link, pull: Pull) -> None:
-        parts = await self.tools.downloader.gather(link, self.tools.donors())
+        parts = await self.tools.downloader.download(link, self.tools.donors())
         await self.tools.work(self.tools.payloads.check_weights, parts)
         self.pulled = (pull.reply, parts)
         self.tools.done(Pulled(self.link, sum(map(len, parts))))

@@ -77,42 +77,42 @@ class Downloader:
         self._taken = taken
         self._kept: _ReceivedWeights | None = None
 
-    async def gather(self, promised: Link, others: Mapping[PeerId, Sequence[str]]) -> list[bytearray]:
+    async def download(self, accepted: Link, others: Mapping[PeerId, Sequence[str]]) -> list[bytearray]:
         """Download all fragments of a model, confirmed by other donors where possible.
 
         Args:
-            promised: the stream on which a donor accepted our request; closed afterwards.
+            accepted: the stream on which a donor accepted our request; closed afterwards.
             others: further donors, and the addresses of all donors.
 
         Raises:
             RemoteError: that donor broke the protocol, or other donors agree on weights that are far from its own.
             NetworkError: some pieces are unavailable, or two donors contradict each other.
         """
-        giver, now = promised.peer, asyncio.get_running_loop().time()
+        giver, now = accepted.peer, asyncio.get_running_loop().time()
         kept, self._kept = self._kept, None
         if kept is None or now - kept.since > KEEP_S:
             kept = _ReceivedWeights([bytearray(size) for size in self._sizes], {}, now)
-        lines = {giver: self._line(giver, others.get(giver, ()), promised)}
+        channels = {giver: self._channel(giver, others.get(giver, ()), accepted)}
         if self._dial is not None:
-            lines |= {peer: self._line(peer, places) for peer, places in others.items() if peer != giver}
-        judges = {peer: self._line(peer, others.get(peer, ())) for peer in lines}
-        pull = _Download(lines, judges, kept, self._sizes, self._work, self._taken)
+            channels |= {peer: self._channel(peer, places) for peer, places in others.items() if peer != giver}
+        comparison_channels = {peer: self._channel(peer, others.get(peer, ())) for peer in channels}
+        download = _Download(channels, comparison_channels, kept, self._sizes, self._work, self._taken)
         try:
-            await pull.run()
+            await download.run()
         finally:
-            if pull.gathering.here and (giver in pull.gathering.dropped or not pull.gathering.is_done):
-                self._keep(_ReceivedWeights(kept.parts, pull.gathering.here, kept.since))
-        self._judge(pull.gathering, giver)
-        self._tell(pull.gathering, asyncio.get_running_loop().time() - now)
+            if download.plan.here and (giver in download.plan.dropped or not download.plan.is_done):
+                self._keep(_ReceivedWeights(kept.parts, download.plan.here, kept.since))
+        self._check(download.plan, giver)
+        self._tell(download.plan, asyncio.get_running_loop().time() - now)
         return kept.parts
 
-    def _tell(self, gathering: DownloadPlan, seconds: float) -> None:
+    def _tell(self, plan: DownloadPlan, seconds: float) -> None:
         self._notebook.note(
             "took weights",
-            donors=len(set(gathering.here.values())),
-            pieces=len(gathering.here),
-            broke_off=len(gathering.broke_off),
-            asked_again=gathering.asked_again,
+            donors=len(set(plan.here.values())),
+            pieces=len(plan.here),
+            broke_off=len(plan.broke_off),
+            asked_again=plan.asked_again,
             size_bytes=sum(self._sizes),
             seconds=seconds,
         )
@@ -126,52 +126,52 @@ class Downloader:
         if self._kept is kept:
             self._kept = None
 
-    def _judge(self, gathering: DownloadPlan, giver: PeerId) -> None:
-        if giver in gathering.dropped:
+    def _check(self, plan: DownloadPlan, giver: PeerId) -> None:
+        if giver in plan.dropped:
             raise RemoteError("its weights differ too much from those of others")
-        if gathering.is_done:
-            if not gathering.was_compared:
+        if plan.is_done:
+            if not plan.was_compared:
                 self._notebook.note("unconfirmed", peer=giver, why="no other peer could be asked for its copy")
             return
-        if gathering.is_disputed:
+        if plan.is_disputed:
             raise NetworkError(f"the weights of {short(giver)} and of others differ too much")
-        if gathering.lacks_pieces:
+        if plan.lacks_pieces:
             raise NetworkError(f"{short(giver)} stopped sending, and no other peer sent the rest of the weights")
         self._kept = None
         self._notebook.note("unconfirmed", peer=giver, why="no other peer could be asked for its copy")
 
-    def _line(self, peer: PeerId, addresses: Sequence[str], promised: Link | None = None) -> _DonorChannel:
+    def _channel(self, peer: PeerId, addresses: Sequence[str], accepted: Link | None = None) -> _DonorChannel:
         async def dial() -> Link:
             if self._dial is None:
                 raise NetworkError(f"{short(peer)} ended the stream")
             return await self._dial(peer, addresses)
 
-        return _DonorChannel(dial, promised)
+        return _DonorChannel(dial, accepted)
 
 
 class _Download:
     """Running download of one model: its plan, its channels to the donors and its pending requests.
 
     Args:
-        lines: channels to all donors for pieces, in order of preference; the first is the donor that accepted our
+        channels: channels to all donors for pieces, in order of preference; the first is the donor that accepted our
             request, on an open stream.
-        judges: channels to the same donors for comparisons.
+        comparison_channels: channels to the same donors for comparisons.
     """
 
     def __init__(
         self,
-        lines: Mapping[PeerId, _DonorChannel],
-        judges: Mapping[PeerId, _DonorChannel],
+        channels: Mapping[PeerId, _DonorChannel],
+        comparison_channels: Mapping[PeerId, _DonorChannel],
         kept: _ReceivedWeights,
         sizes: Sequence[int],
         work: Callable[..., Awaitable[Any]],
         taken: Callable[[PeerId, int], None],
     ) -> None:
         self._spans = cut(sizes)
-        self.gathering = DownloadPlan([span.size for span in self._spans], list(lines), kept.givers)
-        self._giver = next(iter(lines))
-        self._lines = lines
-        self._judges = judges
+        self.plan = DownloadPlan([span.size for span in self._spans], list(channels), kept.givers)
+        self._giver = next(iter(channels))
+        self._channels = channels
+        self._comparison_channels = comparison_channels
         self._parts = kept.parts
         self._work = work
         self._taken = taken
@@ -183,7 +183,7 @@ class _Download:
     async def run(self) -> None:
         """Run until all pieces are received and confirmed, or no donor is left.
 
-        Raises RemoteError as ``Downloader.gather`` does.
+        Raises RemoteError as ``Downloader.download`` does.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -193,33 +193,33 @@ class _Download:
         finally:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FAREWELL_S):
-                    await asyncio.gather(*(line.end() for line in self._every_line()))
+                    await asyncio.gather(*(channel.end() for channel in self._all_channels()))
         if self._failure is not None:
             raise self._failure
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
-        loop, gathering = asyncio.get_running_loop(), self.gathering
-        actions = gathering.act(loop.time())
+        loop, plan = asyncio.get_running_loop(), self.plan
+        actions = plan.act(loop.time())
         while True:
             for action in actions:
                 self._begin(action, tasks)
-            if gathering.is_done or gathering.is_stuck or self._failure is not None:
+            if plan.is_done or plan.is_stuck or self._failure is not None:
                 return
-            for line in self._every_line():
-                if line.rests_at <= loop.time():
-                    tasks.create_task(line.end())
-            rest_at = min(line.rests_at for line in self._every_line())
+            for channel in self._all_channels():
+                if channel.rests_at <= loop.time():
+                    tasks.create_task(channel.end())
+            rest_at = min(channel.rests_at for channel in self._all_channels())
             try:
-                async with asyncio.timeout_at(min(gathering.next_deadline(loop.time()), rest_at)):
+                async with asyncio.timeout_at(min(plan.next_deadline(loop.time()), rest_at)):
                     outcome = await self._outcomes.get()
             except TimeoutError:
-                actions = gathering.act(loop.time())
+                actions = plan.act(loop.time())
             else:
                 actions = outcome()
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         place = action.donor, action.piece, isinstance(action, Compare)
-        if isinstance(action, Cancel) and self._lines[action.donor].is_promised:
+        if isinstance(action, Cancel) and self._channels[action.donor].is_accepted:
             return  # cancelling would break the first donor's stream: its response is ignored instead
         if (task := self._running.pop(place, None)) is not None:
             task.cancel()
@@ -231,12 +231,12 @@ class _Download:
         try:
             if isinstance(action, Fetch):
                 async with asyncio.timeout_at(action.deadline):
-                    piece = await self._lines[donor].ask(["piece", number], self._spans[number].size)
+                    piece = await self._channels[donor].ask(["piece", number], self._spans[number].size)
                 self._outcomes.put_nowait(partial(self._take, donor, number, piece))
             else:
                 async with asyncio.timeout(SKETCH_DEADLINE_S):
                     far = await self._compare(donor, number)
-                self._outcomes.put_nowait(lambda: self.gathering.compared(donor, number, far, _now()))
+                self._outcomes.put_nowait(lambda: self.plan.compared(donor, number, far, _now()))
         except (NetworkError, TimeoutError):
             self._outcomes.put_nowait(partial(self._lose, donor))
         except RemoteError as error:
@@ -244,15 +244,15 @@ class _Download:
 
     async def _compare(self, donor: PeerId, number: int) -> float:
         span, seed = self._spans[number], secrets.randbits(63)
-        theirs = await self._judges[donor].ask(["sketch", number, seed], SKETCH_BYTES)
+        theirs = await self._comparison_channels[donor].ask(["sketch", number, seed], SKETCH_BYTES)
         ours = torch.frombuffer(self._parts[span.fragment], dtype=torch.float32)[span.start // 4 : span.stop // 4]
         return distance(await self._work(sketch, ours, seed), bytes(theirs))
 
     def _take(self, donor: PeerId, number: int, piece: bytearray) -> list[Action]:
         """Store a piece, unless another donor's copy came first."""
-        span, lacked = self._spans[number], number not in self.gathering.here
-        actions = self.gathering.fetched(donor, number, _now())
-        if lacked and number in self.gathering.here:
+        span, lacked = self._spans[number], number not in self.plan.here
+        actions = self.plan.fetched(donor, number, _now())
+        if lacked and number in self.plan.here:
             memoryview(self._parts[span.fragment])[span.start : span.stop] = piece
             self._taken(donor, span.size)
         return actions
@@ -260,22 +260,22 @@ class _Download:
     def _lose(self, donor: PeerId, broke: RemoteError | None = None) -> list[Action]:
         if donor == self._giver:
             self._failure = broke
-        self.gathering.lost(donor)
-        return self.gathering.act(_now())
+        self.plan.lost(donor)
+        return self.plan.act(_now())
 
-    def _every_line(self) -> list[_DonorChannel]:
-        return [*self._lines.values(), *self._judges.values()]
+    def _all_channels(self) -> list[_DonorChannel]:
+        return [*self._channels.values(), *self._comparison_channels.values()]
 
 
 class _DonorChannel:
     """Sequential requests to one donor, over a stream that is opened when needed."""
 
-    def __init__(self, dial: Callable[[], Awaitable[Link]], promised: Link | None = None) -> None:
+    def __init__(self, dial: Callable[[], Awaitable[Link]], accepted: Link | None = None) -> None:
         self._dial = dial
-        self._link = promised
+        self._link = accepted
         self._asking = asyncio.Lock()
         self._asked_at = _now()
-        self.is_promised = promised is not None
+        self.is_accepted = accepted is not None
         """True while this is the stream on which the donor accepted our request."""
 
     @property
@@ -300,7 +300,7 @@ class _DonorChannel:
             await send_message(link, question)
             answer = (await receive_payload(link, [size]))[0]
         except BaseException:  # the rest of this response may still come, so the stream is unusable
-            self._link, self.is_promised = None, False
+            self._link, self.is_accepted = None, False
             with contextlib.suppress(NetworkError):
                 await link.close()
             raise
@@ -309,7 +309,7 @@ class _DonorChannel:
 
     async def end(self) -> None:
         """Tell the donor that we have enough and close the stream, without waiting for a pending response."""
-        link, self._link, self.is_promised = self._link, None, False
+        link, self._link, self.is_accepted = self._link, None, False
         if link is None:
             return
         with contextlib.suppress(NetworkError):

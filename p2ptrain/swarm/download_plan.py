@@ -7,9 +7,9 @@
     MISSING    a donor is idle                           ASKED         Fetch
     ASKED      its donor is slow, another is idle        ASKED         Fetch from a second donor; the first counts
     ASKED      all its donors are lost                   MISSING
-    ASKED      it arrived, its digest matches            HERE          Cancel the other; Compare with ``WITNESSES``
+    ASKED      it arrived, its digest matches            HERE          Cancel the other; Compare with ``CONFIRMATIONS``
     HERE       all compared copies are near              CONFIRMED
-    HERE       a copy of any piece is far                HERE          Compare all pieces with ``JURY``
+    HERE       a copy of any piece is far                HERE          Compare all pieces with ``DISPUTE_QUORUM``
     HERE       most copies are near                      CONFIRMED     (a strike for each donor of a far copy)
     HERE       most copies are far                       MISSING       (a strike for the donor of the piece)
     HERE       there never was another donor             CONFIRMED
@@ -40,10 +40,10 @@ NEAR = 0.5
 """Maximum distance of copies from one swarm, as a share of the shorter one's length. The largest distance measured
 between equally fast peers is .31 (docs/SECURITY.md)."""
 
-WITNESSES = 2
+CONFIRMATIONS = 2
 """Near copies of other donors that confirm a piece while no copy is far: of two donors that collude, one gives it."""
 
-JURY = 6
+DISPUTE_QUORUM = 6
 """Other donors asked for a sketch once copies are far apart; the piece's donor is the seventh. Two or three adversarial
 peers of seven are a minority, and a sketch costs half a kilobyte. Guess: measure the adversarial share of real
 swarms."""
@@ -297,9 +297,9 @@ class DownloadPlan:
             if piece.giver is None or piece.confirmed or piece.comparing is not None:
                 continue
             said = piece.near | piece.far
-            judges = [each for each in (*self._donors, *self._waiting) if each != piece.giver and each not in said]
-            if judges and len(said) < (JURY if self.is_disputed else WITNESSES):
-                piece.comparing = judges[number % len(judges)]
+            candidates = [each for each in (*self._donors, *self._waiting) if each != piece.giver and each not in said]
+            if candidates and len(said) < (DISPUTE_QUORUM if self.is_disputed else CONFIRMATIONS):
+                piece.comparing = candidates[number % len(candidates)]
                 wanted.append(Compare(piece.comparing, number))
             elif said:
                 self._decide(piece)

@@ -19,7 +19,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
-from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_rulings
+from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_access_list
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
@@ -140,9 +140,9 @@ async def _admission(node: Node, targets: NodeAddresses, link: JoinLink, home: H
         return verdicts.admission("open", None, None, link.invite)
     for peer, places in targets.items():
         with contextlib.suppress(NetworkError, RemoteError):
-            await ask_rulings(P2PTransport(node, ADMISSION_PROTOCOL, LIMITS), peer, places, gate)
+            await ask_access_list(P2PTransport(node, ADMISSION_PROTOCOL, LIMITS), peer, places, gate)
     me = Identity.load_or_create(home.identity).peer_id if home.identity.exists() else None
-    why = None if me is None else gate.refusal(me, gate.badge, time.time())
+    why = None if me is None else gate.refusal(me, gate.certificate, time.time())
     return verdicts.admission(gate.policy, me, why, link.invite)
 
 

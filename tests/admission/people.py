@@ -33,30 +33,28 @@ def somebody(number: int) -> Somebody:
     return Somebody(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32))
 
 
-WITNESS, GUEST, STRANGER = map(somebody, (1, 2, 3))
+ISSUER, GUEST, STRANGER = map(somebody, (1, 2, 3))
 PUBLIC = AUTHOR.public_key().public_bytes_raw()
 
 
-def ticket(
+def credential(
     uses: int = 1, expires_at: int = NOW + DAY, number: int = 9, author: Ed25519PrivateKey = AUTHOR
 ) -> InviteCredential:
     key = somebody(number).key
-    blank = Invite(key.public_key().public_bytes_raw(), expires_at, uses, (WITNESS.peer,))
+    blank = Invite(key.public_key().public_bytes_raw(), expires_at, uses, (ISSUER.peer,))
     return InviteCredential(blank.signed(RUN, author), key.private_bytes_raw())
 
 
-def badge(
-    guest: Somebody = GUEST, by: InviteCredential | None = None, at: int = NOW, witness: Somebody = WITNESS
+def certificate(
+    guest: Somebody = GUEST, by: InviteCredential | None = None, at: int = NOW, issuer: Somebody = ISSUER
 ) -> Certificate:
     """Return a guest's certificate as the invite issuer signs it, at a time of the test's choice."""
-    by = by or ticket(uses=1000)
+    by = by or credential(uses=1000)
     introduction = by.introduce(RUN, guest.peer)
-    answer = InviteRegister(RUN, witness.peer).admit(
-        by.invite, guest.peer, introduction, AccessList(), at, witness.state
-    )
+    answer = InviteRegister(RUN, issuer.peer).admit(by.invite, guest.peer, introduction, AccessList(), at, issuer.state)
     assert not isinstance(answer, Refusal), answer
-    return Certificate(by.invite, guest.peer, introduction, witness.peer, *answer)
+    return Certificate(by.invite, guest.peer, introduction, issuer.peer, *answer)
 
 
-def rulings(serial: int = 1, author: Ed25519PrivateKey = AUTHOR, **names: tuple[Any, ...]) -> AccessList:
+def access_list(serial: int = 1, author: Ed25519PrivateKey = AUTHOR, **names: tuple[Any, ...]) -> AccessList:
     return AccessList(serial, NOW, **names).signed(RUN, author)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from people import DAY, GUEST, NOW, RUN, STRANGER, WITNESS
+from people import DAY, GUEST, ISSUER, NOW, RUN, STRANGER
 
 from p2ptrain.admission import InviteCredential, author
 from p2ptrain.base.errors import AdmissionError
@@ -15,27 +15,27 @@ Run = tuple[Path, SignedManifest]
 
 
 def link_to(signed: SignedManifest, *peers: str) -> JoinLink:
-    return JoinLink(signed.run_id, tuple(f"/ip4/203.0.113.7/tcp/1/p2p/{peer}" for peer in peers or (WITNESS.peer,)))
+    return JoinLink(signed.run_id, tuple(f"/ip4/203.0.113.7/tcp/1/p2p/{peer}" for peer in peers or (ISSUER.peer,)))
 
 
 def test_an_invite_names_the_nodes_of_the_link_as_witnesses(private_run: Run) -> None:
     run, signed = private_run
-    link, issued = author.invite(run, link_to(signed, WITNESS.peer, GUEST.peer, WITNESS.peer), DAY, 3, NOW)
+    link, issued = author.invite(run, link_to(signed, ISSUER.peer, GUEST.peer, ISSUER.peer), DAY, 3, NOW)
     read = InviteCredential.parse(JoinLink.parse(str(link)).invite, signed.run_id, author.author_of(signed))
     assert read.invite == issued
-    assert (issued.witnesses, issued.uses, issued.expires_at) == ((WITNESS.peer, GUEST.peer), 3, NOW + DAY)
+    assert (issued.issuers, issued.uses, issued.expires_at) == ((ISSUER.peer, GUEST.peer), 3, NOW + DAY)
     another, _ = author.invite(run, link_to(signed), DAY, 3, NOW)
     assert another.invite != link.invite
 
 
 def test_rulings_grow_and_the_newest_wins(private_run: Run) -> None:
     run, signed = private_run
-    assert author.load_access_list(run / author.RULINGS_FILE, signed) is None
+    assert author.load_access_list(run / author.ACCESS_LIST_FILE, signed) is None
     first = author.admit(run, [GUEST.peer], NOW)
     second = author.revoke(run, [STRANGER.peer, "ab" * 8], NOW)  # in the same second
     assert second.serial > first.serial
     assert (second.admitted, second.banned, second.revoked) == ((GUEST.peer,), (STRANGER.peer,), ("ab" * 8,))
-    assert author.load_access_list(run / author.RULINGS_FILE, signed) == second
+    assert author.load_access_list(run / author.ACCESS_LIST_FILE, signed) == second
     third = author.revoke(run, [GUEST.peer], NOW - DAY)  # the clock was set back
     assert third.serial > second.serial
     assert third.admitted == ()
@@ -55,7 +55,7 @@ def test_what_is_refused(private_run: Run, tmp_path: Path) -> None:
         author.invite(run, link_to(signed), DAY, 0, NOW)
     with pytest.raises(AdmissionError, match="The link belongs to run"):
         author.invite(run, JoinLink(RUN, link_to(signed).addresses), DAY, 1, NOW)
-    (run / author.RULINGS_FILE).write_bytes(b"nothing")
+    (run / author.ACCESS_LIST_FILE).write_bytes(b"nothing")
     with pytest.raises(AdmissionError, match="is not an access list"):
         author.revoke(run, [GUEST.peer], NOW)
     create_run(tmp_path / "open", "demo")
@@ -70,7 +70,7 @@ def test_what_is_refused(private_run: Run, tmp_path: Path) -> None:
 
 def test_too_many_names(private_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = private_run
-    monkeypatch.setattr("p2ptrain.admission.records.MAX_RULINGS", 1)
+    monkeypatch.setattr("p2ptrain.admission.records.MAX_ACCESS_LIST_NAMES", 1)
     author.admit(run, [GUEST.peer], NOW)
     with pytest.raises(AdmissionError, match="would have 2 names"):
         author.admit(run, [STRANGER.peer], NOW)

@@ -5,32 +5,32 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from people import DAY, GUEST, NOW, STRANGER, badge, rulings, ticket
+from people import DAY, GUEST, NOW, STRANGER, access_list, certificate, credential
 
 from p2ptrain.admission import AccessList, Certificate, Refusal, refusal, remedy
 from p2ptrain.framing import MAX_IDENTIFIER_CHARS
 
 NONE = AccessList()
-REVOKED = rulings(revoked=(ticket().invite.id,))
+REVOKED = access_list(revoked=(credential().invite.id,))
 
 
 @pytest.mark.parametrize(
     ("policy", "said", "shown", "why"),
     [
-        ("open", rulings(banned=(GUEST.peer,)), None, None),
+        ("open", access_list(banned=(GUEST.peer,)), None, None),
         ("allowlist", NONE, None, Refusal.NOT_LISTED),
-        ("allowlist", NONE, badge(), Refusal.NOT_LISTED),
-        ("allowlist", rulings(admitted=(STRANGER.peer,)), None, Refusal.NOT_LISTED),
-        ("allowlist", rulings(admitted=(GUEST.peer,)), None, None),
-        ("allowlist", rulings(admitted=(GUEST.peer,), banned=(GUEST.peer,)), None, Refusal.BANNED),
+        ("allowlist", NONE, certificate(), Refusal.NOT_LISTED),
+        ("allowlist", access_list(admitted=(STRANGER.peer,)), None, Refusal.NOT_LISTED),
+        ("allowlist", access_list(admitted=(GUEST.peer,)), None, None),
+        ("allowlist", access_list(admitted=(GUEST.peer,), banned=(GUEST.peer,)), None, Refusal.BANNED),
         ("invite", NONE, None, Refusal.NO_INVITE),
-        ("invite", NONE, badge(), None),
-        ("invite", rulings(admitted=(GUEST.peer,)), None, None),
-        ("invite", NONE, badge(STRANGER), Refusal.NOT_GENUINE),
-        ("invite", rulings(banned=(GUEST.peer,)), badge(), Refusal.BANNED),
-        ("invite", REVOKED, badge(), Refusal.REVOKED),
-        ("invite", rulings(revoked=(ticket().invite.id,), admitted=(GUEST.peer,)), badge(), None),
-        ("invite", rulings(revoked=("0" * 16,)), badge(), None),
+        ("invite", NONE, certificate(), None),
+        ("invite", access_list(admitted=(GUEST.peer,)), None, None),
+        ("invite", NONE, certificate(STRANGER), Refusal.NOT_GENUINE),
+        ("invite", access_list(banned=(GUEST.peer,)), certificate(), Refusal.BANNED),
+        ("invite", REVOKED, certificate(), Refusal.REVOKED),
+        ("invite", access_list(revoked=(credential().invite.id,), admitted=(GUEST.peer,)), certificate(), None),
+        ("invite", access_list(revoked=("0" * 16,)), certificate(), None),
     ],
 )
 def test_who_is_admitted(policy: str, said: AccessList, shown: Certificate | None, why: Refusal | None) -> None:
@@ -38,14 +38,14 @@ def test_who_is_admitted(policy: str, said: AccessList, shown: Certificate | Non
 
 
 def test_a_badge_that_was_given_in_time_holds_for_ever() -> None:
-    assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + DAY), NOW + 1000 * DAY) is None
+    assert refusal("invite", NONE, GUEST.peer, certificate(at=NOW + DAY), NOW + 1000 * DAY) is None
 
 
 def test_a_badge_dated_after_its_invite_or_after_today_does_not() -> None:
-    late = dataclasses.replace(badge(), witnessed_at=NOW + DAY + 1)
+    late = dataclasses.replace(certificate(), witnessed_at=NOW + DAY + 1)
     assert refusal("invite", NONE, GUEST.peer, late, NOW + 2 * DAY) is Refusal.LATE
-    assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + 301), NOW) is Refusal.AHEAD
-    assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + 300), NOW) is None
+    assert refusal("invite", NONE, GUEST.peer, certificate(at=NOW + 301), NOW) is Refusal.AHEAD
+    assert refusal("invite", NONE, GUEST.peer, certificate(at=NOW + 300), NOW) is None
 
 
 @pytest.mark.parametrize("why", Refusal)

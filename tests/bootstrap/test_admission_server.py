@@ -83,19 +83,19 @@ def test_a_ruling_is_handed_out_within_seconds(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     doorman = stage.doorman()
     stage.watch(doorman, lambda: author.revoke(stage.run, [GUEST.peer], time.time()))
-    assert doorman.gate.rulings.banned == (GUEST.peer,)
-    assert list(stage.stored) == [doorman.gate.rulings.serial]
+    assert doorman.gate.access_list.banned == (GUEST.peer,)
+    assert list(stage.stored) == [doorman.gate.access_list.serial]
     assert "1 banned" in stage.said[-1]
-    assert stage.doorman().gate.rulings.banned == (GUEST.peer,)  # also after a restart
+    assert stage.doorman().gate.access_list.banned == (GUEST.peer,)  # and after a restart
 
 
 def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     author.revoke(stage.run, [GUEST.peer], time.time())
     doorman = stage.doorman()
-    file = stage.run / author.RULINGS_FILE
+    file = stage.run / author.ACCESS_LIST_FILE
     stage.watch(doorman, lambda: file.write_bytes(b"half of"))
-    assert doorman.gate.rulings.banned == (GUEST.peer,)
+    assert doorman.gate.access_list.banned == (GUEST.peer,)
     assert "stays in force" in stage.said[-1]
     with pytest.raises(AdmissionError):
         stage.doorman()
@@ -103,12 +103,12 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_author_who_begins_anew_gets_the_swarms_rulings(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    rulings: AccessList = author.revoke(stage.run, [GUEST.peer], time.time())
-    file = stage.run / author.RULINGS_FILE
+    access_list: AccessList = author.revoke(stage.run, [GUEST.peer], time.time())
+    file = stage.run / author.ACCESS_LIST_FILE
     file.unlink()
-    asyncio.run(stage.store("", rulings.encode(), time.time() + 3000.0, rulings.serial))
+    asyncio.run(stage.store("", access_list.encode(), time.time() + 3000.0, access_list.serial))
     stage.watch(stage.doorman())
-    assert author.load_access_list(file, stage.signed) == rulings
+    assert author.load_access_list(file, stage.signed) == access_list
     later = author.admit(stage.run, [STRANGER.peer], time.time())
     assert later.banned == (GUEST.peer,)
 
@@ -117,10 +117,10 @@ def test_a_use_outlasts_a_crash(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     address = f"/ip4/203.0.113.7/tcp/1/p2p/{stage.identity.peer_id}"
     link, issued = author.invite(stage.run, JoinLink(stage.signed.run_id, (address,)), 3600, 1, time.time())
-    ticket = author.InviteCredential.parse(link.invite, stage.signed.run_id, author.author_of(stage.signed))
+    credential = author.InviteCredential.parse(link.invite, stage.signed.run_id, author.author_of(stage.signed))
 
     def come(guest: Any) -> list[Any]:
-        introduction = ticket.introduce(stage.signed.run_id, guest.peer)
+        introduction = credential.introduce(stage.signed.run_id, guest.peer)
         return stage.doorman()._desk._guest(guest.peer, issued.fields(), introduction)
 
     first = come(GUEST)

@@ -25,7 +25,7 @@ def calling(*frames: tuple[int, bytes]) -> tuple[list[Message], list[Exception]]
     """Return the answers to these frames until the link ends, and the errors of the handler."""
     raised: list[Exception] = []
 
-    async def porter(link: Link) -> None:
+    async def handler(link: Link) -> None:
         try:
             await decline_while_away(link, 7, 70.0)
         except Exception as error:
@@ -33,7 +33,7 @@ def calling(*frames: tuple[int, bytes]) -> tuple[list[Message], list[Exception]]
 
     async def main() -> list[Message]:
         network = MemoryNetwork(0.01)
-        await network.transport(AWAY).listen(porter)
+        await network.transport(AWAY).listen(handler)
         link = await network.transport(CALLER).open(AWAY)
         for kind, body in frames:
             await link.send(kind, body)

@@ -25,7 +25,7 @@ from p2ptrain import wire
 from p2ptrain.admission import Gate
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import RunId, peer_of
-from p2ptrain.net import access_list_store as rulings_module
+from p2ptrain.net import access_list_store as access_list_module
 from p2ptrain.net import dht_protocol, directory
 from p2ptrain.net.access_list_store import LIFETIME_S, AccessListStore, access_list_key
 from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
@@ -483,39 +483,43 @@ def gate_for(policy: str = "invite", **more: Any) -> Gate:
     return Gate(policy, RUN, AUTHOR.public_key().public_bytes_raw(), **more)
 
 
-def badge_of(identity: Identity) -> bytes:
+def certificate_of(identity: Identity) -> bytes:
     """Return a certificate as the invite issuer signs it now."""
-    return people.badge(people.Somebody(identity._key), by=people.ticket(1000, GATE_NOW + 3600), at=GATE_NOW).encode()
+    return people.certificate(
+        people.Somebody(identity._key), by=people.credential(1000, GATE_NOW + 3600), at=GATE_NOW
+    ).encode()
 
 
-def sealed(presence: Presence, badge: bytes) -> DHTRecord:
-    return replace(record_of(presence), value=msgpack.packb(packed([wire.encode_presence(presence), badge])))
+def sealed(presence: Presence, certificate: bytes) -> DHTRecord:
+    return replace(record_of(presence), value=msgpack.packb(packed([wire.encode_presence(presence), certificate])))
 
 
 def test_only_members_are_stored(identity: Identity, tmp_path: Path):
     other = Identity.load_or_create(tmp_path / "other.key")
     validator = PresenceValidator(RUN, gate_for())
-    good = sealed(presence_of(identity), badge_of(identity))
+    good = sealed(presence_of(identity), certificate_of(identity))
     assert validator.validate(good)
     rejected = {
         "as in an open run": record_of(presence_of(identity)),
         "no badge": sealed(presence_of(identity), b""),
-        "another's badge": sealed(presence_of(other), badge_of(identity)),
-        "a forged presence": sealed(replace(presence_of(identity), step=2), badge_of(identity)),
+        "another's badge": sealed(presence_of(other), certificate_of(identity)),
+        "a forged presence": sealed(replace(presence_of(identity), step=2), certificate_of(identity)),
         "garbage": replace(good, value=msgpack.packb(packed([b"", b""]))),
-        "too long": replace(good, value=msgpack.packb(packed([b"x" * 2000, badge_of(identity)]))),
+        "too long": replace(good, value=msgpack.packb(packed([b"x" * 2000, certificate_of(identity)]))),
     }
     for what, record in rejected.items():
         assert not validator.validate(record), what
     assert not PresenceValidator(RUN).validate(good), "an open run has no such records"
     assert validator.gate is not None
-    validator.gate.take(people.rulings(banned=(identity.peer_id,)).encode())
+    validator.gate.take(people.access_list(banned=(identity.peer_id,)).encode())
     assert not validator.validate(good), "a ban counts at once"
 
 
 def test_an_allowlist_stores_who_is_on_it(identity: Identity, tmp_path: Path):
     other = Identity.load_or_create(tmp_path / "other.key")
-    validator = PresenceValidator(RUN, gate_for("allowlist", rulings=people.rulings(admitted=(identity.peer_id,))))
+    validator = PresenceValidator(
+        RUN, gate_for("allowlist", access_list=people.access_list(admitted=(identity.peer_id,)))
+    )
     assert validator.validate(sealed(presence_of(identity), b""))
     assert not validator.validate(sealed(presence_of(other), b""))
 
@@ -526,9 +530,13 @@ def test_members_find_members(crowd: list[Identity]):
     async def main() -> None:
         node = PretendedNode()
         node.honest = False
-        for identity, badge in ((crowd[0], badge_of(crowd[0])), (crowd[1], b""), (crowd[2], badge_of(crowd[0]))):
+        for identity, certificate in (
+            (crowd[0], certificate_of(crowd[0])),
+            (crowd[1], b""),
+            (crowd[2], certificate_of(crowd[0])),
+        ):
             directory = directory_over(node)
-            directory.gate = gate_for(badge=badge)
+            directory.gate = gate_for(certificate=certificate)
             await directory.announce(presence_of(identity))
         asker = directory_over(node)
         asker.gate = gate_for()
@@ -541,7 +549,7 @@ def test_members_find_members(crowd: list[Identity]):
 # --- access list in the DHT ---------------------------------------------------------------------------------------
 
 
-class RulingsNode:
+class AccessListNode:
     """A DHT with one node and a validator."""
 
     def __init__(self, gate: Gate) -> None:
@@ -575,24 +583,24 @@ class Chance(Random):
 
 
 def shelf_over(node: Any, gate: Gate, news: list[int], drawn: float = 0.99) -> AccessListStore:
-    return AccessListStore(lambda: node, gate, lambda: news.append(gate.rulings.serial), Chance(drawn))
+    return AccessListStore(lambda: node, gate, lambda: news.append(gate.access_list.serial), Chance(drawn))
 
 
 def test_the_newest_rulings_reach_everybody_and_stay(monkeypatch: pytest.MonkeyPatch):
     clock = [get_dht_time()]
-    for module in (directory, rulings_module):
+    for module in (directory, access_list_module):
         monkeypatch.setattr(module, "get_dht_time", lambda: clock[0])
 
     async def main() -> None:
-        node, news = RulingsNode(gate_for()), []
-        author = gate_for(rulings=people.rulings(serial=5, banned=(people.GUEST.peer,)))
+        node, news = AccessListNode(gate_for()), []
+        author = gate_for(access_list=people.access_list(serial=5, banned=(people.GUEST.peer,)))
         reader = gate_for()
         await shelf_over(node, reader, news).look()
         assert (node.stored, news) == (0, [])  # no access list exists, so there is nothing to store
         await shelf_over(node, author, []).look()
         await shelf_over(node, reader, news).look()
         assert (node.stored, news) == (1, [5])
-        assert reader.rulings == author.rulings
+        assert reader.access_list == author.access_list
         clock[0] += LIFETIME_S / 2 + 1.0
         await shelf_over(node, reader, news).look()  # the author is offline, and the record ages
         assert node.stored == 2
@@ -606,12 +614,12 @@ def test_the_newest_rulings_reach_everybody_and_stay(monkeypatch: pytest.MonkeyP
 
 def test_nobody_puts_other_rulings_on_the_shelf():
     async def main() -> None:
-        current = people.rulings(serial=7, banned=(people.GUEST.peer,))
-        node = RulingsNode(gate_for(rulings=current))
+        current = people.access_list(serial=7, banned=(people.GUEST.peer,))
+        node = AccessListNode(gate_for(access_list=current))
         until = get_dht_time() + 60.0
         rejected = {
-            "older": (people.rulings(serial=6), 6, until),
-            "forged": (people.rulings(serial=9, author=people.STRANGER.key), 9, until),
+            "older": (people.access_list(serial=6), 6, until),
+            "forged": (people.access_list(serial=9, author=people.STRANGER.key), 9, until),
             "under another's number": (current, 8, until),
             "for too long": (current, 7, until + 2 * LIFETIME_S),
             "until no time": (current, 7, math.nan),
@@ -626,24 +634,24 @@ def test_nobody_puts_other_rulings_on_the_shelf():
 
 def test_a_lying_node_lifts_no_ban():
     async def main() -> None:
-        mine, news = gate_for(rulings=people.rulings(serial=7, banned=(people.GUEST.peer,))), []
-        node = RulingsNode(mine)
-        for document in (people.rulings(serial=6), people.rulings(serial=8, author=people.STRANGER.key)):
+        mine, news = gate_for(access_list=people.access_list(serial=7, banned=(people.GUEST.peer,))), []
+        node = AccessListNode(mine)
+        for document in (people.access_list(serial=6), people.access_list(serial=8, author=people.STRANGER.key)):
             node.held[document.serial] = ValueWithExpiration(document.encode(), get_dht_time() + 3000.0)
         node.held[99] = ValueWithExpiration("garbage", get_dht_time() + 3000.0)
         await shelf_over(node, mine, news).look()
         assert news == []
-        assert mine.rulings.banned == (people.GUEST.peer,)
-        assert node.stored == 1  # and restores the true list
+        assert mine.access_list.banned == (people.GUEST.peer,)
+        assert node.stored == 1  # and puts the right ones back
 
     asyncio.run(main())
 
 
 def test_a_node_that_claims_to_keep_the_rulings_does_not_keep_them_from_being_stored_for_ever():
     async def main() -> None:
-        mine = gate_for(rulings=people.rulings(serial=7, banned=(people.GUEST.peer,)))
-        node = RulingsNode(mine)
-        node.held[7] = ValueWithExpiration(mine.rulings.encode(), get_dht_time() + 1e9)
+        mine = gate_for(access_list=people.access_list(serial=7, banned=(people.GUEST.peer,)))
+        node = AccessListNode(mine)
+        node.held[7] = ValueWithExpiration(mine.access_list.encode(), get_dht_time() + 1e9)
         await shelf_over(node, mine, []).look()
         assert node.stored == 0
         await shelf_over(node, mine, [], drawn=0.0).look()
@@ -661,7 +669,7 @@ def test_what_hivemind_stumbles_over_is_a_network_error_here_too():
             raise AssertionError
 
     async def main() -> None:
-        shelf = shelf_over(Stumbling(), gate_for(rulings=people.rulings(serial=7)), [])
+        shelf = shelf_over(Stumbling(), gate_for(access_list=people.access_list(serial=7)), [])
         with pytest.raises(NetworkError, match="the lookup failed in hivemind"):
             await shelf.look()
         with pytest.raises(NetworkError, match="storing the access list failed in hivemind"):

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import virtual_time
 from memory_network import MemoryLink, MemoryNetwork
-from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, Somebody, badge, rulings, ticket
+from people import DAY, GUEST, ISSUER, NOW, PUBLIC, RUN, STRANGER, Somebody, access_list, certificate, credential
 
 from p2ptrain.admission import Certificate, Gate, InviteRegister, Refusal
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.admission_service import AdmissionHandler, ask_rulings, come_in
-from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedLink, GatedTransport
+from p2ptrain.net.admission_service import AdmissionHandler, ask_access_list, come_in
+from p2ptrain.net.gate import CERTIFICATE_DEADLINE_S, GatedLink, GatedTransport
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 
-MEMBER = WITNESS
+MEMBER = ISSUER
 """Identity of a member that has a certificate."""
 
 
@@ -52,7 +52,7 @@ def play(scene: Callable[[MemoryNetwork, Door], Awaitable[Any]], latency: float 
 
     async def stage() -> tuple[Any, Door]:
         network = MemoryNetwork(latency=latency)
-        door = Door(network, MEMBER, badge(MEMBER, by=ticket(uses=1000)).encode())
+        door = Door(network, MEMBER, certificate(MEMBER, by=credential(uses=1000)).encode())
         await door.listen()
         return await scene(network, door), door
 
@@ -79,7 +79,7 @@ async def converse(network: MemoryNetwork, who: Somebody, shown: bytes) -> tuple
 
 
 def test_two_members_talk_and_it_takes_no_longer() -> None:
-    (took, notebook), door = play(lambda network, _: converse(network, GUEST, badge().encode()), latency=1.0)
+    (took, notebook), door = play(lambda network, _: converse(network, GUEST, certificate().encode()), latency=1.0)
     assert door.heard == [b"hello"]
     assert took == pytest.approx(2.0)  # one round trip, as without a gate
     assert notebook.kinds() == []
@@ -88,7 +88,7 @@ def test_two_members_talk_and_it_takes_no_longer() -> None:
 
 @pytest.mark.parametrize(
     ("shown", "why"),
-    [(b"", Refusal.NO_INVITE), (badge().encode(), Refusal.NOT_GENUINE), (b"\x90" * 600, Refusal.NOT_GENUINE)],
+    [(b"", Refusal.NO_INVITE), (certificate().encode(), Refusal.NOT_GENUINE), (b"\x90" * 600, Refusal.NOT_GENUINE)],
 )
 def test_a_stranger_is_told_why_and_what_to_do(shown: bytes, why: Refusal) -> None:
     (_, notebook), door = play(lambda network, _: converse(network, STRANGER, shown))
@@ -105,8 +105,8 @@ def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:
     """Check that a responder must be a member too: else any peer could answer in the name of a run."""
 
     async def scene(network: MemoryNetwork, door: Door) -> None:
-        impostor = Door(network, STRANGER, badge().encode())
-        impostor.gate = Gate("open", RUN, PUBLIC, badge().encode())
+        impostor = Door(network, STRANGER, certificate().encode())
+        impostor.gate = Gate("open", RUN, PUBLIC, certificate().encode())
         impostor.transport._gate = impostor.gate
         await impostor.listen()
         link = await door.transport.open(STRANGER.peer)
@@ -145,7 +145,7 @@ def test_a_gated_link_checks_the_certificate_first_and_then_uses_the_link_s_own_
         inner = RecordingLink(near.peer, near._outgoing, near._incoming)
         inner.calls = []
         opened = GatedLink(inner, lambda peer, kind, body: checked.append(FrameKind(kind).name))
-        await opened.send(FrameKind.BADGE, badge().encode())
+        await opened.send(FrameKind.BADGE, certificate().encode())
         arguments = {"receive_into": [memoryview(bytearray(1))], "open_parallel": [1]}
         await getattr(opened, first)(*arguments.get(first, []))
         opened.record_transfer(1, 1.0)
@@ -158,9 +158,9 @@ def test_a_gated_link_checks_the_certificate_first_and_then_uses_the_link_s_own_
 
 def test_a_ban_counts_from_the_next_conversation_on() -> None:
     async def scene(network: MemoryNetwork, door: Door) -> MemoryLog:
-        await converse(network, GUEST, badge().encode())
-        door.gate.take(rulings(banned=(GUEST.peer,)).encode())
-        _, notebook = await converse(network, GUEST, badge().encode())
+        await converse(network, GUEST, certificate().encode())
+        door.gate.take(access_list(banned=(GUEST.peer,)).encode())
+        _, notebook = await converse(network, GUEST, certificate().encode())
         return notebook
 
     notebook, door = play(scene)
@@ -189,7 +189,7 @@ def test_who_shows_nothing_holds_a_link_for_seconds_only() -> None:
         return asyncio.get_running_loop().time() - began
 
     waited, _ = play(scene)
-    assert waited == pytest.approx(BADGE_DEADLINE_S, abs=1.0)
+    assert waited == pytest.approx(CERTIFICATE_DEADLINE_S, abs=1.0)
 
 
 @pytest.mark.parametrize("said", [b"busy", b"\xff", "weiß nicht".encode()])
@@ -220,12 +220,12 @@ def test_strangers_do_not_fill_the_log() -> None:
 # --- the admission handler --------------------------------------------------------------------------------------------
 
 
-def desk(**more: Any) -> tuple[AdmissionHandler, list[bytes]]:
+def handler(**more: Any) -> tuple[AdmissionHandler, list[bytes]]:
     kept: list[bytes] = []
     made = AdmissionHandler(
         Gate("invite", RUN, PUBLIC),
-        InviteRegister(RUN, WITNESS.peer),
-        WITNESS.state,
+        InviteRegister(RUN, ISSUER.peer),
+        ISSUER.state,
         lambda encoded, guest, invite: kept.append(encoded),
         wall=lambda: float(NOW),
     )
@@ -234,91 +234,91 @@ def desk(**more: Any) -> tuple[AdmissionHandler, list[bytes]]:
     return made, kept
 
 
-def at_desk(made: AdmissionHandler, ask: Callable[[Any], Awaitable[Any]], who: Somebody = GUEST) -> Any:
+def asked_of(made: AdmissionHandler, ask: Callable[[Any], Awaitable[Any]], who: Somebody = GUEST) -> Any:
     async def main() -> Any:
         network = MemoryNetwork(latency=0.01)
-        await network.transport(WITNESS.peer).listen(made.answer)
+        await network.transport(ISSUER.peer).listen(made.answer)
         return await ask(network.transport(who.peer))
 
     return virtual_time.run(main())
 
 
 def join(transport: Any, guest: Somebody = GUEST, by: Any = None) -> Awaitable[Certificate | Refusal]:
-    return come_in(transport, WITNESS.peer, [], by or ticket(), Gate("invite", RUN, PUBLIC), guest.peer)
+    return come_in(transport, ISSUER.peer, [], by or credential(), Gate("invite", RUN, PUBLIC), guest.peer)
 
 
 def test_a_guest_comes_by_its_invite_and_the_use_is_on_disk() -> None:
-    made, kept = desk()
-    got = at_desk(made, join)
+    made, kept = handler()
+    got = asked_of(made, join)
     assert isinstance(got, Certificate)
     assert Gate("invite", RUN, PUBLIC).refusal(GUEST.peer, got.encode(), NOW) is None
     assert GUEST.peer.encode() in kept[-1]
-    assert at_desk(made, lambda transport: join(transport, STRANGER), STRANGER) is Refusal.USED_UP
-    assert at_desk(made, join) == got  # it lost our answer, and asks again
+    assert asked_of(made, lambda transport: join(transport, STRANGER), STRANGER) is Refusal.USED_UP
+    assert asked_of(made, join) == got  # it lost our answer, and asks again
 
 
 def test_the_link_proves_who_asks() -> None:
     """Check that a copied introduction is useless: the guest is the peer at the other end of the link."""
-    made, _ = desk()
-    assert at_desk(made, lambda transport: join(transport, GUEST), STRANGER) is Refusal.NOT_GENUINE
+    made, _ = handler()
+    assert asked_of(made, lambda transport: join(transport, GUEST), STRANGER) is Refusal.NOT_GENUINE
 
 
 def test_a_full_disk_gives_no_use_away() -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    made, _ = desk(keep=full)
+    made, _ = handler(keep=full)
     with pytest.raises(NetworkError):
-        at_desk(made, join)
+        asked_of(made, join)
 
 
 def test_who_is_no_witness_says_so_and_late_is_late() -> None:
-    made, _ = desk(register=None)
-    with pytest.raises(NetworkError):  # an error, so that the guest asks the next issuer
-        at_desk(made, join)
-    made, _ = desk(wall=lambda: float(NOW + 2 * DAY))
-    assert at_desk(made, join) is Refusal.LATE
+    made, _ = handler(register=None)
+    with pytest.raises(NetworkError):  # so that the guest asks the next
+        asked_of(made, join)
+    made, _ = handler(wall=lambda: float(NOW + 2 * DAY))
+    assert asked_of(made, join) is Refusal.LATE
 
 
 def test_rulings_are_handed_out_to_whoever_has_older_ones() -> None:
-    made, _ = desk()
-    made.gate.take(rulings(serial=5, banned=(STRANGER.peer,)).encode())
+    made, _ = handler()
+    made.gate.take(access_list(serial=5, banned=(STRANGER.peer,)).encode())
     mine = Gate("invite", RUN, PUBLIC)
-    assert at_desk(made, lambda transport: ask_rulings(transport, WITNESS.peer, [], mine)) is True
-    assert mine.rulings == made.gate.rulings
-    assert at_desk(made, lambda transport: ask_rulings(transport, WITNESS.peer, [], mine)) is False
+    assert asked_of(made, lambda transport: ask_access_list(transport, ISSUER.peer, [], mine)) is True
+    assert mine.access_list == made.gate.access_list
+    assert asked_of(made, lambda transport: ask_access_list(transport, ISSUER.peer, [], mine)) is False
 
 
 def test_asking_too_often_is_not_answered() -> None:
-    made, _ = desk()
+    made, _ = handler()
     for _ in range(12):
-        at_desk(made, join)
+        asked_of(made, join)
     with pytest.raises(NetworkError):
-        at_desk(made, join)
+        asked_of(made, join)
 
 
 def test_a_clock_that_is_set_back_locks_nobody_out() -> None:
     """Check a clock that is set back: rate limits use the monotonic one."""
-    made, _ = desk()
+    made, _ = handler()
 
     async def ask(transport: Any) -> None:
         mine = Gate("invite", RUN, PUBLIC)
         for turn in range(40):
             made.wall = lambda turn=turn: float(NOW - (3600 if turn >= 12 else 0))
-            await ask_rulings(transport, WITNESS.peer, [], mine)
+            await ask_access_list(transport, ISSUER.peer, [], mine)
             await asyncio.sleep(6.0)
 
-    at_desk(made, ask)
+    asked_of(made, ask)
 
 
 @pytest.mark.parametrize("question", [b"", b"\xc1", packed([]), packed(["rulings"]), packed(["rulings", -1, 2])])
 def test_garbage_is_their_fault(question: bytes) -> None:
-    made, _ = desk()
+    made, _ = handler()
 
     async def ask(transport: Any) -> None:
-        link = await transport.open(WITNESS.peer)
+        link = await transport.open(ISSUER.peer)
         await link.send(FrameKind.MESSAGE, question)
         with pytest.raises(NetworkError):
             await link.receive()
 
-    at_desk(made, ask)
+    asked_of(made, ask)

@@ -96,16 +96,16 @@ class Network:
         self.given[peer] = self.given.get(peer, 0) + size
 
 
-def gathered(
+def downloaded(
     giver: Donor, others: Mapping[PeerId, Donor], notebook: MemoryLog, sizes: list[int] | None = None
 ) -> tuple[list[bytearray], float, Network]:
     """Return the weights of a pull, its seconds, and the network."""
     around = Network(giver, others)
 
     async def main() -> tuple[list[bytearray], float]:
-        network, promised = await around.open()
+        network, accepted = await around.open()
         downloader = Downloader(network.transport(ME).open, sizes or [4 * N] * F, at_once, notebook, around.taken)
-        whole = await downloader.gather(promised, dict.fromkeys([GIVER, *others], ()))
+        whole = await downloader.download(accepted, dict.fromkeys([GIVER, *others], ()))
         seconds = asyncio.get_running_loop().time()
         await asyncio.sleep(1.0)  # until the end is received
         return whole, seconds
@@ -125,7 +125,7 @@ def places(whole: list[bytearray], weights: Mapping[PeerId, Weights]) -> list[Pe
 
 def test_three_donors_give_at_once_and_all_of_it_is_confirmed(notebook):
     donors = {GIVER: honest(0), A: honest(1), B: honest(2)}
-    whole, seconds, network = gathered(donors[GIVER], {A: donors[A], B: donors[B]}, notebook)
+    whole, seconds, network = downloaded(donors[GIVER], {A: donors[A], B: donors[B]}, notebook)
     assert set(places(whole, donors)) == set(donors)
     assert sum(network.given.values()) == 4 * N * F
     assert network.given.keys() == donors.keys()
@@ -136,7 +136,7 @@ def test_three_donors_give_at_once_and_all_of_it_is_confirmed(notebook):
 
 
 def test_the_only_other_peer_there_is_is_believed_and_that_is_told(notebook):
-    whole, _, network = gathered(honest(0), {}, notebook)
+    whole, _, network = downloaded(honest(0), {}, notebook)
     assert whole == as_bytes(honest(0))
     assert network.ended_well
     assert notebook.kinds() == ["unconfirmed", "took weights"]
@@ -146,7 +146,7 @@ def test_a_fragment_longer_than_a_piece_comes_from_several(notebook):
     size = PIECE_BYTES // 4 + 1000
     one = [torch.randn(size, generator=torch.Generator().manual_seed(5))]
     others = [one[0] + 0.01]
-    whole, _, network = gathered(one, {A: others}, notebook, [4 * size])
+    whole, _, network = downloaded(one, {A: others}, notebook, [4 * size])
     assert sorted(network.given.values()) == [4000, PIECE_BYTES]
     mine = torch.frombuffer(whole[0], dtype=torch.float32)
     for part in (slice(0, PIECE_BYTES // 4), slice(PIECE_BYTES // 4, size)):
@@ -155,32 +155,32 @@ def test_a_fragment_longer_than_a_piece_comes_from_several(notebook):
 
 def test_a_giver_that_two_others_contradict_broke_the_protocol(notebook):
     with pytest.raises(RemoteError, match="differ too much from those of others"):
-        gathered(negated(), {A: honest(1), B: honest(2)}, notebook)
+        downloaded(negated(), {A: honest(1), B: honest(2)}, notebook)
 
 
 def test_a_giver_whose_weights_are_no_numbers_broke_it_too(notebook):
     with pytest.raises(RemoteError, match=r"differ too much from those of others|sketch of its weights is not finite"):
-        gathered([torch.full((N,), float("nan"))] * F, {A: honest(1), B: honest(2)}, notebook)
+        downloaded([torch.full((N,), float("nan"))] * F, {A: honest(1), B: honest(2)}, notebook)
 
 
 @pytest.mark.parametrize("liar", [A, B])
 def test_one_of_three_that_lies_gives_nothing_that_stays(liar, notebook):
     donors = {GIVER: honest(0), A: honest(1), B: honest(2)}
     others = {peer: negated() if peer == liar else donors[peer] for peer in (A, B)}
-    whole, _, _ = gathered(donors[GIVER], others, notebook)
+    whole, _, _ = downloaded(donors[GIVER], others, notebook)
     assert liar not in places(whole, donors)
 
 
 def test_of_two_words_neither_is_believed_and_nobody_is_blamed(notebook):
     with pytest.raises(NetworkError, match="differ too much"):
-        gathered(honest(0), {A: negated()}, notebook)
+        downloaded(honest(0), {A: negated()}, notebook)
 
 
 @pytest.mark.parametrize(("after", "lost"), [(1, 1), (3, 0)])  # no donor of three is asked for four pieces
 def test_a_giver_that_breaks_off_costs_its_unfinished_piece_alone(after, lost, notebook):
     donors = {GIVER: honest(0), A: honest(1), B: honest(2), C: honest(3)}
     others = {peer: donors[peer] for peer in (A, B, C)}
-    whole, _, network = gathered(breaking(donors[GIVER], after), others, notebook)
+    whole, _, network = downloaded(breaking(donors[GIVER], after), others, notebook)
     assert GIVER in places(whole, donors)
     assert sum(network.given.values()) == 4 * N * F
     [(_, told)] = notebook.notes
@@ -189,7 +189,7 @@ def test_a_giver_that_breaks_off_costs_its_unfinished_piece_alone(after, lost, n
 
 def test_a_giver_that_breaks_off_and_leaves_nobody_else_gave_nothing(notebook):
     with pytest.raises(NetworkError, match="stopped sending, and no other peer"):
-        gathered(breaking(honest(0), 2), {A: None}, notebook)
+        downloaded(breaking(honest(0), 2), {A: None}, notebook)
 
 
 def test_a_giver_that_answers_with_nonsense_broke_the_protocol(notebook):
@@ -198,7 +198,7 @@ def test_a_giver_that_answers_with_nonsense_broke_the_protocol(notebook):
         await link.send(FrameKind.MESSAGE, b"a payload")
 
     with pytest.raises(RemoteError, match="a chunk of"):
-        gathered(nonsense, {A: honest(1), B: honest(2)}, notebook)
+        downloaded(nonsense, {A: honest(1), B: honest(2)}, notebook)
 
 
 def test_another_that_answers_with_nonsense_is_left_out(notebook):
@@ -207,19 +207,19 @@ def test_another_that_answers_with_nonsense_is_left_out(notebook):
         await link.send(FrameKind.MESSAGE, b"a payload")
 
     donors = {GIVER: honest(0), B: honest(2)}
-    whole, _, _ = gathered(donors[GIVER], {A: nonsense, B: donors[B]}, notebook)
+    whole, _, _ = downloaded(donors[GIVER], {A: nonsense, B: donors[B]}, notebook)
     assert set(places(whole, donors)) <= set(donors)
 
 
 def test_where_nobody_else_can_be_asked_it_is_said_and_the_weights_are_taken(notebook):
-    whole, _, _ = gathered(honest(0), {A: None, B: None}, notebook)
+    whole, _, _ = downloaded(honest(0), {A: None, B: None}, notebook)
     assert whole == as_bytes(honest(0))
     assert notebook.kinds() == ["unconfirmed", "took weights"]
 
 
 def test_who_takes_the_question_and_says_nothing_is_waited_for_no_longer_than_its_deadline(notebook):
     donors = {GIVER: honest(0), B: honest(2)}
-    whole, seconds, _ = gathered(donors[GIVER], {A: silence, B: donors[B], C: silence}, notebook)
+    whole, seconds, _ = downloaded(donors[GIVER], {A: silence, B: donors[B], C: silence}, notebook)
     assert set(places(whole, donors)) <= set(donors)
     assert seconds <= 130.0
 
@@ -241,9 +241,9 @@ def test_what_a_failed_pull_had_fetched_is_not_asked_for_again(notebook):
         await network.transport(B).listen(copies_of(honest(1)).answer)
         downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
         with pytest.raises(NetworkError, match="stopped sending"):
-            await downloader.gather(await promises.transport(ME).open(A), {})
+            await downloader.download(await promises.transport(ME).open(A), {})
         await asyncio.sleep(pause_s)
-        return await downloader.gather(await promises.transport(ME).open(B), {})
+        return await downloader.download(await promises.transport(ME).open(B), {})
 
     pause_s = 10.0
     assert virtual_time.run(main()) == as_bytes(given)
@@ -259,15 +259,15 @@ def test_what_honest_donors_gave_while_the_one_that_promised_lied_is_not_asked_f
     around = Network(negated(), donors)
 
     async def main() -> tuple[int, list[bytearray]]:
-        network, promised = await around.open()
+        network, accepted = await around.open()
         downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook, around.taken)
         others = dict.fromkeys(donors, ())
         with pytest.raises(RemoteError, match="differ too much from those of others"):
-            await downloader.gather(promised, others)
+            await downloader.download(accepted, others)
         before = sum(size for peer, size in around.given.items() if peer != GIVER)
         again = MemoryNetwork(0.05)
         await again.transport(A).listen(copies_of(donors[A]).give)
-        whole = await downloader.gather(await again.transport(ME).open(A), others)
+        whole = await downloader.download(await again.transport(ME).open(A), others)
         return before, whole
 
     before, whole = virtual_time.run(main())
@@ -287,7 +287,7 @@ def test_a_pull_that_is_broken_off_keeps_what_it_had_for_a_while_and_leaves_no_t
         await promises.transport(A).listen(dripping)
         downloader = Downloader(None, [4 * N] * F, at_once, notebook)
         link = await promises.transport(ME).open(A)
-        pulling = asyncio.create_task(downloader.gather(link, {}))
+        pulling = asyncio.create_task(downloader.download(link, {}))
         await asyncio.sleep(5.0)
         pulling.cancel()
         await asyncio.wait([pulling])
@@ -328,7 +328,7 @@ def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
         await network.transport(GIVER).listen(donor(0))
         await network.transport(A).listen(donor(1))
         downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
-        whole = await downloader.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
+        whole = await downloader.download(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(1.0)
         return whole
 
@@ -345,7 +345,7 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
     """Check the giver that is asked for a piece on one stream, and on another for a sketch of the same piece."""
     heard: list[object] = []
 
-    async def promised(link: Link) -> None:
+    async def accepted(link: Link) -> None:
         try:
             while (question := await receive_message(link, "copies", 64)) != ["enough"]:
                 await asyncio.sleep(6.0)
@@ -368,11 +368,11 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
 
     async def main() -> list[bytearray]:
         promises, network = MemoryNetwork(0.05), MemoryNetwork(0.05)
-        await promises.transport(GIVER).listen(promised)
+        await promises.transport(GIVER).listen(accepted)
         await network.transport(GIVER).listen(copies(0))
         await network.transport(A).listen(copies(1))
         downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
-        whole = await downloader.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
+        whole = await downloader.download(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(10.0)
         return whole
 

@@ -16,7 +16,7 @@ import virtual_time
 from member import RUN as MEMBERS_RUN
 from member import Member
 from memory_network import MemoryNetwork, MemoryTransport
-from people import GUEST, STRANGER, WITNESS, Somebody
+from people import GUEST, ISSUER, STRANGER, Somebody
 
 from p2ptrain.admission import AccessList, Gate, InviteRegister, Refusal, author
 from p2ptrain.base.clock import CLOCK_SKEW_S, steady
@@ -33,7 +33,7 @@ from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from peer.admission_client import AdmissionClient
 from peer.home import Home
 
-ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{WITNESS.peer}"
+ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{ISSUER.peer}"
 
 
 class World:
@@ -49,7 +49,7 @@ class World:
         self.is_up = True
         signed = self.signed
         self.gate = Gate(policy, signed.run_id, author.author_of(signed))
-        self.desk = AdmissionHandler(self.gate, InviteRegister(signed.run_id, WITNESS.peer), WITNESS.state)
+        self.handler = AdmissionHandler(self.gate, InviteRegister(signed.run_id, ISSUER.peer), ISSUER.state)
 
     @property
     def signed(self) -> SignedManifest:
@@ -69,7 +69,7 @@ class World:
 
         async def main() -> AdmissionClient:
             network = MemoryNetwork(latency=0.01, fail=lambda dialer, dialed: not self.is_up)
-            await network.transport(WITNESS.peer).listen(self.desk.answer)
+            await network.transport(ISSUER.peer).listen(self.handler.answer)
             connection = FakeConnection(network, who.peer)
             connection.gone_for = gone_for
             entrance = AdmissionClient(connection, self.home, self.signed, who.peer, self.notebook)
@@ -87,7 +87,7 @@ class FakeConnection:
     def __init__(self, network: MemoryNetwork, me: PeerId) -> None:
         self._network = network
         self._me = me
-        self.there = SimpleNamespace(bootstraps=(WITNESS.peer,), known={WITNESS.peer: ("/ip4/203.0.113.7/tcp/31337",)})
+        self.there = SimpleNamespace(bootstraps=(ISSUER.peer,), known={ISSUER.peer: ("/ip4/203.0.113.7/tcp/31337",)})
         self.gone_for = 0
         """Number of requests for the node during which p2pd is being restarted."""
 
@@ -118,8 +118,8 @@ def test_a_guest_comes_in_and_needs_nobody_afterwards(tmp_path: Path) -> None:
     assert "let in" in world.notebook.kinds()
     again = world.enter(None, down_s=1e9)  # from its home alone, while no node answers
     assert again.gate is not None
-    assert again.gate.badge == entrance.gate.badge
-    assert again.gate.refusal(GUEST.peer, again.gate.badge, time.time()) is None
+    assert again.gate.certificate == entrance.gate.certificate
+    assert again.gate.refusal(GUEST.peer, again.gate.certificate, time.time()) is None
 
 
 def test_it_waits_for_a_witness_that_is_down_and_says_so(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_what_another_witness_may_say_otherwise_is_waited_for(
     """Check two issuers of which one does not answer at the moment."""
     world, asked = World(tmp_path), []
 
-    async def come_in(transport: Transport, witness: PeerId, *_: object) -> Refusal:
-        asked.append(witness)
+    async def come_in(transport: Transport, issuer: PeerId, *_: object) -> Refusal:
+        asked.append(issuer)
         if len(asked) == 1:
             raise NetworkError("nobody answers there")
         return refusal
@@ -171,13 +171,13 @@ def test_what_another_witness_may_say_otherwise_is_waited_for(
     entrance = AdmissionClient(
         FakeConnection(MemoryNetwork(), GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook
     )
-    ticket = SimpleNamespace(invite=SimpleNamespace(witnesses=(WITNESS.peer, STRANGER.peer)))
+    credential = SimpleNamespace(invite=SimpleNamespace(issuers=(ISSUER.peer, STRANGER.peer)))
     if refusal in (Refusal.NO_ROOM, Refusal.AHEAD):
         with pytest.raises(NetworkError, match=refusal.value):
-            virtual_time.run(entrance._request_certificate(world.gate, ticket))
+            virtual_time.run(entrance._request_certificate(world.gate, credential))
     else:
-        assert virtual_time.run(entrance._request_certificate(world.gate, ticket)) is refusal
-    assert asked == [WITNESS.peer, STRANGER.peer]
+        assert virtual_time.run(entrance._request_certificate(world.gate, credential)) is refusal
+    assert asked == [ISSUER.peer, STRANGER.peer]
 
 
 def test_a_ban_is_learnt_at_the_door_and_kept(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_ban_is_learnt_at_the_door_and_kept(tmp_path: Path) -> None:
     world.rule(author.revoke, GUEST.peer)
     (world.home.path / "badge").unlink()  # so that it asks
     assert Refusal.BANNED.value in said(world, world.link())
-    assert (world.home.path / author.RULINGS_FILE).exists()
+    assert (world.home.path / author.ACCESS_LIST_FILE).exists()
     assert Refusal.BANNED.value in said(world, world.link())
 
 
@@ -196,12 +196,12 @@ def test_a_new_invite_heals_a_revoked_one(tmp_path: Path) -> None:
     world.enter(first)
     invite = next(fields["invite"] for kind, fields in world.notebook.notes if kind == "let in")
     world.rule(author.revoke, invite)
-    world.home.write(world.home.path / author.RULINGS_FILE, world.gate.rulings.encode())
+    world.home.write(world.home.path / author.ACCESS_LIST_FILE, world.gate.access_list.encode())
     assert Refusal.REVOKED.value in said(world, None)
     assert Refusal.REVOKED.value in said(world, first)
     entrance = world.enter(world.link())
     assert entrance.gate is not None
-    assert entrance.gate.refusal(GUEST.peer, entrance.gate.badge, time.time()) is None
+    assert entrance.gate.refusal(GUEST.peer, entrance.gate.certificate, time.time()) is None
 
 
 def test_an_allowlist_names_the_command_that_would_help(tmp_path: Path) -> None:
@@ -212,11 +212,11 @@ def test_an_allowlist_names_the_command_that_would_help(tmp_path: Path) -> None:
     assert world.enter(plain).gate is not None
 
 
-async def desks(*staff: tuple[Somebody, AdmissionHandler], known: Sequence[PeerId]) -> FakeConnection:
+async def handlers(*staff: tuple[Somebody, AdmissionHandler], known: Sequence[PeerId]) -> FakeConnection:
     """Return a guest's connection to several nodes."""
     network = MemoryNetwork(latency=0.01)
-    for who, desk in staff:
-        await network.transport(who.peer).listen(desk.answer)
+    for who, handler in staff:
+        await network.transport(who.peer).listen(handler.answer)
     connection = FakeConnection(network, GUEST.peer)
     connection.there = SimpleNamespace(bootstraps=tuple(known), known=dict.fromkeys(known, ()))
     return connection
@@ -229,38 +229,38 @@ def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
     behind = AdmissionHandler(Gate("allowlist", world.signed.run_id, author.author_of(world.signed)))
 
     async def main() -> AdmissionClient:
-        known = (STRANGER.peer, WITNESS.peer)
-        connection = await desks((STRANGER, behind), (WITNESS, world.desk), known=known)
+        known = (STRANGER.peer, ISSUER.peer)
+        connection = await handlers((STRANGER, behind), (ISSUER, world.handler), known=known)
         entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(None)
         return entrance
 
     entrance = virtual_time.run(main())
     assert entrance.gate is not None
-    assert entrance.gate.rulings.admitted == (GUEST.peer,)
+    assert entrance.gate.access_list.admitted == (GUEST.peer,)
 
 
 @pytest.mark.parametrize("ahead_s", [1800.0, 2.0**33])
 def test_what_one_witness_refuses_another_may_grant(tmp_path: Path, ahead_s: float) -> None:
     """Check an issuer with a fast clock: it refuses a valid invite, or its certificate is not yet valid for others."""
     world = World(tmp_path)
-    both = JoinLink(world.signed.run_id, (ADDRESS, ADDRESS.replace(WITNESS.peer, STRANGER.peer)))
+    both = JoinLink(world.signed.run_id, (ADDRESS, ADDRESS.replace(ISSUER.peer, STRANGER.peer)))
     link = author.invite(world.run, both, 3600, 1, time.time())[0]
     fast = AdmissionHandler(
-        world.gate, InviteRegister(world.signed.run_id, WITNESS.peer), WITNESS.state, wall=lambda: time.time() + ahead_s
+        world.gate, InviteRegister(world.signed.run_id, ISSUER.peer), ISSUER.state, wall=lambda: time.time() + ahead_s
     )
 
     async def main() -> AdmissionClient:
         right = AdmissionHandler(world.gate, InviteRegister(world.signed.run_id, STRANGER.peer), STRANGER.state)
-        known = (WITNESS.peer, STRANGER.peer)
-        connection = await desks((WITNESS, fast), (STRANGER, right), known=known)
+        known = (ISSUER.peer, STRANGER.peer)
+        connection = await handlers((ISSUER, fast), (STRANGER, right), known=known)
         entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(link)
         return entrance
 
     entrance = virtual_time.run(main())
     assert entrance.gate is not None
-    assert entrance.gate.refusal(GUEST.peer, entrance.gate.badge, time.time()) is None
+    assert entrance.gate.refusal(GUEST.peer, entrance.gate.certificate, time.time()) is None
 
 
 def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> N
     world.rule(author.admit, GUEST.peer)
 
     async def main() -> AdmissionClient:
-        connection = await desks((WITNESS, world.desk), known=(GUEST.peer, WITNESS.peer))
+        connection = await handlers((ISSUER, world.handler), known=(GUEST.peer, ISSUER.peer))
         del connection.there.known[GUEST.peer]
         entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(None)
@@ -276,7 +276,7 @@ def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> N
 
     entrance = virtual_time.run(main())
     assert entrance.gate is not None
-    assert entrance.gate.rulings.admitted == (GUEST.peer,)
+    assert entrance.gate.access_list.admitted == (GUEST.peer,)
 
 
 def test_where_nobody_tells_of_rulings_partners_decide(tmp_path: Path) -> None:
@@ -355,11 +355,11 @@ def test_in_a_private_run_records_of_those_who_are_not_let_in_do_not_count(tmp_p
     assert gate is not None
     assert gossip.left_s(gossip.record()) is None
     gossip.world.rule(author.admit, writer)
-    gate.take(gossip.world.gate.rulings.encode())
+    gate.take(gossip.world.gate.access_list.encode())
     assert gossip.left_s(gossip.record()) is not None
     assert gossip.left_s(FALSE_RECORDS["its signature changed"](gossip)) is None
     gossip.world.rule(author.revoke, writer)
-    gate.take(gossip.world.gate.rulings.encode())
+    gate.take(gossip.world.gate.access_list.encode())
     assert gossip.left_s(gossip.record()) is None
 
 
@@ -383,7 +383,7 @@ def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
             served.append(link.peer)
             await link.send(*await link.receive())
 
-        await network.transport(WITNESS.peer).listen(world.desk.answer)
+        await network.transport(ISSUER.peer).listen(world.handler.answer)
         guest = AdmissionClient(
             FakeConnection(network, GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook
         )
@@ -419,7 +419,7 @@ def test_behind_a_gate_peers_train_as_without_one() -> None:
 
     def trained(gated: bool) -> list[tuple[int, float, torch.Tensor]]:
         def wrap(name: str) -> Callable[[MemoryTransport], Transport]:
-            gate = Gate("open", MEMBERS_RUN, bytes(32), badge=b"x" * 500)
+            gate = Gate("open", MEMBERS_RUN, bytes(32), certificate=b"x" * 500)
             return lambda plain: GatedTransport(plain, gate, PeerId(name), MemoryLog()) if gated else plain
 
         async def main() -> list[tuple[int, float, torch.Tensor]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import virtual_time
 from memory_network import MemoryNetwork
-from people import GUEST, NOW, RUN, STRANGER, WITNESS, Somebody
+from people import GUEST, ISSUER, NOW, RUN, STRANGER, Somebody
 
 from p2ptrain.base.ids import LinkId
 from p2ptrain.base.telemetry import MemoryLog
@@ -30,7 +30,7 @@ from peer.contributions import PERIOD_S, Contributions
 from peer.home import Home
 from peer.ledger import Ledger, table
 
-AMBER, BIRCH = GUEST, WITNESS
+AMBER, BIRCH = GUEST, ISSUER
 
 
 class Side:

@@ -10,7 +10,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
 from p2ptrain.wire import MAX_ADDRESS_CHARS
 
-WITNESSES = 3
+PROBERS = 3
 """Nodes asked for a dial-back in one reachability check."""
 MOST_ADDRESSES = 4
 """Addresses kept per node. Guess: count the addresses tried before a dial succeeds."""
@@ -22,7 +22,7 @@ class Candidate:
 
     peer: PeerId
     addresses: tuple[str, ...]
-    is_sheltered: bool = False
+    is_relayed: bool = False
     """Whether the node announces circuits of its own and no other node announces a circuit through it. Only the node
     itself then says that it can be dialed, or that it relays."""
 
@@ -43,12 +43,12 @@ def candidates(
     """
     of_link, named = set(likely), set[PeerId]()
     found: dict[PeerId, list[str]] = {}
-    sheltered = set[PeerId]()
+    relayed = set[PeerId]()
     mentioned: list[tuple[PeerId, str]] = []
     for peer, places in known.items():
         circuits = {each: relay for each in places if (relay := address.relay_of(each)) is not None}
         if circuits:
-            sheltered.add(peer)
+            relayed.add(peer)
         for each, relay in circuits.items():
             named.add(relay)
             mentioned.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
@@ -56,18 +56,18 @@ def candidates(
         found[peer] = [each for each in direct if leads_through(peer, each)]
     addresses_of: dict[PeerId, list[str]] = {}
     for relay, place in mentioned:
-        if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # else it announces its own
+        if (not found.get(relay) or relay in relayed) and leads_through(relay, place):  # else it announces its own
             addresses_of.setdefault(relay, []).append(place)
     for relay, reported in addresses_of.items():
         found[relay] = [*found.get(relay, []), *reported]
     peers = [peer for peer in found if found[peer] and peer != own]
     random.shuffle(peers)
     peers.sort(key=lambda peer: (peer not in of_link, peer not in named))
-    unproved = sheltered - named - of_link
+    unproved = relayed - named - of_link
     return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MOST_ADDRESSES], peer in unproved) for peer in peers]
 
 
-def witnesses(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random: Random) -> list[Candidate]:
+def probers(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random: Random) -> list[Candidate]:
     """Return the nodes to ask for a dial-back: one node of the join link if there is one, and others at random.
 
     Relays are not preferred: records that name them may be forged, and a few nodes would then judge everybody.
@@ -75,7 +75,7 @@ def witnesses(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random
     well_known = set(of_link)
     drawn = random.sample(candidates, len(candidates))
     first = [each for each in drawn if each.peer in well_known][:1]
-    return [*first, *(each for each in drawn if each not in first)][:WITNESSES]
+    return [*first, *(each for each in drawn if each not in first)][:PROBERS]
 
 
 def leads_through(relay: PeerId, place: str) -> bool:

@@ -28,7 +28,7 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
 from p2ptrain.net.node import Node
-from p2ptrain.net.relay.candidates import Candidate, candidates, witnesses
+from p2ptrain.net.relay.candidates import Candidate, candidates, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.ports import Notebook
@@ -58,31 +58,31 @@ MAX_OWN = 4
 """Direct addresses in a record with circuits; a record has room for eight addresses."""
 
 
-def verdict(sights: Iterable[ReachabilityReport]) -> bool | None:
+def verdict(reports: Iterable[ReachabilityReport]) -> bool | None:
     """Return whether most dial-backs reached us, those from public addresses if any; None if no node tried."""
-    judged = _judges(sights)
+    judged = _judges(reports)
     if not judged:
         return None
     return 2 * sum(each.dialed is DialOutcome.YES for each in judged) > len(judged)
 
 
-def speaks_for_the_internet(sights: Iterable[ReachabilityReport]) -> bool:
-    return any(address.is_public(each.place) for each in _judges(sights))
+def speaks_for_the_internet(reports: Iterable[ReachabilityReport]) -> bool:
+    return any(address.is_public(each.place) for each in _judges(reports))
 
 
-def _judges(sights: Iterable[ReachabilityReport]) -> list[ReachabilityReport]:
-    tried = [each for each in sights if each.dialed is not DialOutcome.DECLINED]
+def _judges(reports: Iterable[ReachabilityReport]) -> list[ReachabilityReport]:
+    tried = [each for each in reports if each.dialed is not DialOutcome.DECLINED]
     return [each for each in tried if address.is_public(each.place)] or tried
 
 
-def places_seen(sights: Iterable[ReachabilityReport], port: int) -> tuple[str, ...]:
+def places_seen(reports: Iterable[ReachabilityReport], port: int) -> tuple[str, ...]:
     """Return our addresses at which dial-backs succeeded, each confirmed by a majority.
 
     Without a majority, a single report could direct the whole swarm at any address, loopback included. Public and
     private addresses, and IPv4 and IPv6, are counted separately.
     """
     found: dict[tuple[bool, bool], Counter[str]] = {}
-    for host in (address.ip_of(each.place) for each in sights if each.dialed is DialOutcome.YES):
+    for host in (address.ip_of(each.place) for each in reports if each.dialed is DialOutcome.YES):
         place = address.multiaddress(str(host), port)
         if host is not None and address.is_of_use(place):
             found.setdefault((host.is_global, host.version == 6), Counter())[place] += 1
@@ -117,12 +117,12 @@ def announced(
     return tuple(dict.fromkeys([*circuits, *seen, *kept]))
 
 
-def clock_off(sights: Iterable[ReachabilityReport], now: float) -> float | None:
+def clock_off(reports: Iterable[ReachabilityReport], now: float) -> float | None:
     """Return by how many seconds our clock ``now`` is ahead of the median of the reports; None without reports.
 
     With two middle values the one nearer to our clock counts, because the other may be false.
     """
-    clocks = [each.clock for each in sights]
+    clocks = [each.clock for each in reports]
     return min((now - middle(clocks) for middle in (median_low, median_high)), key=abs) if clocks else None
 
 
@@ -200,37 +200,37 @@ class ReachabilityManager:
     async def _judge(self, now: float) -> None:
         if now - self._judged_at < VERDICT_S:
             return
-        sights: list[ReachabilityReport] = []
+        reports: list[ReachabilityReport] = []
         if self._port:
-            answers = await asyncio.gather(*map(self._ask, self._witnesses()))
-            sights = [each for each in answers if each is not None]
-            self._mind_the_clock(sights)
-        found = verdict(sights) if self._port else False
+            answers = await asyncio.gather(*map(self._ask, self._probers()))
+            reports = [each for each in answers if each is not None]
+            self._mind_the_clock(reports)
+        found = verdict(reports) if self._port else False
         if found is None:
             return
         self._judged_at = now
-        self._seen = places_seen(sights, self._port)
-        self._is_near = not speaks_for_the_internet(sights)
+        self._seen = places_seen(reports, self._port)
+        self._is_near = not speaks_for_the_internet(reports)
         if found == self.reachable:
             return
         self.reachable = found
-        where = next((address.host_of(each.place) for each in sights if each.place), "")
+        where = next((address.host_of(each.place) for each in reports if each.place), "")
         if found:
             self._notebook.note("reachable", where=f"{where}:{self._port}", relays=self._relays)
         else:
-            why = next((each.why for each in sights if each.dialed is DialOutcome.NO), "it does not listen")
+            why = next((each.why for each in reports if each.dialed is DialOutcome.NO), "it does not listen")
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
 
-    def _mind_the_clock(self, sights: Sequence[ReachabilityReport]) -> None:
-        off = clock_off(sights, time.time())
+    def _mind_the_clock(self, reports: Sequence[ReachabilityReport]) -> None:
+        off = clock_off(reports, time.time())
         if off is None or (abs(off) > MOST_CLOCK_OFF_S) == self._clock_is_wrong:
             return
         self._clock_is_wrong = not self._clock_is_wrong
-        self._notebook.note("wrong clock" if self._clock_is_wrong else "right clock", off_s=off, nodes=len(sights))
+        self._notebook.note("wrong clock" if self._clock_is_wrong else "right clock", off_s=off, nodes=len(reports))
 
-    async def _ask(self, witness: Candidate) -> ReachabilityReport | None:
+    async def _ask(self, prober: Candidate) -> ReachabilityReport | None:
         try:
-            return await look(self._node, witness.peer, witness.addresses, self._port)
+            return await look(self._node, prober.peer, prober.addresses, self._port)
         except (NetworkError, RemoteError):
             return None
 
@@ -263,7 +263,7 @@ class ReachabilityManager:
     async def _reserve(self, relay: Candidate) -> str:
         """Take or renew one reservation; return why it failed, or an empty string."""
         try:
-            await reserve(self._node.daemon, relay.peer, relay.addresses, redial=not relay.is_sheltered)
+            await reserve(self._node.daemon, relay.peer, relay.addresses, redial=not relay.is_relayed)
         except NetworkError as error:
             fresh = backoff(*(OF_LINK_S if relay.peer in self._of_link else REFUSED_S))
             _, pauses_s = self._refused.pop(relay.peer, (0.0, fresh))
@@ -272,8 +272,8 @@ class ReachabilityManager:
         self._refused.pop(relay.peer, None)
         return ""
 
-    def _witnesses(self) -> list[Candidate]:
-        return witnesses(self._candidates(), self._of_link, self._random)
+    def _probers(self) -> list[Candidate]:
+        return probers(self._candidates(), self._of_link, self._random)
 
     def _candidates(self) -> list[Candidate]:
         return candidates(self._node.known, self._of_link, self._node.peer_id, self._random)

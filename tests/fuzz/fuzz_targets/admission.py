@@ -27,24 +27,24 @@ from p2ptrain.net.session import decline_while_away
 from p2ptrain.ports import Link
 from p2ptrain.receipts import Receipt
 
-BADGE = people.badge(OWNER, at=int(NOW)).encode()
+CERTIFICATE = people.certificate(OWNER, at=int(NOW)).encode()
 MESSAGE = (FrameKind.MESSAGE, wire.encode_message(MESSAGES[0]))
 
 
 @refusing(RemoteError)
-def badge(data: bytes) -> None:
+def certificate(data: bytes) -> None:
     found = Certificate.decode(data, RUN, people.PUBLIC)
-    assert found == people.badge(), "nobody else has signed anything here"
+    assert found == people.certificate(), "nobody else has signed anything here"
     assert found.encode() == data
 
 
 @refusing(JoinLinkError)
-def ticket(data: bytes) -> None:
-    assert InviteCredential.parse(data.decode("utf-8", "replace"), RUN, people.PUBLIC) == people.ticket()
+def credential(data: bytes) -> None:
+    assert InviteCredential.parse(data.decode("utf-8", "replace"), RUN, people.PUBLIC) == people.credential()
 
 
 @refusing(RemoteError)
-def rulings(data: bytes) -> None:
+def access_list(data: bytes) -> None:
     assert AccessList.decode(data, RUN, people.PUBLIC).encode() == data
 
 
@@ -60,12 +60,12 @@ def receipt(data: bytes) -> None:
 
 
 def gated(data: bytes) -> GatedTransport:
-    gate = Gate("invite", RUN, people.PUBLIC, BADGE)
+    gate = Gate("invite", RUN, people.PUBLIC, CERTIFICATE)
     return GatedTransport(BytesTransport(data), gate, PEER, Silence(), wall=lambda: NOW)
 
 
 @refusing(RemoteError, NetworkError)
-def shown_badge(data: bytes) -> bool:
+def shown_certificate(data: bytes) -> bool:
     """Check the certificate that the initiator of a link shows."""
     heard: list[tuple[int, bytes]] = []
 
@@ -74,14 +74,14 @@ def shown_badge(data: bytes) -> bool:
         heard.append(await link.receive())
 
     link = BytesLink(data)
-    run(gated(data).welcoming(handler)(link))
+    run(gated(data).guarded(handler)(link))
     assert [kind for kind, _ in link.sent] == [FrameKind.BADGE if heard else FrameKind.REFUSAL]
-    assert not heard or BADGE in data, "nobody else has a badge here"
+    assert not heard or CERTIFICATE in data, "nobody else has a badge here"
     return len(heard) == 2
 
 
 @refusing(RemoteError, NetworkError)
-def answered_badge(data: bytes) -> None:
+def answered_certificate(data: bytes) -> None:
     """Check the certificate that precedes the answer of a peer that we dialed."""
 
     async def call() -> None:
@@ -89,7 +89,7 @@ def answered_badge(data: bytes) -> None:
         await link.receive()
 
     run(call())
-    assert BADGE in data, "nobody else has a badge here"
+    assert CERTIFICATE in data, "nobody else has a badge here"
 
 
 @refusing(RemoteError, NetworkError)
@@ -102,15 +102,15 @@ def turned_away(data: bytes) -> None:
 
 def targets() -> dict[str, Target]:
     """Return the targets of this module by name."""
-    rulings_with_names = people.rulings(2, admitted=(PEER,), revoked=("ab" * 8,))
-    claim = Receipt(people.GUEST.peer, people.WITNESS.peer, 1, 2, 3, 4, 5, 6, 7, 8).signed(RUN, people.GUEST.state)
-    shown = frames((FrameKind.BADGE, BADGE), MESSAGE)
+    access_list_with_names = people.access_list(2, admitted=(PEER,), revoked=("ab" * 8,))
+    claim = Receipt(people.GUEST.peer, people.ISSUER.peer, 1, 2, 3, 4, 5, 6, 7, 8).signed(RUN, people.GUEST.state)
+    shown = frames((FrameKind.BADGE, CERTIFICATE), MESSAGE)
     return {
-        "badge": Target(badge, (people.badge().encode(),)),
-        "ticket": Target(ticket, (str(people.ticket()).encode(),)),
-        "rulings": Target(rulings, (people.rulings().encode(), rulings_with_names.encode())),
+        "certificate": Target(certificate, (people.certificate().encode(),)),
+        "credential": Target(credential, (str(people.credential()).encode(),)),
+        "access_list": Target(access_list, (people.access_list().encode(), access_list_with_names.encode())),
         "receipt": Target(receipt, (claim.encode(),)),
-        "shown_badge": Target(shown_badge, (shown,), 5),
-        "answered_badge": Target(answered_badge, (shown,), 5),
+        "shown_certificate": Target(shown_certificate, (shown,), 5),
+        "answered_certificate": Target(answered_certificate, (shown,), 5),
         "turned_away": Target(turned_away, (frames(MESSAGE),), 5),
     }

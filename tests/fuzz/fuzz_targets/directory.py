@@ -48,8 +48,8 @@ from p2ptrain.swarm.presence_buckets import home
 
 PLACE_IN_DHT = DHTID.generate(source=presence_key(RUN, home(RUN, PEER, 0)))
 SUBKEY = MSGPackSerializer.dumps(PEER)
-BADGE = people.badge(OWNER, at=int(NOW)).encode()
-RULINGS = people.rulings(2, admitted=(people.GUEST.peer,), revoked=("ab" * 8,))
+CERTIFICATE = people.certificate(OWNER, at=int(NOW)).encode()
+ACCESS_LIST = people.access_list(2, admitted=(people.GUEST.peer,), revoked=("ab" * 8,))
 MOST_ANSWER_BYTES = 4 << 20
 """Largest answer that p2pd transmits."""
 
@@ -72,8 +72,8 @@ def sealed_record(data: bytes) -> bool:
     values = [data, msgpack.packb(data)]
     with contextlib.suppress(RemoteError):
         match statements.unpacked(data, directory.MAX_SEALED_BYTES):
-            case [bytes(encoded), badge]:
-                values.append(msgpack.packb(statements.packed([resigned(encoded), badge])))
+            case [bytes(encoded), shown]:
+                values.append(msgpack.packb(statements.packed([resigned(encoded), shown])))
     found = directory._decoded(data, gate())
     assert found is None or found.peer == PEER, "nobody else has a badge here"
     stored = [_is_stored(PresenceValidator(RUN, gate()), value) for value in values]
@@ -87,11 +87,11 @@ def _is_stored(validator: PresenceValidator, value: bytes) -> bool:
     return is_stored
 
 
-def rulings_record(data: bytes) -> bool:
+def access_list_record(data: bytes) -> bool:
     """Check an access list, also as if the author had signed it."""
-    signed, serials = [data], {RULINGS.serial}
+    signed, serials = [data], {ACCESS_LIST.serial}
     with contextlib.suppress(RemoteError):
-        match statements.unpacked(data, access_list_store.MAX_RULINGS_BYTES):
+        match statements.unpacked(data, access_list_store.MAX_ACCESS_LIST_BYTES):
             case [serial, *_, _] as fields:
                 signature = statements.signature(people.AUTHOR, b"p2ptrain rulings 1", [RUN, *fields[:-1]])
                 signed.append(statements.packed([*fields[:-1], signature]))
@@ -301,7 +301,7 @@ def certificate() -> bytes:
 
 def targets() -> dict[str, Target]:
     """Return the targets of this module by name."""
-    sealed = statements.packed([RECORD, BADGE])
+    sealed = statements.packed([RECORD, CERTIFICATE])
     pong = dht_pb2.PingResponse(peer=STORE.peer, dht_time=NOW)
     stored = dht_pb2.StoreResponse(store_ok=[True], peer=STORE.peer)
     twice = dht_pb2.StoreRequest()
@@ -310,7 +310,7 @@ def targets() -> dict[str, Target]:
     return {
         "dht_record": Target(dht_record, (RECORD, msgpack.packb(RECORD)), 5),
         "sealed_record": Target(sealed_record, (sealed, msgpack.packb(sealed)), 5),
-        "rulings_record": Target(rulings_record, (RULINGS.encode(), msgpack.packb(RULINGS.encode()))),
+        "access_list_record": Target(access_list_record, (ACCESS_LIST.encode(), msgpack.packb(ACCESS_LIST.encode()))),
         "dht_answer": Target(dht_answer, _answers(), 5),
         "dht_find": Target(dht_find, (FIND.SerializeToString(),), 5),
         "dht_store": Target(dht_store, (STORE.SerializeToString(), twice.SerializeToString()), 5),

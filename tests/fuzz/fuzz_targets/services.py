@@ -62,7 +62,7 @@ from p2ptrain.train.sketch import SKETCH_BYTES
 
 OURS = RemoteError, NetworkError
 """Errors that may end a conversation: the callers and the transport of a service expect them."""
-GUEST, WITNESS = people.GUEST, people.WITNESS
+GUEST, ISSUER = people.GUEST, people.ISSUER
 
 # --- reach --------------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ SIZES = (8, 16)
 ZEROS = [torch.zeros(size // 4) for size in SIZES]
 PAYLOADS = Payloads([len(each) for each in ZEROS], get("fp32", 1024), None)
 PAYLOADS.publish(Snapshot(1, tuple(ZEROS), tuple(ZEROS)))
-DONORS = (PEER, GUEST.peer, WITNESS.peer)
+DONORS = (PEER, GUEST.peer, ISSUER.peer)
 GIVEN_BYTES = sum(SIZES) + len(SIZES) * SKETCH_BYTES
 """Bytes that a donor gives if it gives each piece and its sketch once."""
 
@@ -153,17 +153,17 @@ class Donor(BytesLink):
 def given_weights(data: bytes) -> bool:
     """Check any bytes on the streams, and well-formed pieces and sketches with these contents."""
     gives = {peer: bytearray(data[n * GIVEN_BYTES : (n + 1) * GIVEN_BYTES]) for n, peer in enumerate(DONORS)}
-    _is_gathered(lambda peer: BytesLink(data, peer))
-    return _is_gathered(lambda peer: Donor(gives[peer], peer))
+    _is_downloaded(lambda peer: BytesLink(data, peer))
+    return _is_downloaded(lambda peer: Donor(gives[peer], peer))
 
 
-def _is_gathered(link: Callable[[PeerId], BytesLink]) -> bool:
+def _is_downloaded(link: Callable[[PeerId], BytesLink]) -> bool:
     async def dial(peer: PeerId, addresses: Any) -> BytesLink:
         return link(peer)
 
     downloader = Downloader(dial, SIZES, at_once, Silence())
     with contextlib.suppress(*OURS):
-        parts = virtual_time.run(downloader.gather(link(PEER), dict.fromkeys(DONORS, ())))
+        parts = virtual_time.run(downloader.download(link(PEER), dict.fromkeys(DONORS, ())))
         assert tuple(map(len, parts)) == SIZES
         with contextlib.suppress(RemoteError):
             PAYLOADS.check_weights(parts)
@@ -173,7 +173,7 @@ def _is_gathered(link: Callable[[PeerId], BytesLink]) -> bool:
 
 # --- receipts -----------------------------------------------------------------------------------------------------
 
-CLAIM = Receipt(GUEST.peer, WITNESS.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 500, 8)
+CLAIM = Receipt(GUEST.peer, ISSUER.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 500, 8)
 
 
 def book(of: PeerId, partner: PeerId) -> Book:
@@ -201,7 +201,7 @@ def asked_to_sign(data: bytes) -> bool:
 @refusing(*OURS)
 def _is_signed(data: bytes) -> bool:
     link = BytesLink(data, GUEST.peer)
-    notary = receipt_service.ReceiptService(RUN, book(WITNESS.peer, GUEST.peer), WITNESS.state, wall=lambda: NOW)
+    notary = receipt_service.ReceiptService(RUN, book(ISSUER.peer, GUEST.peer), ISSUER.state, wall=lambda: NOW)
     run(notary.answer(link))
     [(_, answer)] = link.sent
     match msgpack.unpackb(answer):
@@ -221,25 +221,25 @@ def told_receipt(data: bytes) -> None:
     claim = CLAIM.signed(RUN, GUEST.state)
     answer = run(receipt_service.ask_to_sign(BytesTransport(data), claim))
     if not isinstance(answer, Objection):
-        receipt = book(GUEST.peer, WITNESS.peer).agreed(claim, answer)
+        receipt = book(GUEST.peer, ISSUER.peer).agreed(claim, answer)
         assert receipt is None or receipt.is_agreed(RUN)
 
 
 # --- admission ----------------------------------------------------------------------------------------------------
 
-TICKET = people.ticket(uses=1000)
+CREDENTIAL = people.credential(uses=1000)
 
 
 def gate() -> Gate:
-    return Gate("invite", RUN, people.PUBLIC, rulings=people.rulings())
+    return Gate("invite", RUN, people.PUBLIC, access_list=people.access_list())
 
 
 @refusing(*OURS)
 def asked_about_admission(data: bytes) -> None:
-    register = InviteRegister(RUN, WITNESS.peer)
-    desk = admission_service.AdmissionHandler(gate(), register, WITNESS.state, wall=lambda: NOW)
+    register = InviteRegister(RUN, ISSUER.peer)
+    handler = admission_service.AdmissionHandler(gate(), register, ISSUER.state, wall=lambda: NOW)
     link = BytesLink(data, GUEST.peer)
-    run(desk.answer(link))
+    run(handler.answer(link))
     [(_, answer)] = link.sent
     assert len(answer) <= admission_service._MAX_ANSWER_BYTES
     assert register.encode()
@@ -247,15 +247,15 @@ def asked_about_admission(data: bytes) -> None:
 
 
 @refusing(*OURS)
-def told_rulings(data: bytes) -> None:
+def told_access_list(data: bytes) -> None:
     ours = gate()
-    is_newer = run(admission_service.ask_rulings(BytesTransport(data), WITNESS.peer, (), ours))
-    assert is_newer == (ours.rulings != people.rulings())
+    is_newer = run(admission_service.ask_access_list(BytesTransport(data), ISSUER.peer, (), ours))
+    assert is_newer == (ours.access_list != people.access_list())
 
 
 @refusing(*OURS)
-def told_badge(data: bytes) -> None:
-    answer = run(admission_service.come_in(BytesTransport(data), WITNESS.peer, (), TICKET, gate(), GUEST.peer))
+def told_certificate(data: bytes) -> None:
+    answer = run(admission_service.come_in(BytesTransport(data), ISSUER.peer, (), CREDENTIAL, gate(), GUEST.peer))
     assert isinstance(answer, Refusal) or gate().refusal(GUEST.peer, answer.encode(), people.NOW) is None
 
 
@@ -327,9 +327,9 @@ def targets() -> dict[str, Target]:
         ["failure", 2, NOW, "it broke"],
         ["checkpoint", 3, NOW, 4],
     ]
-    signed, countersigned = CLAIM.signed(RUN, GUEST.state), CLAIM.countersigned(RUN, WITNESS.state)
-    invite, introduction = TICKET.invite.fields(), TICKET.introduce(RUN, GUEST.peer)
-    badge = people.badge(by=TICKET)
+    signed, countersigned = CLAIM.signed(RUN, GUEST.state), CLAIM.countersigned(RUN, ISSUER.state)
+    invite, introduction = CREDENTIAL.invite.fields(), CREDENTIAL.introduce(RUN, GUEST.peer)
+    certificate = people.certificate(by=CREDENTIAL)
     questions = {
         "asked_about_reach": (
             asked_about_reach,
@@ -354,10 +354,13 @@ def targets() -> dict[str, Target]:
             told_receipt,
             (said(["agreed", countersigned.countersignature]), said(["objection", Objection.MORE.value])),
         ),
-        "told_rulings": (told_rulings, (said(["rulings", b""]), said(["rulings", people.rulings(2).encode()]))),
-        "told_badge": (
-            told_badge,
-            (said(["came", badge.witnessed_at, badge.attestation]), said(["refused", Refusal.LATE.value])),
+        "told_access_list": (
+            told_access_list,
+            (said(["rulings", b""]), said(["rulings", people.access_list(2).encode()])),
+        ),
+        "told_certificate": (
+            told_certificate,
+            (said(["came", certificate.witnessed_at, certificate.attestation]), said(["refused", Refusal.LATE.value])),
         ),
         "told_manifest": (told_manifest, (frames((FrameKind.MANIFEST, SIGNED.to_bytes())),)),
     }

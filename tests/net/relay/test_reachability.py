@@ -19,7 +19,7 @@ from p2ptrain.net import address
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay import reachability
-from p2ptrain.net.relay.candidates import MOST_ADDRESSES, WITNESSES, Candidate, candidates, witnesses
+from p2ptrain.net.relay.candidates import MOST_ADDRESSES, PROBERS, Candidate, candidates, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.reachability import ReachabilityManager, announced, best_place, clock_off, verdict
 from p2ptrain.wire import MAX_ADDRESS_CHARS
@@ -42,7 +42,7 @@ def sight(dialed: DialOutcome, place: str = PUBLIC) -> ReachabilityReport:
 
 
 @pytest.mark.parametrize(
-    ("sights", "found"),
+    ("reports", "found"),
     [
         ([], None),
         ([sight(DialOutcome.DECLINED)], None),
@@ -59,9 +59,9 @@ def sight(dialed: DialOutcome, place: str = PUBLIC) -> ReachabilityReport:
     ],
 )
 def test_a_majority_of_those_who_speak_for_the_internet_decides(
-    sights: list[ReachabilityReport], found: bool | None
+    reports: list[ReachabilityReport], found: bool | None
 ) -> None:
-    assert verdict(sights) is found
+    assert verdict(reports) is found
 
 
 def yes(*hosts: str) -> list[ReachabilityReport]:
@@ -140,7 +140,7 @@ def test_who_has_circuits_is_dialed_as_a_relay_where_others_have_circuits_throug
     found = {each.peer: each for each in candidates(hidden, [], ME, Random(0))}
     assert found == {RELAY: Candidate(RELAY, (PUBLIC,)), HIDDEN: Candidate(HIDDEN, ("/ip4/9.9.9.9/tcp/1",), True)}
     [known] = [each for each in candidates(hidden, [HIDDEN], ME, Random(0)) if each.peer == HIDDEN]
-    assert not known.is_sheltered
+    assert not known.is_relayed
     named = hidden | {OTHER: [address.through(HIDDEN, PRIVATE)]}
     [known] = [each for each in candidates(named, [], ME, Random(0)) if each.peer == HIDDEN]
     assert known == Candidate(HIDDEN, ("/ip4/9.9.9.9/tcp/1", PRIVATE))
@@ -164,11 +164,11 @@ def test_who_is_named_a_relay_is_no_likelier_a_witness() -> None:
     known = {peer: [PUBLIC] for peer in crowd[2:]}
     known |= {HIDDEN: [address.through(liar, PUBLIC) for liar in liars], BOOTSTRAP: [PUBLIC]}
     drawn = [
-        [each.peer for each in witnesses(candidates(known, [BOOTSTRAP], ME, random), [BOOTSTRAP], random)]
+        [each.peer for each in probers(candidates(known, [BOOTSTRAP], ME, random), [BOOTSTRAP], random)]
         for random in map(Random, range(300))
     ]
-    assert all(len(each) == len(set(each)) == WITNESSES and each[0] == BOOTSTRAP for each in drawn)
-    assert sum(set(liars) <= set(each) for each in drawn) < 10  # expected: 300 * 2 / 42 * 1 / 41, which is none or one
+    assert all(len(each) == len(set(each)) == PROBERS and each[0] == BOOTSTRAP for each in drawn)
+    assert sum(set(liars) <= set(each) for each in drawn) < 10  # 300 * 2 of 42 * 1 of 41: one or none
 
 
 def test_what_a_relay_says_of_itself_is_not_mended_by_strangers() -> None:

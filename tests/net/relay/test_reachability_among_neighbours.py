@@ -36,13 +36,13 @@ class World:
 
     def __init__(self) -> None:
         self.node = FakeNode(PRIVATE)
-        self.sights: dict[PeerId, ReachabilityReport] = {}
+        self.reports: dict[PeerId, ReachabilityReport] = {}
         self.is_down = False
 
     async def look(self, node: object, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
-        if peer not in self.sights:
+        if peer not in self.reports:
             raise NetworkError("it does not answer")
-        return self.sights[peer]
+        return self.reports[peer]
 
     async def reserve(self, daemon: object, relay: PeerId, addresses: Sequence[str], redial: bool) -> None:
         if self.is_down:
@@ -85,14 +85,14 @@ def test_who_can_say_what_the_internet_sees() -> None:
 def test_who_is_seen_by_a_neighbour_alone_takes_places_for_the_others(world: World, during: Play) -> None:
     """Check a router without hairpin NAT: the neighbour's report does not hold for the internet."""
     world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), BOOTSTRAP: (PUBLIC,)}, (BOOTSTRAP,)
-    world.sights = {OTHER: sight(DialOutcome.YES, PRIVATE), BOOTSTRAP: sight(DialOutcome.DECLINED, PUBLIC)}
+    world.reports = {OTHER: sight(DialOutcome.YES, PRIVATE), BOOTSTRAP: sight(DialOutcome.DECLINED, PUBLIC)}
 
     async def scene(here: ReachabilityManager) -> None:
         await asyncio.sleep(ROUND)
         assert here.reachable is True
         assert address.through(BOOTSTRAP, PUBLIC) in here.addresses
         assert PRIVATE in here.addresses
-        world.sights[BOOTSTRAP] = sight(DialOutcome.YES, PUBLIC)
+        world.reports[BOOTSTRAP] = sight(DialOutcome.YES, PUBLIC)
         await asyncio.sleep(VERDICT_S + ROUND)
         assert not here._held
         assert here.addresses == ("/ip4/8.8.8.8/tcp/5", PRIVATE)
@@ -102,7 +102,7 @@ def test_who_is_seen_by_a_neighbour_alone_takes_places_for_the_others(world: Wor
 
 def test_a_circuit_tells_of_others_outside(world: World, during: Play) -> None:
     world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), HIDDEN: (address.through(RELAY, PUBLIC),)}, ()
-    world.sights = {OTHER: sight(DialOutcome.YES, PRIVATE)}
+    world.reports = {OTHER: sight(DialOutcome.YES, PRIVATE)}
 
     async def scene(here: ReachabilityManager) -> None:
         await asyncio.sleep(ROUND)
@@ -113,7 +113,7 @@ def test_a_circuit_tells_of_others_outside(world: World, during: Play) -> None:
 
 def test_a_swarm_in_one_network_needs_no_relays(world: World, during: Play) -> None:
     world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), BOOTSTRAP: (NEIGHBOUR,)}, (BOOTSTRAP,)
-    world.sights = dict.fromkeys((OTHER, BOOTSTRAP), sight(DialOutcome.YES, PRIVATE))
+    world.reports = dict.fromkeys((OTHER, BOOTSTRAP), sight(DialOutcome.YES, PRIVATE))
 
     async def scene(here: ReachabilityManager) -> None:
         await asyncio.sleep(2 * VERDICT_S)

@@ -263,21 +263,21 @@ def test_a_hidden_node_finds_shelter_and_another_when_its_relay_stops(place: Pla
         hidden = place.hidden[0]
         log = MemoryLog()
         second = await Node.start(Identity.load_or_create(tmp_path / "second.key"), RUN, listen=LOOPBACK, local=True)
-        shelter = ReachabilityManager(hidden, log)
+        manager = ReachabilityManager(hidden, log)
         try:
             async with relaying(place):
-                task = asyncio.create_task(shelter.run())
+                task = asyncio.create_task(manager.run())
                 async with asyncio.timeout(60.0):
-                    while not shelter._held:
+                    while not manager._held:
                         await asyncio.sleep(0.02)
-                assert shelter.reachable is False
-                assert shelter.addresses == (place.circuit,)
+                assert manager.reachable is False
+                assert manager.addresses == (place.circuit,)
             relay = await Relay.start(second, RelayLimits())
             hidden._bootstraps[second.peer_id] = second.addresses
             async with asyncio.timeout(120.0):
-                while [*shelter._held] != [second.peer_id]:
+                while [*manager._held] != [second.peer_id]:
                     await asyncio.sleep(0.02)
-            assert shelter.addresses == (address.through(second.peer_id, second.addresses[0]),)
+            assert manager.addresses == (address.through(second.peer_id, second.addresses[0]),)
             assert "relay lost" in [kind for kind, _ in log.notes]
             task.cancel()
             await relay.close()
