@@ -70,7 +70,7 @@ class PeerInfo:
     not_before: float = 0.0
     """End of the time in which we do not call it."""
     lone_until: float = 0.0
-    """The same while no other partner can be called. Not after ``not_before``."""
+    """End of the time in which we do not call it while no other partner can be called. Not after ``not_before``."""
     distrusted_until: float = 0.0
     """End of the time in which it may not engage anything of ours."""
     barred_until: float = 0.0
