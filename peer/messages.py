@@ -71,7 +71,11 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
 
 def _forward(fields: Mapping[str, Any]) -> str:
     target = f" to {fields['own']}" if fields.get("own") else ""
-    return f"forward TCP port {fields['port']} of your router{target}" if fields.get("port") else "restart with --listen /ip4/0.0.0.0/tcp/31337"
+    return (
+        f"forward TCP port {fields['port']} of your router{target}"
+        if fields.get("port")
+        else "restart with --listen /ip4/0.0.0.0/tcp/31337"
+    )
 
 
 def _progress(fields: Mapping[str, Any]) -> str:
