@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 
+from lab.busy import KINDS
 from lab.conductor import Conductor
 from lab.run_record import Ended, RunRecord
 from lab.scenario import BOOTSTRAP
@@ -26,6 +27,9 @@ from peer.testnet.watch import Watch
 ABANDON_GRACE_S = 3.0
 """Time for a trainer to end, without saving, after an interrupt. Guess: the times of interrupted lab runs would settle
 it."""
+
+BUSY_LOG = "busy.log"
+"""File in the output folder that takes what busy programs print."""
 
 LEARNING_S = 600.0
 """Longest wait for the swarm to learn before second 0. The demo model needs about 2 s (measured on 2 cores)."""
@@ -50,15 +54,20 @@ async def _run(conductor: Conductor, seconds: float | None) -> RunRecord:
     watch = conductor.watch
     began: float | None = None
     cut_short = False
+    busy: list[processes.Child] = []
     try:
         conductor.breakages.prepare(conductor.script.acts, {each.name: each.home.path for each in conductor.plan.peers})
         troubles = await _begin(conductor)
         if not troubles:
+            for number in range(conductor.script.busy_programs):
+                log = conductor.plan.out / BUSY_LOG
+                busy.append(await processes.start(f"busy-{number}", "lab.busy", [KINDS[number % len(KINDS)]], log, 1))
             began = time.monotonic()
             watch.say(f"second 0: all peers {'have learned' if conductor.script.waits_for_learning else 'train'}")
             troubles, cut_short = await _until_over(conductor, seconds)
         await conductor.queue.join()
         await conductor.restore_all()
+        await processes.stop(busy, ABANDON_GRACE_S)
         await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap, which they tell that they leave
         watch.refresh()
         wall_s = 0.0 if began is None else time.monotonic() - began
@@ -68,7 +77,7 @@ async def _run(conductor: Conductor, seconds: float | None) -> RunRecord:
             await conductor.queue.cancel()
             await conductor.restore_all()
         finally:
-            await processes.stop([*conductor.trainers, *conductor.all_bootstraps], ABANDON_GRACE_S)
+            await processes.stop([*busy, *conductor.trainers, *conductor.all_bootstraps], ABANDON_GRACE_S)
         raise
     lives = {
         name: [Ended(life.child.ended.result(), life.ended_by_us) for life in lives]

@@ -144,6 +144,9 @@ class RealScenario(Scenario):
     begins: Literal["training", "learned"] = "training"
     """Event at second 0: all initial peers train (training), or their losses have fallen, too (learned)."""
 
+    busy_programs: int = Field(default=0, ge=0, le=100)
+    """Other programs that keep the computer busy from second 0 to the end: half compute, half wake each other."""
+
     admission: Literal["open", "invite"] = "open"
     """Admission to the run: open to everybody, or only to peers whom the author invited and has not banned."""
 

@@ -88,6 +88,8 @@ class Script:
     """Bootstraps in the order of their starts."""
     waits_for_learning: bool = False
     """Whether second 0 is when all initial peers have learned."""
+    busy_programs: int = 0
+    """Other programs that keep the computer busy from second 0 on."""
 
     @property
     def churning(self) -> frozenset[str]:
@@ -128,7 +130,7 @@ def script_of(scenario: RealScenario) -> Script:
     later = [act for act in acts if not (act.kind is ActKind.START and act.at_s <= 0)]
     names = (BOOTSTRAP, *(f"{BOOTSTRAP}-{number}" for number in range(2, bootstrap.count + 1)))
     later.sort(key=lambda act: act.at_s)
-    return Script(tuple(peers), first, tuple(later), names, scenario.begins == "learned")
+    return Script(tuple(peers), first, tuple(later), names, scenario.begins == "learned", scenario.busy_programs)
 
 
 def _add_host(

@@ -167,7 +167,7 @@ class CatchUp:
             self.pull = None
             times = self._declined[link.peer] = self._declined.get(link.peer, 0) + 1
             pause_s = min(SHORT_PAUSE_S * 2.0 ** min(times - 1, 10), LONG_PAUSE_S)
-            core.members.pause(link.peer, now + pause_s * core.random.uniform(0.5, 1.5))
+            core.members.pause(link.peer, now + pause_s * core.random.uniform(0.5, 1.5), now)
             core.note("skipped", link.peer, decline.reason.value)
 
     def pulled(self, link: LinkId, received_bytes: int) -> None:
@@ -241,7 +241,7 @@ class CatchUp:
     def _pause(self, donor: PeerId, held_s: float, now: float) -> None:
         known = self._core.members.get(donor)
         longest_s = LONGEST_PAUSE_S * 2.0 ** min(known.broken + known.unanswered if known else 0, 16)
-        self._core.members.pause(donor, now + min(held_s, longest_s))
+        self._core.members.pause(donor, now + min(held_s, longest_s), now)
 
     def extend_deadlines(self, now: float, seconds: float) -> None:
         self._begun = {link: since + seconds for link, since in self._begun.items()} if seconds < ASLEEP_S else {}

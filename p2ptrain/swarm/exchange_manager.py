@@ -82,7 +82,7 @@ class ExchangeManager:
         """Offer to all partners that this outer step planned."""
         for planned, peer in self.rounds.take_due(now):
             known = self._core.members.get(peer)
-            if known is None or known.distrusted_until > now or self._core.is_outlier:
+            if known is None or self._core.members.is_distrusted(peer, now) or self._core.is_outlier:
                 planned.move(peer, MeetingEvent.ABSENT)
                 continue
             planned.move(peer, MeetingEvent.CALL)
@@ -106,8 +106,11 @@ class ExchangeManager:
             effective_progress=core.effective_progress,
             distrusts_sender=core.members.is_distrusted(link.peer, now),
             is_crossing=crossing is not None,
-            is_offering=any(now - offer.started_at < prompt for offer in offers),
-            is_engaged=self.book.is_engaged_with(link.peer) or self._slow_partners.waits(link.peer, now),
+            is_offering=any(
+                now - offer.started_at < prompt and core.members.answers(offer.link.peer) for offer in offers
+            ),
+            is_engaged=self.book.is_engaged_with(link.peer)
+            or (self._slow_partners.waits(link.peer, now) and core.members.has_ready_partner(now)),
             free_fragments=self.book.free_fragments(),
             exchanges=len(self.book) - len(offers),
             planned=self.rounds.view(offer, link.peer, now) if offer.round else None,
@@ -177,7 +180,7 @@ class ExchangeManager:
         if exchange.round:
             self.rounds.ended(exchange, MeetingEvent.REFUSAL, now)
             return
-        core.members.pause(link.peer, now + pause_after(core, decline.reason, exchange))
+        core.members.pause(link.peer, now + pause_after(core, decline.reason, exchange), now)
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:

@@ -82,9 +82,9 @@ class OfferView:
     is_crossing: bool
     """Whether we have an unanswered offer to the sender; the smaller peer id's offer wins."""
     is_offering: bool
-    """Whether we have a recent unanswered offer to any peer. Accepting another's now would break one of two agreements
-    and, if offers run in a circle, all of them, forever. An answer takes one round trip; an offer unanswered for longer
-    does not make this peer busy."""
+    """Whether we have a recent unanswered offer to any peer that answered the last one. Accepting another's now would
+    break one of two agreements and, if offers run in a circle, all of them, forever. An answer takes one round trip; an
+    offer unanswered for longer does not make this peer busy."""
     is_engaged: bool
     """Whether an exchange with the sender is under way, or others come first after a slow one. A second exchange would
     only let it hold more of our fragments."""

@@ -2,7 +2,8 @@
 
 A peer is live while its presence record, or its last message, is fresh. A failure causes a pause that doubles with
 every failure in a row; a protocol violation causes a much longer one. One success ends both. A peer that could not be
-reached may still call this one: it was away and is back.
+reached may still call this one: it was away and is back. While no other partner can be called, pauses after failures
+are short (``peer_info.LONE_PAUSE_S``), and those that failed may call.
 """
 
 from __future__ import annotations
@@ -77,18 +78,19 @@ class Membership:
         known = self._known.get(peer) or self._begin(peer)
         if settled is not None:
             known.settled = settled
+        known.hear(now)
         self._update(known, state, step, progress, now + HEARD_LIFETIME_S)
 
-    def pause(self, peer: PeerId, until: float) -> None:
+    def pause(self, peer: PeerId, until: float, now: float) -> None:
         if known := self._known.get(peer):
-            known.not_before = max(known.not_before, until)
+            known.pause(until, now)
             self._paused[peer] = known
 
     def called(self, peer: PeerId, now: float) -> None:
         """Record an offer, and pause at ``MOST_CALLS``: a peer called more often declines without reading."""
         known = self._known.get(peer)
         if known is not None and (until := known.call(now)):
-            self.pause(peer, until)
+            self.pause(peer, until, now)
 
     def blame(self, peer: PeerId, now: float, fault: Fault, held_s: float = 0.0) -> None:
         """Record a failed conversation, in which the peer had our fragments engaged for ``held_s`` seconds."""
@@ -97,13 +99,19 @@ class Membership:
             until = self._offences.add(peer, now, FAR_S if fault is Fault.FAR else QUARANTINE_S)
             if known is None:
                 return
+            known.lone_until = known.barred_until = max(known.barred_until, until)
         elif known is None:
             return
         else:
             until = known.blame(fault, now, held_s)
         if fault is not Fault.UNANSWERED:
             known.distrusted_until = max(known.distrusted_until, until)
-        self.pause(peer, until)
+        self.pause(peer, until, now)
+
+    def answers(self, peer: PeerId) -> bool:
+        """Report whether the last offer to it was answered."""
+        known = self._known.get(peer)
+        return known is not None and known.unanswered == 0
 
     def times_unrelated(self, peer: PeerId) -> int:
         """Return the number of exchanges in which its weights were unrelated to ours; each commit halves it."""
@@ -122,7 +130,13 @@ class Membership:
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
         known = self._known.get(peer)
-        return (known.distrusted_until if known is not None else self._offences.until(peer)) > now
+        if known is None:
+            return self._offences.until(peer) > now
+        return known.barred_until > now or (known.distrusted_until > now and self.has_ready_partner(now))
+
+    def has_ready_partner(self, now: float) -> bool:
+        """Report whether any live peer can be called now: one that can exchange and has no pause."""
+        return len(self._unready(now)) < len(self.live(now))
 
     def expire(self, now: float) -> list[PeerId]:
         """Forget peers that are no longer live and have no pause; return those of them that had not said goodbye."""
@@ -149,18 +163,19 @@ class Membership:
 
     def partners(self, now: float, excluding: Iterable[PeerId] = ()) -> list[PeerInfo]:
         excluded = set(excluding)
-        return [
-            known
-            for known in self.live(now)
-            if known.not_before <= now and known.state in _EXCHANGE and known.peer not in excluded
+        able = [known for known in self.live(now) if known.state in _EXCHANGE]
+        ready = [known for known in able if known.not_before <= now] or [
+            known for known in able if known.lone_until <= now
         ]
+        return [known for known in ready if known.peer not in excluded]
 
     def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> PeerInfo | None:
         """Return ``random.choice(partners(now, excluding))``, or None, without iterating over the partners."""
-        live = self.live(now)
-        out = {peer for peer in excluding if self._is_listed(peer)}
-        out.update(self._joining)
-        out.update(peer for peer, known in self._paused.items() if known.not_before > now and known.listed)
+        live, unready = self.live(now), self._unready(now)
+        if len(unready) == len(live):
+            alone = self.partners(now, excluding)
+            return random.choice(alone) if alone else None
+        out = unready.union(peer for peer in excluding if self._is_listed(peer))
         if len(out) >= len(live):
             return None
         place = random.choice(range(len(live) - len(out)))
@@ -177,7 +192,11 @@ class Membership:
         if not self._paused:
             return None
         self._paused = {peer: known for peer, known in self._paused.items() if known.not_before > now}
-        return min((known.not_before for known in self._paused.values() if known.listed), default=None)
+        paused = [known for known in self._paused.values() if known.listed]
+        ends = [known.not_before for known in paused]
+        if not self.has_ready_partner(now):
+            ends += [known.lone_until for known in paused if known.lone_until > now]
+        return min(ends, default=None)
 
     def sample(self, random: Random, count: int, now: float, excluding: PeerId) -> tuple[Presence, ...]:
         """Draw some live peers' records to pass on."""
@@ -191,12 +210,17 @@ class Membership:
     def records(self, now: float) -> list[Presence]:
         return [known.presence for known in self.live(now) if known.presence]
 
+    def _unready(self, now: float) -> set[PeerId]:
+        """Return the live peers that cannot exchange yet or have a pause."""
+        paused = {peer for peer, known in self._paused.items() if known.not_before > now and known.listed}
+        return paused | self._joining
+
     def _begin(self, peer: PeerId) -> PeerInfo:
         if len(self._known) >= MAX_KNOWN:
             self._forget_stalest()
         known = self._known[peer] = PeerInfo(peer, live_until=-NEVER)
         if until := self._offences.until(peer):
-            known.not_before = known.distrusted_until = until
+            known.not_before = known.lone_until = known.distrusted_until = known.barred_until = until
             self._paused[peer] = known
         return known
 

@@ -21,6 +21,10 @@ count withdrawals of honest peers."""
 REST = 4.0
 """Pause of a peer that held us in vain or for too long (``slow_partners``), as a multiple of that time; so it takes at
 most a fifth of our time. Guess: compare swarms with other values."""
+LONE_PAUSE_S = 0.5
+"""Pause of a partner while no other one can be called. Pauses make room for others; without others they only
+lose exchanges: on a computer that many programs keep busy, two peers that paused up to 20 s made three quarters of
+their outer steps alone. Guess: compare swarms of two on a busy machine with other values."""
 MISFITS_FORGIVEN = 3
 """Payloads of a peer that may misfit the agreed step widths before it is paused for that: each one teaches half an
 octave (``codec.steps.PACE``). Each exchange that fits forgets half of them. Measured: of three tiny peers in lockstep
@@ -65,14 +69,31 @@ class PeerInfo:
     """End of the pause because we sent it enough offers, whatever becomes of them."""
     not_before: float = 0.0
     """End of the time in which we do not call it."""
+    lone_until: float = 0.0
+    """End of the time in which we do not call it while no other partner can be called. Not after ``not_before``."""
     distrusted_until: float = 0.0
     """End of the time in which it may not engage anything of ours."""
+    barred_until: float = 0.0
+    """End of the part of both that follows protocol violations and weights beyond our radius."""
     listed: bool = False  # live and not leaving
     alarm: float = NEVER  # next check of its liveness
 
     def may_be_asked(self, now: float) -> bool:
         """Report whether it may be asked for its weights: pacing holds back offers only."""
         return self.not_before <= max(now, self.paced_until)
+
+    def pause(self, until: float, now: float) -> None:
+        """Do not call it before ``until``, or ``LONE_PAUSE_S`` from now while no other partner can be called.
+
+        Calls that it does not answer double the latter, until it is heard again.
+        """
+        lone_s = LONE_PAUSE_S * 2 ** min(max(self.unanswered - 1, 0), 16)
+        self.lone_until = max(self.lone_until, min(until, now + lone_s))
+        self.not_before = max(self.not_before, until)
+
+    def hear(self, now: float) -> None:
+        """End the part of a lone partner's pause that waits for a sign of life."""
+        self.lone_until = min(self.lone_until, max(now + LONE_PAUSE_S, self.barred_until, self.paced_until))
 
     def call(self, now: float) -> float:
         """Record an offer to it. Return the end of the pause if it has had enough offers, else 0."""
@@ -104,7 +125,8 @@ class PeerInfo:
         self.unanswered = self.broken = self.withdrawn = 0
         self.misfits //= 2
         self.unrelated //= 2
-        self.not_before, self.distrusted_until = self.paced_until, 0.0
+        self.not_before = self.lone_until = self.paced_until
+        self.distrusted_until = self.barred_until = 0.0
 
     @property
     def addresses(self) -> tuple[str, ...]:

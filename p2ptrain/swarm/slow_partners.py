@@ -45,4 +45,4 @@ class SlowPartnerPenalty:
         if too_long_s <= 0:
             return
         until = self._until[peer] = max(self._until.get(peer, now), now + REST * too_long_s)
-        self._core.members.pause(peer, until)
+        self._core.members.pause(peer, until, now)

@@ -8,8 +8,19 @@ from random import Random
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
-from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, FAR_S, FORGIVEN, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
+from p2ptrain.swarm.peer_info import (
+    FAILURE_PAUSE_S,
+    FAR_S,
+    FORGIVEN,
+    LONE_PAUSE_S,
+    MISFITS_FORGIVEN,
+    QUARANTINE_S,
+    REST,
+    Fault,
+)
 from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MOST_CALLS
+
+ABLE = (PeerState.TRAINING, PeerState.FINISHING)
 
 
 @dataclass
@@ -22,7 +33,9 @@ class Entry:
     presence: Presence | None = None
     times: dict[Fault, int] | None = None
     not_before: float = 0.0
+    lone_until: float = 0.0
     distrusted_until: float = 0.0
+    barred_until: float = 0.0
     calls: list[float] = field(default_factory=list)
     paced_until: float = 0.0
 
@@ -37,7 +50,8 @@ class PlainMembership:
 
     def entry(self, peer: PeerId, live_until: float) -> Entry:
         until = self.offences.until(peer)
-        return self.known.setdefault(peer, Entry(peer, live_until, not_before=until, distrusted_until=until))
+        new = Entry(peer, live_until, not_before=until, lone_until=until, distrusted_until=until, barred_until=until)
+        return self.known.setdefault(peer, new)
 
     def see(self, presence: Presence, live_until: float) -> bool:
         if presence.peer == self.me:
@@ -57,6 +71,7 @@ class PlainMembership:
         entry = self.entry(peer, now)
         entry.settled = entry.settled if settled is None else settled
         entry.live_until = max(entry.live_until, now + HEARD_LIFETIME_S)
+        entry.lone_until = min(entry.lone_until, max(now + LONE_PAUSE_S, entry.barred_until, entry.paced_until))
         entry.state, entry.progress = state, progress
 
     def called(self, peer: PeerId, now: float) -> None:
@@ -67,10 +82,13 @@ class PlainMembership:
                 level = min(max(level - (at - before) * CALLS_PER_S, 0.0) + 1.0, MOST_CALLS)
             if level > MOST_CALLS - 1.0:
                 entry.paced_until = now + 1.0 / CALLS_PER_S
-                self.pause(peer, entry.paced_until)
+                self.pause(peer, entry.paced_until, now)
 
-    def pause(self, peer: PeerId, until: float) -> None:
+    def pause(self, peer: PeerId, until: float, now: float) -> None:
         if entry := self.known.get(peer):
+            unanswered = (entry.times or {}).get(Fault.UNANSWERED, 0)
+            lone_s = LONE_PAUSE_S * 2.0 ** max(unanswered - 1, 0)
+            entry.lone_until = max(entry.lone_until, min(until, now + lone_s))
             entry.not_before = max(entry.not_before, until)
 
     def blame(self, peer: PeerId, now: float, fault: Fault, held_s: float = 0.0) -> None:
@@ -93,7 +111,10 @@ class PlainMembership:
                 until = now + max(first, REST * held_s)
             else:
                 until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
-        entry.not_before = max(entry.not_before, until)
+        if fault in (Fault.OFFENCE, Fault.FAR):
+            entry.barred_until = max(entry.barred_until, until)
+            entry.lone_until = max(entry.lone_until, entry.barred_until)
+        self.pause(peer, until, now)
         if fault is not Fault.UNANSWERED:
             entry.distrusted_until = max(entry.distrusted_until, until)
 
@@ -102,11 +123,17 @@ class PlainMembership:
             times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
             forgotten = {Fault.UNANSWERED: 0, Fault.BROKEN: 0, Fault.WITHDRAWN: 0}
             entry.times = {**times, **forgotten, Fault.MISFIT: times[Fault.MISFIT] // 2}
-            entry.not_before, entry.distrusted_until = entry.paced_until, 0.0
+            entry.not_before = entry.lone_until = entry.paced_until
+            entry.distrusted_until = entry.barred_until = 0.0
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
         known = self.known.get(peer)
-        return (self.offences.until(peer) if known is None else known.distrusted_until) > now
+        if known is None:
+            return self.offences.until(peer) > now
+        return known.barred_until > now or (known.distrusted_until > now and not self.is_alone(now))
+
+    def is_alone(self, now: float) -> bool:
+        return not any(entry.state in ABLE and entry.not_before <= now for entry in self.live(now))
 
     def expire(self, now: float) -> list[PeerId]:
         gone = sorted(e.peer for e in self.known.values() if e.live_until <= now and e.not_before <= now)
@@ -118,8 +145,10 @@ class PlainMembership:
         return [entry for entry in here if entry.live_until > now and entry.state is not PeerState.LEAVING]
 
     def partners(self, now: float, excluding: set[PeerId]) -> list[Entry]:
-        ready = (PeerState.TRAINING, PeerState.FINISHING)
-        return [e for e in self.live(now) if e.state in ready and e.not_before <= now and e.peer not in excluding]
+        able = [entry for entry in self.live(now) if entry.state in ABLE and entry.peer not in excluding]
+        if self.is_alone(now):
+            return [entry for entry in able if entry.lone_until <= now]
+        return [entry for entry in able if entry.not_before <= now]
 
     def draw(self, random: Random, now: float, excluding: set[PeerId]) -> Entry | None:
         candidates = self.partners(now, excluding)
@@ -129,7 +158,9 @@ class PlainMembership:
         return all(entry.progress <= progress for entry in self.live(now))
 
     def next_change(self, now: float) -> float | None:
-        return min((e.not_before for e in self.live(now) if e.not_before > now), default=None)
+        paused = [entry for entry in self.live(now) if entry.not_before > now]
+        lone = [entry.lone_until for entry in paused if entry.lone_until > now and self.is_alone(now)]
+        return min([*lone, *(entry.not_before for entry in paused)], default=None)
 
     def sample(self, random: Random, count: int, now: float, excluding: PeerId) -> tuple[Presence, ...]:
         records = [e.presence for e in self.live(now) if e.presence and e.peer != excluding]

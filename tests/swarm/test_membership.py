@@ -12,7 +12,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
-from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
+from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, LONE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
 from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
 
 BIRCH = PeerId("birch")
@@ -23,7 +23,13 @@ PEERS = 12
 def members() -> Membership:
     members = Membership(PeerId("amber"))
     members.see(presence("birch"), live_until=1e9)
+    members.see(presence("cedar"), live_until=1e9)
     return members
+
+
+def calls(members: Membership, now: float) -> bool:
+    """Whether birch may be called."""
+    return BIRCH in [known.peer for known in members.partners(now)]
 
 
 def test_pauses_double_up_to_a_bound_and_one_success_ends_them(members: Membership) -> None:
@@ -31,10 +37,10 @@ def test_pauses_double_up_to_a_bound_and_one_success_ends_them(members: Membersh
     for times in range(20):
         members.blame(BIRCH, 0.0, Fault.BROKEN)
         pause = min(first * 2**times, longest)
-        assert not members.partners(pause - 0.1)
-        assert members.partners(pause)
+        assert not calls(members, pause - 0.1)
+        assert calls(members, pause)
     members.praise(BIRCH)
-    assert members.partners(0.0)
+    assert calls(members, 0.0)
     assert not members.is_distrusted(BIRCH, 0.0)
 
 
@@ -50,7 +56,7 @@ def test_calls_that_came_to_nothing_cost_no_trust(members: Membership) -> None:
 def test_an_offer_taken_back_is_forgiven_once_in_a_row(members: Membership) -> None:
     for _ in range(3):
         members.blame(BIRCH, 0.0, Fault.WITHDRAWN)
-        assert members.partners(0.0)
+        assert calls(members, 0.0)
         assert not members.is_distrusted(BIRCH, 0.0)
         members.blame(BIRCH, 0.0, Fault.WITHDRAWN)
         assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
@@ -72,15 +78,57 @@ def test_offers_taken_back_cost_by_how_long_they_held_us_and_not_longer_each_tim
 def test_payloads_that_do_not_fit_are_forgiven_while_step_widths_are_learnt(members: Membership) -> None:
     for _ in range(MISFITS_FORGIVEN):
         members.blame(BIRCH, 0.0, Fault.MISFIT)
-        assert members.partners(0.0)
+        assert calls(members, 0.0)
     members.blame(BIRCH, 0.0, Fault.MISFIT)
     assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
     members.praise(BIRCH)
     for _ in range(MISFITS_FORGIVEN - (MISFITS_FORGIVEN + 1) // 2):  # one fit among many misfits does not help for long
-        assert members.partners(0.0)
+        assert calls(members, 0.0)
         members.blame(BIRCH, 0.0, Fault.MISFIT)
     members.blame(BIRCH, 0.0, Fault.MISFIT)
-    assert not members.partners(0.0)
+    assert not calls(members, 0.0)
+
+
+def alone_with_birch() -> Membership:
+    members = Membership(PeerId("amber"))
+    members.see(presence("birch"), live_until=1e9)
+    return members
+
+
+@pytest.mark.parametrize("fault", [Fault.BROKEN, Fault.WITHDRAWN])
+def test_pauses_are_short_while_no_other_partner_can_be_called(fault: Fault) -> None:
+    members = alone_with_birch()
+    for _ in range(8):
+        members.blame(BIRCH, 0.0, fault, held_s=5.0)
+    assert not calls(members, LONE_PAUSE_S - 0.1)
+    assert calls(members, LONE_PAUSE_S)
+    assert members.draw(Random(1), LONE_PAUSE_S, ()) is members.get(BIRCH)
+    assert members.next_change(0.0) == LONE_PAUSE_S
+    assert not members.is_distrusted(BIRCH, 0.0)
+    members.see(presence("cedar"), live_until=1e9)
+    assert not calls(members, LONE_PAUSE_S)
+    assert members.is_distrusted(BIRCH, LONE_PAUSE_S)
+    members.blame(PeerId("cedar"), LONE_PAUSE_S, Fault.UNANSWERED)
+    assert calls(members, LONE_PAUSE_S)
+
+
+def test_a_lone_partner_that_does_not_answer_is_called_less_often_until_it_is_heard() -> None:
+    members = alone_with_birch()
+    for times in range(4):
+        members.blame(BIRCH, 0.0, Fault.UNANSWERED)
+        assert not calls(members, LONE_PAUSE_S * 2**times - 0.1)
+        assert calls(members, LONE_PAUSE_S * 2**times)
+    members.hear(BIRCH, PeerState.TRAINING, 1, 1.0, now=1.0)
+    assert calls(members, 1.0 + LONE_PAUSE_S)
+
+
+def test_a_lone_partner_that_broke_the_protocol_is_not_called() -> None:
+    members = alone_with_birch()
+    members.blame(BIRCH, 0.0, Fault.OFFENCE)
+    members.hear(BIRCH, PeerState.TRAINING, 1, 1.0, now=1.0)
+    assert not calls(members, QUARANTINE_S[0] - 0.1)
+    assert members.is_distrusted(BIRCH, QUARANTINE_S[0] - 0.1)
+    assert calls(members, QUARANTINE_S[0])
 
 
 def test_unrelated_exchanges_are_forgotten_by_half_with_each_that_commits(members: Membership) -> None:
@@ -94,15 +142,15 @@ def test_unrelated_exchanges_are_forgotten_by_half_with_each_that_commits(member
 def test_nobody_is_called_more_often_than_it_admits(members: Membership) -> None:
     """Check dials that all succeed."""
     limiter: RateLimiter[PeerId] = RateLimiter()
-    calls, now = 0, 0.0
+    times, now = 0, 0.0
     while now < 100.0:
-        if members.partners(now):
+        if calls(members, now):
             members.called(BIRCH, now)
             assert limiter.admits(BIRCH, now)
             members.praise(BIRCH)
-            calls += 1
+            times += 1
         now += 0.01
-    assert calls == pytest.approx(MOST_CALLS + 100 * CALLS_PER_S, abs=20)
+    assert times == pytest.approx(MOST_CALLS + 100 * CALLS_PER_S, abs=20)
 
 
 def test_who_was_called_often_may_be_asked_for_its_weights_all_the_same(members: Membership) -> None:
@@ -110,10 +158,10 @@ def test_who_was_called_often_may_be_asked_for_its_weights_all_the_same(members:
         members.called(BIRCH, 0.0)
     known = members.get(BIRCH)
     assert known is not None
-    assert not members.partners(0.1)
+    assert not calls(members, 0.1)
     assert known.may_be_asked(0.1)
     members.called(BIRCH, 100.0)
-    assert members.partners(100.0)
+    assert calls(members, 100.0)
     members.blame(BIRCH, 100.0, Fault.UNANSWERED)
     assert not known.may_be_asked(100.0)
 
@@ -121,7 +169,7 @@ def test_who_was_called_often_may_be_asked_for_its_weights_all_the_same(members:
 def test_who_calls_seldom_is_never_held_up(members: Membership) -> None:
     for call in range(200):
         members.called(BIRCH, call / CALLS_PER_S)
-        assert members.partners(call / CALLS_PER_S)
+        assert calls(members, call / CALLS_PER_S)
 
 
 def test_broken_protocol_is_remembered_longer_and_not_forgotten(members: Membership) -> None:
@@ -173,8 +221,8 @@ def test_it_agrees_with_looking_at_everybody(seed: int) -> None:
                 members.hear(peer, state, 0, progress, now, settled)
                 plain.hear(peer, state, 0, progress, now, settled)
             case 4:
-                members.pause(peer, now + 3.0)
-                plain.pause(peer, now + 3.0)
+                members.pause(peer, now + 3.0, now)
+                plain.pause(peer, now + 3.0, now)
             case 5:
                 fault, held_s = random.choice(list(Fault)), random.choice([0.0, 0.3, 5.0])
                 members.blame(peer, now, fault, held_s)

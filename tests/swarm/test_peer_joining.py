@@ -323,7 +323,7 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
     table.run(0.045)
     core = table["cedar"].core
     for donor in ("amber", "birch"):
-        core._core.members.pause(PeerId(donor), table.now + 10.0)
+        core._core.members.pause(PeerId(donor), table.now + 10.0, table.now)
     assert set(core.donors(table.now)) == {"amber", "birch"}
     core._core.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
     assert set(core.donors(table.now)) == {"amber"}
