@@ -19,9 +19,9 @@ from torch import Tensor
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
-from p2ptrain.data.sources import check_digest, read_pieces, unchanged
+from p2ptrain.data.sources import check_digest, read_pieces, reader, unchanged
 from p2ptrain.data.split import Split, split_stream
-from p2ptrain.data.stream import open_stream, stream_path, token_type, tokenize
+from p2ptrain.data.stream import Unfinished, open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def open_corpus(
         cache,
         stream_key(manifest.corpus, manifest.tokenizer),
         tokenizer.vocabulary_size,
-        lambda: _build(manifest, tokenizer, data, counts, tell),
+        lambda unfinished: _build(manifest, tokenizer, data, counts, tell, unfinished),
+        reader(manifest.corpus),
     )
     if counts.documents:
         report(counts, len(tokens))
@@ -148,17 +149,21 @@ def _size(data: Path) -> int:
 
 
 def _build(
-    manifest: Manifest, tokenizer: Tokenizer, data: Path | None, counts: TextCounts, tell: Tell
+    manifest: Manifest, tokenizer: Tokenizer, data: Path | None, counts: TextCounts, tell: Tell, unfinished: Unfinished
 ) -> Iterator[np.ndarray]:
     """Yield the ids of the stream, then check what was read: until then the stream has no name in the cache."""
     most = _most_tokens(manifest)
-    count = 0
+    left = None if most is None else most - unfinished.tokens
     with contextlib.nullcontext() if data is None else unchanged(data):
-        for ids in tokenize(read_pieces(manifest.corpus, data, counts), tokenizer, most):
-            count += len(ids)
-            tell(count, most)
+        pieces = read_pieces(manifest.corpus, data, counts, unfinished.position)
+        for ids in tokenize(pieces, tokenizer, left, unfinished.save):
+            tell(unfinished.tokens + len(ids), most)
             yield ids
-        counts.check()
+        try:
+            counts.check()
+        except CorpusError:
+            unfinished.forget()
+            raise
 
 
 def _most_tokens(manifest: Manifest) -> int | None:

@@ -9,11 +9,12 @@ the manifest's.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import lzma
 from collections.abc import Iterable, Iterator
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
@@ -32,20 +33,30 @@ BUILTIN_DIGESTS = {"shakespeare": "2351fe17efb0c9982030b513ac35819deca6548a8a2eb
 """SHA-256 of the unpacked text of every corpus in ``corpora/``."""
 
 
+SAVED_CHARACTERS = 8 << 20
+"""Characters of a hub's data set between two saved positions. Guess: how long slow links take to send them again would
+settle it."""
+
+
 class TextChunk(NamedTuple):
     """Consecutive text of one document."""
 
     text: str
     ends_document: bool
+    position: dict[str, Any] | None = None
+    """JSON object from which ``read_pieces`` continues after this chunk, with some chunks of a data set of the hub."""
 
 
-def read_pieces(spec: CorpusSpec, data: Path | None, counts: TextCounts | None = None) -> Iterator[TextChunk]:
+def read_pieces(
+    spec: CorpusSpec, data: Path | None, counts: TextCounts | None = None, position: dict[str, Any] | None = None
+) -> Iterator[TextChunk]:
     """Yield the whole text of a corpus, in order.
 
     Args:
         spec: the manifest's section.
         data: the file the owner named, for kind "file".
         counts: filled in while the text is read.
+        position: of the last chunk that is not wanted again, from the same ``reader``.
 
     Raises:
         CorpusError: at once or while iterating; names the source that failed.
@@ -54,7 +65,7 @@ def read_pieces(spec: CorpusSpec, data: Path | None, counts: TextCounts | None =
     if spec.kind == "builtin":
         return _text_pieces(_builtin_text(spec.name), counts)
     if spec.kind == "hub":
-        return _hub_pieces(spec, counts)
+        return _hub_pieces(spec, counts, position)
     if data is None:
         raise CorpusError(
             f"This run's corpus is a {spec.format} file with sha256 {spec.sha256}, but no file was given.",
@@ -67,6 +78,14 @@ def read_pieces(spec: CorpusSpec, data: Path | None, counts: TextCounts | None =
     if spec.format == "jsonl":
         return _cut(texts(jsonl_rows(data, spec.text_field), "line", counts))
     return _cut(texts(parquet_rows(data, spec.text_field), "row", counts))
+
+
+def reader(spec: CorpusSpec) -> str:
+    """Return the name and version of the library that determines what a position means; "" if there are none."""
+    try:
+        return f"datasets {metadata.version('datasets')}" if spec.kind == "hub" else ""
+    except metadata.PackageNotFoundError:  # reading explains it
+        return ""
 
 
 @contextlib.contextmanager
@@ -156,7 +175,7 @@ def _text_pieces(file: TextIO, counts: TextCounts) -> Iterator[TextChunk]:
         yield TextChunk(text, ends_document=False)
 
 
-def _hub_pieces(spec: HubCorpus, counts: TextCounts) -> Iterator[TextChunk]:
+def _hub_pieces(spec: HubCorpus, counts: TextCounts, position: dict[str, Any] | None) -> Iterator[TextChunk]:
     datasets = _import_datasets(f"The hub corpus {spec.name}")
     if Path(spec.name).exists():  # datasets would read it, and a stranger must not name local folders
         raise CorpusError(
@@ -166,15 +185,26 @@ def _hub_pieces(spec: HubCorpus, counts: TextCounts) -> Iterator[TextChunk]:
     counts.where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
     try:
         rows = datasets.load_dataset(spec.name, spec.config, split=spec.split, revision=spec.revision, streaming=True)
-        found = ((number, text_of(row, spec.text_field)) for number, row in enumerate(rows, start=1))
-        yield from _cut(texts(found, "row", counts))
+        if position is not None:
+            rows.load_state_dict(position["rows"])
+            for name, value in position["counts"].items():
+                setattr(counts, name, value)
+        numbered = enumerate(rows, start=counts.rows + 1)
+        characters = 0
+        for chunk in _cut(texts(((number, text_of(row, spec.text_field)) for number, row in numbered), "row", counts)):
+            characters += len(chunk.text)
+            if characters < SAVED_CHARACTERS or not chunk.ends_document:
+                yield chunk
+            else:
+                yield chunk._replace(position={"rows": rows.state_dict(), "counts": dataclasses.asdict(counts)})
+                characters = 0
     except CorpusError:
         raise
     except Exception as error:  # also errors of datasets and of the HTTP library that it uses
         raise CorpusError(
             f"The corpus {counts.where} could not be streamed from the Hugging Face hub ({one_line(str(error))}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
-            " or you are logged in (`hf auth login`); then start again.",
+            " or you are logged in (`hf auth login`); then start again: reading continues near where it stopped.",
         ) from error
 
 
@@ -192,4 +222,8 @@ def _import_datasets(purpose: str) -> Any:
         import datasets
     except ImportError as error:
         raise CorpusError(f"{purpose} needs the package datasets, which is not installed.", INSTALL_DATA) from error
+    import huggingface_hub.constants
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else it tells s3.amazonaws.com the data set's name
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     return datasets
