@@ -31,7 +31,7 @@ longest documents of public corpora would settle it."""
 BATCH_ROWS = 64
 """Rows of parquet decoded at once. Guess: the memory that corpora of long documents take would settle it."""
 
-SURE_ROWS = 10_000
+SURE_ROWS = 1_000
 """Rows without any text after which the file is refused, without reading the rest. Guess: a corpus that begins with so
 many empty rows and is good nevertheless would settle it."""
 

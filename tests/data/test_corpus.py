@@ -171,33 +171,35 @@ sys.addaudithook(lambda event, args: attempts.append((event, args)) if event.sta
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.manifest import preset, with_changes
 
-folder, form, digest, tokenizer_digest = sys.argv[1:]
-manifest = with_changes(preset("demo", "ab" * 32), {
-    "corpus": {"kind": "file", "sha256": digest, "format": form, "validation_fraction": 0.1},
-    "tokenizer": {"kind": "file", "sha256": tokenizer_digest},
-    "training.sequence_length": 16,
-    "model.config.vocab_size": 512,
-})
-open_corpus(manifest, Path(folder, "cache"), Path(folder, "rows"), Path(folder, "tokenizer.json"))
+folder = Path(sys.argv[1])
+for form, digest, tokenizer_digest in zip(sys.argv[2::3], sys.argv[3::3], sys.argv[4::3]):
+    manifest = with_changes(preset("demo", "ab" * 32), {
+        "corpus": {"kind": "file", "sha256": digest, "format": form, "validation_fraction": 0.1},
+        "tokenizer": {"kind": "file", "sha256": tokenizer_digest},
+        "training.sequence_length": 16,
+        "model.config.vocab_size": 512,
+    })
+    open_corpus(manifest, folder / "cache", folder / f"rows.{form}", folder / "tokenizer.json")
 names = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg")
 print([attempt for attempt in attempts if attempt[0] in names], "datasets" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("form", ["text", "jsonl", "parquet"])
-def test_a_local_corpus_makes_no_connection(rows_file, tmp_path, form):
+def test_a_local_corpus_makes_no_connection(rows_file, tmp_path):
     """Nothing is sent while a corpus and a tokenizer of the owner's are read."""
     ByteTokenizer().save(tmp_path)
-    path = rows_file.rename(tmp_path / "rows")
-    if form == "parquet":
-        pq.write_table(pa.Table.from_pylist([json.loads(line) for line in path.open()]), path)
-    arguments = [str(tmp_path), form, digest(path), digest(tmp_path / "tokenizer.json")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment = {name: value for name, value in environment.items() if not name.startswith("HF_")}
+    (tmp_path / "rows.text").write_bytes(rows_file.read_bytes())
+    pq.write_table(pa.Table.from_pylist([json.loads(line) for line in rows_file.open()]), tmp_path / "rows.parquet")
+    arguments = [str(tmp_path)]
+    for form in ("text", "jsonl", "parquet"):
+        arguments += [form, digest(tmp_path / f"rows.{form}"), digest(tmp_path / "tokenizer.json")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-c", CONNECTIONS, *arguments], env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.strip() == "[] False", done.stderr
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 3
 
 
 def test_at_most_max_tokens_are_read(manifest_with, text_file, tmp_path):
