@@ -15,6 +15,7 @@ from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.identity import Identity
@@ -85,7 +86,7 @@ def build(
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError."""
     manifest = signed.manifest
     check_memory(manifest, device)
-    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer, telling(log))
+    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer, telling(log), reporting(log))
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training)
@@ -146,6 +147,23 @@ def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int,
             notebook.note("tokenizing", tokens=tokens, most=most)
 
     return tell
+
+
+def reporting(notebook: Notebook) -> Callable[[TextCounts, int], None]:
+    """Return a callback that notes what was read when the token stream is complete."""
+
+    def report(counts: TextCounts, tokens: int) -> None:
+        notebook.note(
+            "text read",
+            documents=counts.documents,
+            bytes=counts.text_bytes,
+            tokens=tokens,
+            rows=counts.rows,
+            skipped=counts.skipped,
+            examples=counts.examples,
+        )
+
+    return report
 
 
 def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]:

@@ -69,6 +69,16 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
     return f"[data] tokenizing the run's text, once on this computer: {fields['tokens']:,}{most} tokens"
 
 
+def _text_read(fields: Mapping[str, Any]) -> str:
+    said = f"[data] the run's text: {fields['documents']:,} document{'s' if fields['documents'] != 1 else ''}, "
+    said += f"{size(fields['bytes'])}, {fields['tokens']:,} tokens"
+    if not fields["skipped"]:
+        return said
+    more = fields["skipped"] - len(fields["examples"])
+    examples = "; ".join(fields["examples"]) + (f"; and {more:,} more" if more else "")
+    return f"{said}; skipped {fields['skipped']:,} of {fields['rows']:,} rows, which have no text ({examples})"
+
+
 def _forward(fields: Mapping[str, Any]) -> str:
     target = f" to {fields['own']}" if fields.get("own") else ""
     return (
@@ -147,6 +157,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "right clock": lambda f: "[peers] this machine's clock is correct again",
     "tokenizing": _tokenizing,
+    "text read": _text_read,
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (

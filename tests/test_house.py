@@ -142,6 +142,12 @@ def test_no_circles_between_rooms() -> None:
     TopologicalSorter(graph).prepare()
 
 
+def test_datasets_is_for_the_hub_alone() -> None:
+    """The library contacts servers even for local files."""
+    users = [dotted(path) for path in MODULES if "datasets" in {name for name, _ in imports(path.read_text())}]
+    assert users == ["p2ptrain.data.sources"]
+
+
 @pytest.mark.parametrize(
     ("own", "source", "said"),
     [

@@ -5,6 +5,7 @@ Dimension letters: B sequences of a batch, T = ``sequence_length``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.sources import check_digest, read_pieces
+from p2ptrain.data.rows import ROWS_VERSION, TextCounts
+from p2ptrain.data.sources import check_digest, read_pieces, reader, unchanged
 from p2ptrain.data.split import Split, split_stream
-from p2ptrain.data.stream import open_stream, stream_path, token_type, tokenize
+from p2ptrain.data.stream import Unfinished, open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ caches are not used."""
 
 Tell = Callable[[int, int | None], None]
 """Progress callback: tokens of the stream so far, and the maximum at its end (None: unknown)."""
+
+Report = Callable[[TextCounts, int], None]
+"""Callback for the end of preparation: what was read, and tokens of the stream."""
 
 HASHED_BYTES = 1 << 30
 """Maximum size of a named file that is checked even though its tokens are cached: about a second of hashing. Larger
@@ -90,6 +95,7 @@ def open_corpus(
     data: Path | None = None,  # the owner's corpus file, if the run names one by digest
     tokenizer_file: Path | None = None,  # the owner's tokenizer.json, if the run names one by digest
     tell: Tell = lambda tokens, most: None,  # called repeatedly while the stream is built
+    report: Report = lambda counts, tokens: None,  # called once when the stream is built
 ) -> Corpus:
     """Open the run's corpus and build its token stream if it is not cached.
 
@@ -97,18 +103,22 @@ def open_corpus(
     have that digest.
 
     Raises:
-        CorpusError: unreadable, empty, too short, wrong digest, not named, not reachable.
+        CorpusError: unreadable, empty, too short, mostly rows without text, changed meanwhile, wrong digest, not named,
+            not reachable.
         HomeError: the cache cannot be written or its disk is full.
     """
     _check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
-    most = _most_tokens(manifest)
+    counts = TextCounts()
     tokens = open_stream(
         cache,
         stream_key(manifest.corpus, manifest.tokenizer),
         tokenizer.vocabulary_size,
-        lambda: _with_progress(tokenize(read_pieces(manifest.corpus, data), tokenizer, most), tell, most),
+        lambda unfinished: _build(manifest, tokenizer, data, counts, tell, unfinished),
+        reader(manifest.corpus),
     )
+    if counts.documents:
+        report(counts, len(tokens))
     split = split_stream(len(tokens), manifest.training.sequence_length, manifest.corpus.validation_fraction)
     return Corpus(tokens, split, tokenizer)
 
@@ -138,12 +148,22 @@ def _size(data: Path) -> int:
         return 0
 
 
-def _with_progress(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:
-    count = 0
-    for ids in chunks:
-        count += len(ids)
-        tell(count, most)
-        yield ids
+def _build(
+    manifest: Manifest, tokenizer: Tokenizer, data: Path | None, counts: TextCounts, tell: Tell, unfinished: Unfinished
+) -> Iterator[np.ndarray]:
+    """Yield the ids of the stream, then check what was read: until then the stream has no name in the cache."""
+    most = _most_tokens(manifest)
+    left = None if most is None else most - unfinished.tokens
+    with contextlib.nullcontext() if data is None else unchanged(data):
+        pieces = read_pieces(manifest.corpus, data, counts, unfinished.position)
+        for ids in tokenize(pieces, tokenizer, left, unfinished.save):
+            tell(unfinished.tokens + len(ids), most)
+            yield ids
+        try:
+            counts.check()
+        except CorpusError:
+            unfinished.forget()
+            raise
 
 
 def _most_tokens(manifest: Manifest) -> int | None:
@@ -172,4 +192,6 @@ def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:
         "corpus": corpus.model_dump(mode="json", exclude={"validation_fraction"}),
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
+    if getattr(corpus, "format", "text") != "text":
+        description["rows"] = ROWS_VERSION
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

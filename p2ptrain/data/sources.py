@@ -1,22 +1,26 @@
 """Sources of a corpus's text: the package itself, the Hugging Face hub at a revision, or a file with a given digest.
 
 Every source is an iterator of chunks of at most about a megabyte, so memory is bounded for any corpus. The ``datasets``
-library streams rows of the hub and of jsonl or parquet files; plain text needs only Python. A manifest comes from a
-stranger and never contains a path: the owner names the file, and its digest must be the manifest's.
+library streams rows of the hub and nothing else: it contacts servers even for local files. ``rows`` reads jsonl and
+parquet. A manifest comes from a stranger and never contains a path: the owner names the file, and its digest must be
+the manifest's.
 """
 
 from __future__ import annotations
 
-import glob
+import contextlib
+import dataclasses
 import hashlib
 import io
 import lzma
-from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
+from collections.abc import Iterable, Iterator
+from importlib import metadata, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.text import one_line, printable
+from p2ptrain.data.rows import INSTALL_DATA, TextCounts, jsonl_rows, parquet_rows, text_of, texts
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
@@ -28,7 +32,10 @@ PIECE_CHARACTERS = 1 << 20
 BUILTIN_DIGESTS = {"shakespeare": "2351fe17efb0c9982030b513ac35819deca6548a8a2ebb9d47c2aacb56f92e44"}
 """SHA-256 of the unpacked text of every corpus in ``corpora/``."""
 
-INSTALL_DATASETS = "Install it: pip install 'p2ptrain[data]'"
+
+SAVED_CHARACTERS = 8 << 20
+"""Characters of a hub's data set between two saved positions. Guess: how long slow links take to send them again would
+settle it."""
 
 
 class TextChunk(NamedTuple):
@@ -36,31 +43,81 @@ class TextChunk(NamedTuple):
 
     text: str
     ends_document: bool
+    position: dict[str, Any] | None = None
+    """JSON object from which ``read_pieces`` continues after this chunk, with some chunks of a data set of the hub."""
 
 
-def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[TextChunk]:
+def read_pieces(
+    spec: CorpusSpec, data: Path | None, counts: TextCounts | None = None, position: dict[str, Any] | None = None
+) -> Iterator[TextChunk]:
     """Yield the whole text of a corpus, in order.
 
     Args:
         spec: the manifest's section.
         data: the file the owner named, for kind "file".
+        counts: filled in while the text is read.
+        position: of the last chunk that is not wanted again, from the same ``reader``.
 
     Raises:
         CorpusError: at once or while iterating; names the source that failed.
     """
+    counts = counts if counts is not None else TextCounts()
     if spec.kind == "builtin":
-        return _builtin_pieces(spec.name)
+        return _text_pieces(_builtin_text(spec.name), counts)
     if spec.kind == "hub":
-        return _hub_pieces(spec)
+        return _hub_pieces(spec, counts, position)
     if data is None:
         raise CorpusError(
             f"This run's corpus is a {spec.format} file with sha256 {spec.sha256}, but no file was given.",
             "Get that file from the run's author and pass it with --data FILE.",
         )
     check_digest(data, spec.sha256, "corpus")
+    counts.where = printable(data)
     if spec.format == "text":
-        return _text_file_pieces(data)
-    return _row_file_pieces(data, spec.format, spec.text_field)
+        return _text_file_pieces(data, counts)
+    if spec.format == "jsonl":
+        return _cut(texts(jsonl_rows(data, spec.text_field), "line", counts))
+    return _cut(texts(parquet_rows(data, spec.text_field), "row", counts))
+
+
+def reader(spec: CorpusSpec) -> str:
+    """Return the name and version of the library that determines what a position means; "" if there are none."""
+    try:
+        return f"datasets {metadata.version('datasets')}" if spec.kind == "hub" else ""
+    except metadata.PackageNotFoundError:  # reading explains it
+        return ""
+
+
+@contextlib.contextmanager
+def unchanged(path: Path) -> Iterator[None]:
+    """Raise CorpusError if the file is written to, replaced or removed during the context.
+
+    The digest is computed before the text is read, so it does not hold for a file that changes in between.
+    """
+    before = _identity(path)
+    try:
+        yield
+    except CorpusError as error:
+        if _identity(path) == before:
+            raise
+        raise _changed(path) from error  # the change explains whatever was wrong
+    if _identity(path) != before:
+        raise _changed(path)
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _changed(path: Path) -> CorpusError:
+    return CorpusError(
+        f"{printable(path)} changed while it was read.",
+        "Let the program that writes it finish, then start again with the file that the run names.",
+    )
 
 
 def check_digest(path: Path, expected: str, what: str) -> None:
@@ -80,7 +137,7 @@ def check_digest(path: Path, expected: str, what: str) -> None:
         )
 
 
-def _builtin_pieces(name: str) -> Iterator[TextChunk]:
+def _builtin_text(name: str) -> TextIO:
     if name not in BUILTIN_DIGESTS:
         raise CorpusError(
             f"There is no built-in corpus {name!r}.",
@@ -93,13 +150,13 @@ def _builtin_pieces(name: str) -> Iterator[TextChunk]:
         text = b""
     if hashlib.sha256(text).hexdigest() != BUILTIN_DIGESTS[name]:
         raise CorpusError(f"The built-in corpus {name} is damaged.", "Install p2ptrain again.")
-    return _text_pieces(io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", newline=""))
+    return io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", newline="")
 
 
-def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
+def _text_file_pieces(path: Path, counts: TextCounts) -> Iterator[TextChunk]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            yield from _text_pieces(file)
+            yield from _text_pieces(file, counts)
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path} is not UTF-8 text: {error.reason} (byte 0x{error.object[error.start]:02x}).",
@@ -109,66 +166,51 @@ def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
         raise CorpusError(f"{path} cannot be read: {error.strerror}.", "Check its disk and permissions.") from error
 
 
-def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
+def _text_pieces(file: TextIO, counts: TextCounts) -> Iterator[TextChunk]:
     """Yield one document in chunks that end at line ends, or anywhere within lines that are longer than a chunk."""
+    counts.documents = 1
     while text := file.read(PIECE_CHARACTERS):
-        yield TextChunk(text + file.readline(PIECE_CHARACTERS), ends_document=False)
+        text += file.readline(PIECE_CHARACTERS)
+        counts.text_bytes += len(text.encode())
+        yield TextChunk(text, ends_document=False)
 
 
-def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[TextChunk]:
-    datasets = _import_datasets(f"A corpus in {file_format} form")
-    builder = {"jsonl": "json", "parquet": "parquet"}[file_format]
-    try:
-        rows = datasets.load_dataset(
-            builder, data_files=glob.escape(str(path.resolve())), split="train", streaming=True
-        )
-        yield from _row_pieces(rows, text_field, str(path))
-    except StopIteration:  # datasets raises it for a file without rows
-        return
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise CorpusError(
-            f"{path} cannot be read as {file_format} ({error}).",
-            f"Name a {file_format} file whose rows have the field {text_field!r}, as the run needs.",
-        ) from error
-
-
-def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
+def _hub_pieces(spec: HubCorpus, counts: TextCounts, position: dict[str, Any] | None) -> Iterator[TextChunk]:
     datasets = _import_datasets(f"The hub corpus {spec.name}")
     if Path(spec.name).exists():  # datasets would read it, and a stranger must not name local folders
         raise CorpusError(
             f"The run's corpus is {spec.name} on the hub, but a folder here has the same name.",
             "Start from another directory.",
         )
-    where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
+    counts.where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
     try:
         rows = datasets.load_dataset(spec.name, spec.config, split=spec.split, revision=spec.revision, streaming=True)
-        yield from _row_pieces(rows, spec.text_field, where)
+        if position is not None:
+            rows.load_state_dict(position["rows"])
+            for name, value in position["counts"].items():
+                setattr(counts, name, value)
+        numbered = enumerate(rows, start=counts.rows + 1)
+        characters = 0
+        for chunk in _cut(texts(((number, text_of(row, spec.text_field)) for number, row in numbered), "row", counts)):
+            characters += len(chunk.text)
+            if characters < SAVED_CHARACTERS or not chunk.ends_document:
+                yield chunk
+            else:
+                yield chunk._replace(position={"rows": rows.state_dict(), "counts": dataclasses.asdict(counts)})
+                characters = 0
     except CorpusError:
         raise
     except Exception as error:  # also errors of datasets and of the HTTP library that it uses
         raise CorpusError(
-            f"The corpus {where} could not be streamed from the Hugging Face hub ({error}).",
+            f"The corpus {counts.where} could not be streamed from the Hugging Face hub ({one_line(str(error))}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
-            " or you are logged in (`hf auth login`); then start again.",
+            " or you are logged in (`hf auth login`); then start again: reading continues near where it stopped.",
         ) from error
 
 
-def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) -> Iterator[TextChunk]:
-    """Yield one document per row, a long one in several chunks; skip rows without text."""
-    for row in rows:
-        if text_field not in row:
-            raise CorpusError(
-                f"The rows of {where} have no field {text_field!r}; they have {', '.join(map(repr, row))}.",
-                "Ask the run's author: corpus.text_field names the wrong field.",
-            )
-        text = row[text_field]
-        if text is None or text == "":
-            continue
-        if not isinstance(text, str):
-            raise CorpusError(
-                f"The field {text_field!r} of {where} holds {type(text).__name__}, not text.",
-                "Ask the run's author: corpus.text_field names the wrong field.",
-            )
+def _cut(documents: Iterable[str]) -> Iterator[TextChunk]:
+    """Yield the chunks of every document."""
+    for text in documents:
         for start in range(0, len(text), PIECE_CHARACTERS):
             end = start + PIECE_CHARACTERS
             yield TextChunk(text[start:end], ends_document=end >= len(text))
@@ -179,5 +221,9 @@ def _import_datasets(purpose: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise CorpusError(f"{purpose} needs the package datasets, which is not installed.", INSTALL_DATASETS) from error
+        raise CorpusError(f"{purpose} needs the package datasets, which is not installed.", INSTALL_DATA) from error
+    import huggingface_hub.constants
+
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else it tells s3.amazonaws.com the data set's name
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     return datasets

@@ -3,18 +3,20 @@
 The stream is built once per (corpus, tokenizer) and machine: text chunks are tokenized into a ``.npy`` file of the
 narrowest unsigned type that holds the vocabulary, with a few megabytes of memory for any corpus. The file gets its
 final name only when it is complete and on the disk (temporary name, fsync, rename), and its header states its length,
-so an incomplete file is recognized and built again. A lock file keeps two peers of one machine from building the same
-stream at once.
+so an incomplete file is recognized and built again. A source that can continue in the middle saves its position beside
+the incomplete file, and the next build continues from there (``Unfinished``). A lock file keeps two peers of one
+machine from building the same stream at once.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from filelock import FileLock
@@ -27,11 +29,62 @@ from p2ptrain.data.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
+class Unfinished:
+    """A stream that is being built, and the position from which a later build can continue."""
+
+    def __init__(self, path: Path, dtype: np.dtype, source: str) -> None:
+        self._dtype = dtype
+        self._source = source
+        self._note = path.with_suffix(".resume")
+        self.path = path.with_suffix(".part")
+        self.tokens = 0
+        """Tokens in the file so far."""
+        self.position: dict[str, Any] | None = None
+        """Position of the source at these tokens when the build began; None at its start."""
+
+    def open(self) -> BinaryIO:
+        """Open the file for appending after the tokens of the saved position, if any. Raises OSError."""
+        try:
+            saved = json.loads(self._note.read_bytes())
+            file: BinaryIO = self.path.open("r+b")
+        except (FileNotFoundError, ValueError):
+            saved, file = {}, self.path.open("wb")
+        _write_header(file, 0, self._dtype)
+        start = file.tell()
+        end = start + saved.get("tokens", 0) * self._dtype.itemsize
+        if saved.get("source") == self._source and file.seek(0, os.SEEK_END) >= end:
+            self.tokens, self.position = saved["tokens"], saved["position"]
+        else:
+            self.forget()
+            end = start
+        file.truncate(end)
+        file.seek(end)
+        self._file = file
+        return file
+
+    def save(self, position: dict[str, Any]) -> None:
+        """Note that the tokens written so far end at a position of the source. Raises OSError."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        saved = {"source": self._source, "tokens": self.tokens, "position": position}
+        files.replace(self._note, json.dumps(saved).encode())
+
+    def forget(self) -> None:
+        """Let the next build begin anew."""
+        self._note.unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Remove the file, unless a later build can continue it."""
+        if not self._note.exists():
+            self.path.unlink(missing_ok=True)
+
+
 def open_stream(
     directory: Path,  # cache, shared by all peers of this machine
     key: str,  # from ``stream_key``: identifies corpus and tokenizer
     vocabulary_size: int,
-    build: Callable[[], Iterator[np.ndarray]],  # called only if the stream is not cached
+    build: Callable[[Unfinished], Iterator[np.ndarray]],  # called only if the stream is not cached
+    source: str = "",  # what the saved position depends on; a build continues only that of the same source
 ) -> np.ndarray:
     """Return the token stream ``key``, [tokens] ids, memory-mapped and read-only; build it if it is not cached.
 
@@ -50,14 +103,13 @@ def open_stream(
             tokens = _map(path, dtype)  # another peer may have built it during the wait
             if tokens is None:
                 logger.info("building the token stream %s", path)
-                _write(path, build(), dtype)
+                _write(path, build, Unfinished(path, dtype, source), dtype)
                 tokens = _map(path, dtype)
     except OSError as error:
         full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
         raise HomeError(
             f"The disk of the token cache {directory} {full}.",
-            "Free space there, or set XDG_CACHE_HOME to a directory on another disk. Nothing was lost; building starts "
-            "again.",
+            "Free space there, or set XDG_CACHE_HOME to a directory on another disk. Nothing was lost; start again.",
         ) from error
     if tokens is None:
         raise HomeError(f"The token cache {path} vanished while it was opened.", "Start again.")
@@ -73,9 +125,16 @@ def token_type(vocabulary_size: int) -> np.dtype:
     return np.min_scalar_type(vocabulary_size - 1)
 
 
-def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[np.ndarray]:
+def tokenize(
+    pieces: Iterable[TextChunk],
+    tokenizer: Tokenizer,
+    most_tokens: int | None,
+    save: Callable[[dict[str, Any]], None] = lambda position: None,  # called with a chunk's position after its ids
+) -> Iterator[np.ndarray]:
     """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total."""
     left = most_tokens
+    if left == 0:
+        return
     for batch in _batches(pieces):
         for piece, ids in zip(batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True):
             if piece.ends_document and tokenizer.separator is not None:
@@ -86,6 +145,8 @@ def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int
             yield ids
             if left == 0:
                 return
+            if piece.position is not None:
+                save(piece.position)
 
 
 def _batches(pieces: Iterable[TextChunk]) -> Iterator[list[TextChunk]]:
@@ -114,27 +175,27 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray | None:
     return tokens if tokens.ndim == 1 and tokens.dtype == dtype and len(tokens) else None
 
 
-def _write(path: Path, chunks: Iterator[np.ndarray], dtype: np.dtype) -> None:
-    temporary = path.with_suffix(".part")
+def _write(
+    path: Path, build: Callable[[Unfinished], Iterator[np.ndarray]], unfinished: Unfinished, dtype: np.dtype
+) -> None:
     try:
-        with temporary.open("wb") as file:
-            _write_header(file, 0, dtype)
-            start = file.tell()
-            count = 0
-            for ids in chunks:
+        with unfinished.open() as file:
+            for ids in build(unfinished):
                 file.write(ids.astype(dtype, copy=False).tobytes())
-                count += len(ids)
-            if count == 0:
+                unfinished.tokens += len(ids)
+            if unfinished.tokens == 0:
                 raise CorpusError("The corpus is empty.", "Use a corpus that contains text.")
+            end = file.tell()
             file.seek(0)
-            _write_header(file, count, dtype)
-            assert file.tell() == start, "numpy no longer pads the header"
+            _write_header(file, unfinished.tokens, dtype)
+            assert file.tell() == end - unfinished.tokens * dtype.itemsize, "numpy no longer pads the header"
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        unfinished.path.replace(path)
+        unfinished.forget()
         files.sync(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        unfinished.leave()
 
 
 def _write_header(file: BinaryIO, count: int, dtype: np.dtype) -> None:

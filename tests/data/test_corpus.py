@@ -2,16 +2,22 @@
 
 import hashlib
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data import sources
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.rows import TextCounts
+from p2ptrain.data.tokenizer import ByteTokenizer
 
 TEXT = "".join(f"line {number} of a small text, für alle.\n" for number in range(200))
 
@@ -104,9 +110,8 @@ def test_held_out_batches_are_the_same_each_time_and_keep_the_bound(manifest_wit
 def test_rows_become_documents_with_separators(manifest_with, rows_file, tmp_path, form):
     path = rows_file
     if form == "parquet":
-        pandas = pytest.importorskip("pandas")
         path = tmp_path / "rows.parquet"
-        pandas.read_json(rows_file, lines=True).to_parquet(path)
+        pq.write_table(pa.Table.from_pylist([json.loads(line) for line in rows_file.open()]), path)
     manifest = manifest_with(file_corpus(path, format=form))
     tokens = open_corpus(manifest, tmp_path / "cache", path).tokens
     documents = bytes(tokens).split(b"\0")
@@ -121,6 +126,82 @@ def test_a_files_name_is_no_pattern(manifest_with, rows_file, tmp_path):
     assert len(open_corpus(manifest, tmp_path / "cache", strange).tokens) > 0
 
 
+@pytest.mark.parametrize("max_tokens", [1000, 100_000])
+def test_a_file_that_changes_while_it_is_read_is_noticed(manifest_with, rows_file, tmp_path, max_tokens):
+    """At whatever place reading ends; the text read so far is not used."""
+    manifest = manifest_with(file_corpus(rows_file, format="jsonl", max_tokens=max_tokens))
+    changed = rows_file.read_text().replace("document", "invented")
+
+    def change(tokens: int, most: int | None) -> None:
+        rows_file.write_text(changed)
+
+    with pytest.raises(CorpusError, match=r"rows\.jsonl changed while it was read"):
+        open_corpus(manifest, tmp_path / "cache", rows_file, tell=change)
+    assert not list((tmp_path / "cache").glob("*.npy"))
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_said_to_have_changed(manifest_with, rows_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "check_digest", lambda path, *_: path.write_bytes(b"\xff no json\n"))
+    with pytest.raises(CorpusError, match="changed while it was read"):
+        open_corpus(manifest_with(file_corpus(rows_file, format="jsonl")), tmp_path / "cache", rows_file)
+
+
+def test_what_was_read_is_reported_once(manifest_with, rows_file, text_file, tmp_path):
+    reports: list[tuple[TextCounts, int]] = []
+    with rows_file.open("a") as file:
+        file.write('{"text": null}\n{"text": "fin"}\n')
+    manifest = manifest_with(file_corpus(rows_file, format="jsonl"))
+    for _ in range(2):
+        corpus = open_corpus(manifest, tmp_path / "cache", rows_file, report=lambda *given: reports.append(given))
+    ((counts, tokens),) = reports
+    assert (counts.rows, counts.documents, counts.skipped) == (42, 41, 1)
+    assert counts.examples == ["line 41: the field 'text' is null, not text"]
+    assert tokens == len(corpus.tokens) == counts.text_bytes + 41
+    open_corpus(manifest_with(file_corpus(text_file)), tmp_path, text_file, report=lambda *given: reports.append(given))
+    assert (reports[1][0].documents, reports[1][0].text_bytes) == (1, len(TEXT.encode()))
+
+
+CONNECTIONS = """
+import sys
+from pathlib import Path
+
+attempts = []
+sys.addaudithook(lambda event, args: attempts.append((event, args)) if event.startswith("socket.") else None)
+
+from p2ptrain.data.corpus import open_corpus
+from p2ptrain.manifest import preset, with_changes
+
+folder = Path(sys.argv[1])
+for form, digest, tokenizer_digest in zip(sys.argv[2::3], sys.argv[3::3], sys.argv[4::3]):
+    manifest = with_changes(preset("demo", "ab" * 32), {
+        "corpus": {"kind": "file", "sha256": digest, "format": form, "validation_fraction": 0.1},
+        "tokenizer": {"kind": "file", "sha256": tokenizer_digest},
+        "training.sequence_length": 16,
+        "model.config.vocab_size": 512,
+    })
+    open_corpus(manifest, folder / "cache", folder / f"rows.{form}", folder / "tokenizer.json")
+names = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg")
+print([attempt for attempt in attempts if attempt[0] in names], "datasets" in sys.modules)
+"""
+
+
+def test_a_local_corpus_makes_no_connection(rows_file, tmp_path):
+    """Nothing is sent while a corpus and a tokenizer of the owner's are read."""
+    ByteTokenizer().save(tmp_path)
+    (tmp_path / "rows.text").write_bytes(rows_file.read_bytes())
+    pq.write_table(pa.Table.from_pylist([json.loads(line) for line in rows_file.open()]), tmp_path / "rows.parquet")
+    arguments = [str(tmp_path)]
+    for form in ("text", "jsonl", "parquet"):
+        arguments += [form, digest(tmp_path / f"rows.{form}"), digest(tmp_path / "tokenizer.json")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECTIONS, *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "[] False", done.stderr
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 3
+
+
 def test_at_most_max_tokens_are_read(manifest_with, text_file, tmp_path):
     manifest = manifest_with(file_corpus(text_file, max_tokens=1000))
     assert len(open_corpus(manifest, tmp_path / "cache", text_file).tokens) == 1000
@@ -128,7 +209,7 @@ def test_at_most_max_tokens_are_read(manifest_with, text_file, tmp_path):
 
 def test_large_texts_pass_in_pieces(manifest_with, text_file, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "PIECE_CHARACTERS", 100)
-    assert all(len(piece.text) <= 200 for piece in sources._text_file_pieces(text_file))
+    assert all(len(piece.text) <= 200 for piece in sources._text_file_pieces(text_file, TextCounts()))
     tokens = open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache", text_file).tokens
     assert bytes(tokens) == TEXT.encode()
 
@@ -169,13 +250,13 @@ def test_bad_texts_are_refused(manifest_with, tmp_path, content, problem):
 @pytest.mark.parametrize(
     ("content", "fields", "problem"),
     [
-        (b'{"body": "x"}\n', {}, "no field 'text'; they have 'body'"),
-        (b'{"text": 3}\n', {}, "holds int, not text"),
+        (b'{"body": "x"}\n', {}, "1 of 1.* line 1: no field 'text', but 'body'"),
+        (b'{"text": 3}\n', {}, "line 1: the field 'text' is a number, not text"),
         (b'{"text": ""}\n', {}, "empty"),
         (b"", {}, "empty"),
         (b"\n\n", {}, "empty"),
         (b"", {"format": "parquet"}, "cannot be read as parquet"),
-        (b"this is no json\n", {}, "cannot be read as jsonl"),
+        (b"this is no json\n", {}, "line 1: invalid JSON"),
         (b"this is no parquet\n", {"format": "parquet"}, "cannot be read as parquet"),
     ],
 )
@@ -187,11 +268,14 @@ def test_bad_rows_are_refused(manifest_with, tmp_path, content, fields, problem)
         open_corpus(manifest, tmp_path / "cache", path)
 
 
-def test_missing_datasets_library_is_explained(manifest_with, rows_file, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(CorpusError, match="needs the package datasets") as caught:
-        open_corpus(manifest_with(file_corpus(rows_file, format="jsonl")), tmp_path / "cache", rows_file)
-    assert "pip install" in caught.value.remedy
+def test_missing_libraries_are_explained(manifest_with, tmp_path, monkeypatch):
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(b"PAR1")
+    for library, corpus in (("datasets", HUB), ("pyarrow", file_corpus(path, format="parquet"))):
+        monkeypatch.setitem(sys.modules, library, None)
+        with pytest.raises(CorpusError, match=f"needs the package {library}") as caught:
+            open_corpus(manifest_with(corpus), tmp_path / "cache", path if library == "pyarrow" else None)
+        assert "pip install" in caught.value.remedy
 
 
 HUB = {"kind": "hub", "name": "someone/texts", "revision": "0" * 40}

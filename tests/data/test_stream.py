@@ -10,14 +10,14 @@ from filelock import FileLock
 
 from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data.sources import TextChunk
-from p2ptrain.data.stream import open_stream, token_type, tokenize
+from p2ptrain.data.stream import Unfinished, open_stream, token_type, tokenize
 from p2ptrain.data.tokenizer import ByteTokenizer
 
 IDS = np.arange(100, dtype=np.uint8)
 
 
 def builder(calls: list[int]):
-    def build():
+    def build(_):
         calls.append(1)
         yield IDS[:60]
         yield IDS[60:]
@@ -50,7 +50,7 @@ def test_a_stream_of_another_type_is_built_again(tmp_path):
 
 
 def test_nothing_is_left_of_a_build_that_failed(tmp_path):
-    def build():
+    def build(_):
         yield IDS
         raise CorpusError("the line went dead", "try again")
 
@@ -72,7 +72,7 @@ def test_a_full_disk_is_the_homes_fault(tmp_path, monkeypatch):
 
 def test_an_empty_stream_is_refused(tmp_path):
     with pytest.raises(CorpusError, match="empty"):
-        open_stream(tmp_path, "key", 256, lambda: iter([IDS[:0]]))
+        open_stream(tmp_path, "key", 256, lambda _: iter([IDS[:0]]))
 
 
 def test_two_peers_do_not_build_twice(tmp_path):
@@ -103,3 +103,57 @@ def test_separators_follow_documents_and_the_limit_holds():
         ids = np.concatenate(list(tokenize(pieces, ByteTokenizer(), limit)))
         assert bytes(ids) == whole[:limit]
     assert bytes(np.concatenate(list(tokenize(pieces, ByteTokenizer(), None)))) == whole
+
+
+def continued(seen: list[object], stops: bool, forgets: bool = False):
+    """A source that saves its position after every ten ids, and may end in an error after 35 of them."""
+
+    def build(unfinished: Unfinished):
+        seen.append((unfinished.tokens, unfinished.position))
+        for start in range((unfinished.position or {"at": 0})["at"], 100, 10):
+            if stops and start == 30:
+                yield IDS[30:35]
+                if forgets:
+                    unfinished.forget()
+                raise CorpusError("The server sends no more.", "Try again.")
+            yield IDS[start : start + 10]
+            unfinished.save({"at": start + 10})
+
+    return build
+
+
+@pytest.mark.parametrize("dtype_ids", [256, 70_000])
+def test_a_stream_is_continued_where_its_source_was(tmp_path, dtype_ids):
+    seen: list[object] = []
+    for stops in (True, True, False):
+        try:
+            tokens = open_stream(tmp_path, "key", dtype_ids, continued(seen, stops), "some 1.0")
+        except CorpusError:
+            assert {path.suffix for path in tmp_path.iterdir()} == {".lock", ".part", ".resume"}
+    assert seen == [(0, None), (30, {"at": 30}), (30, {"at": 30})]
+    assert np.array_equal(tokens, IDS)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock", ".npy"}
+
+
+def test_a_stream_whose_position_does_not_hold_begins_anew(tmp_path):
+    def spoil_note():
+        (tmp_path / "key.resume").write_bytes(b"{")
+
+    def cut_file():
+        os.truncate(tmp_path / "key.part", 140)
+
+    for source, spoil in (("some 2.0", None), ("some 1.0", spoil_note), ("some 1.0", cut_file)):
+        with pytest.raises(CorpusError):
+            open_stream(tmp_path, "key", 256, continued([], True), "some 1.0")
+        if spoil:
+            spoil()
+        seen: list[object] = []
+        assert np.array_equal(open_stream(tmp_path, "key", 256, continued(seen, False), source), IDS)
+        assert seen == [(0, None)]
+        (tmp_path / "key.npy").unlink()
+
+
+def test_a_stream_that_its_source_gives_up_leaves_nothing(tmp_path):
+    with pytest.raises(CorpusError):
+        open_stream(tmp_path, "key", 256, continued([], True, forgets=True))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}

@@ -76,6 +76,7 @@ def test_the_first_start_tells_how_far_it_is(
         log.listen(lambda kind, fields: heard.append(kind))
         build(PeerOptions(link=None), device, home, Identity.load_or_create(home.identity), signed_run(), log)
     assert "tokenizing" in heard
+    assert heard.count("text read") == 1
 
 
 def test_a_text_is_written_at_one_look_of_four(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,6 +208,15 @@ def test_a_corpus_that_cannot_be_used(
     assert why in refused(*arguments)
 
 
+def test_a_corpus_whose_rows_have_another_field(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
+    content = b'{"body": "no text"}\n' * 20
+    corpus = {"kind": "file", "sha256": hashlib.sha256(content).hexdigest(), "format": "jsonl", "text_field": "text"}
+    home.save_manifest(signed_run(corpus=corpus | {"max_tokens": 100_000, "validation_fraction": 0.1}))
+    (home.path / "rows.jsonl").write_bytes(content)
+    said = refused("--home", home.path, "--data", home.path / "rows.jsonl")
+    assert "20 of 20. Found: line 1: no field 'text', but 'body'; line 2:" in " ".join(said.split())
+
+
 def test_a_corpus_file_that_is_not_there(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
     corpus = {"kind": "file", "sha256": "0" * 64, "format": "text", "text_field": "text", "max_tokens": 100_000}
     home.save_manifest(signed_run(corpus=corpus | {"validation_fraction": 0.1}))

@@ -1,0 +1,260 @@
+"""Rows of jsonl and parquet files: the text of one column, in bounded memory.
+
+Only the column with the text is looked at; what other columns hold, and whether it changes, has no effect. A row
+without usable text is skipped and counted, so that one bad line does not cost the file.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import json
+import lzma
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.text import one_line, printable
+
+ROWS_VERSION = 2
+"""Version of the text that jsonl and parquet files yield. Raise it when the same file would yield another text, so that
+cached token streams are not used. (1: the ``datasets`` library read them.)"""
+
+MOST_LINE_BYTES = 32 << 20
+"""Maximum size of a line of jsonl; a longer one is skipped. Decoding takes up to ten times as much memory. Guess: the
+longest documents of public corpora would settle it."""
+
+BATCH_ROWS = 64
+"""Rows of parquet decoded at once. Guess: the memory that corpora of long documents take would settle it."""
+
+SURE_ROWS = 1_000
+"""Rows without any text after which the file is refused, without reading the rest. Guess: a corpus that begins with so
+many empty rows and is good nevertheless would settle it."""
+
+MOST_EXAMPLES = 5
+"""Maximum number of skipped rows that a report names."""
+
+MOST_NAMES = 10
+"""Maximum number of columns that a message names."""
+
+INSTALL_DATA = "Install it: pip install 'p2ptrain[data]'"
+
+_OPENERS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"
+
+
+class Unusable(NamedTuple):
+    """The reason why a row has no text."""
+
+    why: str
+
+
+@dataclass(slots=True)
+class TextCounts:
+    """Counts of what was read from a corpus, for a report to the owner."""
+
+    where: str = ""
+    """Name of the source in messages."""
+    rows: int = 0
+    """Rows read; 0 for plain text."""
+    documents: int = 0
+    """Documents with text."""
+    text_bytes: int = 0
+    """Bytes of their text as UTF-8."""
+    skipped: int = 0
+    """Rows without usable text; rows with an empty text are not among them."""
+    examples: list[str] = field(default_factory=list)
+    """The first skipped rows: place and reason."""
+
+    def check(self) -> None:
+        """Raise CorpusError if more than half of the rows were skipped."""
+        if 2 * self.skipped > self.rows:
+            more = self.skipped - len(self.examples)
+            found = "; ".join(self.examples) + (f"; and {more:,} more" if more else "")
+            raise CorpusError(
+                f"Too many rows of {self.where} have no text: {self.skipped:,} of {self.rows:,}. Found: {found}.",
+                "Ask the run's author: corpus.text_field or corpus.format is wrong, or the file is damaged.",
+            )
+
+
+def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCounts) -> Iterator[str]:
+    """Yield the texts of rows, each a document; count them and the rows without text.
+
+    Args:
+        rows: number of the row, from 1, and its text.
+        unit: what the number counts, "line" or "row".
+
+    Raises:
+        CorpusError: none of the first ``SURE_ROWS`` rows has text. ``TextCounts.check`` judges at the end.
+    """
+    for number, found in rows:
+        counts.rows += 1
+        text = _encodable(found)
+        if isinstance(text, Unusable):
+            counts.skipped += 1
+            if len(counts.examples) < MOST_EXAMPLES:
+                counts.examples.append(f"{unit} {number:,}: {text.why}")
+            if counts.skipped == counts.rows == SURE_ROWS:
+                counts.check()
+        elif text:
+            counts.documents += 1
+            counts.text_bytes += len(text) if text.isascii() else len(text.encode())
+            yield text
+
+
+def text_of(row: object, text_field: str) -> str | Unusable:
+    """Return the text of one decoded row, or the reason why it has none."""
+    if not isinstance(row, Mapping):
+        return Unusable(f"{_kind(row)} instead of an object")
+    if text_field not in row:
+        return Unusable(f"no field {text_field!r}, but {names(row) or 'no field at all'}")
+    value = row[text_field]
+    return value if isinstance(value, str) else Unusable(f"the field {text_field!r} is {_kind(value)}, not text")
+
+
+def names(columns: Iterable[object]) -> str:
+    """List names of columns for a message; the file determines them, so both their number and length are bounded."""
+    listed = [repr(one_line(str(name), 40)) for name in columns]
+    return ", ".join(listed[:MOST_NAMES]) + (f" and {more} more" if (more := len(listed) - MOST_NAMES) > 0 else "")
+
+
+def jsonl_rows(path: Path, text_field: str) -> Iterator[tuple[int, str | Unusable]]:
+    """Yield line number and text of every line that is not blank; the file may be packed by gzip, bzip2, xz or zstd.
+
+    Raises:
+        CorpusError: the file cannot be read or unpacked.
+    """
+    try:
+        with _unpacked(path) as file:
+            for number, line in _lines(file):
+                if line is None:
+                    yield number, Unusable(f"longer than {MOST_LINE_BYTES:,} bytes")
+                elif not line.isspace():
+                    yield number, _parsed(line, text_field)
+    except (OSError, EOFError, lzma.LZMAError) as error:  # gzip raises EOFError for a truncated file
+        raise unreadable(path, "jsonl", error) from error
+
+
+def parquet_rows(path: Path, text_field: str) -> Iterator[tuple[int, str | Unusable]]:
+    """Yield row number and text of every row, from batches of one column.
+
+    One page of the column, about a megabyte in most files and at most 2 GiB, is decoded at once.
+
+    Raises:
+        CorpusError: the file cannot be read, has no such column or another type there, or pyarrow is not installed.
+    """
+    pyarrow, parquet = _import_pyarrow(f"The corpus {path}")
+    try:
+        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+            _check_column(file.schema_arrow, text_field, path)
+            number = 0
+            for batch in file.iter_batches(BATCH_ROWS, columns=[text_field], use_threads=False):
+                for value in batch.column(0):
+                    number += 1
+                    yield number, _arrow_text(value, text_field)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise unreadable(path, "parquet", error) from error
+
+
+def unreadable(path: Path, file_format: str, error: Exception) -> CorpusError:
+    reason = one_line((error.strerror if isinstance(error, OSError) else None) or str(error))
+    return CorpusError(
+        f"{printable(path)} cannot be read as {file_format}: {reason.rstrip('.')}.",
+        f"Name a whole {file_format} file, as the run needs, and check its disk and permissions.",
+    )
+
+
+def _encodable(text: str | Unusable) -> str | Unusable:
+    """Refuse lone surrogates, which JSON can write and UTF-8 cannot: tokenizers fail on them."""
+    if isinstance(text, str) and not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return Unusable("half of a surrogate pair in the text")
+    return text
+
+
+def _unpacked(path: Path) -> IO[bytes]:
+    with path.open("rb") as file:
+        head = file.read(6)
+    for magic, opened in _OPENERS.items():
+        if head.startswith(magic):
+            return cast("IO[bytes]", opened(path))
+    if head.startswith(_ZSTANDARD):
+        pyarrow, _ = _import_pyarrow(f"The packed corpus {path}")
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+    return path.open("rb")
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
+    """Yield number and content of every line; None as the content of a line that is too long."""
+    number = 0
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        number += 1
+        if len(line) <= MOST_LINE_BYTES:
+            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(1 << 20)
+        yield number, None
+
+
+_DECODER = json.JSONDecoder(parse_int=float)
+"""JSON decoder for which an integer may have any number of digits: other columns must not make a row unusable."""
+
+
+def _parsed(line: bytes, text_field: str) -> str | Unusable:
+    try:
+        row = _DECODER.decode(line.decode())
+    except UnicodeDecodeError:
+        return Unusable("invalid UTF-8")
+    except (ValueError, RecursionError):
+        return Unusable("invalid JSON")
+    return text_of(row, text_field)
+
+
+def _check_column(schema: Any, text_field: str, path: Path) -> None:
+    """Raise CorpusError unless an Arrow schema has one column of this name, with text."""
+    import pyarrow.types as types
+
+    if schema.names.count(text_field) != 1:
+        raise CorpusError(
+            f"{printable(path)} does not have one column {text_field!r}, but {names(schema.names) or 'none at all'}.",
+            "Ask the run's author: corpus.text_field names the wrong column.",
+        )
+    kind = schema.field(text_field).type
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    is_text = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
+    if not (is_text or types.is_null(value)):
+        raise CorpusError(
+            f"The column {text_field!r} of {printable(path)} holds {one_line(str(kind), 80)}, not text.",
+            "Ask the run's author: corpus.text_field names the wrong column.",
+        )
+
+
+def _arrow_text(value: Any, text_field: str) -> str | Unusable:
+    try:
+        text = value.as_py()
+    except UnicodeDecodeError:
+        return Unusable("invalid UTF-8")
+    return Unusable(f"the field {text_field!r} is null, not text") if text is None else text
+
+
+def _kind(value: object) -> str:
+    """Name the type of a decoded value for a message, as JSON calls it."""
+    named = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
+    return named.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)
+
+
+def _import_pyarrow(purpose: str) -> tuple[Any, Any]:
+    """Import the optional ``pyarrow`` library; done late because it takes a second."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise CorpusError(f"{purpose} needs the package pyarrow, which is not installed.", INSTALL_DATA) from error
+    return pyarrow, pyarrow.parquet
