@@ -18,6 +18,7 @@ import click
 import p2ptrain
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
+from p2ptrain.base.text import command_line
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
 
@@ -100,7 +101,7 @@ def init(run: Path, preset: str) -> None:
         f"{run / MANIFEST_FILE}: preset {preset}, {parameter_count(manifest.model):,} parameters; edit it freely."
     )
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
-    click.echo(f"Next: p2ptrain sign {run}")
+    click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")
 
 
 @cli.command(short_help="Sign and freeze a run's manifest.")
@@ -118,7 +119,7 @@ def sign(run: Path) -> None:
         case _:
             click.echo(f"Signed: run {signing.signed.run_id}")
             click.echo(f"This is a new run; peers of run {signing.previous} continue with the old one.")
-    click.echo(f"Next: p2ptrain bootstrap {run}")
+    click.echo(f"Next: {command_line('p2ptrain', 'bootstrap', run)}")
 
 
 def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:

@@ -18,6 +18,7 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
+from p2ptrain.base.text import command_line
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
@@ -52,6 +53,7 @@ from peer.paths import PathNotebook, Paths
 from peer.screen import Screen
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
+from peer.start_options import StartFile, StartOptions, merged
 from peer.state import StatusView
 from peer.stopping import Stopping
 
@@ -69,17 +71,22 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
     with home.locked(), lossy_output(), logging_installed(), closing(EventLog(home.events)) as log, Screen() as screen:
         file = SettingsFile(home.path)
         settings = file.load()
-        options = _completed(options, settings)
+        start = StartFile(home.path)
+        saved = StartOptions() if options.forget else start.load(settings)
+        remembered = merged(options, saved)
+        options = _completed(remembered, settings)
         device = choose_device(options.device or "auto")
         log.listen(screen.show)
+        if words := saved.words():
+            log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
         owner = OwnerControl(home, file, settings, rates, signals, log)
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
-            state = StatusView(identity.peer_id, options.nickname, owner.state)
-            sharing = Sharing(state, owner, options.page, options.share)
+            state = StatusView(identity.peer_id, options.nickname or "", owner.state)
+            sharing = Sharing(state, owner, options.page_address, bool(options.share))
             log.listen(sharing.state.on_note)
             sharing.open(stack, log)  # before the network starts: the page's port may be taken
             is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
@@ -90,12 +97,13 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 connection = network.connection
                 signed = network.thread.call(ask_for_manifest(options.link, lambda: connection.node, log))
                 home.save_manifest(signed)
+            start.save(remembered, settings)
             admission = None
             if network is not None:  # checked before anything costly
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                 network.thread.call(admission.enter(options.link))
             session = build(options, device, home, identity, signed, log)
-            sharing.set_run(signed, home, session.record, options.local)
+            sharing.set_run(signed, home, session.record, bool(options.local))
             stopping.let_finish(session.record.learner.inbox.wake)
             try:
                 if network is None or admission is None:
@@ -106,6 +114,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 session.record.rescue()
                 raise
             session.record.end(in_haste=signals.stop.is_set())
+            if not session.record.learner.ended:
+                log.note("to resume", command=command_line("p2ptrain", "peer", "--home", home.path.absolute()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +179,11 @@ def _connect(
         bootstraps,
         PeerCache(home.peers),
         log,
-        listen=options.listen,
+        listen=options.listen or (),
         port=last.port,
-        announce=options.announce,
-        nickname=options.nickname,
-        local=options.local,
+        announce=options.announce or (),
+        nickname=options.nickname or "",
+        local=bool(options.local),
         rates=rates,
         relay=RelayLimits() if options.relay else None,
         paths=paths,

@@ -12,6 +12,7 @@
     HOME/trained/            the weights when training ended, before the final gossip
     HOME/summary.json        the figures of the last session
     HOME/settings.toml       what the owner allows (peer.owner.settings)
+    HOME/start.json          options of earlier starts (peer.start_options)
     HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
     HOME/paused.json         exists while the owner has paused the peer (peer.owner.pause)
     HOME/contributions.jsonl receipts signed by partners (peer.ledger)
