@@ -19,6 +19,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import reporting
+from p2ptrain.base.text import command_line
 from p2ptrain.manifest import KEY_FILE, SignedManifest
 from p2ptrain.net.access_list_store import AccessListStore
 from p2ptrain.net.admission_service import AdmissionHandler, serve_admission
@@ -127,7 +128,8 @@ class AdmissionServer:
 def _order(run: Path, policy: str) -> str:
     """Return the command by which the author admits a peer: here, or on the machine that has the key."""
     if (run / KEY_FILE).exists():
-        return f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
+        verb, names = ("invite", "") if policy == "invite" else ("admit", " PEER_ID")
+        return command_line("p2ptrain", verb, run) + names
     if policy == "invite":
         return f"where {KEY_FILE} lies, p2ptrain invite RUN --link LINK"
     return f"where {KEY_FILE} lies, p2ptrain admit RUN PEER_ID; then copy RUN/{ACCESS_LIST_FILE} to {run}"

@@ -7,6 +7,7 @@ Everything runs on one uvloop in the main thread. The home has::
     HOME/peers.json       addresses of peers, to find the swarm after a restart
     HOME/guests.json      register of used invites (bootstrap.admission_server)
     HOME/lock             held while the program runs
+    RUN/files/            files that the run names by digest (p2ptrain.data.file_store)
 
 If p2pd dies, it is restarted on the same ports, so that the join link stays valid. The first SIGINT, SIGTERM or SIGHUP
 ends the program cleanly, a second SIGINT or SIGTERM at once.
@@ -20,7 +21,7 @@ import math
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -35,14 +36,18 @@ from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import files
-from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserError
+from p2ptrain.base.errors import CorpusError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
-from p2ptrain.base.telemetry import lossy_output
+from p2ptrain.base.telemetry import MemoryLog, lossy_output
+from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, named_files
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import multiaddress, port_of, with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
+from p2ptrain.net.file_service import FILES_PROTOCOL, FileServer
+from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
+from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
@@ -53,6 +58,7 @@ from p2ptrain.net.throttle import MBIT, Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
 from p2ptrain.page.server import PageServer
+from p2ptrain.ports import Link
 
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
@@ -74,6 +80,8 @@ class BootstrapOptions:
     announce: tuple[str, ...]  # addresses to announce; empty: our own
     local: bool  # whether the swarm runs on this machine only
     relay: bool = True  # whether to relay, within limits, for peers that nobody can dial
+    data: Path | None = None  # the corpus, if the manifest names it by digest; None: the one in the run's directory
+    tokenizer: Path | None = None  # the tokenizer.json, likewise
     beside: JoinLink | None = None  # join link of another bootstrap of the same swarm, which our link then names, too
     page: PagePlace | None = None  # address of the web page; None: no page
     upload_mbit: float = 0.0  # upload cap in Mbit/s, relayed bytes included; 0: no cap
@@ -119,6 +127,7 @@ class EntryPoint:
         self._admission: AdmissionServer | None = None
         if signed.manifest.admission.policy != "open":
             self._admission = AdmissionServer(options.run, options.home, signed, identity, say)
+        self._files = FileServer(_run_files(options, signed, say), self._rates)
         self._listen = as_before(options, identity.peer_id)
         self._link: JoinLink | None = None
         self._supervisor = NodeSupervisor(
@@ -167,10 +176,21 @@ class EntryPoint:
             self._listen = await same_ports(self._options.listen, node)
         services, rates = self._supervisor.services, self._rates
         services.append(await serve_manifest(node, self._signed.to_bytes(), rates))
+        services.append(await self._serve_files(node))
         services.append(await serve_reach(node, rates))
         if self._admission is not None:
             services.append(await self._admission.serve(node, rates))
         services.append(await Relay.start(node, RelayLimits() if self._options.relay else NO_RELAY, rates))
+
+    async def _serve_files(self, node: Node) -> P2PTransport:
+        """Serve the run's files; in a closed run only to peers that it admits."""
+        transport = P2PTransport(node, FILES_PROTOCOL, FILES_LIMITS, self._rates)
+        handler: Callable[[Link], Awaitable[None]] = self._files.answer
+        if self._admission is not None:
+            gated = GatedTransport(transport, self._admission.gate, self._identity.peer_id, MemoryLog(1))
+            handler = gated.welcoming(handler)
+        await transport.listen(handler)
+        return transport
 
     def _publish_link(self, node: Node) -> None:
         options, me = self._options, self._identity.peer_id
@@ -196,6 +216,32 @@ class EntryPoint:
     def _node_died(self, why: str, pause_s: float) -> None:
         self._say("bootstrap", f"p2pd ended ({why.rstrip('.')}); starting it again in {pause_s:.0f} s")
         self._view.failed("the network daemon of the bootstrap ended and is started again")
+
+
+def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> dict[str, Path]:
+    """Store the files that the owner gave, and return those to serve, by SHA-256. Raises CorpusError and HomeError."""
+    store, found = FileStore(options.run / "files"), {}
+    given = {"--data": options.data, "--tokenizer": options.tokenizer}
+    named = named_files(signed.manifest)
+    for option in given.keys() - {file.option for file in named}:
+        if given[option] is not None:
+            raise CorpusError(
+                f"{option} names {given[option]}, but the run in {options.run} names no such file by digest.",
+                f"Omit {option}.",
+            )
+    for file in named:
+        path = given[file.option]
+        is_large = path is not None and store.adopt(file, path) is None
+        stored = store.find(file.sha256)
+        if stored is not None:
+            found[file.sha256] = stored
+            say("bootstrap", f"peers that lack the run's {file.what} get it here")
+        elif is_large:
+            most = f"{MOST_STORED_BYTES >> 20} MiB"
+            say("bootstrap", f"the {file.what} is larger than {most}: each peer needs {file.option} FILE")
+        else:
+            say("bootstrap", f"the run's {file.what} is not here; start with {file.option} FILE once, and peers get it")
+    return found
 
 
 def _addresses(link: JoinLink | None) -> tuple[str, ...]:

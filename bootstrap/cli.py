@@ -13,6 +13,7 @@ from p2ptrain.page.listen_address import ListenAddress as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """Default address; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
+FILE = click.Path(dir_okay=False, path_type=Path)
 LOWEST_MBIT, HIGHEST_MBIT = LOWEST_RATE / MBIT, 1e6
 """Bounds of a cap in Mbit/s, equal to those of a peer's settings."""
 
@@ -43,6 +44,8 @@ def _cap(context: click.Context, option: click.Parameter, value: float) -> float
 )
 @click.option("--upload-mbit", default=0.0, callback=_cap, help="Upload cap, relayed bytes included. 0: no cap.")
 @click.option("--download-mbit", default=0.0, callback=_cap, help="Download cap, relayed bytes included. 0: no cap.")
+@click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the run names it by digest; peers get it here.")
+@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
 @click.option("--beside", metavar="LINK", help="Join link of another bootstrap of the same swarm.")
 @click.option("--page", metavar="[HOST:]PORT", help="Serve a web page about the swarm on this port.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that a page beyond this machine requires.")
@@ -56,6 +59,8 @@ def bootstrap(
     relay: bool,
     upload_mbit: float,
     download_mbit: float,
+    data: Path | None,
+    tokenizer: Path | None,
     beside: str | None,
     page: str | None,
     page_token: str | None,
@@ -74,7 +79,18 @@ def bootstrap(
     shown = None if page is None else PagePlace.parse(page, page_token or "", page_hosts or "")
     place = home or run / "bootstrap"
     where = app.BootstrapOptions(
-        run, place, listen or (default,), announce, local, relay, other, shown, upload_mbit, download_mbit
+        run,
+        place,
+        listen or (default,),
+        announce,
+        local,
+        relay,
+        data=data,
+        tokenizer=tokenizer,
+        beside=other,
+        page=shown,
+        upload_mbit=upload_mbit,
+        download_mbit=download_mbit,
     )
     app.run(where, _say)
 

@@ -18,6 +18,7 @@ import click
 import p2ptrain
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
+from p2ptrain.base.text import command_line
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
 
@@ -42,6 +43,7 @@ LAZY_COMMANDS = {
     "pause": LazyCommand("peer.owner.commands", "pause", "Pause the peer in a home."),
     "resume": LazyCommand("peer.owner.commands", "resume", "Resume a paused peer."),
     "finish": LazyCommand("peer.owner.commands", "finish", "Make the peer in a home finish its step, save and leave."),
+    "service": LazyCommand("peer.service", "service", "Start a peer at each login and after a crash."),
     "invite": LazyCommand("peer.cli", "invite", "Print a join link, or invite peers to your run."),
     "admit": LazyCommand("peer.cli", "admit", "Admit peers to your run."),
     "revoke": LazyCommand("peer.cli", "revoke", "Ban peers from your run, or revoke an invite."),
@@ -100,7 +102,7 @@ def init(run: Path, preset: str) -> None:
         f"{run / MANIFEST_FILE}: preset {preset}, {parameter_count(manifest.model):,} parameters; edit it freely."
     )
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
-    click.echo(f"Next: p2ptrain sign {run}")
+    click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")
 
 
 @cli.command(short_help="Sign and freeze a run's manifest.")
@@ -118,7 +120,7 @@ def sign(run: Path) -> None:
         case _:
             click.echo(f"Signed: run {signing.signed.run_id}")
             click.echo(f"This is a new run; peers of run {signing.previous} continue with the old one.")
-    click.echo(f"Next: p2ptrain bootstrap {run}")
+    click.echo(f"Next: {command_line('p2ptrain', 'bootstrap', run)}")
 
 
 def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:

@@ -60,12 +60,16 @@ class AdmissionClient:
         self._refusal: Refusal | None = None
         self.gate = gate_of(home, signed)
 
-    def transport(self, over: Transport | None = None) -> Transport:
-        """Return a transport for members only: ``over``, or the connection's exchanges if it is None."""
+    def transport(self, over: Transport | None = None, checks_responder: bool = True) -> Transport:
+        """Return a transport for members only: ``over``, or the connection's exchanges if it is None.
+
+        Args:
+            checks_responder: as for ``GatedTransport``.
+        """
         plain = self._connection if over is None else over
         if self.gate is None:
             return plain
-        return GatedTransport(plain, self.gate, self._me, self._notebook)
+        return GatedTransport(plain, self.gate, self._me, self._notebook, checks_responder=checks_responder)
 
     def guarded(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
         """Restrict a handler of inbound links to members, as every protocol that serves weights must."""

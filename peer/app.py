@@ -9,19 +9,26 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 
 from p2ptrain.base.clock import steady
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import HomeError, NetworkError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
-from p2ptrain.manifest import SignedManifest
+from p2ptrain.base.text import command_line
+from p2ptrain.data.corpus import check_named, has_stream
+from p2ptrain.data.file_store import NamedFile, named_files
+from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import DriverEnvironment
+from p2ptrain.net.file_service import FILES_PROTOCOL, FileServer
+from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
 from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
@@ -40,7 +47,8 @@ from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
 from peer.contributions import Contributions
-from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
+from peer.file_fetch import Source, ask_for_file, local_file
+from peer.home import AddressBook, Addresses, Home, cache_directory, check_no_other, default_home
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
 from peer.network import Connection
@@ -52,12 +60,15 @@ from peer.paths import PathNotebook, Paths
 from peer.screen import Screen
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
+from peer.start_options import StartFile, StartOptions, merged
 from peer.state import StatusView
 from peer.stopping import Stopping
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
 
+MOST_ASKED = 8
+"""Peers that are asked for a file in one round, besides bootstraps. Guess: the share of peers that have it."""
 
 WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
 """Maps an honest peer's environment, its learner and the run's tokens per peer to the environment to use."""
@@ -69,17 +80,22 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
     with home.locked(), lossy_output(), logging_installed(), closing(EventLog(home.events)) as log, Screen() as screen:
         file = SettingsFile(home.path)
         settings = file.load()
-        options = _completed(options, settings)
+        start = StartFile(home.path)
+        saved = StartOptions() if options.forget else start.load(settings)
+        given, remembered = options, merged(options, saved)
+        options = _completed(remembered, settings)
         device = choose_device(options.device or "auto")
         log.listen(screen.show)
+        if words := saved.words():
+            log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
         owner = OwnerControl(home, file, settings, rates, signals, log)
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
-            state = StatusView(identity.peer_id, options.nickname, owner.state)
-            sharing = Sharing(state, owner, options.page, options.share)
+            state = StatusView(identity.peer_id, options.nickname or "", owner.state)
+            sharing = Sharing(state, owner, options.page_address, bool(options.share))
             log.listen(sharing.state.on_note)
             sharing.open(stack, log)  # before the network starts: the page's port may be taken
             is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
@@ -90,12 +106,15 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 connection = network.connection
                 signed = network.thread.call(ask_for_manifest(options.link, lambda: connection.node, log))
                 home.save_manifest(signed)
+            check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
+            start.save(remembered, settings)
             admission = None
             if network is not None:  # checked before anything costly
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                 network.thread.call(admission.enter(options.link))
+            options = _with_files(options, given, home, signed, network, admission, log)
             session = build(options, device, home, identity, signed, log)
-            sharing.set_run(signed, home, session.record, options.local)
+            sharing.set_run(signed, home, session.record, bool(options.local))
             stopping.let_finish(session.record.learner.inbox.wake)
             try:
                 if network is None or admission is None:
@@ -106,6 +125,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 session.record.rescue()
                 raise
             session.record.end(in_haste=signals.stop.is_set())
+            if not session.record.learner.ended:
+                log.note("to resume", command=command_line("p2ptrain", "peer", "--home", home.path.absolute()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +190,11 @@ def _connect(
         bootstraps,
         PeerCache(home.peers),
         log,
-        listen=options.listen,
+        listen=options.listen or (),
         port=last.port,
-        announce=options.announce,
-        nickname=options.nickname,
-        local=options.local,
+        announce=options.announce or (),
+        nickname=options.nickname or "",
+        local=bool(options.local),
         rates=rates,
         relay=RelayLimits() if options.relay else None,
         paths=paths,
@@ -192,6 +213,59 @@ def _connect(
     where = ", ".join(map(address.host_port, connection.addresses)) or "no address that others can reach"
     log.note("listening", name=short(identity.peer_id), where=where)
     return NetworkStack(thread, connection, paths, identity, rates)
+
+
+def _with_files(
+    options: PeerOptions,
+    given: PeerOptions,
+    home: Home,
+    signed: SignedManifest,
+    network: NetworkStack | None,
+    admission: AdmissionClient | None,
+    log: EventLog,
+) -> PeerOptions:
+    """Return the options with the paths of files that the run names by digest, downloaded if this machine has none.
+
+    Raises CorpusError if the owner named another file, HomeError if a file cannot be stored.
+    """
+    paths: dict[str, Path | None] = {}
+    for file in named_files(signed.manifest):
+        name = file.option.removeprefix("--")
+        is_needed = name == "tokenizer" or not has_stream(signed.manifest, cache_directory())
+        remembered = getattr(options, name) if is_needed else None
+        path = local_file(file, home.files, getattr(given, name), remembered)
+        if path is None and is_needed and network is not None and admission is not None:
+            data = network.thread.call(_download(file, options.link, home, network, admission, log))
+            path = None if data is None else home.files.add(file.sha256, data)
+        paths[name] = path
+    return replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"))
+
+
+async def _download(
+    file: NamedFile,
+    link: JoinLink | None,
+    home: Home,
+    network: NetworkStack,
+    admission: AdmissionClient,
+    log: EventLog,
+) -> bytes | None:
+    connection = network.connection
+    entries = map(address.split_peer, link.addresses if link else home.load_addresses().joined_by)
+    bootstraps = [(peer, [place]) for place, peer in entries if peer is not None]
+
+    async def sources() -> Sequence[Source]:
+        try:
+            records = await connection.lookup()
+        except NetworkError:
+            records = []
+        others = [(each.peer, each.addresses) for each in records if each.peer != network.identity.peer_id]
+        return [*bootstraps, *Random().sample(others, min(len(others), MOST_ASKED))]
+
+    async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
+        speaking = connection.speaking(FILES_PROTOCOL, FILES_LIMITS)
+        return await admission.transport(speaking, checks_responder=False).open(peer, addresses)
+
+    return await ask_for_file(file, sources, dial, log)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -272,6 +346,8 @@ def _run_in_swarm(
             learner.payloads, environment.work, time.monotonic, contributions.given, network.rates, admission.counts
         )
         environment = replace(environment, weight_server=weight_server)
+        stored = {each.sha256: record.home.files.find(each.sha256) for each in named_files(signed.manifest)}
+        file_server = FileServer({sha256: path for sha256, path in stored.items() if path is not None}, network.rates)
         participation = Participation(learner, session.new_core, environment, control)
         record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
 
@@ -284,6 +360,7 @@ def _run_in_swarm(
         async def live() -> str:
             await connection.serve_manifest(signed)
             await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
+            await connection.serve(FILES_PROTOCOL, FILES_LIMITS, admission.guarded(file_server.answer))
             await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, admission.guarded(weight_server.answer))
             cache_task = asyncio.create_task(connection.keep_cache(records))
             cache_task.add_done_callback(reporting("the peer cache"))

@@ -20,7 +20,6 @@ from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer.fragments import slices
-from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Peer
 from p2ptrain.train.autofit import place
@@ -33,6 +32,7 @@ from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_ru
 from peer.capacity import check_memory, explained
 from peer.home import Home, cache_directory
 from peer.session_recorder import SessionRecorder
+from peer.start_options import StartOptions
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
@@ -50,27 +50,13 @@ sample texts change compared with the loss curve."""
 
 
 @dataclass(frozen=True, slots=True)
-class PeerOptions:
+class PeerOptions(StartOptions):
     """Options that this machine's owner chose; none changes the algorithm."""
 
     link: JoinLink | None
     home: Path | None = None
-    device: str | None = None
-    """None: use the home's settings, as with an empty nickname."""
-    data: Path | None = None
-    """File of the corpus, if the manifest names one by digest."""
-    tokenizer: Path | None = None
-    """The tokenizer.json, if the manifest names one by digest."""
-    listen: tuple[str, ...] = ()
-    announce: tuple[str, ...] = ()
-    nickname: str = ""
-    local: bool = False
-    """Listen on loopback and announce that: the whole swarm is on this machine."""
-    relay: bool = False
-    """Relay the traffic of peers that nobody can dial, within limits."""
-    page: ListenAddress | None = None
-    share: bool = False
-    """Share this peer's figures with bootstraps, whatever the settings say."""
+    forget: bool = False
+    """Use only the options of this start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +109,7 @@ def build(
         checkpoints=checkpoints,
         me=identity.peer_id,
         run=signed.run_id,
-        nickname=options.nickname,
+        nickname=options.nickname or "",
         learner=learner,
         task=task,
         corpus=corpus,

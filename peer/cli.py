@@ -15,7 +15,6 @@ from click.core import ParameterSource
 from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.manifest import JoinLink
-from p2ptrain.page.listen_address import ListenAddress
 from peer.options import HOME, FiniteRange
 
 if TYPE_CHECKING:
@@ -40,15 +39,16 @@ TOKENIZER = click.option(
 @click.option(
     "--announce", multiple=True, help="Announce this address to others, for a forwarded port.", metavar="MULTIADDR"
 )
-@click.option("--nickname", default="", help="Shown to people; at most 32 characters.")
-@click.option("--local", is_flag=True, help="Use loopback only: the whole swarm is on this machine.")
-@click.option("--relay", is_flag=True, help="Relay for peers that nobody can dial, within limits.")
+@click.option("--nickname", help="Shown to people; at most 32 characters.")
+@click.option("--local/--no-local", default=None, help="Use loopback only: the whole swarm is on this machine.")
+@click.option("--relay/--no-relay", default=None, help="Relay for peers that nobody can dial, within limits.")
 @click.option("--page", metavar="[HOST:]PORT", help="Serve a page about this peer at this port of this computer.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that the page requires outside loopback.")
 @click.option(
     "--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names by which the page may be opened."
 )
-@click.option("--share", is_flag=True, help="Let bootstraps show this peer's figures. [settings.toml]")
+@click.option("--share/--no-share", default=None, help="Let bootstraps show this peer's figures. [settings.toml]")
+@click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
 def peer(
     link: str | None,
     home: Path | None,
@@ -57,17 +57,19 @@ def peer(
     tokenizer: Path | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
-    nickname: str,
-    local: bool,
-    relay: bool,
+    nickname: str | None,
+    local: bool | None,
+    relay: bool | None,
     page: str | None,
     page_token: str | None,
     page_hosts: str | None,
-    share: bool,
+    share: bool | None,
+    forget: bool,
 ) -> None:
     """Join the run that LINK names and train until it ends.
 
-    Without LINK, continue the run of --home. Ctrl+C saves and leaves the swarm; the next start resumes from there.
+    Without LINK, continue the run of --home. Ctrl+C saves and leaves the swarm; the next start resumes from there. The
+    home remembers the options: `p2ptrain peer --home HOME` starts the peer with them again.
     """
     parsed = JoinLink.parse(link) if link is not None else None
     with command_imports():
@@ -75,12 +77,29 @@ def peer(
         from peer.app import run_peer
         from peer.assembly import PeerOptions
 
-    if not is_nickname(nickname):
+    if nickname is not None and not is_nickname(nickname):
         raise UserError(
             f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another one, or omit it."
         )
-    place = None if page is None else ListenAddress.parse(page, page_token or "", page_hosts or "")
-    run_peer(PeerOptions(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay, place, share))
+    options = PeerOptions(
+        parsed,
+        home,
+        forget,
+        device=device,
+        data=data,
+        tokenizer=tokenizer,
+        listen=listen or None,
+        announce=announce or None,
+        nickname=nickname,
+        local=local,
+        relay=relay,
+        page=page,
+        page_token=page_token,
+        page_hosts=page_hosts,
+        share=share,
+    )
+    options.page_address  # noqa: B018 -- raises UserError before anything is written
+    run_peer(options)
 
 
 @click.command(short_help="Print a join link, or invite peers to your run.")

@@ -12,6 +12,8 @@
     HOME/trained/            the weights when training ended, before the final gossip
     HOME/summary.json        the figures of the last session
     HOME/settings.toml       what the owner allows (peer.owner.settings)
+    HOME/files/              files that the run names by digest (p2ptrain.data.file_store)
+    HOME/start.json          options of earlier starts (peer.start_options)
     HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
     HOME/paused.json         exists while the owner has paused the peer (peer.owner.pause)
     HOME/contributions.jsonl receipts signed by partners (peer.ledger)
@@ -37,6 +39,7 @@ from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import RunId
+from p2ptrain.data.file_store import FileStore
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManifest, genuine_run
 
 
@@ -76,6 +79,7 @@ class Home:
         self.trained = path / "trained"
         self.summary = path / "summary.json"
         self.contributions = path / "contributions.jsonl"
+        self.files = FileStore(path / "files")
 
     def locked(self) -> AbstractContextManager[None]:
         """Create the home if necessary and lock it. Raises HomeError if that fails or another process holds it."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2ptrain.base.ids import short
-from p2ptrain.base.text import printable
+from p2ptrain.base.text import command_line, printable
 
 _PLACES = re.compile(
     r"(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
@@ -158,6 +158,9 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "right clock": lambda f: "[peers] this machine's clock is correct again",
     "tokenizing": _tokenizing,
     "text read": _text_read,
+    "got file": lambda f: f"[data] got the run's {f['what']} from {_peer(f)}: {size(f['size_bytes'])}",
+    "no file": lambda f: f"[data] no {f['what']} from {_peer(f)}: {_why(f)}",
+    "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (
@@ -179,6 +182,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         if f["training"]
         else "[stop] stopped before training began"
     ),
+    "to resume": lambda f: f"[stop] to resume: {f['command']}",
     "settings": lambda f: f"[owner] settings.toml applied: {f['what']}",
     "settings refused": lambda f: (
         f"[owner] settings.toml is faulty and ignored: {_why(f)}; the previous settings stay in force"
@@ -188,7 +192,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[owner] paused: {_why(f)}; the weights stay in memory, and the swarm trains without this peer"
     ),
     "still paused": lambda f: (
-        f"[owner] still paused by its owner, since before this start; to continue: p2ptrain resume {f['home']}"
+        "[owner] still paused by its owner, since before this start; to continue: "
+        + command_line("p2ptrain", "resume", f["home"])
     ),
     "pause not kept": lambda f: f"[owner] the pause is NOT kept for the next start: {_why(f)}",
     "budget used up": lambda f: (

@@ -41,7 +41,10 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
             "often) and when it stops.",
         )
     model = model_of(signed, found.checkpoint.tensors["slow"])
-    return model, load_tokenizer(signed.manifest.tokenizer, tokenizer_file)
+    spec = signed.manifest.tokenizer
+    if tokenizer_file is None and spec.kind == "file":
+        tokenizer_file = home.files.find(spec.sha256)
+    return model, load_tokenizer(spec, tokenizer_file)
 
 
 def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:

@@ -36,6 +36,7 @@ def test_the_commands_are_frozen() -> None:
         "pause",
         "resume",
         "finish",
+        "service",
         "invite",
         "admit",
         "revoke",

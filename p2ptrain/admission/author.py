@@ -27,6 +27,7 @@ from p2ptrain.admission.records import (
 from p2ptrain.base import files
 from p2ptrain.base.errors import AdmissionError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
+from p2ptrain.base.text import command_line
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run, read_key
 from p2ptrain.statements import KEY_BYTES
 
@@ -75,7 +76,7 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
     if signed.manifest.admission.policy != "invite":
         raise AdmissionError(
             f"The run in {run} has policy allowlist, which takes no invites.",
-            f"Admit each peer: p2ptrain admit {run} PEER_ID",
+            f"Admit each peer: {command_line('p2ptrain', 'admit', run)} PEER_ID",
         )
     check_link(run, signed, link)
     if not 1 <= uses <= MAX_USES:
@@ -96,7 +97,7 @@ def printed_link(run: Path) -> JoinLink:
     except FileNotFoundError:
         raise AdmissionError(
             f"No bootstrap of the run in {run} has printed a link here.",
-            f"Start it with p2ptrain bootstrap {run}, or give its link with --link.",
+            f"Start it with {command_line('p2ptrain', 'bootstrap', run)}, or give its link with --link.",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise AdmissionError(f"{path} cannot be read: {files.cause(error)}.", "Give the link with --link.") from error

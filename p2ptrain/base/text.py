@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 MOST_CHARS = 300
@@ -19,3 +20,8 @@ def printable(text: str | Path) -> str:
 def one_line(text: str, most: int = MOST_CHARS) -> str:
     """Return printable text of at most ``most`` characters."""
     return printable(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def command_line(*words: str | Path) -> str:
+    """Return a command that can be pasted into a shell, whatever spaces and quotes its words contain."""
+    return shlex.join(map(str, words))

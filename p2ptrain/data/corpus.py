@@ -107,7 +107,7 @@ def open_corpus(
             not reachable.
         HomeError: the cache cannot be written or its disk is full.
     """
-    _check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
+    check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
     counts = TextCounts()
     tokens = open_stream(
@@ -123,7 +123,11 @@ def open_corpus(
     return Corpus(tokens, split, tokenizer)
 
 
-def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
+def check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
+    """Raise CorpusError if a named file is not one that the run names by digest.
+
+    The digest of ``data`` is checked if its tokens are cached (``is_built``); otherwise building them checks it.
+    """
     spec = manifest.corpus
     if data is not None and spec.kind != "file":
         comes = "ships with p2ptrain" if spec.kind == "builtin" else "is downloaded"
@@ -138,7 +142,7 @@ def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | N
             "Omit --tokenizer; a run uses the tokenizer that its manifest names.",
         )
     if data is not None and spec.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
-        check_digest(data, spec.sha256, "corpus")  # without a cached stream, building it checks the file
+        check_digest(data, spec.sha256, "corpus")
 
 
 def _size(data: Path) -> int:

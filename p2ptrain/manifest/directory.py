@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from p2ptrain.base import files
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import RunId
+from p2ptrain.base.text import command_line
 from p2ptrain.manifest.document import differences, parse_toml, render_toml, with_changes
 from p2ptrain.manifest.presets import preset
 from p2ptrain.manifest.schema import Manifest
@@ -101,7 +102,8 @@ def load_run(directory: Path) -> SignedManifest:
         signed = SignedManifest.from_bytes(path.read_bytes())
     except FileNotFoundError:
         raise ManifestError(
-            f"{directory} holds no {SIGNED_FILE}.", f"Sign the manifest with `p2ptrain sign {directory}`."
+            f"{directory} holds no {SIGNED_FILE}.",
+            f"Sign the manifest with `{_command('sign', directory)}`.",
         ) from None
     except ManifestError as error:
         raise _unusable(path, error) from None
@@ -112,7 +114,7 @@ def load_run(directory: Path) -> SignedManifest:
         if changed:
             raise ManifestError(
                 "\n".join([f"{directory / MANIFEST_FILE} was edited after signing (signed -> now):", *changed]),
-                f"Undo the edit to continue this run, or create another run with `p2ptrain sign {directory}`.",
+                f"Undo the edit to continue this run, or create another run with `{_command('sign', directory)}`.",
             )
     return signed
 
@@ -143,7 +145,8 @@ def _read_manifest(directory: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ManifestError(
-            f"{directory} holds no {MANIFEST_FILE}.", f"Create a run with `p2ptrain init {directory}`."
+            f"{directory} holds no {MANIFEST_FILE}.",
+            f"Create a run with `{_command('init', directory)}`.",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
@@ -174,3 +177,7 @@ def _unwritable(directory: Path, error: OSError) -> ManifestError:
     return ManifestError(
         f"Cannot write into {directory}: {files.cause(error)}.", "Choose a writable directory with free space."
     )
+
+
+def _command(verb: str, directory: Path) -> str:
+    return command_line("p2ptrain", verb, directory)

@@ -1,6 +1,6 @@
 """The tokenizer and corpus sections: the source of the text and its conversion to tokens. Never a path.
 
-A manifest is untrusted, so it names a file only by its digest; each owner passes the file with --data or --tokenizer.
+A manifest is untrusted, so it names a file only by its digest. Peers get it from each other, or by an option.
 Sources on the Hugging Face hub are pinned to a commit. A short string may replace either table::
 
     tokenizer = "bytes"                      corpus = "builtin:shakespeare"
@@ -42,13 +42,13 @@ class HubTokenizer(Section):
 
 
 class FileTokenizer(Section):
-    """Local tokenizer.json, which each owner provides."""
+    """Local tokenizer.json; start the bootstrap with --tokenizer FILE, and peers get it by the link."""
 
     kind: Literal["file"]
     """Source of the tokenizer: bytes, hub or file."""
 
     sha256: Digest
-    """SHA-256 of the tokenizer.json; each owner names the file itself on the command line."""
+    """SHA-256 of the tokenizer.json."""
 
 
 class _CorpusSection(Section):
@@ -103,13 +103,13 @@ class HubCorpus(_LargeCorpus):
 
 
 class FileCorpus(_LargeCorpus):
-    """Local file, which each owner provides."""
+    """Local file; if it is small, start the bootstrap with --data FILE, and peers get it by the link."""
 
     kind: Literal["file"]
     """Source of the text: builtin, hub or file."""
 
     sha256: Digest
-    """SHA-256 of the file; each owner names the file itself on the command line."""
+    """SHA-256 of the file."""
 
     format: Literal["text", "jsonl", "parquet"] = "text"
     """Format of the file: text, jsonl or parquet. (text: the simplest; it has no columns and ignores text_field.)"""

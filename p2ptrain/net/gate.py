@@ -31,16 +31,27 @@ refusals per hour in a closed run would settle it."""
 
 
 class GatedTransport:
-    """Transport that opens and accepts links only to and from peers that the gate admits."""
+    """Transport that opens and accepts links only to and from peers that the gate admits.
+
+    Args:
+        checks_responder: whether the other side of an outbound link must be admitted, too; a bootstrap is not.
+    """
 
     def __init__(
-        self, transport: Transport, gate: Gate, me: PeerId, notebook: Notebook, wall: Clock = time.time
+        self,
+        transport: Transport,
+        gate: Gate,
+        me: PeerId,
+        notebook: Notebook,
+        wall: Clock = time.time,
+        checks_responder: bool = True,
     ) -> None:
         self._transport = transport
         self._gate = gate
         self._me = me
         self._notebook = notebook
         self._wall = wall
+        self._checks_responder = checks_responder
         self._told = SlidingWindowLimit(overall=10, each=1, window_s=NOTES_S)
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
@@ -97,7 +108,7 @@ class GatedTransport:
             raise NetworkError(f"it did not admit us: {why}")
         if kind != FrameKind.BADGE:
             raise RemoteError(f"expected a membership certificate, got a frame of kind {kind}")
-        if (refused := self._gate.refusal(peer, body, self._wall())) is not None:
+        if self._checks_responder and (refused := self._gate.refusal(peer, body, self._wall())) is not None:
             raise NetworkError(f"we did not admit it: {refused}")
 
 

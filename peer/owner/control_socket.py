@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from p2ptrain.base.errors import HomeError
+from p2ptrain.base.text import command_line
 from p2ptrain.net.p2pd.socket_folder import SocketFolder
 from peer.home import check_no_other
 
@@ -112,7 +113,9 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             check_no_other(home)
         except HomeError as error:
             raise NotRunningError(error.problem, error.remedy) from None
-        raise NotRunningError(f"No peer runs in {home}.", f"Start it: p2ptrain peer --home {home}") from None
+        raise NotRunningError(
+            f"No peer runs in {home}.", f"Start it: {command_line('p2ptrain', 'peer', '--home', home)}"
+        ) from None
     except PermissionError:
         raise HomeError(
             f"The peer in {home} belongs to another user.", "Run this command as the user who started it."

@@ -53,13 +53,15 @@ def _hours(text: str) -> str:
     return text
 
 
-def _nickname(text: str) -> str:
+def nickname_text(text: str) -> str:
+    """Return a valid nickname. Raises ValueError."""
     if not is_nickname(text):
         raise ValueError(f"a nickname has at most {MAX_NICKNAME_CHARS} printable characters")
     return text
 
 
-def _device(text: str) -> str:
+def device_name(text: str) -> str:
+    """Return the valid name of a device. Raises ValueError."""
     if not _DEVICE.fullmatch(text):
         raise ValueError('a device is "auto", "cpu", "cuda" or "cuda:<number>"')
     return text
@@ -95,11 +97,11 @@ class Settings(Section):
     """Hours of training, by this machine's clock. At other times the peer is paused, as by `p2ptrain pause`. Allowed:
     "" (always), or two different times of the day like "22:00-07:30"."""
 
-    nickname: Annotated[str, AfterValidator(_nickname)] = ""
+    nickname: Annotated[str, AfterValidator(nickname_text)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
     characters."""
 
-    device: Annotated[str, AfterValidator(_device)] = "auto"
+    device: Annotated[str, AfterValidator(device_name)] = "auto"
     """Device for training. Applies from the next start; --device takes precedence. Allowed: "auto", "cpu", "cuda" or
     "cuda:<number>"."""
 

@@ -122,6 +122,7 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
         stop_at_inner_step(patch, 13)
         run_peer(PeerOptions(None, home.path))
     assert [note["signal"] for note in notes(home, "stopping")] == ["SIGINT"]
+    assert [note["command"] for note in notes(home, "to resume")] == [f"p2ptrain peer --home {home.path}"]
     summary = json.loads(home.summary.read_text())
     assert (summary["tokens"], summary["finished"]) == (13 * 256, False)
     assert_it_ends_as_if_never_stopped(home, tmp_path)

@@ -129,3 +129,9 @@ def test_a_progress_bar_on_a_terminal() -> None:
 def test_plain_progress_is_not_a_flood() -> None:
     shown = shown_on(False, [("progress", PROGRESS)] * 20 + [("saved", {"path": "here"})])
     assert shown.splitlines() == [line("progress", PROGRESS), "[save] here"]
+
+
+def test_printed_commands_can_be_pasted() -> None:
+    assert str(line("still paused", {"home": "/home/me/my peer's"})).endswith(
+        """p2ptrain resume '/home/me/my peer'"'"'s'"""
+    )

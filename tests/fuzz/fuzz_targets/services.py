@@ -45,6 +45,7 @@ from p2ptrain.net import (
     address,
     admission_service,
     figures_service,
+    file_service,
     manifest_service,
     parallel_streams,
     receipt_service,
@@ -81,6 +82,21 @@ def told_about_reach(data: bytes) -> None:
     assert sight.place == "" or address.is_dialable(sight.place)
     assert sight.why.isprintable()
     assert len(sight.why) < 1000
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+@refusing(*OURS)
+def asked_for_file(data: bytes) -> None:
+    run(file_service.FileServer({}, clock=lambda: 0.0).answer(BytesLink(data)))
+
+
+@refusing(*OURS)
+def told_file(data: bytes) -> None:
+    have = bytearray()
+    if run(file_service.download(BytesLink(data), "ab" * 32, have)):
+        assert 0 < len(have) <= len(data)
 
 
 # --- figures ------------------------------------------------------------------------------------------------------
@@ -336,6 +352,7 @@ def targets() -> dict[str, Target]:
             (said(["look", 1]), said(["give", 9]), said(["take", 9]) + frames((FrameKind.CHUNK, b"x" * 9))),
         ),
         "asked_for_figures": (asked_for_figures, (said(["figures", 0]),)),
+        "asked_for_file": (asked_for_file, (said(["piece", bytes(32), 0], ["enough"]),)),
         "asked_for_copies": (asked_for_copies, (said(["sketch", 0, 7], ["piece", 1], ["enough"]),)),
         "asked_to_sign": (asked_to_sign, (said(["receipt", signed.encode()]),)),
         "asked_about_admission": (
@@ -348,6 +365,7 @@ def targets() -> dict[str, Target]:
     }
     answers = {
         "told_about_reach": (told_about_reach, (said(sight),)),
+        "told_file": (told_file, (said(["piece", 0]), said(["piece", 3]) + part(b"abc"))),
         "told_figures": (told_figures, (said(["figures", row, news]), said(["kept"]))),
         "given_weights": (given_weights, (bytes(len(DONORS) * GIVEN_BYTES),)),
         "told_receipt": (

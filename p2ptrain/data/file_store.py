@@ -1,0 +1,94 @@
+"""Files that a manifest names by digest, stored so that later starts, and other peers, need no path.
+
+::
+
+    DIRECTORY/<sha256>    one file: a tokenizer.json, or a small corpus
+
+A file is used only if its SHA-256 is its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from p2ptrain.base import files
+from p2ptrain.base.errors import CorpusError, HomeError
+from p2ptrain.data.sources import check_digest
+from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Manifest
+
+MOST_STORED_BYTES = MOST_TOKENIZER_BYTES
+"""Largest file that is stored and sent to peers: a minute at 10 Mbit/s. Owners pass a larger corpus with --data. Guess:
+upload rates and corpus sizes of real runs would settle it."""
+
+
+class NamedFile(NamedTuple):
+    """File that a manifest names by digest."""
+
+    what: str
+    """``tokenizer`` or ``corpus``."""
+    option: str
+    """Option by which an owner names the file."""
+    sha256: str
+
+
+def named_files(manifest: Manifest) -> list[NamedFile]:
+    """Return the files that the manifest names by digest, at most two."""
+    found = []
+    if manifest.tokenizer.kind == "file":
+        found.append(NamedFile("tokenizer", "--tokenizer", manifest.tokenizer.sha256))
+    if manifest.corpus.kind == "file":
+        found.append(NamedFile("corpus", "--data", manifest.corpus.sha256))
+    return found
+
+
+class FileStore:
+    """Files by digest in one directory, which is created with the first file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def find(self, sha256: str) -> Path | None:
+        """Return the path of a stored file; None if it is missing, damaged or not readable."""
+        path = self._directory / sha256
+        try:
+            if path.stat().st_size > MOST_STORED_BYTES:
+                return None
+            check_digest(path, sha256, "stored")
+        except (OSError, CorpusError):
+            return None
+        return path
+
+    def add(self, sha256: str, data: bytes) -> Path:
+        """Store a file's content. Raises ValueError if it has another digest, HomeError if it cannot be written."""
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise ValueError(f"expected data with sha256 {sha256}")
+        path = self._directory / sha256
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            files.replace(path, data)
+        except OSError as error:
+            raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+        return path
+
+    def adopt(self, file: NamedFile, path: Path) -> Path | None:
+        """Store an owner's file; None if it is too large. Raises CorpusError if it is not the file that the run names.
+
+        A file that is too large is not read here.
+        """
+        try:
+            if path.stat().st_size > MOST_STORED_BYTES:
+                return None
+        except OSError:  # check_digest reports the cause
+            pass
+        check_digest(path, file.sha256, file.what)
+        if (stored := self.find(file.sha256)) is not None:
+            return stored
+        try:
+            return self.add(file.sha256, path.read_bytes())
+        except (OSError, ValueError):
+            raise CorpusError(f"{path} changed while it was read.", "Start again when it no longer changes.") from None

@@ -1,0 +1,106 @@
+"""Files that the run names by digest: the owner's, those of earlier starts, or a download from other peers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from p2ptrain.base.backoff import backoff
+from p2ptrain.base.errors import CorpusError, NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.data.file_store import FileStore, NamedFile
+from p2ptrain.net.file_service import download
+from p2ptrain.ports import Link, Notebook
+from peer.manifest_fetch import PAUSE_S
+
+Source = tuple[PeerId, Sequence[str]]
+"""Peer that may have a file, and its addresses."""
+
+NOT_SPOKEN = "protocols not supported"
+"""go-libp2p's words for a peer that does not know the protocol, an older p2ptrain."""
+
+
+def local_file(file: NamedFile, store: FileStore, given: Path | None, remembered: Path | None) -> Path | None:
+    """Return a file of this machine, and store it if it is small; None if there is none.
+
+    Raises CorpusError if the file that the owner gave now is not the one that the run names. One of an earlier start
+    may have changed or vanished since.
+    """
+    if given is not None:
+        return store.adopt(file, given) or given
+    if (stored := store.find(file.sha256)) is not None:
+        return stored
+    if remembered is None or not remembered.exists():
+        return None
+    try:
+        return store.adopt(file, remembered) or remembered
+    except CorpusError:
+        return None
+
+
+async def ask_for_file(
+    file: NamedFile,
+    sources: Callable[[], Awaitable[Sequence[Source]]],
+    dial: Callable[[PeerId, Sequence[str]], Awaitable[Link]],
+    notebook: Notebook,
+) -> bytes | None:
+    """Download a file; None if no peer that can be asked has it. Retries with backoff while any of them fails.
+
+    Pieces of several peers may make up one file. If it then has another digest, each peer must send all of it.
+
+    Args:
+        sources: returns the peers to ask.
+        dial: opens a link of the file protocol. Raises NetworkError.
+    """
+    pauses_s = backoff(*PAUSE_S)
+    have, senders, is_mixed_wrongly = bytearray(), set[PeerId](), False
+    excluded: set[PeerId] = set()
+    while True:
+        failures = 0
+        for peer, addresses in await sources():
+            if peer in excluded:
+                continue
+            if is_mixed_wrongly:
+                have.clear()
+            if not have:
+                senders.clear()
+            before = len(have)
+            try:
+                link = await dial(peer, addresses)
+                try:
+                    is_whole = await download(link, file.sha256, have)
+                finally:
+                    await link.close()
+            except (NetworkError, RemoteError) as error:
+                if NOT_SPOKEN not in str(error):
+                    failures += 1
+                    notebook.note("no file", what=file.what, peer=peer, why=str(error))
+                is_whole = False
+            if len(have) > before:
+                senders.add(peer)
+            if not is_whole:
+                continue
+            data = bytes(have)
+            if await asyncio.to_thread(_digest, data) == file.sha256:
+                notebook.note("got file", what=file.what, peer=peer, size_bytes=len(data))
+                return data
+            have.clear()
+            notebook.note("no file", what=file.what, peer=peer, why="the digest of what it sent is wrong")
+            if len(senders) == 1:
+                excluded.add(peer)
+            else:
+                is_mixed_wrongly = True
+                failures += 1
+        if not failures:
+            return None
+        pause_s = next(pauses_s)
+        why = f"no peer sent the run's {file.what}"
+        remedy = f"If you have the file, stop this peer and start it with {file.option} FILE."
+        notebook.note("waiting", why=why, seconds=pause_s, remedy=remedy)
+        await asyncio.sleep(pause_s)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,231 @@
+"""Files that a run names by digest, over the network in memory: pieces, what breaks off, what is false or too much."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import virtual_time
+from memory_network import MemoryNetwork
+
+from p2ptrain.base.errors import CorpusError, NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile
+from p2ptrain.net import file_service
+from p2ptrain.net.file_service import EACH, LEAST_COST, PIECE_BYTES, FileServer, download
+from p2ptrain.net.payload import send_payload
+from p2ptrain.net.rate_limiter import RateLimit
+from p2ptrain.net.rpc import receive_message, send_message
+from p2ptrain.net.throttle import Throttles
+from p2ptrain.ports import Link
+from peer.file_fetch import Source, ask_for_file, local_file
+
+CONTENT = bytes(range(256)) * (PIECE_BYTES // 100)  # three pieces, the last one short
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+FILE = NamedFile("tokenizer", "--tokenizer", SHA256)
+HOST, OTHER, ME = PeerId("host"), PeerId("other"), PeerId("me")
+Handler = Callable[[Link], Awaitable[None]]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> FileServer:
+    path = tmp_path / SHA256
+    path.write_bytes(CONTENT)
+    return FileServer({SHA256: path}, clock=lambda: 0.0)
+
+
+def false(content: bytes) -> Handler:
+    """A peer that sends other bytes, as many as it says."""
+
+    async def answer(link: Link) -> None:
+        while True:
+            match await receive_message(link, "files", 64):
+                case ["piece", _, int(offset)]:
+                    await send_message(link, ["piece", len(content)])
+                    await send_payload(link, [content[offset : offset + PIECE_BYTES]])
+                case _:
+                    return
+
+    return answer
+
+
+def breaking(server: FileServer, after: int) -> Handler:
+    """A peer that sends so many pieces and is gone."""
+
+    async def answer(link: Link) -> None:
+        for _ in range(after):
+            _, digest, offset = await receive_message(link, "files", 64)
+            await server._send(link, digest.hex(), offset)
+        await receive_message(link, "files", 64)
+        raise NetworkError("gone")
+
+    return answer
+
+
+def fetch(hosts: dict[PeerId, Handler], log: MemoryLog | None = None) -> bytes | None:
+    async def main() -> bytes | None:
+        network = MemoryNetwork(latency=0.001)
+        for name, handler in hosts.items():
+            await network.transport(name).listen(handler)
+        mine = network.transport(ME)
+
+        async def sources() -> Sequence[Source]:
+            return [(name, ()) for name in hosts]
+
+        return await ask_for_file(FILE, sources, mine.open, log or MemoryLog())
+
+    return virtual_time.run(main())
+
+
+def test_a_file_comes_in_pieces(server: FileServer) -> None:
+    log = MemoryLog()
+    assert fetch({HOST: server.answer}, log) == CONTENT
+    assert log.kinds() == ["got file"]
+
+
+def test_nobody_has_it() -> None:
+    assert fetch({HOST: FileServer({}).answer, OTHER: FileServer({}).answer}) is None
+
+
+def test_a_download_that_breaks_off_continues_at_another_peer(server: FileServer) -> None:
+    sent: list[int] = []
+    send = server._send
+
+    async def counted(link: Link, sha256: str, offset: int) -> None:
+        sent.append(offset)
+        await send(link, sha256, offset)
+
+    server._send = counted  # type: ignore[method-assign]
+    assert fetch({HOST: breaking(server, 1), OTHER: server.answer}) == CONTENT
+    assert sent == [0, PIECE_BYTES, 2 * PIECE_BYTES]
+
+
+def test_a_false_file_is_not_taken_and_its_sender_not_asked_again(server: FileServer) -> None:
+    log = MemoryLog()
+    assert fetch({HOST: false(bytes(len(CONTENT))), OTHER: server.answer}, log) == CONTENT
+    assert log.kinds() == ["no file", "got file"]
+    assert fetch({HOST: false(b"short")}) is None
+
+
+def test_pieces_of_a_false_and_of_an_honest_peer_do_not_keep_the_file_away(server: FileServer) -> None:
+    """The one that breaks off after false pieces spoils the honest one's; then each must send all."""
+
+    async def liar(link: Link) -> None:
+        await receive_message(link, "files", 64)
+        await send_message(link, ["piece", len(CONTENT)])
+        await send_payload(link, [bytes(PIECE_BYTES)])
+        raise NetworkError("gone")
+
+    log = MemoryLog()
+    assert fetch({HOST: liar, OTHER: server.answer}, log) == CONTENT
+    assert "waiting" in log.kinds()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [["piece", -1], ["piece", MOST_STORED_BYTES + 1], ["piece", "1"], ["piece"], ["enough"], [], ["piece", 1, 2]],
+)
+def test_a_size_that_cannot_be_is_refused_before_any_byte(reply: list[Any]) -> None:
+    async def host(link: Link) -> None:
+        await receive_message(link, "files", 64)
+        await send_message(link, reply)
+
+    async def main() -> None:
+        network = MemoryNetwork(latency=0.001)
+        await network.transport(HOST).listen(host)
+        with pytest.raises(RemoteError, match="expected the size of a file"):
+            await download(await network.transport(ME).open(HOST, ()), SHA256, bytearray())
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    "request_", [["piece", b"short", 0], ["piece", bytes(32), -1], ["piece", bytes(32), 2**40], ["file"], [], [[[[]]]]]
+)
+def test_a_request_that_cannot_be_ends_the_link(server: FileServer, request_: list[Any]) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency=0.001)
+        await network.transport(HOST).listen(server.answer)
+        link = await network.transport(ME).open(HOST, ())
+        await send_message(link, request_)
+        with pytest.raises(NetworkError):
+            await link.receive()
+
+    virtual_time.run(main())
+
+
+def test_one_peer_cannot_take_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EACH.burst >= 2 * MOST_STORED_BYTES
+    monkeypatch.setattr(file_service, "EACH", RateLimit(burst=10.0 * LEAST_COST, per_s=0.0))
+
+    async def main() -> None:
+        network = MemoryNetwork(latency=0.001)
+        await network.transport(HOST).listen(FileServer({}).answer)
+        link = await network.transport(ME).open(HOST, ())
+        for _ in range(10):
+            assert not await download(link, SHA256, bytearray())
+        with pytest.raises(NetworkError):
+            await download(link, SHA256, bytearray())
+        assert not await download(await network.transport(OTHER).open(HOST, ()), SHA256, bytearray())
+
+    virtual_time.run(main())
+
+
+def test_a_peer_that_rests_or_has_given_its_share_sends_nothing(tmp_path: Path) -> None:
+    for name, value in (("rests", True), ("gives", False)):
+        rates = Throttles()
+        setattr(rates, name, value)
+
+        async def main(server: FileServer) -> None:
+            network = MemoryNetwork(latency=0.001)
+            await network.transport(HOST).listen(server.answer)
+            with pytest.raises(NetworkError):
+                await download(await network.transport(ME).open(HOST, ()), SHA256, bytearray())
+
+        virtual_time.run(main(FileServer({}, rates)))
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_file_is_found_by_its_digest_and_not_if_it_is_damaged(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "files")
+    assert store.find(SHA256) is None
+    path = store.add(SHA256, CONTENT)
+    assert store.find(SHA256) == path
+    path.write_bytes(CONTENT[:-1])
+    assert store.find(SHA256) is None
+    with pytest.raises(ValueError, match="expected data with sha256"):
+        store.add(SHA256, b"other")
+
+
+def test_the_owners_file_is_stored_unless_it_is_too_large_or_another(tmp_path: Path) -> None:
+    store, own = FileStore(tmp_path / "files"), tmp_path / "own.json"
+    own.write_bytes(CONTENT)
+    assert store.adopt(FILE, own) == tmp_path / "files" / SHA256
+    other = tmp_path / "other.json"
+    other.write_bytes(b"other")
+    with pytest.raises(CorpusError, match="is not this run's tokenizer"):
+        store.adopt(FILE, other)
+    with pytest.raises(CorpusError, match="cannot be read"):
+        store.adopt(FILE, tmp_path / "none.json")
+    with other.open("wb") as file:
+        file.truncate(MOST_STORED_BYTES + 1)
+    assert store.adopt(FILE, other) is None
+
+
+def test_a_remembered_file_that_changed_or_vanished_is_as_none_and_a_given_one_is_an_error(tmp_path: Path) -> None:
+    store, own = FileStore(tmp_path / "files"), tmp_path / "own.json"
+    assert local_file(FILE, store, None, own) is None
+    own.write_bytes(b"changed")
+    assert local_file(FILE, store, None, own) is None
+    with pytest.raises(CorpusError):
+        local_file(FILE, store, own, None)
+    own.write_bytes(CONTENT)
+    stored = local_file(FILE, store, None, own)
+    own.unlink()
+    assert local_file(FILE, store, None, own) == stored == tmp_path / "files" / SHA256

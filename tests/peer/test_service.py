@@ -1,0 +1,212 @@
+"""A peer as a service: the files as systemd and launchd read them, and the commands, against a systemctl of ours."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from p2ptrain.base import files
+from p2ptrain.base.errors import UserError
+from p2ptrain.manifest import SignedManifest
+from peer import service as module
+from peer.home import Home
+from peer.service import STOP_S, Launchd, Systemd, crontab_line, service, service_name, unit_word
+from peer.session_recorder import LAST_PATIENCE_S
+
+ODD = Path('/home/me/it\'s 100 % "mine" $HOME \\ naïve')
+COMMAND = ["/opt/my env/bin/python", "-P", "-m", "p2ptrain.cli", "peer", "--home", str(ODD)]
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >> "$CALLS"
+case "$*" in
+*daemon-reload*) [ -z "$BROKEN" ] || { echo "Failed to connect to bus: No medium found" >&2; exit 1; } ;;
+*is-active*) [ -n "$ACTIVE" ] || exit 3 ;;
+*show*) printf 'NRestarts=2\\nResult=exit-code\\nActiveState=failed\\nSubState=failed\\nUnitFileState=enabled\\n' ;;
+esac
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """A machine with our systemctl; what it was called with."""
+    programs, calls = tmp_path / "bin", tmp_path / "calls"
+    programs.mkdir()
+    (programs / "systemctl").write_text(SYSTEMCTL)
+    (programs / "systemctl").chmod(0o755)
+    for name, value in {"PATH": f"{programs}:/bin:/usr/bin", "CALLS": str(calls), "HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    for name in module.CARRIED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "LINGER", tmp_path / "linger")
+    return lambda: calls.read_text().splitlines() if calls.exists() else []
+
+
+@pytest.fixture
+def home(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Path:
+    path = tmp_path / "my home"
+    path.mkdir()
+    Home(path).save_manifest(signed_run())
+    return path
+
+
+def ask(*words: str | Path) -> Result:
+    return CliRunner().invoke(service, list(map(str, words)))
+
+
+def refused(*words: str | Path) -> UserError:
+    error = ask(*words).exception
+    assert isinstance(error, UserError)
+    return error
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_unique_and_plain() -> None:
+    assert service_name(ODD) == service_name(ODD)
+    assert service_name(Path("/a/peer")) != service_name(Path("/b/peer"))
+    assert all(each.isalnum() or each == "-" for each in service_name(ODD))
+    assert service_name(Path("/")).startswith("p2ptrain-home-")
+
+
+def test_words_of_a_unit_are_quoted() -> None:
+    assert unit_word('a "b" \\ 100%\n') == '"a \\"b\\" \\\\ 100%%\\n"'
+    unit = Systemd(ODD, COMMAND, {"XDG_CACHE_HOME": "/big disk/$x"}, Path("/home/me")).text().decode()
+    start = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
+    assert start.startswith('ExecStart="/opt/my env/bin/python" "-P" "-m" "p2ptrain.cli" "peer" "--home" ')
+    assert start.endswith('"/home/me/it\'s 100 %% \\"mine\\" $$HOME \\\\ naïve"')
+    assert 'Environment="PYTHONUNBUFFERED=1" "XDG_CACHE_HOME=/big disk/$x"' in unit
+
+
+def test_the_service_may_take_as_long_as_saving_may() -> None:
+    assert STOP_S >= LAST_PATIENCE_S + 30
+    assert f"TimeoutStopSec={STOP_S}\n" in Systemd(ODD, COMMAND, {}, Path("/")).text().decode()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """And reads the words that were meant, as it shows in its complaint about a program that is missing."""
+    unit = Systemd(ODD, [sys.executable, *COMMAND[1:]], {"HF_HOME": "/a b"}, tmp_path)
+    unit.path.parent.mkdir(parents=True)
+    unit.path.write_bytes(unit.text())
+    verify = ["systemd-analyze", "--user", "--man=no", "verify", str(unit.path)]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(verify, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if unit.unit in line]) == (0, [])
+    unit.path.write_bytes(unit.text().replace(b"Restart=on-failure", b"Restrat=on-failure"))
+    done = subprocess.run(verify, capture_output=True, text=True, env=environment, check=False)
+    assert "Restrat" in done.stderr
+
+
+def test_launchd_gets_a_plist_with_the_very_words() -> None:
+    agent = Launchd(ODD, COMMAND, {"HF_HOME": "/a b"}, Path("/Users/me"))
+    assert agent.path.parent == Path("/Users/me/Library/LaunchAgents")
+    assert agent.path.name == f"{agent.label}.plist"
+    found = plistlib.loads(agent.text())
+    assert found["Label"] == agent.label
+    assert found["ProgramArguments"] == COMMAND
+    assert found["KeepAlive"] == {"SuccessfulExit": False}
+    assert found["RunAtLoad"] is True
+    assert found["ExitTimeOut"] == STOP_S
+    assert found["EnvironmentVariables"]["HF_HOME"] == "/a b"
+    assert found["StandardErrorPath"] == str(ODD / "service.log")
+
+
+def test_a_line_for_cron_is_a_shell_command() -> None:
+    line = crontab_line(COMMAND)
+    assert line.startswith("@reboot ")
+    assert "%" not in line.replace("\\%", "")
+    assert shlex.split(line.replace("\\%", "%"))[1:] == COMMAND
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_a_service_is_installed_shown_and_removed(
+    machine: Callable[[], list[str]], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", "/big disk")
+    monkeypatch.chdir(tmp_path)
+    done = ask("install", "my home")
+    assert done.exception is None, done.exception
+    assert "loginctl enable-linger" in done.output
+    assert "p2ptrain service uninstall 'my home'" in done.output
+    [unit] = (tmp_path / ".config/systemd/user").iterdir()
+    text = unit.read_text()
+    assert f'ExecStart="{sys.executable}" "-P" "-m" "p2ptrain.cli" "peer" "--home" "{home}"\n' in text
+    assert '"HF_HOME=/big disk"' in text
+    name = f"{service_name(home)}.service"
+    assert [call.split()[1:] for call in machine()] == [
+        ["daemon-reload"],
+        ["reset-failed", name],
+        ["enable", name],
+        ["restart", name],
+    ]
+    shown = ask("status", home).output
+    assert "enabled, failed (failed), ended by exit-code, restarts: 2" in shown
+    assert ask("uninstall", home).exception is None
+    assert machine()[-2:] == [f"--user disable --now {name}", "--user daemon-reload"]
+    assert not unit.exists()
+    assert "There is no service for" in refused("status", home).problem
+    assert "p2ptrain service install" in refused("uninstall", home).remedy
+
+
+def test_no_hint_where_services_run_without_a_login(
+    machine: Callable[[], list[str]], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.getpass, "getuser", lambda: "me")
+    (tmp_path / "linger").mkdir()
+    (tmp_path / "linger" / "me").touch()
+    assert "enable-linger" not in ask("install", home).output
+
+
+def test_a_peer_that_runs_by_hand_is_not_doubled_and_one_of_the_service_is_restarted(
+    machine: Callable[[], list[str]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with files.locked(home):
+        error = refused("install", home)
+        assert "already" in error.problem
+        assert error.remedy.endswith(f"p2ptrain finish '{home}'")
+        monkeypatch.setenv("ACTIVE", "1")
+        assert ask("install", home).exception is None
+
+
+def test_a_home_without_a_peer_and_a_run_are_refused(machine: Callable[[], list[str]], tmp_path: Path) -> None:
+    assert "There is no peer in" in refused("install", tmp_path / "none").problem
+    (tmp_path / "run.key").touch()
+    assert "the directory of a run" in refused("install", tmp_path).problem
+    assert machine() == []
+
+
+def test_a_systemctl_that_fails_says_why_and_what_to_do(
+    machine: Callable[[], list[str]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKEN", "1")
+    error = refused("install", home)
+    assert error.problem == "`systemctl --user daemon-reload` failed: Failed to connect to bus: No medium found."
+    assert "@reboot" in error.remedy
+    assert "There is no service for" in refused("status", home).problem
+
+
+def test_without_a_service_manager_cron_is_named(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    error = refused("install", home)
+    assert "neither systemd nor launchd" in error.problem
+    assert "@reboot" in error.remedy
+    assert not (tmp_path / ".config").exists()
+
+
+def test_a_unit_that_cannot_be_written_is_named(machine: Callable[[], list[str]], home: Path, tmp_path: Path) -> None:
+    (tmp_path / ".config").write_text("a file")
+    assert "cannot be written" in refused("install", home).problem
+    assert not [call for call in machine() if "enable" in call]

@@ -1,0 +1,148 @@
+"""Options of earlier starts: what a home remembers, and what takes precedence."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from p2ptrain.base.errors import HomeError, UserError
+from p2ptrain.manifest import SignedManifest
+from peer import app
+from peer.cli import peer
+from peer.home import Home
+from peer.owner.settings import Settings
+from peer.start_options import NAMES, START_FILE, StartFile, StartOptions, merged
+
+EVERYTHING = StartOptions(
+    device="cpu",
+    nickname="Ada's",
+    data=Path("/data/my corpus.txt"),
+    tokenizer=Path("/data/tokenizer.json"),
+    listen=("/ip4/0.0.0.0/tcp/31337",),
+    announce=("/ip4/203.0.113.7/tcp/31337", "/dns4/example.org/tcp/31337"),
+    local=True,
+    relay=False,
+    page="0.0.0.0:8080",
+    page_token="secret",
+    page_hosts="a.example,b.example",
+    share=True,
+)
+
+
+def test_every_option_is_remembered_in_a_file_that_only_the_owner_can_read(tmp_path: Path) -> None:
+    file = StartFile(tmp_path)
+    assert file.load(Settings()) == StartOptions()
+    file.save(EVERYTHING, Settings())
+    assert file.load(Settings()) == EVERYTHING
+    assert all(getattr(EVERYTHING, name) is not None for name in NAMES)
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    file.save(StartOptions(), Settings())
+    assert file.load(Settings()) == StartOptions()
+
+
+def test_the_options_are_shown_as_words_to_paste_without_the_token() -> None:
+    words = EVERYTHING.words()
+    assert "secret" not in " ".join(words)
+    assert words[words.index("--data") + 1] == "/data/my corpus.txt"
+    assert words.count("--announce") == 2
+    assert {"--local", "--no-relay", "--share"} <= set(words)
+    assert StartOptions().words() == []
+
+
+def test_given_options_take_precedence_and_paths_become_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = StartOptions(relay=True, local=False, data=Path("corpus.txt"), page_token="newer")
+    both = merged(given, EVERYTHING)
+    assert (both.relay, both.local, both.page, both.page_token) == (True, False, "0.0.0.0:8080", "newer")
+    assert both.data == tmp_path / "corpus.txt"
+    assert both.announce == EVERYTHING.announce
+
+
+def test_a_setting_that_was_edited_later_takes_precedence(tmp_path: Path) -> None:
+    file = StartFile(tmp_path)
+    file.save(EVERYTHING, Settings(nickname="before"))
+    loaded = file.load(Settings(nickname="after", share_figures=True))
+    assert (loaded.nickname, loaded.share, loaded.device) == (None, None, "cpu")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 100_000,
+        "\x00",
+        '{"options": 3, "settings": {}}',
+        '{"options": {"relya": true}, "settings": {}}',
+        '{"options": {"relay": "yes"}, "settings": {}}',
+        '{"options": {"listen": "/ip4"}, "settings": {}}',
+        json.dumps({"options": {"nickname": "x" * 33}, "settings": {}}),
+        json.dumps({"options": {"device": "tpu"}, "settings": {}}),
+        '{"options": {}, "settings": {"nickname": []}}',
+        '{"options": {}}',
+    ],
+)
+def test_a_faulty_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / START_FILE).write_text(text)
+    with pytest.raises(HomeError) as caught:
+        StartFile(tmp_path).load(Settings())
+    assert str(tmp_path / START_FILE) in caught.value.problem
+    assert "\n" not in caught.value.problem
+    assert "give the peer's options again" in caught.value.remedy
+
+
+def test_a_file_that_is_not_text_or_not_readable_is_named(tmp_path: Path) -> None:
+    (tmp_path / START_FILE).write_bytes(b"\xff\xfe")
+    with pytest.raises(HomeError, match="faulty"):
+        StartFile(tmp_path).load(Settings())
+    (tmp_path / START_FILE).unlink()
+    (tmp_path / START_FILE).mkdir()
+    with pytest.raises(HomeError, match="cannot be read"):
+        StartFile(tmp_path).load(Settings())
+
+
+def test_every_option_of_the_command_is_remembered_or_known_not_to_be() -> None:
+    options = {parameter.name for parameter in peer.params}
+    assert options - set(NAMES) == {"link", "home", "forget"}
+    assert {field.name for field in fields(StartOptions)} <= options
+
+
+def test_a_peer_started_with_its_home_alone_has_the_options_of_its_first_start(
+    tmp_path: Path, signed_run: Callable[..., SignedManifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path / "my home")
+    home.path.mkdir()
+    home.save_manifest(signed_run())
+    seen: list[Any] = []
+    monkeypatch.setattr(app, "build", lambda options, *rest: seen.append(options) or _stop())
+
+    def start(*words: str) -> str:
+        result = CliRunner().invoke(peer, ["--home", str(home.path), *words])
+        assert isinstance(result.exception, UserError), result.output
+        return result.output
+
+    first = start("--nickname", "Ada's", "--local", "--device", "cpu", "--page", "0", "--page-token", "secret")
+    assert "options of earlier starts" not in first
+    again = start()
+    assert """--device cpu --nickname 'Ada'"'"'s' --local --page 0 (--forget""" in again
+    assert "secret" not in again
+    start("--no-local", "--nickname", "Bob")
+    start("--forget", "--device", "cpu")
+    start()
+    assert [each.nickname for each in seen] == ["Ada's", "Ada's", "Bob", "", ""]
+    assert [each.local for each in seen] == [True, True, False, None, None]
+    assert [each.page_token for each in seen] == ["secret", "secret", "secret", None, None]
+
+
+def _stop() -> None:
+    raise UserError("enough", "Stop.")
