@@ -177,7 +177,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[owner] paused: {_why(f)}; the weights stay in memory, and the swarm trains without this peer"
     ),
     "still paused": lambda f: (
-        f"[owner] still paused by its owner, since before this start; to continue: p2ptrain resume {f['home']}"
+        f"[owner] still paused by its owner{f.get('until', '')}, since before this start; "
+        f"to continue: p2ptrain resume {f['home']}"
     ),
     "pause not kept": lambda f: f"[owner] the pause is NOT kept for the next start: {_why(f)}",
     "budget used up": lambda f: (

@@ -28,7 +28,7 @@ from peer.home import Home
 from peer.messages import line
 from peer.owner import status
 from peer.owner.control_socket import ControlServer
-from peer.owner.pause import PauseFile
+from peer.owner.pause import PauseFile, end_in_words, end_of
 from peer.owner.policy import GIVEN_SHARE, PolicyDecision, decide
 from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import TrafficCount
@@ -84,7 +84,7 @@ class OwnerControl:
         self._is_saved = True
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(MEASURED_S / POLL_S) + 1)
         self._pause = PauseFile(home.path)
-        self._paused = False
+        self._paused_until: float | None = None
         self._decision = PolicyDecision(Mode.SWARM, gives=True)
         self._fault = ""
         self._handle: TrainingHandle | None = None
@@ -148,7 +148,7 @@ class OwnerControl:
 
     def look(self) -> None:
         """Check for changes and apply them, every ``POLL_S``. An error in one part does not stop the others."""
-        for part in (self._read, self._count, self._save_if_due, self._apply):
+        for part in (self._read, self._count, self._save_if_due, self._end_pause_if_due, self._apply):
             try:
                 part()
             except Exception as error:  # an internal error: the other parts still run
@@ -213,20 +213,29 @@ class OwnerControl:
 
     def _decide(self) -> PolicyDecision:
         now = self._now()
-        return decide(self._settings, paused=self._paused, now=now, month=self._traffic.month(now))
+        return decide(self._settings, paused_until=self._paused_until, now=now, month=self._traffic.month(now))
 
     def _restore_pause(self) -> None:
-        self._paused, fault = self._pause.load()
+        self._paused_until, fault = self._pause.load()
         if fault:
             self._notebook.note("pause not kept", why=fault)
-        if self._paused:
+        self._end_pause_if_due()
+        if self._paused_until is not None:
             self._decision = self._decide()
-            self._notebook.note("still paused", home=str(self._home.path))
+            until = end_in_words(self._paused_until, self._now())
+            self._notebook.note("still paused", home=str(self._home.path), until=until)
 
-    def _set_pause(self, is_paused: bool) -> None:
-        self._paused = is_paused
-        if fault := self._pause.keep(is_paused):
+    def _end_pause_if_due(self) -> None:
+        if self._paused_until is not None and self._now().timestamp() >= self._paused_until:
+            self._keep_pause(None)
+
+    def _keep_pause(self, until: float | None) -> None:
+        self._paused_until = until
+        if fault := self._pause.keep(until):
             self._notebook.note("pause not kept", why=fault)
+
+    def _set_pause(self, until: float | None) -> None:
+        self._keep_pause(until)
         self._apply()
 
     def _count(self) -> None:
@@ -254,11 +263,13 @@ class OwnerControl:
             case "status":
                 reply = ""
             case "pause":
-                reply = "already paused" if self._paused else "pausing"
-                self._set_pause(True)
+                until = end_of(request.get("until"))
+                if until is None:
+                    return {"error": "no such time"}
+                reply = self._pause_until(until)
             case "resume":
-                reply = "resuming" if self._paused else "not paused"
-                self._set_pause(False)
+                reply = "resuming" if self._paused_until is not None else "not paused"
+                self._set_pause(None)
                 if self._decision.mode is Mode.PAUSED:
                     reply = f"still paused: {self._decision.why}"
             case "finish":
@@ -266,6 +277,12 @@ class OwnerControl:
             case _:
                 return {"error": "no such command"}
         return {"told": reply, "status": self._status()}
+
+    def _pause_until(self, until: float) -> str:
+        before = self._paused_until
+        self._set_pause(until)
+        word = "pausing" if before is None else "already paused" if before == until else "now paused"
+        return word + end_in_words(until, self._now())
 
     def _finish(self) -> str:
         handle, last = self._handle, self._signals.last

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from p2ptrain.manifest import SETTINGS_FILE
 from peer.messages import size
+from peer.owner.pause import end_in_words
 from peer.owner.settings import Settings
 from peer.owner.traffic import Month
 from peer.participation import Mode
@@ -38,13 +39,14 @@ def may_give(settings: Settings, now: datetime, month: Month) -> bool:
     return month.given < GIVEN_SHARE * passed * settings.monthly_bytes
 
 
-def decide(settings: Settings, *, paused: bool, now: datetime, month: Month) -> PolicyDecision:
+def decide(settings: Settings, *, paused_until: float | None, now: datetime, month: Month) -> PolicyDecision:
     """Decide the mode: paused by the owner, paused outside the hours, alone without budget, else present.
 
-    ``now`` is the local time of this machine.
+    ``paused_until`` is the end of the owner's pause (``peer.owner.pause``), None if there is none; ``now`` is the local
+    time of this machine.
     """
-    if paused:
-        return PolicyDecision(Mode.PAUSED, "requested by its owner")
+    if paused_until is not None and now.timestamp() < paused_until:
+        return PolicyDecision(Mode.PAUSED, f"requested by its owner{end_in_words(paused_until, now)}")
     if not settings.is_hour(60 * now.hour + now.minute):
         return PolicyDecision(Mode.PAUSED, f"outside the hours {settings.hours} in {SETTINGS_FILE}")
     if month.both >= settings.monthly_bytes:

@@ -28,6 +28,7 @@ from peer.owner import commands, status
 from peer.owner import control as control_module
 from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.control_socket import ask
+from peer.owner.pause import parse_end
 from peer.owner.policy import GIVEN_SHARE
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Month, TrafficCount
@@ -132,8 +133,8 @@ class Desk:
             self.seconds += 1
             self.owner.look()
 
-    def order(self, command: str) -> str:
-        return str(self.owner.answer({"command": command})["told"])
+    def order(self, command: str, **details: Any) -> str:
+        return str(self.owner.answer({"command": command, **details})["told"])
 
     def status(self) -> dict[str, Any]:
         answer = self.owner.answer({"command": "status"})
@@ -273,7 +274,83 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
     assert not (desk.home.path / "paused.json").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000])
+def test_a_pause_with_an_end_is_over_by_itself(desk: Desk) -> None:
+    desk.take()
+    end = (desk.date + timedelta(hours=2)).timestamp()
+    assert desk.order("pause", until=end) == "pausing until 14:00"
+    assert desk.status()["why"] == "requested by its owner until 14:00"
+    assert desk.order("pause", until=end) == "already paused until 14:00"
+    assert desk.order("pause", until=end + 86_400) == "now paused until 2026-12-01 14:00"
+    assert desk.order("pause", until=end) == "now paused until 14:00"
+    desk.date += timedelta(hours=2, seconds=-1)
+    desk.look()
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
+    desk.date += timedelta(seconds=1)
+    desk.look()
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED, Mode.SWARM]
+    assert desk.kinds() == ["paused", "called back"]
+    assert not (desk.home.path / "paused.json").exists()
+    assert desk.order("resume") == "not paused"
+
+
+def test_a_pause_with_an_end_outlives_the_process_until_then(desk: Desk) -> None:
+    with desk.owner:
+        desk.order("pause", until=(desk.date + timedelta(hours=2)).timestamp())
+    desk.notebook.notes.clear()
+    desk.owner = desk.new_owner()
+    with desk.owner:
+        assert desk.status()["state"] == "paused"
+    assert "still paused by its owner until 14:00, since" in str(line(*desk.notebook.notes[0]))
+    desk.date += timedelta(hours=3)
+    desk.owner = desk.new_owner()
+    with desk.owner:
+        assert desk.status()["state"] == "starting"
+    assert not (desk.home.path / "paused.json").exists()
+
+
+@pytest.mark.parametrize("until", ["18:00", True, -1, math.nan, math.inf, 10**400, [1]])
+def test_a_pause_until_no_time_is_refused(desk: Desk, until: object) -> None:
+    assert desk.owner.answer({"command": "pause", "until": until}) == {"error": "no such time"}
+    assert desk.status()["state"] == "starting"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--for", "2"), "'2' is not a duration of a pause."),
+        (("--for", "0h"), "'0h' is not a duration of a pause."),
+        (("--for", "-1h"), "'-1h' is not a duration of a pause."),
+        (("--for", "1.5h"), "'1.5h' is not a duration of a pause."),
+        (("--for", "366d"), "'366d' is not a duration of a pause."),
+        (("--for", "9" * 5000 + "h"), "is not a duration of a pause."),
+        (("--for", ""), "'' is not a duration of a pause."),
+        (("--until", "6pm"), "'6pm' is not a time of the day."),
+        (("--until", "24:00"), "'24:00' is not a time of the day."),
+        (("--until", ""), "'' is not a time of the day."),
+        (("--for", "2h", "--until", "18:00"), "Both --for and --until were given."),
+    ],
+)
+def test_a_pause_that_cannot_be_read_says_how_to_write_it(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    with pytest.raises(HomeError) as caught:
+        commands.pause.main([str(tmp_path), *options], standalone_mode=False)
+    assert said in caught.value.problem
+    assert len(caught.value.problem) < 100
+
+
+def test_the_end_of_a_pause_is_the_next_such_time() -> None:
+    noon = datetime(2026, 11, 30, 12, 0, 30)
+    ends = [parse_end(None, clock, noon) for clock in ("18:00", "12:00", "12:01", " 7:05 ")]
+    assert [datetime.fromtimestamp(end or 0) for end in ends] == [
+        datetime(2026, 11, 30, 18, 0),
+        datetime(2026, 12, 1, 12, 0),
+        datetime(2026, 11, 30, 12, 1),
+        datetime(2026, 12, 1, 7, 5),
+    ]
+    assert parse_end("90m", None, noon) == noon.timestamp() + 5400
+    assert parse_end(None, None, noon) is None
+
+
+@pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000, b"[]", b'{"paused": true, "until": "x"}'])
 def test_a_damaged_pause_is_none_and_told(desk: Desk, content: bytes) -> None:
     (desk.home.path / "paused.json").write_bytes(content)
     with desk.owner:
