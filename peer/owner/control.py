@@ -30,6 +30,8 @@ from peer.owner import status
 from peer.owner.control_socket import ControlServer
 from peer.owner.pause import PauseFile, end_in_words, end_of
 from peer.owner.policy import GIVEN_SHARE, PolicyDecision, decide
+from peer.owner.resting import RestRule
+from peer.owner.sensors import Sensors
 from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -67,6 +69,7 @@ class OwnerControl:
         rates: Throttles,
         signals: Signals,
         notebook: Notebook,
+        sensors: Sensors,
         now: Callable[[], datetime] = datetime.now,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -76,6 +79,9 @@ class OwnerControl:
         self._rates = rates
         self._signals = signals
         self._notebook = notebook
+        self._sensors = sensors
+        self._rest_rule = RestRule()
+        self._noted_faults: set[str] = set()
         self._now = now
         self._clock = clock
         self._traffic = TrafficCount(home.path)
@@ -99,6 +105,8 @@ class OwnerControl:
         if why := self._traffic.load():
             self._notebook.note("not counted", why=f"{self._traffic.path} cannot be read: {why}")
         self._restore_pause()
+        self._sensors.watch(self._settings)
+        self._sensors.start()
         self._count()
         self._apply()
         try:
@@ -112,6 +120,8 @@ class OwnerControl:
         self._ends.set()
         self._wake_sender.send(b"!")
         self._thread.join()
+        if why := self._sensors.stop():
+            self._notebook.note("card left capped", why=why)
         for each in (self._server, self._wake_receiver, self._wake_sender):
             if each is not None:
                 each.close()
@@ -148,7 +158,8 @@ class OwnerControl:
 
     def look(self) -> None:
         """Check for changes and apply them, every ``POLL_S``. An error in one part does not stop the others."""
-        for part in (self._read, self._count, self._save_if_due, self._end_pause_if_due, self._apply):
+        parts = (self._read, self._count, self._save_if_due, self._end_pause_if_due, self._note_faults, self._apply)
+        for part in parts:
             try:
                 part()
             except Exception as error:  # an internal error: the other parts still run
@@ -170,6 +181,13 @@ class OwnerControl:
                 self._fault = why
                 self._notebook.note("settings refused", why=why)
 
+    def _note_faults(self) -> None:
+        """Note each option that has no effect, once after each edit."""
+        for option, why in self._sensors.readings.faults.items():
+            if option not in self._noted_faults and getattr(self._settings, option):
+                self._noted_faults.add(option)
+                self._notebook.note("not in effect", option=option, why=why)
+
     def _save_if_due(self) -> None:
         if self._clock() >= self._save_at:
             self._save_at = self._clock() + SAVE_PERIOD_S
@@ -177,6 +195,8 @@ class OwnerControl:
 
     def _accept(self, settings: Settings) -> None:
         old, self._settings, self._fault = self._settings, settings, ""
+        self._sensors.watch(settings)
+        self._noted_faults.clear()
         changes = [
             f"{name} {getattr(settings, name)!r}, before {getattr(old, name)!r}"
             + (" (from the next start)" if name in WAITING else "")
@@ -213,7 +233,9 @@ class OwnerControl:
 
     def _decide(self) -> PolicyDecision:
         now = self._now()
-        return decide(self._settings, paused_until=self._paused_until, now=now, month=self._traffic.month(now))
+        rest = self._rest_rule.reason(self._settings, self._sensors.readings, self._clock())
+        month = self._traffic.month(now)
+        return decide(self._settings, paused_until=self._paused_until, now=now, month=month, rest=rest)
 
     def _restore_pause(self) -> None:
         self._paused_until, fault = self._pause.load()
@@ -334,6 +356,7 @@ class OwnerControl:
             },
             "settings": self._settings.model_dump(),
             "settings_fault": self._fault,
+            "not_in_effect": dict(self._sensors.readings.faults),
             "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],
         }
 

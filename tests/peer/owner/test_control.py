@@ -30,6 +30,8 @@ from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.control_socket import ask
 from peer.owner.pause import parse_end
 from peer.owner.policy import GIVEN_SHARE
+from peer.owner.resting import CALM_S, Readings
+from peer.owner.sensors import Sensors
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Month, TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -83,6 +85,26 @@ class FakeParticipation:
             self.modes.append(mode)
 
 
+class FakeSensors:
+    """Sensors that tell what a test sets."""
+
+    def __init__(self) -> None:
+        self.readings = Readings()
+        self.watched: list[Settings] = []
+        self.left_capped = ""
+        self.runs = False
+
+    def watch(self, settings: Settings) -> None:
+        self.watched.append(settings)
+
+    def start(self) -> None:
+        self.runs = True
+
+    def stop(self) -> str:
+        self.runs = False
+        return self.left_capped
+
+
 class Desk:
     """A hand, and everything around it."""
 
@@ -97,6 +119,7 @@ class Desk:
         self.stamp = 0
         self.admission = ""
         self.participation, self.record = FakeParticipation(), FakeRecord()
+        self.sensors = FakeSensors()
         self.owner = self.new_owner()
 
     def new_owner(self) -> OwnerControl:
@@ -107,6 +130,7 @@ class Desk:
             self.rates,
             self.signals,
             self.notebook,
+            cast(Sensors, self.sensors),
             now=lambda: self.date,
             clock=lambda: self.seconds,
         )
@@ -132,6 +156,10 @@ class Desk:
         for _ in range(times):
             self.seconds += 1
             self.owner.look()
+
+    def sense(self, **readings: Any) -> None:
+        self.sensors.readings = Readings(at=self.seconds, **readings)
+        self.look()
 
     def order(self, command: str, **details: Any) -> str:
         return str(self.owner.answer({"command": command, **details})["told"])
@@ -165,10 +193,10 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
 
 
 def test_what_counts_from_the_next_start_is_told_so(desk: Desk) -> None:
-    desk.edit('upload_mbit = 8\nnickname = "fox"\ndevice = "cpu"\nthreads = 2\nshare_figures = true')
+    desk.edit('upload_mbit = 8\nnickname = "fox"\ndevice = "cpu"\nthreads = 2\nmemory_gb = 2\nshare_figures = true')
     ((_, fields),) = desk.notebook.notes
     waits = {change.split()[0] for change in fields["what"].split("; ") if change.endswith("(from the next start)")}
-    assert waits == {"nickname", "device", "threads"}
+    assert waits == {"nickname", "device", "threads", "memory_gb"}
     assert "upload_mbit 8.0, before 0.0;" in fields["what"]
 
 
@@ -490,6 +518,48 @@ def test_a_full_disk_is_told_once(desk: Desk) -> None:
     (desk.home.path / "traffic.json").rmdir()
     desk.look(100)
     assert json.loads((desk.home.path / "traffic.json").read_text())["2026-11"]["sent_bytes"] == 5
+
+
+def test_it_rests_for_other_uses_of_its_machine_and_says_why(desk: Desk) -> None:
+    desk.take()
+    desk.edit('pause_while = ["steam"]\npause_on_battery = true')
+    assert desk.sensors.watched[-1].pause_while == ["steam"]
+    desk.record.is_held = True
+    desk.sense(programs=frozenset({"steam"}), on_battery=False)
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
+    assert desk.status()["why"] == "steam is running (pause_while in settings.toml)"
+    assert "paused: steam is running (pause_while in settings.toml)" in status.screen(desk.status())
+    assert desk.order("resume") == "still paused: steam is running (pause_while in settings.toml)"
+    assert desk.order("pause") == "pausing"
+    assert desk.status()["why"] == "requested by its owner"
+    desk.order("resume")
+    desk.sense(programs=frozenset())
+    assert desk.participation.modes[-1] is Mode.PAUSED
+    desk.seconds += CALM_S
+    desk.sense()
+    assert desk.participation.modes[-1] is Mode.SWARM
+    assert desk.kinds() == ["settings", "paused", "called back"]
+
+
+def test_an_option_without_effect_is_told_once_after_each_edit(desk: Desk) -> None:
+    desk.sense(faults={"gpu_watts": "of another time"})
+    desk.edit("pause_on_battery = true")
+    for why in ("this system shows no battery", "this system shows no battery still"):
+        desk.sense(faults={"pause_on_battery": why})
+    assert desk.kinds() == ["settings", "not in effect"]
+    told = "pause_on_battery in settings.toml has no effect: this system shows no battery"
+    assert line(*desk.notebook.notes[-1]) == f"[owner] {told}"
+    assert "pause_on_battery has no effect: this system shows no battery still" in status.screen(desk.status())
+    desk.edit("pause_on_battery = true\nupload_mbit = 8")
+    assert desk.kinds() == ["settings", "not in effect"] * 2
+
+
+def test_a_card_that_stays_capped_is_told(desk: Desk) -> None:
+    desk.sensors.left_capped = "nvidia-smi did not answer within 5 s"
+    with desk.owner:
+        assert desk.sensors.runs
+    assert not desk.sensors.runs
+    assert desk.kinds() == ["card left capped"]
 
 
 def test_outside_of_its_hours_it_rests_whatever_resume_says(desk: Desk) -> None:
