@@ -122,6 +122,7 @@ class OwnerControl:
         self._thread.join()
         if why := self._sensors.stop():
             self._notebook.note("card left capped", why=why)
+        self._note_faults()  # a short session may end before the first look
         for each in (self._server, self._wake_receiver, self._wake_sender):
             if each is not None:
                 each.close()
