@@ -188,7 +188,7 @@ class EntryPoint:
         handler: Callable[[Link], Awaitable[None]] = self._files.answer
         if self._admission is not None:
             gated = GatedTransport(transport, self._admission.gate, self._identity.peer_id, MemoryLog(1))
-            handler = gated.welcoming(handler)
+            handler = gated.guarded(handler)
         await transport.listen(handler)
         return transport
 

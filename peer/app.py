@@ -41,7 +41,7 @@ from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.train.autofit import choose_device
+from p2ptrain.train.autofit import card_name, choose_device
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
@@ -54,6 +54,7 @@ from peer.manifest_fetch import ask_for_manifest
 from peer.network import Connection
 from peer.network_thread import NetworkThread
 from peer.owner.control import OwnerControl, TrainingHandle
+from peer.owner.sensors import Sensors
 from peer.owner.settings import Settings, SettingsFile
 from peer.participation import Participation, TrainerControl
 from peer.paths import PathNotebook, Paths
@@ -89,7 +90,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        owner = OwnerControl(home, file, settings, rates, signals, log)
+        owner = OwnerControl(home, file, settings, rates, signals, log, Sensors(home.path, card_name(device)))
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
             identity = Identity.load_or_create(home.identity)
@@ -161,7 +162,12 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = settings.device if options.device is None else options.device
-    return replace(options, device=device, nickname=options.nickname or settings.nickname)
+    return replace(
+        options,
+        device=device,
+        nickname=options.nickname or settings.nickname,
+        memory_bytes=settings.memory_bytes,
+    )
 
 
 def _connect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from p2ptrain.train.inner import CorpusReader, LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
-from peer.capacity import check_memory, explained
+from peer.capacity import activation_bytes, check_memory, explained
 from peer.home import Home, cache_directory
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
@@ -57,6 +58,8 @@ class PeerOptions(StartOptions):
     home: Path | None = None
     forget: bool = False
     """Use only the options of this start."""
+    memory_bytes: float = math.inf
+    """Host memory that the peer plans with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,11 @@ def build(
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError."""
     manifest = signed.manifest
     check_memory(manifest, device)
+    cpu_bytes = activation_bytes(manifest, device, options.memory_bytes)
     corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer, telling(log), reporting(log))
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
-        placement = place(model, manifest.model, manifest.training)
+        placement = place(model, manifest.model, manifest.training, cpu_bytes)
         reader = CorpusReader(manifest.run.seed, identity.peer_id)
         task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)

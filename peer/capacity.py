@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.manifest import Manifest, parameter_count
+from p2ptrain.manifest import SETTINGS_FILE, Manifest, parameter_count
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.autofit import cpu_micro_batch, cpu_sequence_bytes
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
 
 HOST_BYTES = 28
 """Minimum host memory in bytes per parameter, in fp32: slow weights and momentum, old and new during an outer step,
@@ -24,6 +24,9 @@ SHOWN_BYTES = 8
 CPU_BYTES = 12
 """Additional bytes per parameter on the CPU: gradients and AdamW's two moments. Activations come on top."""
 
+BASE_BYTES = 500_000_000
+"""Host memory in bytes of Python and torch without a model: 0.6 GB for the demo's peer (our measurement)."""
+
 CGROUPS = Path("/sys/fs/cgroup")
 """Directory where Linux shows the memory limits of containers and slices."""
 OWN_CGROUP = Path("/proc/self/cgroup")
@@ -34,10 +37,7 @@ _ALLOCATOR = "DefaultCPUAllocator"
 
 def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int | None = None) -> None:
     """Raise DeviceError if the model cannot fit ``installed_bytes``, or by default what this process may use."""
-    parameters = parameter_count(manifest.model)
-    shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
-    each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if device.type == "cpu" else 0)
-    needed = parameters * each
+    parameters, needed = parameter_count(manifest.model), _state_bytes(manifest, device)
     if device.type == "cpu":
         training = manifest.training
         needed += cpu_micro_batch(manifest.model, training) * cpu_sequence_bytes(manifest.model, training)
@@ -48,6 +48,29 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
             f"this machine has {there / 1e9:.1f} GB.",
             "Join from a machine with more memory, or join a run with a smaller model.",
         )
+
+
+def activation_bytes(manifest: Manifest, device: torch.device, allowed_bytes: float) -> int:
+    """Return the host memory for activations if the peer may use ``allowed_bytes``; of no use with a card.
+
+    Raises DeviceError if the model needs more, with one sequence at once.
+    """
+    fixed = BASE_BYTES + _state_bytes(manifest, device)
+    one = cpu_sequence_bytes(manifest.model, manifest.training) if device.type == "cpu" else 0
+    if fixed + one > allowed_bytes:
+        raise DeviceError(
+            f"The run's model needs at least {(fixed + one) / 1e9:.1f} GB of memory with Python and torch, but "
+            f"memory_gb in {SETTINGS_FILE} allows {allowed_bytes / 1e9:g} GB.",
+            "Raise memory_gb, or join a run with a smaller model.",
+        )
+    return int(min(CPU_ACTIVATION_BYTES, allowed_bytes - fixed))
+
+
+def _state_bytes(manifest: Manifest, device: torch.device) -> int:
+    """Return the host memory of weights, momentum and moments in bytes."""
+    shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
+    each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if device.type == "cpu" else 0)
+    return parameter_count(manifest.model) * each
 
 
 def installed_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:

@@ -192,10 +192,12 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[owner] paused: {_why(f)}; the weights stay in memory, and the swarm trains without this peer"
     ),
     "still paused": lambda f: (
-        "[owner] still paused by its owner, since before this start; to continue: "
+        f"[owner] still paused by its owner{f.get('until', '')}, since before this start; to continue: "
         + command_line("p2ptrain", "resume", f["home"])
     ),
     "pause not kept": lambda f: f"[owner] the pause is NOT kept for the next start: {_why(f)}",
+    "not in effect": lambda f: f"[owner] {f['option']} in settings.toml has no effect: {_why(f)}",
+    "card left capped": lambda f: f"[owner] the card keeps the power limit gpu_watts: {_why(f)}",
     "budget used up": lambda f: (
         f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
     ),

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from p2ptrain.admission.records import (
 from p2ptrain.base import files
 from p2ptrain.base.errors import AdmissionError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
-from p2ptrain.base.text import command_line
+from p2ptrain.base.text import LIFETIME_UNITS, command_line, lifetime_s
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run, read_key
 from p2ptrain.statements import KEY_BYTES
 
@@ -114,11 +113,10 @@ def check_link(run: Path, signed: SignedManifest, link: JoinLink) -> None:
 
 def seconds(text: str) -> int:
     """Convert ``30m``, ``12h`` or ``7d`` to seconds. Raises AdmissionError."""
-    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text.strip())
-    span = int(found[1]) * {"m": 60, "h": 3600, "d": 86_400}[found[2]] if found else 0
+    span = lifetime_s(text)
     if not 0 < span <= LONGEST_S:
         raise AdmissionError(
-            f"{text[:40]!r} is not a valid lifetime of an invite.", "Write it like 30m, 12h or 7d, at most 365d."
+            f"{text[:40]!r} is not a valid lifetime of an invite.", f"Write it like {LIFETIME_UNITS}, at most 365d."
         )
     return span
 

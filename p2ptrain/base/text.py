@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 MOST_CHARS = 300
 """Characters of one line; enough for a path and an error. Guess: the lengths of real warnings would settle it."""
+
+LIFETIME_UNITS = "30m, 12h or 7d"
+"""Examples of what ``lifetime_s`` reads."""
 
 PLAIN_WIDTH = 120
 """Columns of output that goes to a file, which has no width of its own."""
@@ -25,3 +29,9 @@ def one_line(text: str, most: int = MOST_CHARS) -> str:
 def command_line(*words: str | Path) -> str:
     """Return a command that can be pasted into a shell, whatever spaces and quotes its words contain."""
     return shlex.join(map(str, words))
+
+
+def lifetime_s(text: str) -> int:
+    """Convert ``30m``, ``12h`` or ``7d`` to seconds; 0 if the text is none of these."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text.strip())
+    return int(found[1]) * {"m": 60, "h": 3600, "d": 86_400}[found[2]] if found else 0

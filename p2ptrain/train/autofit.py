@@ -91,8 +91,19 @@ def choose_device(name: str) -> torch.device:
     return chosen
 
 
-def place(model: FlatModel, description: Decoder, training: TrainingSection) -> Placement:
+def card_name(device: torch.device) -> str | None:
+    """Return the name by which nvidia-smi knows a device, ``GPU-`` and its UUID; None if it knows none."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
+def place(
+    model: FlatModel, description: Decoder, training: TrainingSection, cpu_bytes: int = CPU_ACTIVATION_BYTES
+) -> Placement:
     """Choose autocast type and micro-batch for a model on its device. On CUDA it runs a few trial passes.
+
+    On the CPU, activations take at most ``cpu_bytes``.
 
     In bf16 a card computes faster but launches more kernels. Of two placements that fit, the faster one in a trial is
     used: on an H100, llama-135m is six times as fast in bf16 and llama-15m a third faster in fp32 (measured:
@@ -100,7 +111,7 @@ def place(model: FlatModel, description: Decoder, training: TrainingSection) -> 
     """
     device = model.theta.device
     if device.type != "cuda":
-        return Placement(None, cpu_micro_batch(description, training))
+        return Placement(None, cpu_micro_batch(description, training, cpu_bytes))
     with torch.cuda.device(device):
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         free, _ = torch.cuda.mem_get_info()
@@ -188,13 +199,13 @@ def search_micro_batch(
     return fits
 
 
-def cpu_micro_batch(description: Decoder, training: TrainingSection) -> int:
-    """Return the number of sequences whose estimated activations fit ``CPU_ACTIVATION_BYTES``, at least one.
+def cpu_micro_batch(description: Decoder, training: TrainingSection, budget_bytes: int = CPU_ACTIVATION_BYTES) -> int:
+    """Return the number of sequences whose estimated activations fit ``budget_bytes``, at least one.
 
     More are faster: the demo model's step takes 41, 32 and 28 ms with 1, 2 and 4 sequences at once (measured on one
     thread; larger models were not measured).
     """
-    return max(1, min(training.sequences_per_step, CPU_ACTIVATION_BYTES // cpu_sequence_bytes(description, training)))
+    return max(1, min(training.sequences_per_step, budget_bytes // cpu_sequence_bytes(description, training)))
 
 
 def cpu_sequence_bytes(description: Decoder, training: TrainingSection) -> int:

@@ -7,12 +7,12 @@ import os
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import p2ptrain
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.cli import platform_fault
 from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
@@ -23,7 +23,6 @@ of a home after a long session, per parameter."""
 SPARE_DISK_BYTES = 1_000_000_000
 """Additional disk space, for logs and everything else. Guess: the size of a home without checkpoints after a long
 session."""
-DRIVER_DEADLINE_S = 10.0
 
 
 def versions() -> list[Finding]:
@@ -156,18 +155,9 @@ def _listing(number: int) -> str:
 
 def _driver() -> tuple[str, str] | None:
     """Return the name and driver of the first NVIDIA GPU, from nvidia-smi; None if there is none."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
     try:
-        answer = subprocess.run(
-            [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=DRIVER_DEADLINE_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
+        answer = output_of("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    except ToolError:
         return None
-    name, _, driver = (answer.stdout.splitlines() or [""])[0].partition(", ")
+    name, _, driver = (answer.splitlines() or [""])[0].partition(", ")
     return (name, driver) if name else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from peer.home import Home, check_no_other
 from peer.options import HOME
 from peer.owner import status as reports
 from peer.owner.control_socket import NotRunningError, ask
+from peer.owner.pause import parse_end
 
 
 @click.command(short_help="Show what the peer in a home is doing.")
@@ -38,13 +40,15 @@ def status(home: Path, as_json: bool) -> None:
 
 @click.command(short_help="Pause the peer in a home.")
 @HOME
-def pause(home: Path) -> None:
-    """Pause the peer in HOME until `p2ptrain resume`.
+@click.option("--for", "duration", metavar="TIME", help="Resume after this time: 30m, 2h, 1d.")
+@click.option("--until", "clock", metavar="HH:MM", help="Resume when this machine's clock next shows this time.")
+def pause(home: Path, duration: str | None, clock: str | None) -> None:
+    """Pause the peer in HOME until `p2ptrain resume`, or until the given time.
 
     The peer finishes the current inner step, saves, leaves the swarm and keeps its weights in memory. It stays paused
     if it is restarted.
     """
-    _order(home, "pause")
+    _order(home, "pause", until=parse_end(duration, clock, datetime.now()))
 
 
 @click.command(short_help="Resume a paused peer.")
@@ -61,9 +65,9 @@ def finish(home: Path) -> None:
     _order(home, "finish")
 
 
-def _order(home: Path, command: str) -> None:
+def _order(home: Path, command: str, **details: Any) -> None:
     _check(home)
-    answer: dict[str, Any] = ask(home, command=command)
+    answer: dict[str, Any] = ask(home, command=command, **details)
     click.echo(printable(str(answer.get("told", answer.get("error")))))
 
 

@@ -28,8 +28,10 @@ from peer.home import Home
 from peer.messages import line
 from peer.owner import status
 from peer.owner.control_socket import ControlServer
-from peer.owner.pause import PauseFile
+from peer.owner.pause import PauseFile, end_in_words, end_of
 from peer.owner.policy import GIVEN_SHARE, PolicyDecision, decide
+from peer.owner.resting import RestRule
+from peer.owner.sensors import Sensors
 from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -67,6 +69,7 @@ class OwnerControl:
         rates: Throttles,
         signals: Signals,
         notebook: Notebook,
+        sensors: Sensors,
         now: Callable[[], datetime] = datetime.now,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -76,6 +79,9 @@ class OwnerControl:
         self._rates = rates
         self._signals = signals
         self._notebook = notebook
+        self._sensors = sensors
+        self._rest_rule = RestRule()
+        self._noted_faults: set[str] = set()
         self._now = now
         self._clock = clock
         self._traffic = TrafficCount(home.path)
@@ -84,7 +90,7 @@ class OwnerControl:
         self._is_saved = True
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(MEASURED_S / POLL_S) + 1)
         self._pause = PauseFile(home.path)
-        self._paused = False
+        self._paused_until: float | None = None
         self._decision = PolicyDecision(Mode.SWARM, gives=True)
         self._fault = ""
         self._handle: TrainingHandle | None = None
@@ -99,6 +105,8 @@ class OwnerControl:
         if why := self._traffic.load():
             self._notebook.note("not counted", why=f"{self._traffic.path} cannot be read: {why}")
         self._restore_pause()
+        self._sensors.watch(self._settings)
+        self._sensors.start()
         self._count()
         self._apply()
         try:
@@ -112,6 +120,9 @@ class OwnerControl:
         self._ends.set()
         self._wake_sender.send(b"!")
         self._thread.join()
+        if why := self._sensors.stop():
+            self._notebook.note("card left capped", why=why)
+        self._note_faults()  # a short session may end before the first look
         for each in (self._server, self._wake_receiver, self._wake_sender):
             if each is not None:
                 each.close()
@@ -148,7 +159,8 @@ class OwnerControl:
 
     def look(self) -> None:
         """Check for changes and apply them, every ``POLL_S``. An error in one part does not stop the others."""
-        for part in (self._read, self._count, self._save_if_due, self._apply):
+        parts = (self._read, self._count, self._save_if_due, self._end_pause_if_due, self._note_faults, self._apply)
+        for part in parts:
             try:
                 part()
             except Exception as error:  # an internal error: the other parts still run
@@ -170,6 +182,13 @@ class OwnerControl:
                 self._fault = why
                 self._notebook.note("settings refused", why=why)
 
+    def _note_faults(self) -> None:
+        """Note each option that has no effect, once after each edit."""
+        for option, why in self._sensors.readings.faults.items():
+            if option not in self._noted_faults and getattr(self._settings, option):
+                self._noted_faults.add(option)
+                self._notebook.note("not in effect", option=option, why=why)
+
     def _save_if_due(self) -> None:
         if self._clock() >= self._save_at:
             self._save_at = self._clock() + SAVE_PERIOD_S
@@ -177,6 +196,8 @@ class OwnerControl:
 
     def _accept(self, settings: Settings) -> None:
         old, self._settings, self._fault = self._settings, settings, ""
+        self._sensors.watch(settings)
+        self._noted_faults.clear()
         changes = [
             f"{name} {getattr(settings, name)!r}, before {getattr(old, name)!r}"
             + (" (from the next start)" if name in WAITING else "")
@@ -213,20 +234,31 @@ class OwnerControl:
 
     def _decide(self) -> PolicyDecision:
         now = self._now()
-        return decide(self._settings, paused=self._paused, now=now, month=self._traffic.month(now))
+        rest = self._rest_rule.reason(self._settings, self._sensors.readings, self._clock())
+        month = self._traffic.month(now)
+        return decide(self._settings, paused_until=self._paused_until, now=now, month=month, rest=rest)
 
     def _restore_pause(self) -> None:
-        self._paused, fault = self._pause.load()
+        self._paused_until, fault = self._pause.load()
         if fault:
             self._notebook.note("pause not kept", why=fault)
-        if self._paused:
+        self._end_pause_if_due()
+        if self._paused_until is not None:
             self._decision = self._decide()
-            self._notebook.note("still paused", home=str(self._home.path))
+            until = end_in_words(self._paused_until, self._now())
+            self._notebook.note("still paused", home=str(self._home.path), until=until)
 
-    def _set_pause(self, is_paused: bool) -> None:
-        self._paused = is_paused
-        if fault := self._pause.keep(is_paused):
+    def _end_pause_if_due(self) -> None:
+        if self._paused_until is not None and self._now().timestamp() >= self._paused_until:
+            self._keep_pause(None)
+
+    def _keep_pause(self, until: float | None) -> None:
+        self._paused_until = until
+        if fault := self._pause.keep(until):
             self._notebook.note("pause not kept", why=fault)
+
+    def _set_pause(self, until: float | None) -> None:
+        self._keep_pause(until)
         self._apply()
 
     def _count(self) -> None:
@@ -254,11 +286,13 @@ class OwnerControl:
             case "status":
                 reply = ""
             case "pause":
-                reply = "already paused" if self._paused else "pausing"
-                self._set_pause(True)
+                until = end_of(request.get("until"))
+                if until is None:
+                    return {"error": "no such time"}
+                reply = self._pause_until(until)
             case "resume":
-                reply = "resuming" if self._paused else "not paused"
-                self._set_pause(False)
+                reply = "resuming" if self._paused_until is not None else "not paused"
+                self._set_pause(None)
                 if self._decision.mode is Mode.PAUSED:
                     reply = f"still paused: {self._decision.why}"
             case "finish":
@@ -266,6 +300,12 @@ class OwnerControl:
             case _:
                 return {"error": "no such command"}
         return {"told": reply, "status": self._status()}
+
+    def _pause_until(self, until: float) -> str:
+        before = self._paused_until
+        self._set_pause(until)
+        word = "pausing" if before is None else "already paused" if before == until else "now paused"
+        return word + end_in_words(until, self._now())
 
     def _finish(self) -> str:
         handle, last = self._handle, self._signals.last
@@ -317,6 +357,7 @@ class OwnerControl:
             },
             "settings": self._settings.model_dump(),
             "settings_fault": self._fault,
+            "not_in_effect": dict(self._sensors.readings.faults),
             "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],
         }
 

@@ -1,16 +1,27 @@
 """``HOME/paused.json``: exists while the owner has paused the peer, so that a pause outlives the process.
 
-A missing or damaged file means not paused, because a peer that is paused forever without a reason would be worse.
+A missing or damaged file means not paused, because a peer that is paused forever without a reason would be worse. The
+end of a pause is wall-clock time in seconds since 1970; infinity means until ``p2ptrain resume``.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from p2ptrain.base import files
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.text import LIFETIME_UNITS, lifetime_s
 
 FILE = "paused.json"
-CONTENT = b'{"paused": true}\n'
+MAX_BYTES = 256
+LONGEST_S = 365 * 86_400
+"""Longest pause with an end, in seconds: a year, as of an invite; a later end is a typing error."""
+
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
 class PauseFile:
@@ -19,26 +30,74 @@ class PauseFile:
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
 
-    def load(self) -> tuple[bool, str]:
-        """Return whether an earlier process was paused, and what is wrong with the file or ""."""
+    def load(self) -> tuple[float | None, str]:
+        """Return until when an earlier process was paused (None: it was not), and what is wrong with the file or ""."""
         try:
             with self.path.open("rb") as file:
-                is_ours = file.read(len(CONTENT) + 1) == CONTENT
+                document = json.loads(file.read(MAX_BYTES))
         except FileNotFoundError:
-            return False, ""
+            return None, ""
         except OSError as error:
-            return False, f"{self.path} cannot be read: {error.strerror}; the peer is not paused"
-        return is_ours, "" if is_ours else f"{self.path} is damaged; the peer is not paused"
+            return None, f"{self.path} cannot be read: {error.strerror}; the peer is not paused"
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict) or document.get("paused") is not True:
+            return None, f"{self.path} is damaged; the peer is not paused"
+        until = end_of(document.get("until"))
+        return until, "" if until is not None else f"{self.path} is damaged; the peer is not paused"
 
-    def keep(self, is_paused: bool) -> str:
+    def keep(self, until: float | None) -> str:
         """Save the pause for the next start; return why that failed, or ""."""
         try:
-            if is_paused:
-                files.replace(self.path, CONTENT)
+            if until is not None:
+                end = {"until": until} if math.isfinite(until) else {}
+                files.replace(self.path, json.dumps({"paused": True, **end}).encode() + b"\n")
             else:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
-            if is_paused:
+            if until is not None:
                 return f"{self.path} cannot be written: {error.strerror}; the next start will not be paused"
             return f"{self.path} cannot be removed: {error.strerror}; the next start will be paused"
         return ""
+
+
+def end_of(value: object) -> float | None:
+    """Return the end of a pause as written in JSON; infinity for none; None if the value is no possible time."""
+    if value is None:
+        return math.inf
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
+    return float(value) if is_time else None  # type: ignore[arg-type]
+
+
+def parse_end(duration: str | None, clock: str | None, now: datetime) -> float | None:
+    """Return the end of the pause that ``--for`` or ``--until`` names; None without either.
+
+    ``now`` is the local time of this machine. Raises HomeError.
+    """
+    if duration is not None and clock is not None:
+        raise HomeError("Both --for and --until were given.", "Give one of them.")
+    if duration is not None:
+        span = lifetime_s(duration)
+        if not 0 < span <= LONGEST_S:
+            raise HomeError(
+                f"{duration[:40]!r} is not a duration of a pause.",
+                f"Write it like {LIFETIME_UNITS}, at most 365d, or omit --for to pause until p2ptrain resume",
+            )
+        return now.timestamp() + span
+    if clock is not None:
+        found = _CLOCK.fullmatch(clock.strip())
+        if found is None:
+            raise HomeError(
+                f"{clock[:40]!r} is not a time of the day.", "Write it like 18:00, by this machine's clock."
+            )
+        end = now.replace(hour=int(found[1]), minute=int(found[2]), second=0, microsecond=0)
+        return (end if end > now else end + timedelta(days=1)).timestamp()
+    return None
+
+
+def end_in_words(until: float, now: datetime) -> str:
+    """Return `` until 18:00``, with the date unless it is today; empty for a pause without an end."""
+    if not math.isfinite(until):
+        return ""
+    end = datetime.fromtimestamp(until)
+    return f" until {end:%H:%M}" if end.date() == now.date() else f" until {end:%Y-%m-%d %H:%M}"

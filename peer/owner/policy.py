@@ -1,4 +1,4 @@
-"""The policy: whether a peer participates, trains alone or is paused, by commands, settings, hour and month. Pure."""
+"""The policy: whether a peer participates, trains alone or is paused, by commands, settings, time and sensors. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import datetime
 
 from p2ptrain.manifest import SETTINGS_FILE
 from peer.messages import size
+from peer.owner.pause import end_in_words
 from peer.owner.settings import Settings
 from peer.owner.traffic import Month
 from peer.participation import Mode
@@ -38,15 +39,20 @@ def may_give(settings: Settings, now: datetime, month: Month) -> bool:
     return month.given < GIVEN_SHARE * passed * settings.monthly_bytes
 
 
-def decide(settings: Settings, *, paused: bool, now: datetime, month: Month) -> PolicyDecision:
-    """Decide the mode: paused by the owner, paused outside the hours, alone without budget, else present.
+def decide(
+    settings: Settings, *, paused_until: float | None, now: datetime, month: Month, rest: str = ""
+) -> PolicyDecision:
+    """Decide the mode: paused by the owner, outside the hours or to rest, alone without budget, else present.
 
-    ``now`` is the local time of this machine.
+    ``paused_until`` is the end of the owner's pause (``peer.owner.pause``), None if there is none; ``now`` is the local
+    time of this machine; ``rest`` is the reason of ``peer.owner.resting``.
     """
-    if paused:
-        return PolicyDecision(Mode.PAUSED, "requested by its owner")
+    if paused_until is not None and now.timestamp() < paused_until:
+        return PolicyDecision(Mode.PAUSED, f"requested by its owner{end_in_words(paused_until, now)}")
     if not settings.is_hour(60 * now.hour + now.minute):
         return PolicyDecision(Mode.PAUSED, f"outside the hours {settings.hours} in {SETTINGS_FILE}")
+    if rest:
+        return PolicyDecision(Mode.PAUSED, rest)
     if month.both >= settings.monthly_bytes:
         used, allowed = size(month.both), size(settings.monthly_bytes)
         return PolicyDecision(Mode.SOLO, f"this month's traffic is used up, {used} of {allowed}")

@@ -30,8 +30,15 @@ LOWEST_MBIT = LOWEST_RATE / MBIT
 HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
+MAX_PROGRAMS, MAX_PROGRAM_CHARS = 32, 64
+COOLEST, HOTTEST = 30, 110
+"""Range of temperature limits in °C: rooms are cooler, and processors switch themselves off above it."""
+LEAST_WATTS, MOST_WATTS = 10, 2000
+"""Range of power limits in W that any card could have; nvidia-smi knows the card's own."""
+LEAST_MEMORY_GB = 0.25
+MAX_MINUTES = 1440
 
-WAITING = frozenset({"nickname", "device", "threads"})
+WAITING = frozenset({"nickname", "device", "threads", "memory_gb"})
 """Names of the options whose edits apply only from the next start."""
 
 Mark = tuple[int, int, int] | None
@@ -45,6 +52,21 @@ def _cap(value: float) -> float:
     if 0 < value < LOWEST_MBIT:
         raise ValueError(f"a cap is 0 (no cap) or at least {LOWEST_MBIT:g}")
     return value
+
+
+def _program(name: str) -> str:
+    if not (0 < len(name) <= MAX_PROGRAM_CHARS and name.isprintable() and "/" not in name and name == name.strip()):
+        raise ValueError(f"a program is named by 1 to {MAX_PROGRAM_CHARS} printable characters, without its folder")
+    return name
+
+
+def _zero_or_from(lowest: float, unit: str) -> AfterValidator:
+    def check(value: float) -> float:
+        if 0 < value < lowest:
+            raise ValueError(f"it is 0 or at least {lowest:g} {unit}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _hours(text: str) -> str:
@@ -97,6 +119,25 @@ class Settings(Section):
     """Hours of training, by this machine's clock. At other times the peer is paused, as by `p2ptrain pause`. Allowed:
     "" (always), or two different times of the day like "22:00-07:30"."""
 
+    pause_while: list[Annotated[str, AfterValidator(_program)]] = Field(default=[], max_length=MAX_PROGRAMS)
+    """Programs during which the peer is paused, by the names that `ps -e` shows; it resumes a minute after the last
+    one ended. Allowed: a list of at most 32 names like ["steam", "blender"]."""
+
+    pause_while_active_minutes: int = Field(default=0, ge=0, le=MAX_MINUTES)
+    """Minutes for which the peer is paused after somebody used this computer. Linux with logind says so, on many
+    desktops only after some minutes. Allowed: 0 (never), or a whole number up to 1,440."""
+
+    pause_on_battery: bool = False
+    """Whether the peer is paused while the battery feeds this computer. Allowed: true or false."""
+
+    pause_above_celsius: Annotated[float, Field(ge=0, le=HOTTEST), _zero_or_from(COOLEST, "°C")] = 0.0
+    """Temperature of the processor or of the NVIDIA card that trains, in °C, above which the peer is paused until it is
+    10 °C lower. Allowed: 0 (never), or a number from 30 to 110."""
+
+    gpu_watts: Annotated[int, Field(ge=0, le=MOST_WATTS), _zero_or_from(LEAST_WATTS, "W")] = 0
+    """Power limit in W of the NVIDIA card that trains, set by nvidia-smi, which needs an administrator, and put back at
+    the end. Allowed: 0 (unchanged), or a whole number from 10 to 2,000."""
+
     nickname: Annotated[str, AfterValidator(nickname_text)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
     characters."""
@@ -108,6 +149,10 @@ class Settings(Section):
     threads: int = Field(default=0, ge=0, le=MAX_THREADS)
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number
     from 0 to 1,024."""
+
+    memory_gb: Annotated[float, Field(ge=0, le=HIGHEST), _zero_or_from(LEAST_MEMORY_GB, "GB")] = 0.0
+    """Memory in GB (10^9 bytes) that the peer plans with, the card's not included; it does not start with a model that
+    needs more. Applies from the next start. Allowed: 0 (all), or a number from 0.25 to 1,000,000."""
 
     share_figures: bool = False
     """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,
@@ -126,6 +171,10 @@ class Settings(Section):
     @property
     def monthly_bytes(self) -> float:
         return self.monthly_gb * GB or math.inf
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory_gb * GB or math.inf
 
     def is_hour(self, minute: int) -> bool:
         """Return whether ``hours`` allow training at this minute of the day, 0 to 1439."""

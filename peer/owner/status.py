@@ -109,6 +109,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("hours", settings["hours"]))
     if status["settings_fault"]:
         rows.append(("settings", f"settings.toml is faulty and ignored: {status['settings_fault']}"))
+    rows += [("settings", f"{option} has no effect: {why}") for option, why in status["not_in_effect"].items()]
     return rows
 
 

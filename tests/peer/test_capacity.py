@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import parameter_count, preset
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_sequence_bytes
-from peer.capacity import check_memory, explained, installed_memory
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
+from peer.capacity import BASE_BYTES, activation_bytes, check_memory, explained, installed_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
@@ -34,6 +35,23 @@ def test_activations_are_counted_as_the_micro_batch_takes_them() -> None:
     check_memory(demo, CPU, installed_bytes=weights + together)
     with pytest.raises(DeviceError, match="smaller model"):
         check_memory(demo, CPU, installed_bytes=weights + together - 1)
+
+
+def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> None:
+    demo = preset("demo", "ab" * 32)
+    one = cpu_sequence_bytes(demo.model, demo.training)
+    fixed = BASE_BYTES + 48 * parameter_count(demo.model)
+    assert activation_bytes(demo, CPU, math.inf) == CPU_ACTIVATION_BYTES
+    for sequences in (1, 2):
+        spare = activation_bytes(demo, CPU, fixed + sequences * one)
+        assert cpu_micro_batch(demo.model, demo.training, spare) == sequences
+    with pytest.raises(DeviceError) as caught:
+        activation_bytes(demo, CPU, 250_000_000)
+    assert str(caught.value) == (
+        "The run's model needs at least 0.5 GB of memory with Python and torch, but memory_gb in settings.toml allows "
+        "0.25 GB.\n  Raise memory_gb, or join a run with a smaller model."
+    )
+    activation_bytes(demo, CUDA, BASE_BYTES + 36 * parameter_count(demo.model))  # activations are on the card
 
 
 def told(place: Path, lines: str) -> Path:

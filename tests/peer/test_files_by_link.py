@@ -1,4 +1,4 @@
-"""A run with its own tokenizer and text: whoever has nothing but the link trains, and starts again with nothing."""
+"""A run with its own tokenizer and text: a peer that has only the link trains, and starts again without options."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from p2ptrain import checkpoint
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
@@ -376,3 +376,21 @@ def test_weights_of_another_model(signed_run: SignedRun) -> None:
 
 def test_mean_of_weights() -> None:
     assert model.mean([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])]).tolist() == [2.0, 4.0]
+
+
+def test_a_model_that_needs_more_memory_than_its_owner_lends_is_refused(home: Home) -> None:
+    (home.path / "settings.toml").write_text("memory_gb = 0.25")
+    with pytest.raises(DeviceError, match=r"memory_gb in settings\.toml allows 0\.25 GB"):
+        run_peer(PeerOptions(None, home.path, "cpu"))
+    assert not list(home.checkpoints.glob("step-*"))
+    (home.path / "settings.toml").write_text("memory_gb = 2.0")
+    run_peer(PeerOptions(None, home.path, "cpu"))
+    assert json.loads(home.summary.read_text())["finished"]
+
+
+def test_an_option_without_effect_is_told_and_the_peer_trains(home: Home) -> None:
+    (home.path / "settings.toml").write_text("gpu_watts = 200")
+    run_peer(PeerOptions(None, home.path, "cpu"))
+    (told,) = notes(home, "not in effect")
+    assert (told["option"], told["why"]) == ("gpu_watts", "this peer does not train on an NVIDIA card")
+    assert json.loads(home.summary.read_text())["finished"]

@@ -89,8 +89,10 @@ def test_caps_pause_resume_budget_and_finish(company: tuple[Swarm, Program, Prog
     held = anna.wait_for("held")
     wait_for_checkpoint(anna, held["tokens"])
     until("anna to be away", lambda: status(anna)["peers"] == 0)
-    assert command("pause", anna) == (0, "already paused\n")
-    assert status(anna)["state"] == "paused"
+    code, printed = command("pause", anna, "--for", "2h")
+    assert (code, printed.startswith("now paused until ")) == (0, True)
+    paused = status(anna)
+    assert (paused["state"], paused["why"].startswith("requested by its owner until ")) == ("paused", True)
     steps = bert.wait_for("progress")["step"]
     until("bert to go on alone", lambda: bert.wait_for("progress")["step"] > steps + 20)
     assert status(anna)["training"]["tokens"] == held["tokens"]
@@ -100,6 +102,17 @@ def test_caps_pause_resume_budget_and_finish(company: tuple[Swarm, Program, Prog
     anna.wait_for_more("exchanged", 3, peer=bert.peer_id)
     bert.wait_for_more("exchanged", peer=anna.peer_id)
     assert status(anna)["state"] == "training"
+
+    game = anna.home / "p2ptest-game"
+    game.write_text("#!/bin/sh\nread line\n")
+    game.chmod(0o755)
+    with subprocess.Popen([game], stdin=subprocess.PIPE):
+        edit(anna, pause_while='["p2ptest-game"]')
+        assert anna.wait_for("paused", 1)["why"] == "p2ptest-game is running (pause_while in settings.toml)"
+        until("anna to rest", lambda: status(anna)["state"] == "paused")
+    edit(anna, pause_while="[]")
+    anna.wait_for("called back", 1)
+    anna.wait_for_more("exchanged", peer=bert.peer_id)
 
     edit(anna, monthly_gb=1e-6)
     anna.wait_for("budget used up")
@@ -111,7 +124,7 @@ def test_caps_pause_resume_budget_and_finish(company: tuple[Swarm, Program, Prog
     until("anna to train alone", lambda: status(anna)["training"]["step"] > alone["training"]["step"] + 20)
     assert len(anna.events("exchanged")) == exchanges
     edit(anna, monthly_gb=0)
-    anna.wait_for("called back", 1)
+    anna.wait_for("called back", 2)
     anna.wait_for_more("exchanged", 3, peer=bert.peer_id)
 
     assert command("finish", anna) == (0, "finishing\n")

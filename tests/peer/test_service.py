@@ -94,7 +94,7 @@ def test_the_service_may_take_as_long_as_saving_may() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    """And reads the words that were meant, as it shows in its complaint about a program that is missing."""
+    """Check that systemd parses the words as meant: it complains about a missing program by its full name."""
     unit = Systemd(ODD, [sys.executable, *COMMAND[1:]], {"HF_HOME": "/a b"}, tmp_path)
     unit.path.parent.mkdir(parents=True)
     unit.path.write_bytes(unit.text())

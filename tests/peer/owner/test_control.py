@@ -29,7 +29,10 @@ from peer.owner import commands, status
 from peer.owner import control as control_module
 from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.control_socket import ask
+from peer.owner.pause import parse_end
 from peer.owner.policy import GIVEN_SHARE
+from peer.owner.resting import CALM_S, Readings
+from peer.owner.sensors import Sensors
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Month, TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
@@ -83,6 +86,26 @@ class FakeParticipation:
             self.modes.append(mode)
 
 
+class FakeSensors:
+    """Sensors that tell what a test sets."""
+
+    def __init__(self) -> None:
+        self.readings = Readings()
+        self.watched: list[Settings] = []
+        self.left_capped = ""
+        self.runs = False
+
+    def watch(self, settings: Settings) -> None:
+        self.watched.append(settings)
+
+    def start(self) -> None:
+        self.runs = True
+
+    def stop(self) -> str:
+        self.runs = False
+        return self.left_capped
+
+
 class Desk:
     """Owner control and everything around it."""
 
@@ -97,6 +120,7 @@ class Desk:
         self.stamp = 0
         self.admission = ""
         self.participation, self.record = FakeParticipation(), FakeRecord()
+        self.sensors = FakeSensors()
         self.owner = self.new_owner()
 
     def new_owner(self) -> OwnerControl:
@@ -107,6 +131,7 @@ class Desk:
             self.rates,
             self.signals,
             self.notebook,
+            cast(Sensors, self.sensors),
             now=lambda: self.date,
             clock=lambda: self.seconds,
         )
@@ -133,8 +158,12 @@ class Desk:
             self.seconds += 1
             self.owner.look()
 
-    def order(self, command: str) -> str:
-        return str(self.owner.answer({"command": command})["told"])
+    def sense(self, **readings: Any) -> None:
+        self.sensors.readings = Readings(at=self.seconds, **readings)
+        self.look()
+
+    def order(self, command: str, **details: Any) -> str:
+        return str(self.owner.answer({"command": command, **details})["told"])
 
     def status(self) -> dict[str, Any]:
         answer = self.owner.answer({"command": "status"})
@@ -165,10 +194,10 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
 
 
 def test_what_counts_from_the_next_start_is_told_so(desk: Desk) -> None:
-    desk.edit('upload_mbit = 8\nnickname = "fox"\ndevice = "cpu"\nthreads = 2\nshare_figures = true')
+    desk.edit('upload_mbit = 8\nnickname = "fox"\ndevice = "cpu"\nthreads = 2\nmemory_gb = 2\nshare_figures = true')
     ((_, fields),) = desk.notebook.notes
     waits = {change.split()[0] for change in fields["what"].split("; ") if change.endswith("(from the next start)")}
-    assert waits == {"nickname", "device", "threads"}
+    assert waits == {"nickname", "device", "threads", "memory_gb"}
     assert "upload_mbit 8.0, before 0.0;" in fields["what"]
 
 
@@ -274,7 +303,83 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
     assert not (desk.home.path / "paused.json").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000])
+def test_a_pause_with_an_end_is_over_by_itself(desk: Desk) -> None:
+    desk.take()
+    end = (desk.date + timedelta(hours=2)).timestamp()
+    assert desk.order("pause", until=end) == "pausing until 14:00"
+    assert desk.status()["why"] == "requested by its owner until 14:00"
+    assert desk.order("pause", until=end) == "already paused until 14:00"
+    assert desk.order("pause", until=end + 86_400) == "now paused until 2026-12-01 14:00"
+    assert desk.order("pause", until=end) == "now paused until 14:00"
+    desk.date += timedelta(hours=2, seconds=-1)
+    desk.look()
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
+    desk.date += timedelta(seconds=1)
+    desk.look()
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED, Mode.SWARM]
+    assert desk.kinds() == ["paused", "called back"]
+    assert not (desk.home.path / "paused.json").exists()
+    assert desk.order("resume") == "not paused"
+
+
+def test_a_pause_with_an_end_outlives_the_process_until_then(desk: Desk) -> None:
+    with desk.owner:
+        desk.order("pause", until=(desk.date + timedelta(hours=2)).timestamp())
+    desk.notebook.notes.clear()
+    desk.owner = desk.new_owner()
+    with desk.owner:
+        assert desk.status()["state"] == "paused"
+    assert "still paused by its owner until 14:00, since" in str(line(*desk.notebook.notes[0]))
+    desk.date += timedelta(hours=3)
+    desk.owner = desk.new_owner()
+    with desk.owner:
+        assert desk.status()["state"] == "starting"
+    assert not (desk.home.path / "paused.json").exists()
+
+
+@pytest.mark.parametrize("until", ["18:00", True, -1, math.nan, math.inf, 10**400, [1]])
+def test_a_pause_until_no_time_is_refused(desk: Desk, until: object) -> None:
+    assert desk.owner.answer({"command": "pause", "until": until}) == {"error": "no such time"}
+    assert desk.status()["state"] == "starting"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--for", "2"), "'2' is not a duration of a pause."),
+        (("--for", "0h"), "'0h' is not a duration of a pause."),
+        (("--for", "-1h"), "'-1h' is not a duration of a pause."),
+        (("--for", "1.5h"), "'1.5h' is not a duration of a pause."),
+        (("--for", "366d"), "'366d' is not a duration of a pause."),
+        (("--for", "9" * 5000 + "h"), "is not a duration of a pause."),
+        (("--for", ""), "'' is not a duration of a pause."),
+        (("--until", "6pm"), "'6pm' is not a time of the day."),
+        (("--until", "24:00"), "'24:00' is not a time of the day."),
+        (("--until", ""), "'' is not a time of the day."),
+        (("--for", "2h", "--until", "18:00"), "Both --for and --until were given."),
+    ],
+)
+def test_a_pause_that_cannot_be_read_says_how_to_write_it(tmp_path: Path, options: tuple[str, ...], said: str) -> None:
+    with pytest.raises(HomeError) as caught:
+        commands.pause.main([str(tmp_path), *options], standalone_mode=False)
+    assert said in caught.value.problem
+    assert len(caught.value.problem) < 100
+
+
+def test_the_end_of_a_pause_is_the_next_such_time() -> None:
+    noon = datetime(2026, 11, 30, 12, 0, 30)
+    ends = [parse_end(None, clock, noon) for clock in ("18:00", "12:00", "12:01", " 7:05 ")]
+    assert [datetime.fromtimestamp(end or 0) for end in ends] == [
+        datetime(2026, 11, 30, 18, 0),
+        datetime(2026, 12, 1, 12, 0),
+        datetime(2026, 11, 30, 12, 1),
+        datetime(2026, 12, 1, 7, 5),
+    ]
+    assert parse_end("90m", None, noon) == noon.timestamp() + 5400
+    assert parse_end(None, None, noon) is None
+
+
+@pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000, b"[]", b'{"paused": true, "until": "x"}'])
 def test_a_damaged_pause_is_none_and_told(desk: Desk, content: bytes) -> None:
     (desk.home.path / "paused.json").write_bytes(content)
     with desk.owner:
@@ -414,6 +519,48 @@ def test_a_full_disk_is_told_once(desk: Desk) -> None:
     (desk.home.path / "traffic.json").rmdir()
     desk.look(100)
     assert json.loads((desk.home.path / "traffic.json").read_text())["2026-11"]["sent_bytes"] == 5
+
+
+def test_it_rests_for_other_uses_of_its_machine_and_says_why(desk: Desk) -> None:
+    desk.take()
+    desk.edit('pause_while = ["steam"]\npause_on_battery = true')
+    assert desk.sensors.watched[-1].pause_while == ["steam"]
+    desk.record.is_held = True
+    desk.sense(programs=frozenset({"steam"}), on_battery=False)
+    assert desk.participation.modes == [Mode.SWARM, Mode.PAUSED]
+    assert desk.status()["why"] == "steam is running (pause_while in settings.toml)"
+    assert "paused: steam is running (pause_while in settings.toml)" in status.screen(desk.status())
+    assert desk.order("resume") == "still paused: steam is running (pause_while in settings.toml)"
+    assert desk.order("pause") == "pausing"
+    assert desk.status()["why"] == "requested by its owner"
+    desk.order("resume")
+    desk.sense(programs=frozenset())
+    assert desk.participation.modes[-1] is Mode.PAUSED
+    desk.seconds += CALM_S
+    desk.sense()
+    assert desk.participation.modes[-1] is Mode.SWARM
+    assert desk.kinds() == ["settings", "paused", "called back"]
+
+
+def test_an_option_without_effect_is_told_once_after_each_edit(desk: Desk) -> None:
+    desk.sense(faults={"gpu_watts": "of another time"})
+    desk.edit("pause_on_battery = true")
+    for why in ("this system shows no battery", "this system shows no battery still"):
+        desk.sense(faults={"pause_on_battery": why})
+    assert desk.kinds() == ["settings", "not in effect"]
+    told = "pause_on_battery in settings.toml has no effect: this system shows no battery"
+    assert line(*desk.notebook.notes[-1]) == f"[owner] {told}"
+    assert "pause_on_battery has no effect: this system shows no battery still" in status.screen(desk.status())
+    desk.edit("pause_on_battery = true\nupload_mbit = 8")
+    assert desk.kinds() == ["settings", "not in effect"] * 2
+
+
+def test_a_card_that_stays_capped_is_told(desk: Desk) -> None:
+    desk.sensors.left_capped = "nvidia-smi did not answer within 5 s"
+    with desk.owner:
+        assert desk.sensors.runs
+    assert not desk.sensors.runs
+    assert desk.kinds() == ["card left capped"]
 
 
 def test_outside_of_its_hours_it_rests_whatever_resume_says(desk: Desk) -> None:

@@ -14,10 +14,17 @@ from hypothesis import strategies as some
 from p2ptrain.base.errors import HomeError
 from p2ptrain.wire import MAX_NICKNAME_CHARS
 from peer.owner.settings import (
+    COOLEST,
     HIGHEST,
+    HOTTEST,
+    LEAST_MEMORY_GB,
+    LEAST_WATTS,
     LOWEST_MBIT,
     MAX_BYTES,
+    MAX_MINUTES,
+    MAX_PROGRAMS,
     MAX_THREADS,
+    MOST_WATTS,
     WAITING,
     Settings,
     SettingsFile,
@@ -51,6 +58,11 @@ def test_the_bounds_in_the_descriptions_are_those_that_are_checked() -> None:
     assert allowed("upload_mbit") == allowed("download_mbit") == caps
     assert allowed("monthly_gb") == f"0 (no limit), or a number up to {HIGHEST:,}"
     assert allowed("threads") == f"a whole number from 0 to {MAX_THREADS:,}"
+    assert allowed("pause_while").startswith(f"a list of at most {MAX_PROGRAMS} names")
+    assert allowed("pause_while_active_minutes") == f"0 (never), or a whole number up to {MAX_MINUTES:,}"
+    assert allowed("pause_above_celsius") == f"0 (never), or a number from {COOLEST} to {HOTTEST}"
+    assert allowed("gpu_watts") == f"0 (unchanged), or a whole number from {LEAST_WATTS} to {MOST_WATTS:,}"
+    assert allowed("memory_gb") == f"0 (all), or a number from {LEAST_MEMORY_GB} to {HIGHEST:,}"
     assert allowed("nickname") == f"at most {MAX_NICKNAME_CHARS} printable characters"
 
 
@@ -94,6 +106,26 @@ def test_units() -> None:
         ("threads = 1.5", "threads: input should be a valid integer, found 1.5"),
         ("threads = false", "threads: input should be a valid integer, found False"),
         ("threads = -1", "threads: input should be at least 0 and at most 1024, found -1"),
+        ('pause_while = "steam"', "pause_while: input should be a valid list, found 'steam' (allowed: a list of at"),
+        ("pause_while = [5]", "pause_while[0]: input should be a valid string, found 5"),
+        ('pause_while = ["a", ""]', "pause_while[1]: found '': a program is named by 1 to 64 printable characters"),
+        ('pause_while = ["/usr/bin/steam"]', "without its folder"),
+        ('pause_while = ["a\\u001b[2J"]', r"pause_while[0]: found 'a\x1b[2J': a program is"),
+        (f'pause_while = ["{"x" * 65}"]', "a program is named by 1 to 64 printable characters"),
+        (f"pause_while = {['x'] * 33}", "pause_while: list should have at most 32 items"),
+        ("pause_while_active_minutes = 1.5", "pause_while_active_minutes: input should be a valid integer, found 1.5"),
+        ("pause_while_active_minutes = 1441", "input should be at least 0 and at most 1440, found 1441"),
+        ("pause_on_battery = 1", "pause_on_battery: input should be a valid boolean, found 1 (allowed: true or false)"),
+        ("pause_above_celsius = 29", "pause_above_celsius: found 29: it is 0 or at least 30 °C"),
+        ("pause_above_celsius = 176", "pause_above_celsius: input should be at least 0 and at most 110, found 176"),
+        ("pause_above_celsius = nan", "pause_above_celsius: input should be a finite number, found nan"),
+        ("gpu_watts = 5", "gpu_watts: found 5: it is 0 or at least 10 W"),
+        ("gpu_watts = 250.5", "gpu_watts: input should be a valid integer, found 250.5"),
+        ("gpu_watts = -1", "gpu_watts: input should be at least 0 and at most 2000, found -1"),
+        ('gpu_watts = "250 W"', "gpu_watts: input should be a valid integer, found '250 W'"),
+        ("memory_gb = 0.1", "memory_gb: found 0.1: it is 0 or at least 0.25 GB"),
+        ('memory_gb = "4 GB"', "memory_gb: input should be a valid number, found '4 GB'"),
+        ("memory_gb = inf", "memory_gb: input should be a finite number, found inf"),
         ("uplaod_mbit = 1", "uplaod_mbit: unknown field; did you mean upload_mbit?"),
         ("zzz = 1", "zzz: unknown field; there are upload_mbit, download_mbit,"),
         ("upload_mbit = ", "it is not valid TOML:"),

@@ -93,7 +93,7 @@ NIGHT, DAY = datetime(2026, 11, 5, 23, 0), datetime(2026, 11, 5, 12, 0)
 def test_the_first_reason_that_speaks_decides(
     settings: Settings, paused: bool, now: datetime, used: int, mode: Mode, why: str
 ) -> None:
-    decision = decide(settings, paused=paused, now=now, month=Month(sent=used))
+    decision = decide(settings, paused_until=math.inf if paused else None, now=now, month=Month(sent=used))
     assert (decision.mode, decision.why) == (mode, why)
 
 
@@ -102,7 +102,9 @@ def test_of_a_budget_others_get_their_share_day_by_day(day: int) -> None:
     now = datetime(2026, 11, day, 12, 0)
     share = math.ceil(GIVEN_SHARE * 10**9 * day / 30)
     settings = Settings(monthly_gb=1.0)
-    decisions = [decide(settings, paused=False, now=now, month=Month(given, 0, given)) for given in (share - 1, share)]
+    decisions = [
+        decide(settings, paused_until=None, now=now, month=Month(given, 0, given)) for given in (share - 1, share)
+    ]
     assert [(each.mode, each.gives) for each in decisions] == [(Mode.SWARM, True), (Mode.SWARM, False)]
 
 
@@ -114,7 +116,8 @@ def test_of_a_budget_others_get_their_share_day_by_day(day: int) -> None:
 def test_without_a_budget_others_get_what_they_ask_for_unless_it_rests(
     settings: Settings, paused: bool, gives: bool
 ) -> None:
-    assert decide(settings, paused=paused, now=DAY, month=Month(10**15, 0, 10**15)).gives is gives
+    until = math.inf if paused else None
+    assert decide(settings, paused_until=until, now=DAY, month=Month(10**15, 0, 10**15)).gives is gives
 
 
 def test_an_older_file_does_not_tell_what_was_given(tmp_path: Path) -> None:

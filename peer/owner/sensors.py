@@ -1,0 +1,166 @@
+"""Sensors: running programs, battery, temperatures and the computer's users, read in a thread of their own.
+
+Only what the settings ask for is read, every ``PERIOD_S``. The thread also sets the card's power limit, which may take
+seconds. A value that this system does not give is a fault that the owner sees in one line; the peer trains on.
+
+==========================  ========================================================================================
+option                      source
+==========================  ========================================================================================
+pause_while                 names of all processes but our own, by psutil
+pause_on_battery            psutil
+pause_above_celsius         the processor's sensors, by psutil; the card's that trains, by nvidia-smi
+pause_while_active_minutes  ``IdleHint`` of logind, by loginctl: the desktop tells it, or the terminals' last input
+gpu_watts                   nvidia-smi
+==========================  ========================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from p2ptrain.base.system_tool import DEADLINE_S, ToolError, output_of
+from p2ptrain.base.text import one_line
+from p2ptrain.ports import Clock
+from peer.owner.power_cap import PowerCap
+from peer.owner.resting import Readings
+from peer.owner.settings import Settings
+
+T = TypeVar("T")
+
+PERIOD_S = 5.0
+"""Seconds between two readings, and so the delay until the peer yields. Reading the names of 80 processes takes 13 ms.
+Guess: how soon volunteers expect a game to have the machine."""
+JOIN_S = 4 * DEADLINE_S
+"""Seconds to wait for the thread at the end: it may be in the middle of a few calls, each with its own deadline."""
+CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
+"""Names of the processor's sensors in Linux, most exact first: Intel, AMD, ARM, and the firmware's thermal zone."""
+PLAUSIBLE_CELSIUS = (1.0, 150.0)
+"""Range of real temperatures; missing sensors show values like 0, -128 or 255."""
+
+
+class Sensors:
+    """The sensors of one peer, read between ``start`` and ``stop``. ``readings`` is safe to read from any thread.
+
+    Args:
+        home: the peer's home.
+        card: name of the card that trains, as nvidia-smi knows it; None on the CPU.
+    """
+
+    def __init__(self, home: Path, card: str | None, clock: Clock = time.monotonic) -> None:
+        self.readings = Readings()
+        self._card = card
+        self._cap = PowerCap(home, card)
+        self._clock = clock
+        self._settings = Settings()
+        self._wake = threading.Event()
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> str:
+        """Stop reading and put the card's power limit back; return why that failed, or ""."""
+        self._ends = True
+        self._wake.set()
+        self._thread.join(JOIN_S)
+        self._cap.release()
+        return self._cap.left_capped
+
+    def watch(self, settings: Settings) -> None:
+        """Read from now on what these settings need, beginning at once."""
+        if settings is not self._settings:
+            self._settings = settings
+            self._wake.set()
+
+    def read(self) -> Readings:
+        """Read the sensors once, with a deadline for each program that is called."""
+        settings, faults = self._settings, dict[str, str]()
+
+        def value(option: str, sensor: Callable[[], T]) -> T | None:
+            if not getattr(settings, option):
+                return None
+            try:
+                return sensor()
+            except Exception as error:  # psutil on odd hardware raises nearly anything
+                faults[option] = one_line(str(error) or type(error).__name__)
+                return None
+
+        if fault := self._cap.apply(settings.gpu_watts):
+            faults["gpu_watts"] = fault
+        return Readings(
+            programs=value("pause_while", lambda: running(settings.pause_while)) or frozenset(),
+            on_battery=value("pause_on_battery", is_on_battery),
+            celsius=value("pause_above_celsius", lambda: temperatures(self._card)) or {},
+            is_active=value("pause_while_active_minutes", is_in_use),
+            faults=faults,
+            at=self._clock(),
+        )
+
+    def _run(self) -> None:
+        while not self._ends:
+            self._wake.clear()
+            self.readings = self.read()
+            if not self._ends:
+                self._wake.wait(PERIOD_S)
+
+
+def running(wanted: Iterable[str]) -> frozenset[str]:
+    """Return the wanted names that processes other than this one and its children have, case and ``.exe`` ignored."""
+    me = psutil.Process()
+    own = {me.pid, *(each.pid for each in me.children(recursive=True))}
+    names = {_plain(each.info["name"] or "") for each in psutil.process_iter(["name"]) if each.pid not in own}
+    return frozenset(each for each in wanted if _plain(each) in names)
+
+
+def _plain(name: str) -> str:
+    return name.casefold().removesuffix(".exe")
+
+
+def is_on_battery() -> bool:
+    """Return whether the battery feeds this computer. Raises ToolError if it is unknown."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    if battery is None or battery.power_plugged is None:
+        raise ToolError("this system shows no battery")
+    return not battery.power_plugged
+
+
+def temperatures(card: str | None) -> dict[str, float]:
+    """Return the temperatures of processor and card in °C. Raises ToolError if the card's, or all, are unknown."""
+    found = {}
+    chips = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    for name in CPU_SENSORS:
+        if values := [each.current for each in chips.get(name, ()) if _is_plausible(each.current)]:
+            found["the processor"] = max(values)
+            break
+    if card is not None:
+        text = output_of("nvidia-smi", "-i", card, "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
+        with contextlib.suppress(ValueError):
+            if _is_plausible(celsius := float(text)):
+                found["the graphics card"] = celsius
+    if not found or (card is not None and "the graphics card" not in found):
+        raise ToolError(f"this system shows no temperature of the {'processor' if card is None else 'graphics card'}")
+    return found
+
+
+def _is_plausible(celsius: float) -> bool:
+    lowest, highest = PLAUSIBLE_CELSIUS
+    return lowest <= celsius <= highest  # False for NaN
+
+
+def is_in_use() -> bool:
+    """Return whether somebody uses this computer, by any keyboard, screen or terminal. Raises ToolError."""
+    try:
+        hint = output_of("loginctl", "show-user", "--property=IdleHint", "--value").strip()
+    except ToolError as error:
+        raise ToolError(f"this system does not say whether somebody uses it ({error})") from None
+    if hint not in ("yes", "no"):
+        raise ToolError("this system does not say whether somebody uses it")
+    return hint == "no"
