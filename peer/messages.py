@@ -71,7 +71,11 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
 
 def _forward(fields: Mapping[str, Any]) -> str:
     target = f" to {fields['own']}" if fields.get("own") else ""
-    return f"forward TCP port {fields['port']} of your router{target}" if fields.get("port") else "restart with --listen /ip4/0.0.0.0/tcp/31337"
+    return (
+        f"forward TCP port {fields['port']} of your router{target}"
+        if fields.get("port")
+        else "restart with --listen /ip4/0.0.0.0/tcp/31337"
+    )
 
 
 def _progress(fields: Mapping[str, Any]) -> str:
@@ -180,8 +184,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
     ),
     "share given": lambda f: (
-        f"[owner] other peers have used today's share of monthly_gb ({f['percent']} % of it in a month); sending weights "
-        "to newcomers and relaying resume tomorrow; exchanges continue"
+        f"[owner] other peers have used today's share of monthly_gb ({f['percent']} % of it in a month); sending"
+        " weights to newcomers and relaying resume tomorrow; exchanges continue"
     ),
     "called back": lambda f: "[owner] participating again: looking for the swarm",
     "finishing": lambda f: "[owner] finishing this outer step, saving, leaving the swarm",

@@ -68,7 +68,10 @@ class NodeSupervisor:
         try:
             await self._start_one()
         except (NetworkError, OSError, EOFError) as error:  # OSError, EOFError: p2pd died while it started
-            raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Run p2ptrain doctor; reinstall hivemind if that fails too.") from error
+            raise DeviceError(
+                f"The network daemon p2pd does not work: {error}.",
+                "Run p2ptrain doctor; reinstall hivemind if that fails too.",
+            ) from error
 
     async def run(self) -> None:
         """Attend the node, and replace it whenever its p2pd dies, until cancelled. Raises what ``attend`` raises."""
