@@ -85,7 +85,14 @@ def build(
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError."""
     manifest = signed.manifest
     check_memory(manifest, device)
-    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer, telling(log))
+    corpus = open_corpus(
+        manifest,
+        cache_directory(),
+        options.data,
+        options.tokenizer,
+        telling(log),
+        warn=lambda sentence: log.note("text differs", why=sentence),
+    )
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training)

@@ -147,6 +147,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "right clock": lambda f: "[peers] this machine's clock is correct again",
     "tokenizing": _tokenizing,
+    "text differs": lambda f: f"[data] warning: {_why(f)}",
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.errors import CorpusError, ManifestError
+from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.sources import check_digest, read_pieces
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import open_stream, stream_path, token_type, tokenize
@@ -33,6 +34,9 @@ caches are not used."""
 
 Tell = Callable[[int, int | None], None]
 """Progress callback: tokens of the stream so far, and the maximum at its end (None: unknown)."""
+
+Warn = Callable[[str], None]
+"""Callback that gets a sentence, without its full stop, on what the tokenizer loses of the text."""
 
 HASHED_BYTES = 1 << 30
 """Maximum size of a named file that is checked even though its tokens are cached: about a second of hashing. Larger
@@ -90,6 +94,7 @@ def open_corpus(
     data: Path | None = None,  # the owner's corpus file, if the run names one by digest
     tokenizer_file: Path | None = None,  # the owner's tokenizer.json, if the run names one by digest
     tell: Tell = lambda tokens, most: None,  # called repeatedly while the stream is built
+    warn: Warn = lambda sentence: None,  # called after the stream was built
 ) -> Corpus:
     """Open the run's corpus and build its token stream if it is not cached.
 
@@ -97,20 +102,35 @@ def open_corpus(
     have that digest.
 
     Raises:
-        CorpusError: unreadable, empty, too short, wrong digest, not named, not reachable.
+        CorpusError: unreadable, empty, too short, wrong digest, not named, not reachable, unknown to the tokenizer.
+        ManifestError: the tokenizer has more ids than the model.
         HomeError: the cache cannot be written or its disk is full.
     """
     _check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
+    _check_vocabulary(manifest, tokenizer)
     most = _most_tokens(manifest)
-    tokens = open_stream(
-        cache,
-        stream_key(manifest.corpus, manifest.tokenizer),
-        tokenizer.vocabulary_size,
-        lambda: _with_progress(tokenize(read_pieces(manifest.corpus, data), tokenizer, most), tell, most),
-    )
+    check = FidelityCheck(tokenizer)
+
+    def build() -> Iterator[np.ndarray]:
+        pieces = check.reading(read_pieces(manifest.corpus, data))
+        yield from _with_progress(check.writing(tokenize(pieces, tokenizer, most)), tell, most)
+        for sentence in check.warnings():
+            warn(sentence)
+
+    key = stream_key(manifest.corpus, manifest.tokenizer)
+    tokens = open_stream(cache, key, tokenizer.vocabulary_size, build)
     split = split_stream(len(tokens), manifest.training.sequence_length, manifest.corpus.validation_fraction)
     return Corpus(tokens, split, tokenizer)
+
+
+def _check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
+    vocabulary = manifest.model.config.vocab_size
+    if tokenizer.vocabulary_size > vocabulary:
+        raise ManifestError(
+            f"The tokenizer has {tokenizer.vocabulary_size} ids, but the model has only {vocabulary}.",
+            "Start a run with a larger model.config.vocab_size.",
+        )
 
 
 def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
