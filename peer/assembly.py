@@ -76,7 +76,15 @@ def build(
     manifest = signed.manifest
     check_memory(manifest, device)
     cpu_bytes = activation_bytes(manifest, device, options.memory_bytes)
-    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer, telling(log), reporting(log))
+    corpus = open_corpus(
+        manifest,
+        cache_directory(),
+        options.data,
+        options.tokenizer,
+        telling(log),
+        reporting(log),
+        warn=lambda sentence: log.note("text differs", why=sentence),
+    )
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training, cpu_bytes)

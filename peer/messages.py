@@ -161,6 +161,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "got file": lambda f: f"[data] got the run's {f['what']} from {_peer(f)}: {size(f['size_bytes'])}",
     "no file": lambda f: f"[data] no {f['what']} from {_peer(f)}: {_why(f)}",
     "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",
+    "text differs": lambda f: f"[data] warning: {_why(f)}",
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (

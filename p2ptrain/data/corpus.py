@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.errors import CorpusError, ManifestError
+from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
 from p2ptrain.data.sources import check_digest, read_pieces, reader, unchanged
 from p2ptrain.data.split import Split, split_stream
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from p2ptrain.manifest import Manifest
 
-STREAM_VERSION = 1
+STREAM_VERSION = 2
 """Version of the token stream. Raise it when the same corpus and tokenizer would yield another stream, so that old
 caches are not used."""
 
@@ -38,6 +39,8 @@ Tell = Callable[[int, int | None], None]
 
 Report = Callable[[TextCounts, int], None]
 """Callback for the end of preparation: what was read, and tokens of the stream."""
+Warn = Callable[[str], None]
+"""Callback that gets a sentence, without its full stop, on what the tokenizer loses of the text."""
 
 HASHED_BYTES = 1 << 30
 """Maximum size of a named file that is checked even though its tokens are cached: about a second of hashing. Larger
@@ -96,6 +99,7 @@ def open_corpus(
     tokenizer_file: Path | None = None,  # the owner's tokenizer.json, if the run names one by digest
     tell: Tell = lambda tokens, most: None,  # called repeatedly while the stream is built
     report: Report = lambda counts, tokens: None,  # called once when the stream is built
+    warn: Warn = lambda sentence: None,  # called after the stream was built
 ) -> Corpus:
     """Open the run's corpus and build its token stream if it is not cached.
 
@@ -104,23 +108,36 @@ def open_corpus(
 
     Raises:
         CorpusError: unreadable, empty, too short, mostly rows without text, changed meanwhile, wrong digest, not named,
-            not reachable.
+            not reachable, unknown to the tokenizer.
+        ManifestError: the tokenizer has more ids than the model.
         HomeError: the cache cannot be written or its disk is full.
     """
     check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
-    counts = TextCounts()
+    _check_vocabulary(manifest, tokenizer)
+    counts, check = TextCounts(), FidelityCheck(tokenizer)
     tokens = open_stream(
         cache,
         stream_key(manifest.corpus, manifest.tokenizer),
         tokenizer.vocabulary_size,
-        lambda unfinished: _build(manifest, tokenizer, data, counts, tell, unfinished),
+        lambda unfinished: _build(manifest, tokenizer, data, counts, check, tell, unfinished),
         reader(manifest.corpus),
     )
     if counts.documents:
         report(counts, len(tokens))
+        for sentence in check.warnings():
+            warn(sentence)
     split = split_stream(len(tokens), manifest.training.sequence_length, manifest.corpus.validation_fraction)
     return Corpus(tokens, split, tokenizer)
+
+
+def _check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
+    vocabulary = manifest.model.config.vocab_size
+    if tokenizer.vocabulary_size > vocabulary:
+        raise ManifestError(
+            f"The tokenizer has {tokenizer.vocabulary_size} ids, but the model has only {vocabulary}.",
+            "Start a run with a larger model.config.vocab_size.",
+        )
 
 
 def check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
@@ -153,14 +170,20 @@ def _size(data: Path) -> int:
 
 
 def _build(
-    manifest: Manifest, tokenizer: Tokenizer, data: Path | None, counts: TextCounts, tell: Tell, unfinished: Unfinished
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    data: Path | None,
+    counts: TextCounts,
+    check: FidelityCheck,
+    tell: Tell,
+    unfinished: Unfinished,
 ) -> Iterator[np.ndarray]:
     """Yield the ids of the stream, then check what was read: until then the stream has no name in the cache."""
     most = _most_tokens(manifest)
     left = None if most is None else most - unfinished.tokens
     with contextlib.nullcontext() if data is None else unchanged(data):
-        pieces = read_pieces(manifest.corpus, data, counts, unfinished.position)
-        for ids in tokenize(pieces, tokenizer, left, unfinished.save):
+        pieces = check.reading(read_pieces(manifest.corpus, data, counts, unfinished.position))
+        for ids in check.writing(tokenize(pieces, tokenizer, left, unfinished.save)):
             tell(unfinished.tokens + len(ids), most)
             yield ids
         try:

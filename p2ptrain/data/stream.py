@@ -14,9 +14,10 @@ import errno
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -27,6 +28,15 @@ from p2ptrain.data.sources import PIECE_CHARACTERS, TextChunk
 from p2ptrain.data.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+BORDER_CHARACTERS = 4096
+"""Last part of a chunk that is searched for a border of words; words of natural languages are far shorter."""
+
+CONTEXT_CHARACTERS = 64
+"""Text before a chunk that is encoded with it, so that the tokenizer sees the middle of a document, not its start."""
+
+BORDERS = (re.compile(r"(?<=\w)(?= \w)"), re.compile(r"(?<=\S\n)(?=\w)"))
+"""Places where every usual tokenizer separates words: before a single space, else after a line end."""
 
 
 class Unfinished:
@@ -129,15 +139,18 @@ def tokenize(
     pieces: Iterable[TextChunk],
     tokenizer: Tokenizer,
     most_tokens: int | None,
-    save: Callable[[dict[str, Any]], None] = lambda position: None,  # called with a chunk's position after its ids
+    save: Callable[[dict[str, Any]], None] = lambda position: None,  # called with a document's position after its ids
 ) -> Iterator[np.ndarray]:
-    """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total."""
+    """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total.
+
+    The ids are those of whole documents, if the tokenizer separates words at ``BORDERS``.
+    """
     left = most_tokens
     if left == 0:
         return
-    for batch in _batches(pieces):
-        for piece, ids in zip(batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True):
-            if piece.ends_document and tokenizer.separator is not None:
+    for batch in _batches(_cut_between_words(pieces)):
+        for cut, ids in zip(batch, _encode(batch, tokenizer), strict=True):
+            if cut.ends_document and tokenizer.separator is not None:
                 ids = np.append(ids, np.asarray(tokenizer.separator, dtype=ids.dtype))
             if left is not None:
                 ids = ids[:left]
@@ -145,17 +158,58 @@ def tokenize(
             yield ids
             if left == 0:
                 return
-            if piece.position is not None:
-                save(piece.position)
+            if cut.position is not None:
+                save(cut.position)
 
 
-def _batches(pieces: Iterable[TextChunk]) -> Iterator[list[TextChunk]]:
-    """Group chunks to about ``PIECE_CHARACTERS``, so that a fast tokenizer can use several threads."""
-    batch: list[TextChunk] = []
-    characters = 0
+class _Cut(NamedTuple):
+    """Consecutive text of one document, cut between words."""
+
+    context: str  # text just before, empty at the document's start
+    text: str
+    ends_document: bool
+    position: dict[str, Any] | None = None  # of the document's end
+
+
+def _cut_between_words(pieces: Iterable[TextChunk]) -> Iterator[_Cut]:
+    context = held = ""
     for piece in pieces:
-        batch.append(piece)
-        characters += len(piece.text)
+        text = held + piece.text
+        end = len(text) if piece.ends_document else _border(text)
+        yield _Cut(context, text[:end], piece.ends_document, piece.position if piece.ends_document else None)
+        held = text[end:]
+        context = "" if piece.ends_document else text[max(0, end - CONTEXT_CHARACTERS) : end]
+    if held:
+        yield _Cut(context, held, ends_document=False)
+
+
+def _border(text: str) -> int:
+    """Return the last border of words in ``text``; its end if there is none."""
+    start = max(0, len(text) - BORDER_CHARACTERS)
+    for border in BORDERS:
+        if places := [found.start() for found in border.finditer(text, start)]:
+            return places[-1]
+    return len(text)
+
+
+def _encode(batch: list[_Cut], tokenizer: Tokenizer) -> Iterator[np.ndarray]:
+    """Yield the ids of each text as they are after its context."""
+    contexts = iter(tokenizer.encode_batch([cut.context for cut in batch if cut.context]))
+    for cut, ids in zip(batch, tokenizer.encode_batch([cut.context + cut.text for cut in batch]), strict=True):
+        before = next(contexts) if cut.context else ids[:0]
+        if np.array_equal(ids[: len(before)], before):
+            yield ids[len(before) :]
+        else:  # the tokenizer joins both sides of the border
+            yield tokenizer.encode_batch([cut.text])[0]
+
+
+def _batches(cuts: Iterable[_Cut]) -> Iterator[list[_Cut]]:
+    """Group texts to about ``PIECE_CHARACTERS``, so that a fast tokenizer can use several threads."""
+    batch: list[_Cut] = []
+    characters = 0
+    for cut in cuts:
+        batch.append(cut)
+        characters += len(cut.text)
         if characters >= PIECE_CHARACTERS:
             yield batch
             batch, characters = [], 0

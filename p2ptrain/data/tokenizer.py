@@ -1,15 +1,19 @@
 """Conversion between text and token ids: plain bytes, or a ``tokenizer.json`` from the hub or a local file.
 
-Only the ``tokenizers`` library reads a foreign tokenizer: its format is data and contains no code.
+Only the ``tokenizers`` library reads a foreign tokenizer: its format is data and contains no code. Beside a vocabulary
+the file holds settings that cut, pad, extend or randomize what it encodes. ``JsonTokenizer`` turns these off, so that
+training, held-out evaluation, text generation and export encode a text alike; docs/DATA.md lists every decision.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -24,8 +28,25 @@ if TYPE_CHECKING:
 MOST_TOKENIZER_BYTES = 64 << 20
 """Maximum size of a tokenizer.json. The largest in wide use (256 thousand tokens) take 20 to 35 MB."""
 
-SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>", "<|im_end|>")
-"""Tokens that separate documents, in order of preference. A tokenizer.json does not say which one it uses."""
+MOST_REPLACEMENT_GROWTH = 256
+"""Maximum factor by which all Replace normalizers together may lengthen a text, since a megabyte is encoded at once.
+Usual files have at most three, of factor 2. Guess: measure the factors of the hub's most downloaded tokenizers."""
+
+SEPARATORS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|begin_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|im_end|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "[SEP]",
+)
+"""Tokens that separate documents, in order of preference. A tokenizer.json does not say which one it uses. Special
+tokens come first: in some vocabularies "</s>" is an ordinary token, the HTML tag."""
+
+UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
+"""Byte values that occur in UTF-8 (RFC 3629, section 3)."""
 
 
 class Tokenizer(Protocol):
@@ -39,8 +60,12 @@ class Tokenizer(Protocol):
     def separator(self) -> int | None:
         """Id that separates documents; None if there is none."""
 
+    @property
+    def unknown(self) -> int | None:
+        """Id that stands for text outside the vocabulary; None if every text can be encoded."""
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return one array of ids per text."""
+        """Return one array of ids per text, equal for equal texts. Raises CorpusError if the tokenizer is faulty."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids; invalid text becomes replacement characters."""
@@ -54,6 +79,7 @@ class ByteTokenizer:
 
     vocabulary_size = 256
     separator = 0
+    unknown = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8) for text in texts]
@@ -73,16 +99,31 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """Tokenizer of the ``tokenizers`` library."""
+    """Tokenizer of the ``tokenizers`` library, without the settings of its file that are not about the vocabulary.
 
-    def __init__(self, tokenizer: HubTokenizer) -> None:
+    Args:
+        tokenizer: is changed: no truncation, padding, post-processor or dropout; the literal text of a special token is
+            ordinary text.
+        unknown: id of the unknown token; None if the vocabulary covers every text.
+    """
+
+    def __init__(self, tokenizer: HubTokenizer, unknown: int | None = None) -> None:
         self._tokenizer = tokenizer
+        self.unknown = unknown
+        self.separator = _separator(tokenizer)
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-        ids = map(tokenizer.token_to_id, SEPARATORS)
-        self.separator = next((identifier for identifier in ids if identifier is not None), None)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.post_processor = None
+        if hasattr(tokenizer.model, "dropout"):
+            tokenizer.model.dropout = None
+        tokenizer.encode_special_tokens = True
+        _keep_special_text_apart(tokenizer)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        whole = [text.encode("utf-8", errors="replace").decode() for text in texts]  # the library refuses surrogates
+        with _faults("The run's tokenizer cannot encode the text"):
+            encodings = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -96,18 +137,18 @@ def load_tokenizer(
     spec: TokenizerSpec,  # the manifest's section
     tokenizer_file: Path | None = None,  # the owner's file, for kind "file"
 ) -> Tokenizer:
-    """Load the run's tokenizer. Raises CorpusError if it is not available or not the one that the run names."""
+    """Load the run's tokenizer. Raises CorpusError if it is unavailable, unusable or not the one that the run names."""
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "hub":
-        return JsonTokenizer(_parse(_download(spec.name, spec.revision)))
+        return _parse(_download(spec.name, spec.revision))
     if tokenizer_file is None:
         raise CorpusError(
             f"This run's tokenizer is a file with sha256 {spec.sha256}, but no file was given.",
             "Get that tokenizer.json from the run's author and pass it with --tokenizer FILE.",
         )
     check_digest(tokenizer_file, spec.sha256, "tokenizer")
-    return JsonTokenizer(_parse(tokenizer_file))
+    return _parse(tokenizer_file)
 
 
 def _download(name: str, revision: str) -> Path:
@@ -123,22 +164,137 @@ def _download(name: str, revision: str) -> Path:
         ) from error
 
 
-def _parse(path: Path) -> HubTokenizer:
+def _parse(path: Path) -> JsonTokenizer:
     from tokenizers import Tokenizer
 
-    try:
+    with _faults(f"{path} is not a tokenizer"):
         if path.stat().st_size > MOST_TOKENIZER_BYTES:
             raise ValueError(f"larger than {MOST_TOKENIZER_BYTES} bytes")
         text = path.read_text(encoding="utf-8")
         outline = json.loads(text)
         if not (isinstance(outline, dict) and isinstance(outline.get("model"), dict) and outline["model"].get("vocab")):
             raise ValueError("model.vocab is missing")
-        return Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more specific for a malformed file
+        if _replacement_growth(outline.get("normalizer")) > MOST_REPLACEMENT_GROWTH:
+            raise ValueError(f"its normalizer may lengthen a text more than {MOST_REPLACEMENT_GROWTH} times")
+        tokenizer = Tokenizer.from_str(text)
+        _check_added_ids(tokenizer, outline)
+        unknown = _unknown(tokenizer, outline, path)
+        return JsonTokenizer(tokenizer, unknown)
+
+
+@contextmanager
+def _faults(problem: str) -> Iterator[None]:
+    """Turn every error of the library, which raises nothing specific, into a CorpusError."""
+    try:
+        yield
+    except CorpusError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CorpusError(
-            f"{path} is not a tokenizer ({error}).",
-            "Name a tokenizer.json in the format of the tokenizers library.",
+            f"{problem} ({error}).", "Name a tokenizer.json in the format of the tokenizers library."
         ) from error
+
+
+def _separator(tokenizer: HubTokenizer) -> int | None:
+    """Return the id of the token that separates documents, and make it a special token."""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    known = [token for token in SEPARATORS if tokenizer.token_to_id(token) is not None]
+    if not known:
+        return None
+    chosen = next((token for token in known if token in special), known[0])
+    if chosen not in special:
+        tokenizer.add_special_tokens([chosen])
+    return tokenizer.token_to_id(chosen)
+
+
+def _keep_special_text_apart(tokenizer: HubTokenizer) -> None:
+    """Make the model split the literal text of special tokens and of bytes such as ``<0x0A>`` after the first letter.
+
+    Unigram and word models find special tokens in their own vocabulary, even if the library does not look for them.
+    """
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Sequence as InOrder
+    from tokenizers.pre_tokenizers import Split
+
+    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    texts = [text for text in (*special, *_BYTE_TOKENS) if tokenizer.token_to_id(text) is not None]
+    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    forged = [
+        text
+        for text, encoding in zip(texts, found, strict=True)
+        if len(text) > 1 and tokenizer.token_to_id(text) in encoding.ids
+    ]
+    if forged:
+        pattern = "|".join(f"(?<={re.escape(text[0])}){re.escape(text[1:])}" for text in forged)
+        split = Split(Regex(pattern), "isolated")
+        before = tokenizer.pre_tokenizer
+        tokenizer.pre_tokenizer = split if before is None else InOrder([before, split])
+
+
+_BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def _check_added_ids(tokenizer: HubTokenizer, outline: Mapping[str, Any]) -> None:
+    """Raise ValueError if the library gives an added token another id than the file does.
+
+    It ignores the file's id, and counts on from the vocabulary.
+    """
+    for token in outline.get("added_tokens") or ():
+        found = tokenizer.token_to_id(token["content"])
+        if found != token["id"] and token["content"]:
+            raise ValueError(
+                f"the added token {token['content']!r} has the id {token['id']} in the file, but gets {found}"
+            )
+
+
+def _unknown(tokenizer: HubTokenizer, outline: Mapping[str, Any], path: Path) -> int | None:
+    """Return the id of the unknown token; None if the vocabulary covers all bytes.
+
+    Raises CorpusError without either: the library then drops text, or fails when it meets an unknown character.
+    """
+    model = outline["model"]
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if model.get("byte_fallback") and vocabulary.keys() >= {*_BYTE_TOKENS}:
+        return None
+    if "ByteLevel" in {*_types(outline.get("pre_tokenizer")), *_types(outline.get("normalizer"))}:
+        letters = _byte_letters()
+        if vocabulary.keys() >= {letters[byte] for byte in UTF8_BYTES}:
+            return None
+    unknown = model.get("unk_id") if "unk_id" in model else vocabulary.get(model.get("unk_token"))
+    if unknown is None:
+        raise CorpusError(
+            f"The tokenizer {path} loses text: it has neither an unknown token nor a token for every byte.",
+            "Train it again with unk_token, byte_fallback, or initial_alphabet=ByteLevel.alphabet(), and start a run "
+            "with the new file.",
+        )
+    return int(unknown)
+
+
+def _parts(component: object) -> Iterator[Mapping[str, Any]]:
+    """Yield a normalizer or pre-tokenizer of the file, and those inside it."""
+    if isinstance(component, dict):
+        yield component
+        for inside in (*(component.get("normalizers") or ()), *(component.get("pretokenizers") or ())):
+            yield from _parts(inside)
+
+
+def _types(component: object) -> Iterator[str]:
+    return (str(part.get("type")) for part in _parts(component))
+
+
+def _replacement_growth(normalizer: object) -> float:
+    """Return the most characters that one character can become by the normalizers that insert text of the file."""
+    growth = 1.0
+    for part in _parts(normalizer):
+        if part.get("type") == "Replace":
+            literal = part["pattern"].get("String")
+            inserted = len(part["content"])
+            growth *= max(1.0, inserted / len(literal)) if literal else 1.0 + inserted  # a pattern may match nothing
+        elif part.get("type") == "Prepend":
+            growth += len(part["prepend"])
+    return growth
 
 
 def _save(tokenizer: HubTokenizer, directory: Path, separator: int | None) -> None:

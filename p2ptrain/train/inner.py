@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from p2ptrain.base.errors import DeviceError, ManifestError
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
@@ -72,12 +72,6 @@ class LanguageModelTask:
         reader: CorpusReader,
         placement: Placement,
     ) -> None:
-        vocabulary = model.module.config.vocab_size
-        if corpus.tokenizer.vocabulary_size > vocabulary:
-            raise ManifestError(
-                f"The tokenizer has {corpus.tokenizer.vocabulary_size} ids, but the model has only {vocabulary}.",
-                "Start a run with a larger model.config.vocab_size.",
-            )
         self.model = model
         self.micro_batch = min(placement.micro_batch, training.sequences_per_step)
         """Sequences computed at once; halved when the device runs out of memory."""

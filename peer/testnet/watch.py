@@ -174,6 +174,8 @@ class Watch:
         for name, tail in self._tails.items():
             for note in tail.read():
                 self.views[name] = noted(self.views[name], note, self._names)
+                if note.get("kind") == "text differs":  # only the trainer that tokenizes says it
+                    self.say(f"warning: {note.get('why')}")
                 self.heard_at = time.monotonic()
         if self.console.is_terminal:
             self._show_bars()

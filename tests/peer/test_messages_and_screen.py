@@ -55,6 +55,10 @@ def test_progress_and_its_plurals() -> None:
     assert "0 other peers" in str(line("progress", PROGRESS | {"peers": 0}))
 
 
+def test_what_a_tokenizer_loses_is_a_warning() -> None:
+    assert line("text differs", {"why": "3.0% are unknown"}) == "[data] warning: 3.0% are unknown"
+
+
 def test_how_far_the_tokens_are() -> None:
     said = "[data] tokenizing the run's text, once on this computer: 1,200"
     assert line("tokenizing", {"tokens": 1200, "most": 5000}) == f"{said} of at most 5,000 tokens"

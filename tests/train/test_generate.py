@@ -62,3 +62,13 @@ def test_ids_that_the_tokenizer_does_not_have_are_never_drawn(tiny_run, sampling
     assert max(generate_tokens(module, PROMPT, 30, sampling)) >= 256
     assert max(generate_tokens(module, PROMPT, 30, sampling, vocabulary=256)) < 256
     assert generate_text(module, ByteTokenizer(), "12 times ", 30, sampling).startswith("12 times ")
+
+
+def test_a_prompt_that_the_tokenizer_drops_starts_with_a_separator(tiny_run):
+    """Tokenizers that split at white space have no ids for the line end that stands for no prompt."""
+
+    class Dropping(ByteTokenizer):
+        def encode_batch(self, texts):
+            return [ids[:0] for ids in super().encode_batch(texts)]
+
+    assert generate_text(tiny_run().model().module, Dropping(), "", 5, Sampling()).startswith("\0")

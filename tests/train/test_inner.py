@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from p2ptrain.base.errors import DeviceError, ManifestError
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.train import inner
-from p2ptrain.train.autofit import Placement
-from p2ptrain.train.inner import CorpusReader, LanguageModelTask, learning_rate
+from p2ptrain.train.inner import learning_rate
 from p2ptrain.train.model import build_module
 
 
@@ -238,19 +237,6 @@ def test_autocast_leaves_weights_and_moments_in_fp32(tiny_run):
     assert mixed_losses != plain_losses
     assert mixed_losses == pytest.approx(plain_losses, rel=0.02)
     assert mixed.theta.dtype == mixed.state_dict()["second_moment"].dtype == torch.float32
-
-
-def test_a_tokenizer_larger_than_the_model_is_refused(tiny_run):
-    tiny = tiny_run()
-
-    class Wide:
-        vocabulary_size = 300
-
-    corpus = type(tiny.corpus)(tiny.corpus.tokens, tiny.corpus.split, Wide())
-    with pytest.raises(ManifestError, match="The tokenizer has 300 ids, but the model has only 256"):
-        LanguageModelTask(
-            tiny.model(), corpus, tiny.manifest.training, 6400, CorpusReader(1, "alice"), Placement(None, 1)
-        )
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,13 @@ def test_the_watch_reads_what_a_peer_notes(tmp_path: Path) -> None:
         assert watch.all_begun
         assert watch.views["peer-1"].loss == 2.31
         watch.say("[brackets] stay")
+        log.note("text differs", why="3.0% of the tokens are the unknown token")
+        watch.refresh()
     log.close()
     watch.console.file.close()
-    assert "[testnet] [brackets] stay" in watch.console.export_text()
+    text = watch.console.export_text()
+    assert "[testnet] [brackets] stay" in text
+    assert "[testnet] warning: 3.0% of the tokens are the unknown token" in text
 
 
 def test_bars_on_a_terminal(tmp_path: Path) -> None:

@@ -1,0 +1,94 @@
+"""Measurement of what a tokenizer loses of a text: unknown tokens, changed text, documents without a separator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.data.sources import TextChunk
+from p2ptrain.data.tokenizer import Tokenizer
+
+SAMPLE_CHARACTERS = 1 << 16
+"""Start of the corpus that is decoded again and compared: about a thousand lines."""
+
+REPORTED_UNKNOWN = 0.001
+"""Share of unknown tokens above which the owner is warned. Guess: measure the held-out loss of models by this share."""
+
+MOST_UNKNOWN = 0.5
+"""Share of unknown tokens above which a stream is refused: most of the text cannot be learned."""
+
+SHOWN_CHARACTERS = 20
+"""Characters shown on each side of the first difference."""
+
+
+class FidelityCheck:
+    """Counts of one corpus while its token stream is built. The two iterators pass their items on unchanged."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._sample: list[str] = []
+        self._sampled = 0  # characters
+        self._documents = self._tokens = self._unknown = 0
+
+    def reading(self, pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
+        """Count documents and remember the start of the text as pairs of lines."""
+        for piece in pieces:
+            if self._sampled < SAMPLE_CHARACTERS:
+                lines = piece.text[: SAMPLE_CHARACTERS - self._sampled].splitlines(keepends=True)
+                self._sample += ["".join(lines[start : start + 2]) for start in range(0, len(lines), 2)]
+                self._sampled += sum(map(len, lines))
+            self._documents += piece.ends_document
+            yield piece
+
+    def writing(self, chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+        """Count tokens. Raises CorpusError at the end if more than ``MOST_UNKNOWN`` of them are unknown."""
+        for ids in chunks:
+            self._tokens += len(ids)
+            if self._tokenizer.unknown is not None:
+                self._unknown += int(np.count_nonzero(ids == self._tokenizer.unknown))
+            yield ids
+        if self._unknown > MOST_UNKNOWN * self._tokens:
+            raise CorpusError(
+                f"The tokenizer does not know this text: {self._unknown_share:.0%} of the tokens are the unknown one.",
+                "Ask the run's author for a run whose tokenizer was trained on such a text.",
+            )
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a sentence for each thing that the owner should know, after the stream is built."""
+        if self._unknown_share > REPORTED_UNKNOWN:
+            yield (
+                f"{self._unknown_share:.1%} of the tokens are the unknown token, as the tokenizer's vocabulary lacks "
+                "that text"
+            )
+        if self._documents > 1 and self._tokenizer.separator is None:
+            yield (
+                f"the tokenizer has no token that separates documents, so {self._documents:,} documents follow each "
+                "other without a mark"
+            )
+        yield from self._changes()
+
+    @property
+    def _unknown_share(self) -> float:
+        return self._unknown / max(1, self._tokens)
+
+    def _changes(self) -> Iterator[str]:
+        """Compare pairs of lines with what is decoded from their ids; spaces at both ends do not count."""
+        pairs = [stripped for pair in self._sample if (stripped := pair.strip())]
+        decoded = (self._tokenizer.decode(ids.tolist()).strip() for ids in self._tokenizer.encode_batch(pairs))
+        changed = [(pair, again) for pair, again in zip(pairs, decoded, strict=True) if pair != again]
+        if changed:
+            before, after = _around_difference(*changed[0])
+            yield (
+                f"the tokenizer changes the text: {len(changed)} of the first {len(pairs)} pairs of lines do not come "
+                f"back from their tokens. For example, {before!r} becomes {after!r}"
+            )
+
+
+def _around_difference(before: str, after: str) -> tuple[str, str]:
+    """Return both texts near the first character that differs."""
+    shorter = min(len(before), len(after))
+    place = next((place for place in range(shorter) if before[place] != after[place]), shorter)
+    window = slice(max(0, place - SHOWN_CHARACTERS), place + SHOWN_CHARACTERS)
+    return before[window], after[window]

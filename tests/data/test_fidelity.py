@@ -1,0 +1,91 @@
+"""What a tokenizer loses of a text is counted, and told or refused."""
+
+import hashlib
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from p2ptrain.base.errors import CorpusError, ManifestError
+from p2ptrain.data.corpus import open_corpus
+
+WORDS = {"[UNK]": 0, "the": 1, "cat": 2}
+
+
+def words(separator: bool = True) -> Tokenizer:
+    made = Tokenizer(models.WordLevel(WORDS | ({"</s>": 3} if separator else {}), unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+def byte_level() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+@pytest.fixture
+def warnings(manifest_with, tmp_path):
+    """``warnings(tokenizer, text)``: what is said when the stream is built; a second opening says nothing."""
+
+    def build(made: Tokenizer, text: str, form: str = "text", vocabulary: int = 512) -> list[str]:
+        data, file = tmp_path / "data", tmp_path / "tokenizer.json"
+        data.write_text(text)
+        made.save(str(file))
+        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (data, file)]
+        manifest = manifest_with(
+            {"kind": "file", "sha256": digests[0], "format": form}, {"kind": "file", "sha256": digests[1]}
+        )
+        model = manifest.model.model_copy(
+            update={"config": manifest.model.config.model_copy(update={"vocab_size": vocabulary})}
+        )
+        manifest = manifest.model_copy(update={"model": model})
+        said: list[str] = []
+        for _ in range(2):
+            open_corpus(manifest, tmp_path / "cache", data, file, warn=said.append)
+        return said
+
+    return build
+
+
+def test_a_lossless_tokenizer_needs_no_word(warnings):
+    assert warnings(byte_level(), "The cat, für alle.\n\n\tx  y\n" * 50) == []
+
+
+def test_unknown_tokens_are_a_number(warnings):
+    said = warnings(words(), "the cat dog cat\n" * 100)
+    assert said[0].startswith("25.0% of the tokens are the unknown token")
+
+
+def test_a_text_that_is_mostly_unknown_is_refused(warnings, tmp_path):
+    with pytest.raises(CorpusError, match="100% of the tokens are the unknown one"):
+        warnings(words(), "один два три\n" * 100)
+    assert not list((tmp_path / "cache").glob("*.npy"))
+
+
+def test_a_lossy_normalizer_is_shown_by_an_example(warnings):
+    made = byte_level()
+    made.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()])
+    [said] = warnings(made, "Für Élise\nplain\n" * 50)
+    assert "50 of the first 50 pairs of lines do not come back" in said
+    assert said.endswith(r"'Für Élise\nplain' becomes 'fur elise\nplain'")
+
+
+def test_lost_line_ends_are_shown(warnings):
+    [said] = warnings(words(), "the cat\nthe cat\n" * 50)
+    assert r"'the cat\nthe cat' becomes 'the cat the cat'" in said
+
+
+def test_documents_without_a_separator_are_counted(warnings):
+    rows = '{"text": "the cat the cat the cat the cat"}\n' * 60
+    assert warnings(words(separator=False), rows, "jsonl") == [
+        "the tokenizer has no token that separates documents, so 60 documents follow each other without a mark"
+    ]
+    assert warnings(words(), rows, "jsonl") == []
+
+
+def test_more_ids_than_the_model_has_are_refused_before_the_text_is_read(warnings, tmp_path):
+    with pytest.raises(ManifestError, match="The tokenizer has 256 ids, but the model has only 255"):
+        warnings(byte_level(), "", vocabulary=255)
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,264 @@
+"""Everything a tokenizer.json holds beside its vocabulary: what is turned off, refused or kept."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.data import stream
+from p2ptrain.data.sources import TextChunk
+from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
+from p2ptrain.manifest.sources import FileTokenizer
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz</>_|"
+TEXT = "the cat sat on the mat\n" * 3
+
+
+def byte_level() -> Tokenizer:
+    """Byte-level BPE as GPT-2's, with a few merges."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: place for place, letter in enumerate([*alphabet, "th", "the", "at", "Ġthe", "Ċ" * 2])}
+    merges = [("t", "h"), ("th", "e"), ("a", "t"), ("Ġ", "the"), ("Ċ", "Ċ")]
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>"])
+    return made
+
+
+def metaspace_bpe() -> Tokenizer:
+    """BPE with byte fallback and the normalizers of Llama 2."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS, "▁t", "▁th", "▁the"]
+    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e")]
+    vocabulary = {piece: place for place, piece in enumerate(pieces)}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(steps)
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return made
+
+
+def unigram() -> Tokenizer:
+    """Unigram with a prefix space, as T5's, whose vocabulary holds its special tokens with the best score."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("▁", -2.0), ("▁the", -3.0), ("\n", -6.0)]
+    made = Tokenizer(models.Unigram([*pieces, *((letter, -5.0) for letter in LETTERS)], unk_id=0))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    made.decoder = decoders.Metaspace(prepend_scheme="always")
+    made.add_special_tokens(["</s>", "<unk>"])
+    return made
+
+
+def words() -> Tokenizer:
+    """A token per word; the separator is an ordinary entry of the vocabulary."""
+    vocabulary = {"[UNK]": 0, "</s>": 1, "the": 2, "cat": 3, "sat": 4, "on": 5, "mat": 6}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+EVERY = pytest.mark.parametrize("make", [byte_level, metaspace_bpe, unigram, words])
+
+
+@pytest.fixture
+def load(tmp_path):
+    """``load(tokenizer or outline)``: what a run gets from that file."""
+
+    def load(made: Tokenizer | dict[str, object]) -> JsonTokenizer:
+        path = tmp_path / "tokenizer.json"
+        path.write_text(json.dumps(made) if isinstance(made, dict) else made.to_str(), encoding="utf-8")
+        spec = FileTokenizer(kind="file", sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+        return load_tokenizer(spec, path)
+
+    return load
+
+
+def ids(tokenizer: JsonTokenizer, text: str) -> list[int]:
+    return tokenizer.encode_batch([text])[0].tolist()
+
+
+@EVERY
+def test_truncation_padding_and_template_change_nothing(load, make, tmp_path):
+    plain, dressed = make(), make()
+    dressed.enable_truncation(4)
+    dressed.enable_padding(length=512)
+    dressed.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
+    expected = plain.encode(TEXT, add_special_tokens=False).ids
+    loaded = load(dressed)
+    assert ids(loaded, TEXT) == expected
+    assert [len(each) for each in loaded.encode_batch([TEXT, ""])] == [len(expected), 0]
+    loaded.save(tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    assert saved["truncation"] is saved["padding"] is saved["post_processor"] is None
+
+
+def test_a_saved_tokenizer_gives_the_ids_of_training_in_transformers(load, tmp_path):
+    from transformers import AutoTokenizer
+
+    dressed = unigram()
+    dressed.enable_truncation(4)
+    dressed.post_processor = processors.TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 1)])
+    loaded = load(dressed)
+    loaded.save(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)(TEXT)["input_ids"] == ids(loaded, TEXT)
+
+
+def test_dropout_is_off(load):
+    made = byte_level()
+    made.model.dropout = 0.9
+    assert len({tuple(ids(load(made), TEXT)) for _ in range(5)}) == 1
+    assert ids(load(made), TEXT) == ids(load(byte_level()), TEXT)
+
+
+@EVERY
+@pytest.mark.parametrize("text", ["the </s> cat", "</s>", "a<|endoftext|>b</s>c", "</s></s>"])
+def test_a_document_cannot_forge_a_separator(load, make, text):
+    loaded = load(make())
+    assert loaded.separator is not None
+    assert loaded.separator not in ids(loaded, text)
+
+
+def test_the_literal_text_of_a_separator_survives(load):
+    for make in byte_level, unigram, metaspace_bpe:
+        loaded = load(make())
+        assert loaded.decode(ids(loaded, "the </s> <|endoftext|> cat")).strip() == "the </s> <|endoftext|> cat"
+
+
+def test_the_literal_text_of_a_byte_token_is_no_byte(load):
+    pieces = [("<unk>", 0.0), *((f"<0x{byte:02X}>", -1.0) for byte in range(256))]
+    made = Tokenizer(models.Unigram([*pieces, *((letter, -5.0) for letter in LETTERS)], unk_id=0, byte_fallback=True))
+    loaded = load(made)
+    assert loaded.unknown is None
+    assert made.token_to_id("<0x0A>") not in ids(loaded, "a<0x0A>")
+    assert made.token_to_id("<0x0A>") in ids(loaded, "a\n")
+
+
+def test_an_ordinary_added_token_is_found_in_text_and_counts(load):
+    made = byte_level()
+    size = made.get_vocab_size()
+    made.add_tokens(["photosynthesis", AddedToken("  ", normalized=False)])
+    loaded = load(made)
+    assert loaded.vocabulary_size == size + 2
+    assert ids(loaded, "photosynthesis") == [size]
+    assert size + 1 in ids(loaded, "a  b")
+
+
+def test_a_special_token_is_preferred_as_separator(load):
+    """In the vocabulary of Gemma "</s>" is an ordinary token, the HTML tag."""
+    made = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    made.add_tokens(["</s>"])
+    made.add_special_tokens(["<eos>"])
+    assert load(made).separator == made.token_to_id("<eos>")
+
+
+def test_the_separator_of_bert(load):
+    made = Tokenizer(models.WordPiece({"[UNK]": 0, "[SEP]": 1}, unk_token="[UNK]"))
+    made.add_special_tokens(["[SEP]"])
+    assert load(made).separator == 1
+
+
+def test_an_id_that_the_library_does_not_give_is_refused(load):
+    outline = json.loads(byte_level().to_str())
+    outline["added_tokens"][0]["id"] = 5000
+    with pytest.raises(CorpusError, match=r"<\|endoftext\|>' has the id 5000 in the file, but gets 261"):
+        load(outline)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.BPE(vocab={"a": 0}, merges=[]),
+        models.BPE(vocab={"a": 0}, merges=[], unk_token="<unk>"),
+        models.BPE(vocab={"a": 0, "<0x00>": 1}, merges=[], byte_fallback=True),
+        models.WordLevel({"a": 0}, unk_token="<unk>"),
+        models.WordPiece({"a": 0}, unk_token="[UNK]"),
+        models.Unigram([("a", -1.0)]),
+    ],
+)
+def test_a_vocabulary_that_would_lose_text_is_refused(load, model):
+    with pytest.raises(CorpusError, match="loses text: it has neither an unknown token nor") as caught:
+        load(Tokenizer(model))
+    assert "unk_token" in caught.value.remedy
+
+
+def test_a_byte_level_vocabulary_without_every_byte_is_refused(load):
+    made = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(), pre_tokenizers.ByteLevel()])
+    with pytest.raises(CorpusError, match="loses text"):
+        load(made)
+
+
+def test_which_token_is_the_unknown_one(load):
+    assert load(unigram()).unknown == 0
+    assert load(words()).unknown == 0
+    assert load(byte_level()).unknown is None
+    assert load(metaspace_bpe()).unknown is None
+
+
+def test_lone_surrogates_do_not_stop_it(load):
+    assert ids(load(byte_level()), "a\ud800") == ids(load(byte_level()), "a?")
+
+
+def test_a_normalizer_that_inflates_text_is_refused(load):
+    """A run's author is a stranger, and a megabyte is encoded at once."""
+    made = byte_level()
+    made.normalizer = normalizers.Sequence([normalizers.Replace(Regex("."), "ab")] * 6)
+    with pytest.raises(CorpusError, match="may lengthen a text more than 256 times"):
+        load(made)
+    made.normalizer = normalizers.Sequence([normalizers.Replace("a", "ab")] * 6)
+    assert len(ids(load(made), "a")) > 1
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file(load):
+    outline = json.loads(words().to_str())
+    with pytest.raises(CorpusError, match="is not a tokenizer"):
+        load(outline | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}})
+    with pytest.raises(CorpusError, match="is not a tokenizer"):
+        load(outline | {"pre_tokenizer": {"type": "FixedLength", "length": 0}})
+
+
+def pieces(text: str, size: int) -> list[TextChunk]:
+    return [TextChunk(text[start : start + size], ends_document=False) for start in range(0, len(text), size)]
+
+
+@EVERY
+@pytest.mark.parametrize("size", [50, 61, 1000])
+@pytest.mark.parametrize("text", ["the cat sat on the mat\n\n" * 40, "the\ncat\n\nsat\n" * 60, "the cat  on \n" * 50])
+def test_chunks_give_the_ids_of_the_whole_document(load, make, size, text):
+    """Also the prefix space, which a tokenizer puts at the start of all that it is given."""
+    loaded = load(make())
+    found = np.concatenate(list(stream.tokenize(pieces(text, size), loaded, None)))
+    assert found.tolist() == ids(loaded, text)
+
+
+def test_a_chunk_never_joins_the_document_before_it(load):
+    loaded = load(unigram())
+    chunks = [TextChunk("the ca", False), TextChunk("t", True), TextChunk("the", True)]
+    found = np.concatenate(list(stream.tokenize(chunks, loaded, None))).tolist()
+    assert found == [*ids(loaded, "the cat"), 1, *ids(loaded, "the"), 1]
+
+
+def test_text_without_borders_is_cut_anyway(load, monkeypatch):
+    monkeypatch.setattr(stream, "BORDER_CHARACTERS", 20)
+    loaded = load(byte_level())
+    found = np.concatenate(list(stream.tokenize(pieces("日本語" * 100, 50), loaded, None)))
+    assert loaded.decode(found.tolist()) == "日本語" * 100
+
+
+def test_the_tokenizer_of_a_run_is_one_whatever_its_source(tmp_path, monkeypatch):
+    """A tokenizer from the hub passes the same checks as a file."""
+    import huggingface_hub
+
+    from p2ptrain.manifest.sources import HubTokenizer
+
+    path = Path(tmp_path / "tokenizer.json")
+    made = byte_level()
+    made.enable_truncation(2)
+    made.save(str(path))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(path))
+    loaded = load_tokenizer(HubTokenizer(kind="hub", name="someone/model", revision="1" * 40))
+    assert len(loaded.encode_batch([TEXT])[0]) > 2
