@@ -148,16 +148,17 @@ def _write_model(folder: Path, model: FlatModel, tokenizer: Tokenizer) -> None:
     transformers_logging.disable_progress_bar()  # it would also go into logs
     model.module.save_pretrained(folder)
     written = folder / "config.json"
-    rope = getattr(config, "rope_parameters", None)
-    if rope is not None:
-        _edit(written, **_older_names(config.model_type, rope))
+    _edit(written, **_older_names(config))
     for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
         path.chmod(written.stat().st_mode)
 
 
-def _older_names(model_type: str, rope: dict[str, Any]) -> dict[str, float]:
-    """Return the rotary parameters as transformers 4, and converters written for it, read them."""
-    if model_type == "gpt_neox":
+def _older_names(config: PretrainedConfig) -> dict[str, float]:
+    """Return fields as transformers 4, and converters written for it, read them."""
+    if config.model_type == "gpt2":
+        return {"n_ctx": config.max_position_embeddings}
+    rope = config.rope_parameters
+    if config.model_type == "gpt_neox":
         return {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope["partial_rotary_factor"]}
     return {"rope_theta": rope["rope_theta"]}
 

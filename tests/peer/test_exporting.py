@@ -51,6 +51,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "GPT2LMHeadModel": {**PLAIN, "hidden_act": "gelu_new"},
     "GPTNeoXForCausalLM": {**ROTARY, "hidden_act": "gelu"},
 }
+ROTARY_READ = {"max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 20_000.0, "num_key_value_heads": 1}
+READ_BY_CONVERTERS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": ROTARY_READ,
+    "MistralForCausalLM": ROTARY_READ,
+    "Qwen2ForCausalLM": ROTARY_READ,
+    "GPT2LMHeadModel": {"n_ctx": 64, "n_embd": 32, "n_head": 2, "layer_norm_epsilon": 1e-5},
+    "GPTNeoXForCausalLM": {"rotary_pct": 0.25, "rotary_emb_base": 20_000.0, "layer_norm_eps": 1e-5},
+}
+"""Fields of config.json that a converter to GGUF needs. Source: llama.cpp as in llama-cpp-python 0.3.36,
+``conversion/base.py:set_gguf_parameters``, ``gpt2.py`` and ``gptneox.py``, with its transformers 4.57.6.
+
+The tokenizer must have a form that it knows: byte fallback in Llama or Mistral, or a byte-level BPE whose hash is in
+``get_vocab_base_pre``. It assumes that GPT-2's intermediate_size is four times hidden_size."""
+
 TEXT = "The cat's 12 hats: \"Où est l'été?\"\n\n  She sat down, didn't she? Then 345 birds flew away.\n" * 40
 SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
 
@@ -259,6 +273,10 @@ def test_bytes_load_as_bytes(family: str, signed_run: Callable[..., SignedManife
     exported = export(home_of(signed, tmp_path / "home"), tmp_path / "out")
     assert exported.held_out_loss is not None
     assert 5 < exported.held_out_loss < 12
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config.items() >= ({"eos_token_id": 0, "vocab_size": 600} | READ_BY_CONVERTERS[family]).items()
+    for_tokens = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert for_tokens.items() >= {"add_bos_token": False, "add_eos_token": False}.items()
     text = "\x00Ā<|endoftext|> é"
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == list(text.encode())
 
