@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
-from p2ptrain.data.tokenizer import JsonTokenizer
+from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.generate import Sampling, generate_tokens
 from p2ptrain.train.model import flat_model
@@ -250,16 +250,14 @@ def test_transformers_loads_training_s_ids_and_weights(
     family: str, make: Callable[[], Tokenizer], trained: Trained, tmp_path: Path
 ) -> None:
     home, file = trained(family, with_extras(make()))
-    trained_with = JsonTokenizer(Tokenizer.from_file(str(file)))
+    manifest = home.load_manifest(None).manifest  # type: ignore[union-attr]
+    trained_with = load_tokenizer(manifest.tokenizer, file)
     exported = export(home, tmp_path / "out", file)
     assert (exported.held_out_loss, exported.why_not) == (None, "the run's text has not been tokenized on this machine")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = TEXT[:200].replace("cat", "</s>\u65e5 A\u030a  cat")
     ids = loaded(text)["input_ids"]
-    saved = Tokenizer.from_file(str(file))
-    saved.no_truncation()
-    saved.no_padding()
-    assert ids == saved.encode(text, add_special_tokens=False).ids
+    assert ids == trained_with.encode_batch([text])[0].tolist()
     assert loaded.decode(ids, skip_special_tokens=True) == trained_with.decode(ids)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.generation_config.eos_token_id == model.config.eos_token_id == trained_with.separator
