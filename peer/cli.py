@@ -267,10 +267,14 @@ def _print_access_list(run: Path, access_list: AccessList) -> None:
 def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     """Write the newest checkpoint in HOME to the directory OUT, for AutoModelForCausalLM.from_pretrained(OUT)."""
     with command_imports():
-        from peer import model
+        from peer import exporting
         from peer.home import Home
 
-    model.export(Home(home), out, tokenizer)
+    exported = exporting.export(Home(home), out, tokenizer)
+    if exported.held_out_loss is None:
+        click.echo(f"held-out loss not measured: {exported.why_not}")
+    else:
+        click.echo(f"held-out loss {exported.held_out_loss:.4f}")
     click.echo(f"{out}: load it with transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
 
 

@@ -1,37 +1,171 @@
-"""``p2ptrain export``: the whole model or nothing, for every destination."""
+"""``p2ptrain export``: the whole model or nothing, and what transformers loads is what training had."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
+from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
+from p2ptrain.train.generate import Sampling, generate_tokens
 from p2ptrain.train.model import flat_model
+from peer import cli, exporting, loading
+from peer.exporting import export
 from peer.home import Home
-from peer.model import export
 
 WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+PLAIN = {
+    "vocab_size": 600,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+ROTARY = {**PLAIN, "rope_theta": 20_000.0, "tie_word_embeddings": False}
+GROUPED = {**ROTARY, "hidden_act": "silu", "num_key_value_heads": 1}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": GROUPED,
+    "MistralForCausalLM": GROUPED,
+    "Qwen2ForCausalLM": GROUPED,
+    "GPT2LMHeadModel": {**PLAIN, "hidden_act": "gelu_new"},
+    "GPTNeoXForCausalLM": {**ROTARY, "hidden_act": "gelu"},
+}
+ROTARY_READ = {"max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 20_000.0, "num_key_value_heads": 1}
+READ_BY_CONVERTERS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": ROTARY_READ,
+    "MistralForCausalLM": ROTARY_READ,
+    "Qwen2ForCausalLM": ROTARY_READ,
+    "GPT2LMHeadModel": {"n_ctx": 64, "n_embd": 32, "n_head": 2, "layer_norm_epsilon": 1e-5},
+    "GPTNeoXForCausalLM": {"rotary_pct": 0.25, "rotary_emb_base": 20_000.0, "layer_norm_eps": 1e-5},
+}
+"""Fields of config.json that a converter to GGUF needs. Source: llama.cpp as in llama-cpp-python 0.3.36,
+``conversion/base.py:set_gguf_parameters``, ``gpt2.py`` and ``gptneox.py``, with its transformers 4.57.6.
+
+The tokenizer must have a form that it knows: byte fallback in Llama or Mistral, or a byte-level BPE whose hash is in
+``get_vocab_base_pre``. It assumes that GPT-2's intermediate_size is four times hidden_size."""
+
+TEXT = "The cat's 12 hats: \"Où est l'été?\"\n\n  She sat down, didn't she? Then 345 birds flew away.\n" * 40
+SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
+
+
+def byte_level() -> Tokenizer:
+    """Byte-level BPE as of GPT-2, with a lossy normalizer that no Qwen2 has."""
+    made = Tokenizer(models.BPE())
+    made.normalizer = normalizers.Lowercase()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=SPECIAL)
+    )
+    return made
+
+
+def byte_fallback() -> Tokenizer:
+    """BPE with a prefix space and bytes for unknown letters, as of Llama 2."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    made.train_from_iterator(TEXT.split("\n"), trainers.BpeTrainer(vocab_size=400, special_tokens=[*SPECIAL, *bytes_]))
+    tokenizer = json.loads(made.to_str())
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["content"] not in bytes_]
+    return Tokenizer.from_str(json.dumps(tokenizer))
+
+
+def unigram() -> Tokenizer:
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    made.train_from_iterator(
+        TEXT.split("\n"), trainers.UnigramTrainer(vocab_size=120, special_tokens=SPECIAL, unk_token="<unk>")
+    )
+    return made
+
+
+def words() -> Tokenizer:
+    """Whole words; ``</s>`` is an ordinary entry of the vocabulary."""
+    vocabulary = {"<unk>": 0, "</s>": 1} | {word: 2 + place for place, word in enumerate(sorted(set(TEXT.split())))}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return made
+
+
+TOKENIZERS = {each.__name__: each for each in (byte_level, byte_fallback, unigram, words)}
+
+
+def with_extras(tokenizer: Tokenizer) -> Tokenizer:
+    """Add what files of fine-tuned models bring: a template, truncation, padding."""
+    first = tokenizer.id_to_token(1)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{first} $A", special_tokens=[(first, 1)])
+    tokenizer.enable_truncation(5000)
+    tokenizer.enable_padding(length=3)
+    return tokenizer
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load exports in this process, which takes a fraction of the time."""
+    monkeypatch.setattr(exporting, "_load", loading.answer)
+
+
+Trained = Callable[..., tuple[Home, Path]]
+
+
+@pytest.fixture
+def trained(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Trained:
+    """Return ``trained(family, tokenizer)``: a home with random weights, whose text is not on this machine."""
+
+    def build(family: str, tokenizer: Tokenizer) -> tuple[Home, Path]:
+        file = tmp_path / "tokenizer.json"
+        tokenizer.save(str(file))
+        signed = signed_run(
+            model={"architecture": family, "config": FAMILIES[family]},
+            tokenizer=f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}",
+            corpus=f"sha256:{'0' * 64}",
+        )
+        return home_of(signed, tmp_path / "home"), file
+
+    return build
+
+
+def home_of(signed: SignedManifest, path: Path) -> Home:
+    theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
+    found = Home(path)
+    found.path.mkdir()
+    found.save_manifest(signed)
+    checkpoint.save(found.checkpoints, {"slow": theta}, {"step": 1})
+    return found
 
 
 @pytest.fixture
 def home(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Home:
     """Return the home of a peer that has trained."""
-    signed = signed_run()
-    theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
-    found = Home(tmp_path / "home")
-    found.path.mkdir()
-    found.save_manifest(signed)
-    checkpoint.save(found.checkpoints, {"slow": theta}, {"step": 1})
-    return found
+    return home_of(signed_run(), tmp_path / "home")
 
 
 @contextlib.contextmanager
@@ -49,6 +183,7 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("is_there", [True, False])
 def test_an_export_is_whole(
     home: Home, tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -65,6 +200,7 @@ def test_an_export_is_whole(
         export(home, out)
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_full_disk_leaves_nothing_and_the_next_try_is_as_the_first(
     home: Home, tmp_path: Path, is_there: bool
@@ -105,3 +241,116 @@ def test_an_export_to_where_we_may_not_even_look(home: Home, tmp_path: Path, mon
             export(home, out)
     with pytest.raises(UserError, match="x cannot be written: File name too long"):
         export(home, tmp_path / ("x" * 300))
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("make", TOKENIZERS.values(), ids=TOKENIZERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_loads_training_s_ids_and_weights(
+    family: str, make: Callable[[], Tokenizer], trained: Trained, tmp_path: Path
+) -> None:
+    home, file = trained(family, with_extras(make()))
+    manifest = home.load_manifest(None).manifest  # type: ignore[union-attr]
+    trained_with = load_tokenizer(manifest.tokenizer, file)
+    exported = export(home, tmp_path / "out", file)
+    assert (exported.held_out_loss, exported.why_not) == (None, "the run's text has not been tokenized on this machine")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = TEXT[:200].replace("cat", "</s>\u65e5 A\u030a  cat")
+    ids = loaded(text)["input_ids"]
+    assert ids == trained_with.encode_batch([text])[0].tolist()
+    assert loaded.decode(ids, skip_special_tokens=True) == trained_with.decode(ids)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == trained_with.separator
+    assert model.config.use_cache
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_load_as_bytes(family: str, signed_run: Callable[..., SignedManifest], tmp_path: Path) -> None:
+    signed = signed_run(model={"architecture": family, "config": FAMILIES[family]})
+    exported = export(home_of(signed, tmp_path / "home"), tmp_path / "out")
+    assert exported.held_out_loss is not None
+    assert 5 < exported.held_out_loss < 12
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config.items() >= ({"eos_token_id": 0, "vocab_size": 600} | READ_BY_CONVERTERS[family]).items()
+    for_tokens = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert for_tokens.items() >= {"add_bos_token": False, "add_eos_token": False}.items()
+    text = "\x00Ā<|endoftext|> é"
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == list(text.encode())
+
+
+@pytest.mark.usefixtures("in_process")
+def test_special_tokens_in_text_are_split_where_training_splits_them(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, file = trained("LlamaForCausalLM", byte_level())
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.encode_special_tokens = True
+    monkeypatch.setattr("peer.model.load_tokenizer", lambda *_: JsonTokenizer(tokenizer))
+    export(home, tmp_path / "out", file)
+    ids = AutoTokenizer.from_pretrained(tmp_path / "out")("a <|endoftext|>")["input_ids"]
+    assert tokenizer.token_to_id("<|endoftext|>") not in ids
+
+
+@pytest.mark.usefixtures("in_process")
+def test_generation_ends_with_the_document(home: Home, tmp_path: Path) -> None:
+    export(home, tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # all tokens are equally likely, and greedy search takes the first
+    prompt = list(b"To be")
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=9, do_sample=False)
+    assert ids[0].tolist() == [*prompt, 0]
+    assert generate_tokens(model, prompt, 9, Sampling(temperature=0), stop=0) == []
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_umask_decides_who_may_read(home: Home, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        export(home, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()} == dict.fromkeys(
+        WHOLE, "0o640"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"loss": 9.0}, "AutoModelForCausalLM has a loss of 9.0000, and the peer's model"),
+        ({"loss": float("nan")}, "AutoModelForCausalLM has a loss of nan"),
+        (
+            {"ids": [[1, 2]]},
+            "AutoTokenizer makes 2 ids of a text of .*; number 1 differs",
+        ),
+    ],
+)
+def test_what_loads_as_something_else_is_no_export(
+    home: Home, tmp_path: Path, fault: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(request: loading.Request) -> loading.Answer:
+        right = loading.answer(request)
+        ids = fault.get("ids", []) + right["ids"][len(fault.get("ids", [])) :]
+        return {"ids": ids, "loss": fault.get("loss", right["loss"])}
+
+    monkeypatch.setattr(exporting, "_load", load)
+    with pytest.raises(UserError, match=message):
+        export(home, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.net
+def test_a_fresh_process_loads_it(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
+    ran = CliRunner().invoke(cli.export, [str(home.path), str(tmp_path / "out"), "--tokenizer", str(file)])
+    assert ran.exit_code == 0, ran.output
+    assert "held-out loss not measured: the run's text has not been tokenized on this machine" in ran.output
+    monkeypatch.setattr(exporting, "REBUILT", ())
+    with pytest.raises(UserError, match="AutoTokenizer makes"):
+        export(home, tmp_path / "other", file)
+    monkeypatch.setattr(exporting, "_write_tokenizer", lambda folder, *_: (folder / "config.json").unlink())
+    with pytest.raises(UserError, match="The export cannot be loaded by transformers: "):
+        export(home, tmp_path / "other", file)
+    assert not (tmp_path / "other").exists()

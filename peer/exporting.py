@@ -1,0 +1,281 @@
+"""Export of a home's model in Hugging Face format: what transformers loads is what training had.
+
+Beside what transformers saves, the files say which token ends a document, keep the tokenizer from adding tokens that
+training never saw, and repeat fields under the names that older readers know. Each export is then loaded in a fresh
+process and compared with the peer's own model and tokenizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
+
+from p2ptrain import checkpoint
+from p2ptrain.base.errors import UserError
+from p2ptrain.base.launcher import launched
+from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
+from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
+from p2ptrain.manifest import Manifest
+from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.model import FlatModel, summed_loss
+from peer import loading
+from peer.home import Home, cache_directory
+from peer.model import load_model, stored_tokenizer
+from peer.session_recorder import HELD_OUT_TOKENS, LOSS_PATIENCE_S
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+SAMPLE = (
+    "To be, or not to be: don't  say 1234567890!\n\n\t\x00 Où est l'e\u0301té? Straße ﬁ Ā 日本語 🙂 "
+    + " ".join(SEPARATORS)
+    + " <s> the end "
+)
+"""Text on which tokenizers tend to differ: spaces, digits, normal forms, rare letters, tokens with a meaning."""
+
+COMPARED_TOKENS = 2048
+"""Held-out tokens whose text and loss are compared. Guess: measure the time on slow machines, which read
+them twice."""
+
+TOLERANCE = 1e-3
+"""Accepted difference of the losses, in nats; a tokenizer that is rebuilt raised the loss by 3.6. Guess: measure the
+difference with other numbers of threads and other versions of transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Result of an export."""
+
+    held_out_loss: float | None  # of the exported weights, in nats per token; None: not measured
+    why_not: str = ""  # why the loss was not measured
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What a program that loads the export has to compute."""
+
+    request: loading.Request
+    answer: loading.Answer
+
+
+REBUILT = ("qwen2",)
+"""Model types for which AutoTokenizer of transformers 5 ignores tokenizer_class and builds the original model's
+tokenizer from our vocabulary (its list MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS). If auto_map is set, it ignores that,
+too, and takes tokenizer_class."""
+
+
+def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> Exported:
+    """Write model and tokenizer for ``from_pretrained``, atomically, and check that they load as training had them.
+
+    Raises UserError, and leaves nothing at ``target``, if the files cannot be written or load as something else.
+    """
+    try:
+        is_taken = target.exists() and any(target.iterdir() if target.is_dir() else [target])
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    if is_taken:
+        raise UserError(f"{target} exists and is not empty.", "Choose another directory for the export.")
+    try:
+        with _whole(target) as folder:
+            exported, expected = _write(home, folder, tokenizer_file)
+            _check(expected, _load(expected.request))
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(target, error) from error
+    return exported
+
+
+def _write(home: Home, folder: Path, tokenizer_file: Path | None) -> tuple[Exported, _Expected]:
+    """Write all files. The model is freed on return, before another process loads its own copy."""
+    model, tokenizer = load_model(home, tokenizer_file)
+    signed = home.load_manifest(None)
+    assert signed is not None, "load_model has read it"
+    found = _corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
+    if isinstance(found, Corpus):
+        exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS, patience_s=LOSS_PATIENCE_S))
+    else:
+        exported = Exported(None, found)
+    expected = _expected(folder, model, tokenizer, found if isinstance(found, Corpus) else None)
+    _write_model(folder, model, tokenizer)
+    _write_tokenizer(folder, tokenizer, model.module.config)
+    return exported, expected
+
+
+def _corpus(manifest: Manifest, tokenizer_file: Path | None) -> Corpus | str:
+    """Open the run's corpus if no download and no file is needed for it; otherwise say why not."""
+    if manifest.corpus.kind != "builtin" and not has_stream(manifest, cache_directory()):
+        return "the run's text has not been tokenized on this machine"
+    try:
+        return open_corpus(manifest, cache_directory(), tokenizer_file=tokenizer_file)
+    except UserError as error:
+        return error.problem.rstrip(".")
+
+
+def _expected(folder: Path, model: FlatModel, tokenizer: Tokenizer, corpus: Corpus | None) -> _Expected:
+    rows = [tokenizer.encode_batch([SAMPLE])[0][: model.module.config.max_position_embeddings].tolist()]
+    texts = [SAMPLE]
+    if corpus is not None:
+        rows = [row.tolist() for batch in corpus.validation_batches(COMPARED_TOKENS, 1) for row in batch]
+        texts += [tokenizer.decode(row) for row in rows]
+    with torch.no_grad():
+        total = sum(float(summed_loss(model.module, torch.tensor([row]), None)) for row in rows)
+    return _Expected(
+        request={"folder": str(folder), "texts": texts, "rows": rows},
+        answer={
+            "ids": [ids.tolist() for ids in tokenizer.encode_batch(texts)],
+            "loss": total / sum(len(row) - 1 for row in rows),
+        },
+    )
+
+
+def _write_model(folder: Path, model: FlatModel, tokenizer: Tokenizer) -> None:
+    config = model.module.config
+    config.use_cache = True  # training turns it off
+    # transformers ends generation where its own file says, other readers where the model's configuration does
+    model.module.generation_config.eos_token_id = config.eos_token_id = tokenizer.separator
+    transformers_logging.disable_progress_bar()  # it would also go into logs
+    model.module.save_pretrained(folder)
+    written = folder / "config.json"
+    _edit(written, **_older_names(config))
+    for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
+        path.chmod(written.stat().st_mode)
+
+
+def _older_names(config: PretrainedConfig) -> dict[str, float]:
+    """Return fields as transformers 4, and converters written for it, read them."""
+    if config.model_type == "gpt2":
+        return {"n_ctx": config.max_position_embeddings}
+    rope = config.rope_parameters
+    if config.model_type == "gpt_neox":
+        return {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope["partial_rotary_factor"]}
+    return {"rope_theta": rope["rope_theta"]}
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfig) -> None:
+    """Write the tokenizer's files so that ``AutoTokenizer`` gives training's ids."""
+    tokenizer.save(folder)
+    saved = _edit(folder / "tokenizer.json", post_processor=None, truncation=None, padding=None)
+    changes: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "add_prefix_space": _adds_prefix_space(saved["pre_tokenizer"] or {}),
+        "split_special_tokens": _splits_special_tokens(tokenizer, saved["added_tokens"]),
+        "model_max_length": config.max_position_embeddings,
+    }
+    if config.model_type in REBUILT:
+        changes["auto_map"] = {"AutoTokenizer": [None, "tokenizer.PreTrainedTokenizerFast"]}
+    written = _edit(folder / "tokenizer_config.json", **changes)
+    if written.get("eos_token") not in {token["content"] for token in saved["added_tokens"]}:
+        # transformers would add it, and then find it in ordinary text, too
+        _edit(folder / "tokenizer_config.json", eos_token=None)
+
+
+def _adds_prefix_space(pre_tokenizer: dict[str, Any]) -> bool:
+    """Return whether a pre-tokenizer begins a text with a space.
+
+    tokenizer_config.json has to repeat it: transformers 4 otherwise turns it off, and llama.cpp's converter reads it.
+    """
+    return pre_tokenizer.get("add_prefix_space", pre_tokenizer.get("prepend_scheme", "never") != "never")
+
+
+def _splits_special_tokens(tokenizer: Tokenizer, added_tokens: list[dict[str, Any]]) -> bool:
+    """Return whether training encodes the literal text of a special token as ordinary text."""
+    special = [token for token in added_tokens if token["special"]]
+    encoded = tokenizer.encode_batch([token["content"] for token in special])
+    return any(token["id"] not in ids for ids, token in zip(encoded, special, strict=True))
+
+
+def _edit(path: Path, **changes: Any) -> dict[str, Any]:
+    """Change members of a JSON file, and return all. Raises OSError."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) | changes
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return document
+
+
+def _load(request: loading.Request) -> loading.Answer:
+    """Load the export in a fresh process, without network. Raises UserError if that fails."""
+    result = subprocess.run(
+        launched(sys.executable, "-P", loading.__file__, HF_HUB_OFFLINE="1"),
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if result.returncode != 0:
+        reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
+        raise UserError(
+            f"The export cannot be loaded by transformers: {reason}.",
+            "Free some memory if it ran out, or upgrade transformers; then export again. Nothing was written.",
+        )
+    answer: loading.Answer = json.loads(result.stdout.splitlines()[-1])
+    return answer
+
+
+def _check(expected: _Expected, loaded: loading.Answer) -> None:
+    """Raise UserError if the loaded model or tokenizer is not the one of training."""
+    for text, wanted, found in zip(expected.request["texts"], expected.answer["ids"], loaded["ids"], strict=True):
+        if wanted != found:
+            raise _different(
+                f"AutoTokenizer makes {len(found):,} ids of a text of {len(text):,} letters, and training "
+                f"made {len(wanted):,}; number {_first_difference(wanted, found):,} differs"
+            )
+    ours, theirs = expected.answer["loss"], loaded["loss"]
+    if not (abs(ours - theirs) <= TOLERANCE or (math.isnan(ours) and math.isnan(theirs))):
+        raise _different(f"AutoModelForCausalLM has a loss of {theirs:.4f}, and the peer's model {ours:.4f}")
+
+
+def _first_difference(wanted: list[int], found: list[int]) -> int:
+    """Return the number of the first id that differs, counted from 1."""
+    pairs = zip(wanted, found, strict=False)
+    return 1 + next(
+        (place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(wanted), len(found))
+    )
+
+
+def _different(what: str) -> UserError:
+    return UserError(
+        f"The export does not load as what was trained: {what}.",
+        "Export with another version of transformers, and report this message. Nothing was written.",
+    )
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that is moved to ``target`` on success and removed on an error.
+
+    The target is absent or an empty directory. An existing one is kept, since it may be a mount point or a shell's
+    working directory.
+    """
+    is_there = target.exists()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = (target if is_there else target.parent) / f".writing-{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+        if is_there:
+            for path in folder.iterdir():
+                path.rename(target / path.name)
+        else:
+            folder.rename(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unwritable(target: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another directory, or free some space."
+    )

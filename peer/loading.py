@@ -1,0 +1,48 @@
+"""Loading of an exported model as users of transformers do, in a process of its own.
+
+``peer.exporting`` runs this file with a request as JSON on standard input, and reads the answer from the last line of
+standard output. The file imports nothing of p2ptrain, whose own settings of transformers could hide a fault.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TypedDict
+
+
+class Request(TypedDict):
+    """What to load, and what to compute with it."""
+
+    folder: str  # with the files of ``save_pretrained``
+    texts: list[str]
+    rows: list[list[int]]  # token ids; at least two a row
+
+
+class Answer(TypedDict):
+    """What the loaded tokenizer and model compute."""
+
+    ids: list[list[int]]  # of each text
+    loss: float  # mean cross entropy of all predicted tokens of the rows, in nats
+
+
+def answer(request: Request) -> Answer:
+    """Load model and tokenizer with the calls of docs/JOIN.md; return ids and loss. Raises what transformers raises."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(request["folder"])
+    tokenizer = AutoTokenizer.from_pretrained(request["folder"])
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for row in request["rows"]:
+            ids = torch.tensor([row])
+            logits = model(input_ids=ids[:, :-1]).logits[0]  # [T, V]
+            total += float(torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:], reduction="sum"))
+            count += len(row) - 1
+    return {"ids": [tokenizer(text)["input_ids"] for text in request["texts"]], "loss": total / count}
+
+
+if __name__ == "__main__":
+    computed = answer(json.load(sys.stdin))
+    sys.stdout.write("\n" + json.dumps(computed))
