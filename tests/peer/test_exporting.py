@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
+from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.generate import Sampling, generate_tokens
@@ -138,15 +139,15 @@ Trained = Callable[..., tuple[Home, Path]]
 
 @pytest.fixture
 def trained(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Trained:
-    """Return ``trained(family, tokenizer)``: a home with random weights, whose text is not on this machine."""
+    """Return ``trained(family, tokenizer, corpus)``: a home with random weights; by default without its text."""
 
-    def build(family: str, tokenizer: Tokenizer) -> tuple[Home, Path]:
+    def build(family: str, tokenizer: Tokenizer, corpus: str = f"sha256:{'0' * 64}") -> tuple[Home, Path]:
         file = tmp_path / "tokenizer.json"
         tokenizer.save(str(file))
         signed = signed_run(
             model={"architecture": family, "config": FAMILIES[family]},
             tokenizer=f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}",
-            corpus=f"sha256:{'0' * 64}",
+            corpus=corpus,
         )
         return home_of(signed, tmp_path / "home"), file
 
@@ -250,8 +251,9 @@ def test_transformers_loads_training_s_ids_and_weights(
     family: str, make: Callable[[], Tokenizer], trained: Trained, tmp_path: Path
 ) -> None:
     home, file = trained(family, with_extras(make()))
-    manifest = home.load_manifest(None).manifest  # type: ignore[union-attr]
-    trained_with = load_tokenizer(manifest.tokenizer, file)
+    signed = home.load_manifest(None)
+    assert signed is not None
+    trained_with = load_tokenizer(signed.manifest.tokenizer, file)
     exported = export(home, tmp_path / "out", file)
     assert (exported.held_out_loss, exported.why_not) == (None, "the run's text has not been tokenized on this machine")
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -277,6 +279,31 @@ def test_bytes_load_as_bytes(family: str, signed_run: Callable[..., SignedManife
     assert for_tokens.items() >= {"add_bos_token": False, "add_eos_token": False}.items()
     text = "\x00Ā<|endoftext|> é"
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == list(text.encode())
+
+
+@pytest.mark.usefixtures("in_process")
+def test_held_out_text_is_compared_too_and_the_tokenizer_kept_in_the_home_is_enough(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = TEXT.encode() * 20
+    (tmp_path / "text").write_bytes(text)
+    home, file = trained("GPT2LMHeadModel", byte_level(), f"sha256:{hashlib.sha256(text).hexdigest()}")
+    home.files.add(hashlib.sha256(file.read_bytes()).hexdigest(), file.read_bytes())
+    signed = home.load_manifest(None)
+    assert signed is not None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    open_corpus(signed.manifest, tmp_path / "cache" / "p2ptrain", tmp_path / "text", file)
+    seen: list[loading.Request] = []
+
+    def load(request: loading.Request) -> loading.Answer:
+        seen.append(request)
+        return loading.answer(request)
+
+    monkeypatch.setattr(exporting, "_load", load)
+    exported = export(home, tmp_path / "out")
+    assert exported.held_out_loss is not None
+    assert len(seen[0]["texts"]) == 1 + len(seen[0]["rows"]) > 1
+    assert "didn't she? then 345 birds" in "".join(seen[0]["texts"][1:])
 
 
 @pytest.mark.usefixtures("in_process")
