@@ -65,7 +65,7 @@ get one connection on which both act as initiator, and both dials fail. Without 
 class _HivemindP2P(P2P):
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return launched(*P2P._make_process_args(*args, **kwargs), udp=bool(kwargs["natPortMap"]), **_ENVIRONMENT)
+        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **_ENVIRONMENT)
 
 
 class Daemon:
@@ -106,7 +106,7 @@ class Daemon:
                     use_relay=False,  # would relay for everybody; circuits are dialed anyway (net.relay)
                     auto_nat=False,
                     force_reachability="private",  # otherwise p2pd relays instead of net.relay
-                    nat_port_map=not announce and not all(map(address.is_loopback, listen)),  # needs UDP
+                    nat_port_map=False,  # needs UDP; net.port_mapping does it
                 )
         except (P2PDaemonError, TimeoutError) as error:
             folder.remove()
