@@ -2,14 +2,18 @@
 
 A child starts in its own session, so Ctrl+C in the terminal reaches only the parent, which shuts down in order. On
 Linux the child gets SIGTERM when its parent dies, even by SIGKILL (parent-death signal, prctl(2); the parent whose
-death counts is the *thread* that started the child).
+death counts is the *thread* that started the child). A child may also be started without the right to create UDP
+sockets (``base.udp_filter``).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
+
+from p2ptrain.base import udp_filter
 
 _SCRIPT = """
 import json, os, sys
@@ -19,11 +23,26 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG survives the exec
     if os.getppid() != int(sys.argv[1]):
         sys.exit("the parent process has ended")
+    program = bytes.fromhex(sys.argv[3])
+    if program:
+        class Fprog(ctypes.Structure):
+            _fields_ = [("length", ctypes.c_ushort), ("program", ctypes.c_char_p)]
+        libc = ctypes.CDLL(None, use_errno=True)
+        fprog = ctypes.byref(Fprog(len(program) // 8, program))
+        # PR_SET_NO_NEW_PRIVS, without which only root may filter; PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+        if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, fprog, 0, 0):
+            sys.exit("no seccomp filter: " + os.strerror(ctypes.get_errno()))
 os.environ.update(json.loads(sys.argv[2]))
-os.execv(sys.argv[3], sys.argv[3:])
+os.execv(sys.argv[4], sys.argv[4:])
 """
 
 
-def launched(*command: str, **environment: str) -> list[str]:
-    """Return the command that runs ``command`` (first an absolute path) as such a child with these variables set."""
-    return [sys.executable, "-I", "-S", "-c", _SCRIPT, str(os.getpid()), json.dumps(environment), *command]
+def launched(*command: str, udp: bool = True, **environment: str) -> list[str]:
+    """Return the command that runs ``command`` (first an absolute path) as such a child with these variables set.
+
+    Without ``udp`` the child cannot create UDP sockets, except where ``udp_filter.unavailable`` says why not.
+    """
+    is_filtered = not udp and not udp_filter.unavailable()
+    program = (is_filtered and udp_filter.program(platform.machine())) or b""
+    child = (str(os.getpid()), json.dumps(environment), program.hex())
+    return [sys.executable, "-I", "-S", "-c", _SCRIPT, *child, *command]

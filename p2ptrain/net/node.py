@@ -1,8 +1,8 @@
-"""Network node: a p2pd, the DHT in this process, and the keeper task, which joins the swarm and rejoins it.
+"""Network node: a p2pd, the DHT in this process, a port mapper, and the keeper task, which joins and rejoins the swarm.
 
 A node starts without any bootstrap, because hivemind fails for good when its only bootstrap is dead. The keeper dials
 known nodes until one answers, and another from time to time, so that a partitioned swarm recovers. Resources: ``close``
-ends the keeper, the DHT and p2pd, in this order; close transports over the node first.
+ends the tasks, the port mapping, the DHT and p2pd, in this order; close transports over the node first.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from random import Random
+from typing import Any
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
@@ -29,6 +30,7 @@ from p2ptrain.net.dht import network_errors, start_node
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.p2pd.daemon import Daemon
+from p2ptrain.net.port_mapping import PortMapper
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.swarm.messages import Presence
 
@@ -72,7 +74,8 @@ class Node:
         self._bootstraps: dict[PeerId, tuple[str, ...]] = {}
         self._peers: dict[PeerId, tuple[str, ...]] = {}
         self._random = Random()
-        self._keeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []  # the keeper and the port mapper
+        self._mapper: PortMapper | None = None
         self._announced = tuple(announce)
         self._is_owners_word = bool(announce)
         self.port = 0  # TCP port that the node listens on; 0 if none
@@ -124,8 +127,10 @@ class Node:
             node._bootstraps[peer] = (*node._bootstraps.get(peer, ()), place)
         daemon.caution.trust(bootstraps, local)
         node.learn(known)
-        node._keeper = asyncio.get_running_loop().create_task(node._keep_company())
-        node._keeper.add_done_callback(reporting("a node's keeper"))
+        node._start_task(node._keep_company(), "a node's keeper")
+        if not announce and node.port and not all(address.is_loopback(each) or "/ip6/" in each for each in listen):
+            node._mapper = PortMapper(node.port)
+            node._start_task(node._mapper.run(), "the port mapper")
         return node
 
     def stand_at(self, gate: Gate) -> None:
@@ -138,7 +143,7 @@ class Node:
         return self._announced
 
     async def look_at_itself(self) -> None:
-        """Update ``addresses``, since interfaces and port mappings change. Raises NetworkError."""
+        """Update ``addresses``, since interfaces change. Raises NetworkError."""
         if self._is_owners_word:
             return
         try:
@@ -147,6 +152,16 @@ class Node:
         except TimeoutError as error:
             raise NetworkError(f"p2pd does not answer: {error or 'timed out'}") from error
         self._announced = tuple(address.announceable(own, self._local))
+
+    @property
+    def mapped_port(self) -> int:
+        """Port that the router forwards to us at our request; 0 if none."""
+        return 0 if self._mapper is None else self._mapper.mapped_port
+
+    async def port_mapping_tried(self) -> None:
+        """Wait for the first attempt to map the port, at most 15 s."""
+        if self._mapper is not None:
+            await self._mapper.tried.wait()
 
     @property
     def known(self) -> dict[PeerId, tuple[str, ...]]:
@@ -180,17 +195,25 @@ class Node:
             del self._peers[peer]
 
     async def close(self) -> None:
-        """End the keeper, the DHT and p2pd. Safe to call twice."""
+        """End the tasks, the port mapping, the DHT and p2pd. Safe to call twice."""
         try:
-            if self._keeper is not None:
-                self._keeper.cancel()
-                await asyncio.wait([self._keeper])
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            if self._mapper is not None:
+                await self._mapper.close()
             if self.daemon.alive:
                 with contextlib.suppress(Exception):  # with a dying p2pd, hivemind may raise anything
                     async with asyncio.timeout(2.0):
                         await self.dht.shutdown()
         finally:
             await self.daemon.close()
+
+    def _start_task(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(reporting(name))
+        self._tasks.append(task)
 
     async def _keep_company(self) -> None:
         retries_s = backoff(*RETRY_S)

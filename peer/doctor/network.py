@@ -89,6 +89,8 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Res
     if signed is not None:
         findings.append(await _admission(node, answered, link, home, signed))
     peers = await _peers(node, set(targets)) if answered else {}
+    await node.port_mapping_tried()
+    port = node.mapped_port or port
     targets = answered | peers
     asked = await asyncio.gather(*(_seen(node, *each, port) for each in targets.items()))
     seen = [each for each in asked if isinstance(each, Observation)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import itertools
 import logging
 import os
@@ -30,6 +31,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
+from p2ptrain.base import udp_filter
 from p2ptrain.base.errors import DeviceError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.launcher import launched
@@ -63,7 +65,7 @@ get one connection on which both act as initiator, and both dials fail. Without 
 class _HivemindP2P(P2P):
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return launched(*P2P._make_process_args(*args, **kwargs), **_ENVIRONMENT)
+        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **_ENVIRONMENT)
 
 
 class Daemon:
@@ -86,6 +88,7 @@ class Daemon:
         Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
         """
         _check_binary()
+        _report_missing_filter()
         unary.install()
         folder = SocketFolder.create()
         # P2P reads the socket folder from the class.
@@ -103,7 +106,7 @@ class Daemon:
                     use_relay=False,  # would relay for everybody; circuits are dialed anyway (net.relay)
                     auto_nat=False,
                     force_reachability="private",  # otherwise p2pd relays instead of net.relay
-                    nat_port_map=not all(map(address.is_loopback, listen)),
+                    nat_port_map=False,  # needs UDP; net.port_mapping does it
                 )
         except (P2PDaemonError, TimeoutError) as error:
             folder.remove()
@@ -270,6 +273,12 @@ def _check_binary() -> None:
             raise DeviceError(f"There is no libp2p daemon for this platform ({sys.platform}): {path}.", remedy)
         if not os.access(path, os.X_OK):
             raise DeviceError(f"The libp2p daemon {path} is not executable.", f"Run: chmod +x {path}")
+
+
+@functools.cache
+def _report_missing_filter() -> None:
+    if reason := udp_filter.unavailable():
+        logger.warning("p2pd runs without the filter that forbids it UDP: %s; see docs/SECURITY.md", reason)
 
 
 def _is_taken(place: str) -> bool:

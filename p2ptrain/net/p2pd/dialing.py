@@ -2,8 +2,8 @@
 
 All peers dial the addresses in a presence record, which its issuer may forge. The policy keeps a forged record from
 directing a whole swarm at unrelated machines, or a peer at programs on its own machine: public addresses are dialed,
-private ones only if this machine is in a private network itself, and host names by the IP addresses that they resolve
-to. Addresses that the owner named, and any in a swarm on one machine, are dialed unchanged.
+private ones only if this machine is in a private network itself. Addresses that the owner named, and any in a swarm on
+one machine, are always dialed. Host names are resolved here, because p2pd cannot send UDP (``base.udp_filter``).
 
 The policy covers only dials that p2ptrain requests, not addresses that p2pd learns by itself (libp2p's identify, its
 own DHT).
@@ -44,7 +44,7 @@ class DialPolicy:
         self._has_neighbours = False
 
     def trust(self, addresses: Iterable[str], local: bool = False) -> None:
-        """Dial these addresses unchanged because the owner named them; with ``local`` every address."""
+        """Dial these addresses always because the owner named them; with ``local`` every address."""
         self._named.update(map(_place, addresses))
         self._local = self._local or local
 
@@ -58,7 +58,7 @@ class DialPolicy:
         left = MOST_AT_ONCE
         for each in filter(address.is_dialable, addresses):
             if self._local or _place(each) in self._named:
-                found.append(each)
+                found += (await self._by_number(each))[:MOST_AT_ONCE]
             elif left > 0:
                 fresh = [*filter(self._may_be_dialed, await self._by_number(each))][:left]
                 found += fresh
@@ -72,7 +72,7 @@ class DialPolicy:
         return host.is_global or (self._has_neighbours and is_private(each))
 
     async def _by_number(self, each: str) -> list[str]:
-        """Return the address itself, or those that its host name resolves to, because p2pd would not check them."""
+        """Return the address itself, or those that its host name resolves to."""
         if not address.is_name(each):
             return [each]
         _, kind, host, *rest = each.split("/")

@@ -157,7 +157,7 @@ class ReachabilityManager:
         """Nodes that refused a reservation: end of their current backoff, and the next ones."""
         self._judged_at = -math.inf
         self._is_near = False  # whether only nodes of a private network reported
-        self._own: frozenset[str] = frozenset()
+        self._own: frozenset[str | int] = frozenset()  # our addresses and the mapped port
         self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
         self._clock_is_wrong = False
@@ -190,7 +190,7 @@ class ReachabilityManager:
         """Update our addresses; new ones invalidate the last check, and like a restored connection end backoffs."""
         with contextlib.suppress(NetworkError):  # p2pd has died, and ``run`` ends; or p2pd hangs, and is killed soon
             await self._node.look_at_itself()
-        own, self._own = self._own, frozenset(self._node.addresses)
+        own, self._own = self._own, frozenset((*self._node.addresses, self._node.mapped_port))
         had, self._had_company = self._had_company, self._node.has_company
         if own != self._own:
             self._judged_at = -math.inf
@@ -296,7 +296,7 @@ class ReachabilityManager:
     def _port(self) -> int:
         """Port for a dial-back: set by the owner, mapped by the router, or our listening port; 0 if there is none."""
         told = self._node.addresses if self._by_owner else tuple(filter(address.is_public, self._node.addresses))
-        return address.port_of(told) or self._node.port
+        return self._node.mapped_port or address.port_of(told) or self._node.port
 
     @property
     def _own_host(self) -> str:

@@ -211,6 +211,7 @@ class FakeNode:
         self.alive = True
         self.addresses: Sequence[str] = addresses
         self.known, self.bootstraps, self.peer_id, self.port = {OTHER: (PUBLIC,)}, (OTHER,), ME, 5
+        self.mapped_port = 0
         self.daemon = SimpleNamespace()
         self.has_company = True
         self.looks = 0
@@ -259,6 +260,37 @@ def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.Monk
 
     virtual_time.run(main())
     assert [kind for kind, _ in log.notes if kind != "wrong clock"] == ["reachable", "unreachable", "relayed"]
+
+
+def test_a_mapped_port_is_dialed_and_announced_at_the_address_that_others_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, asked = FakeNode(PRIVATE), []
+
+    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
+        asked.append(port)
+        return ReachabilityReport(
+            "/ip4/9.9.9.9/tcp/1", DialOutcome.YES if port == 7777 else DialOutcome.NO, "nobody answers", 1e9
+        )
+
+    async def reserve(*_: object, redial: bool) -> None:
+        pass
+
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "reserve", reserve)
+
+    async def main() -> None:
+        here = ReachabilityManager(cast(Any, node), MemoryLog(), random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(1.0)
+        assert here.reachable is False
+        node.mapped_port = 7777
+        await asyncio.sleep(20.0)
+        assert here.reachable is True
+        assert here.addresses == ("/ip4/9.9.9.9/tcp/7777", PRIVATE)
+        assert asked == [node.port, 7777]
+        node.alive = False
+        await task
+
+    virtual_time.run(main())
 
 
 def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
