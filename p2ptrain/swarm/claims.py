@@ -116,7 +116,7 @@ def _become_outlier(core: CoreState) -> None:
     """Record that our weights are outliers. The peers blamed for theirs may be donors, so trust them again."""
     core.is_outlier = True
     for peer in core.unrelated_peers:
-        core.members.praise(peer)
+        core.members.record_success(peer)
     if core.settled:
         core.drop_out()
 

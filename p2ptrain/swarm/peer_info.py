@@ -29,7 +29,7 @@ none needed more than one, in 14 runs (docs/SECURITY.md)."""
 NEVER = float("inf")
 
 
-class Fault(Enum):
+class FailureKind(Enum):
     UNANSWERED = "our call failed or was not answered"
     BROKEN = "it broke off after our fragments or weights were engaged"
     OFFENCE = "it broke the protocol"
@@ -83,24 +83,24 @@ class PeerInfo:
             return self.paced_until
         return 0.0
 
-    def blame(self, fault: Fault, now: float, held_s: float = 0.0) -> float:
+    def record_failure(self, failure: FailureKind, now: float, held_s: float = 0.0) -> float:
         """Record a failure after it held our fragments for ``held_s``. Return the end of the pause, 0 if forgiven."""
         first, longest = FAILURE_PAUSE_S
-        if fault is Fault.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
+        if failure is FailureKind.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
             self.withdrawn += 1
             return now + max(first, REST * held_s) if self.withdrawn > FORGIVEN else 0.0
-        if fault is Fault.MISFIT:
+        if failure is FailureKind.MISFIT:
             self.misfits += 1
             if self.misfits <= MISFITS_FORGIVEN:
                 return 0.0
-            fault = Fault.BROKEN
-        self.unanswered += fault is Fault.UNANSWERED
-        self.broken += fault is Fault.BROKEN
-        times = self.broken if fault is Fault.BROKEN else self.unanswered
+            failure = FailureKind.BROKEN
+        self.unanswered += failure is FailureKind.UNANSWERED
+        self.broken += failure is FailureKind.BROKEN
+        times = self.broken if failure is FailureKind.BROKEN else self.unanswered
         until: float = now + min(first * 2 ** min(times - 1, 16), longest)
         return until
 
-    def praise(self) -> None:
+    def record_success(self) -> None:
         self.unanswered = self.broken = self.withdrawn = 0
         self.misfits //= 2
         self.unrelated //= 2

@@ -8,7 +8,7 @@ from random import Random
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
-from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, FAR_S, FORGIVEN, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
+from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, FAR_S, FORGIVEN, MISFITS_FORGIVEN, QUARANTINE_S, REST, FailureKind
 from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MOST_CALLS
 
 
@@ -20,7 +20,7 @@ class Entry:
     progress: float = 0.0
     settled: bool = False
     presence: Presence | None = None
-    times: dict[Fault, int] | None = None
+    times: dict[FailureKind, int] | None = None
     not_before: float = 0.0
     distrusted_until: float = 0.0
     calls: list[float] = field(default_factory=list)
@@ -73,35 +73,35 @@ class PlainMembership:
         if entry := self.known.get(peer):
             entry.not_before = max(entry.not_before, until)
 
-    def blame(self, peer: PeerId, now: float, fault: Fault, held_s: float = 0.0) -> None:
+    def record_failure(self, peer: PeerId, now: float, failure: FailureKind, held_s: float = 0.0) -> None:
         until = 0.0
-        if fault in (Fault.OFFENCE, Fault.FAR):
-            until = self.offences.add(peer, now, QUARANTINE_S if fault is Fault.OFFENCE else FAR_S)
+        if failure in (FailureKind.OFFENCE, FailureKind.FAR):
+            until = self.offences.add(peer, now, QUARANTINE_S if failure is FailureKind.OFFENCE else FAR_S)
         if (entry := self.known.get(peer)) is None:
             return
-        if fault not in (Fault.OFFENCE, Fault.FAR):
-            entry.times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
-            entry.times[fault] += 1
+        if failure not in (FailureKind.OFFENCE, FailureKind.FAR):
+            entry.times = {**dict.fromkeys(FailureKind, 0), **(entry.times or {})}
+            entry.times[failure] += 1
             first, longest = FAILURE_PAUSE_S
-            if fault in (Fault.WITHDRAWN, Fault.MISFIT):
-                if entry.times[fault] <= (FORGIVEN if fault is Fault.WITHDRAWN else MISFITS_FORGIVEN):
+            if failure in (FailureKind.WITHDRAWN, FailureKind.MISFIT):
+                if entry.times[failure] <= (FORGIVEN if failure is FailureKind.WITHDRAWN else MISFITS_FORGIVEN):
                     return
-                if fault is Fault.MISFIT:
-                    fault = Fault.BROKEN
-                    entry.times[fault] += 1
-            if fault is Fault.WITHDRAWN:
+                if failure is FailureKind.MISFIT:
+                    failure = FailureKind.BROKEN
+                    entry.times[failure] += 1
+            if failure is FailureKind.WITHDRAWN:
                 until = now + max(first, REST * held_s)
             else:
-                until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
+                until = now + min(first * 2 ** min(entry.times[failure] - 1, 16), longest)
         entry.not_before = max(entry.not_before, until)
-        if fault is not Fault.UNANSWERED:
+        if failure is not FailureKind.UNANSWERED:
             entry.distrusted_until = max(entry.distrusted_until, until)
 
-    def praise(self, peer: PeerId) -> None:
+    def record_success(self, peer: PeerId) -> None:
         if entry := self.known.get(peer):
-            times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
-            forgotten = {Fault.UNANSWERED: 0, Fault.BROKEN: 0, Fault.WITHDRAWN: 0}
-            entry.times = {**times, **forgotten, Fault.MISFIT: times[Fault.MISFIT] // 2}
+            times = {**dict.fromkeys(FailureKind, 0), **(entry.times or {})}
+            forgotten = {FailureKind.UNANSWERED: 0, FailureKind.BROKEN: 0, FailureKind.WITHDRAWN: 0}
+            entry.times = {**times, **forgotten, FailureKind.MISFIT: times[FailureKind.MISFIT] // 2}
             entry.not_before, entry.distrusted_until = entry.paced_until, 0.0
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:

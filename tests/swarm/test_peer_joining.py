@@ -35,7 +35,7 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.matching import STEPS_SLACK, implausible_step
 from p2ptrain.swarm.messages import Acknowledge, Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.peer_info import Fault, PeerInfo
+from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.rules import (
     BEGINNER_STEPS,
     FINAL_PACE_S,
@@ -325,7 +325,7 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
     for donor in ("amber", "birch"):
         core._core.members.pause(PeerId(donor), table.now + 10.0)
     assert set(core.donors(table.now)) == {"amber", "birch"}
-    core._core.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
+    core._core.members.record_failure(PeerId("birch"), table.now, FailureKind.OFFENCE)
     assert set(core.donors(table.now)) == {"amber"}
 
 
@@ -347,7 +347,7 @@ def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_
     table.start()
     table.run(0.045)
     assert set(core.donors(table.now)) == {"amber", "birch"}
-    core._core.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
+    core._core.members.record_failure(PeerId("birch"), table.now, FailureKind.OFFENCE)
     assert set(core.donors(table.now)) == {"amber"}
 
 

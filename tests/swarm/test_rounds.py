@@ -322,7 +322,7 @@ def test_who_is_slow_has_no_more_than_a_fifth_of_a_trainers_time_beyond_its_due(
     table, core = used_to_fast_lines()
     began = table.now
     took = met_for(table, 60, lambda patience_s: 5.0, trains_s=1.0)
-    core._core.members.praise(PeerId("birch"))
+    core._core.members.record_success(PeerId("birch"))
     beyond = sum(each - 2.0 for each in took if each)
     assert len([each for each in took if each]) > 2, "it is met, and not ever more rarely"
     assert 0 < beyond <= 0.25 * (table.now - began)
