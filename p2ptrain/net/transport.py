@@ -66,7 +66,7 @@ class P2PTransport:
     to the loop's exception handler.
 
     Args:
-        is_gift: whether inbound traffic serves others alone and is counted so.
+        serves_others: whether inbound traffic serves others alone and is counted so.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class P2PTransport:
         protocol: str = EXCHANGE_PROTOCOL,
         limits: Limits | None = None,
         rates: Throttles | None = None,
-        is_gift: bool = False,
+        serves_others: bool = False,
     ) -> None:
         self._node = node
         self._protocol = protocol
         self._limits = limits or Limits()
         self._rates = rates or Throttles()
-        self._is_gift = is_gift
+        self._serves_others = serves_others
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], _InboundSlot | None] = {}
@@ -104,7 +104,7 @@ class P2PTransport:
                 far_end, stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
-        return StreamLink(far_end, stream, self._limits, self._rates, see_off=self._see_off)
+        return StreamLink(far_end, stream, self._limits, self._rates, on_end=self._on_link_end)
 
     async def listen(self, handler: Handler) -> None:
         """Serve inbound links until ``close``. Raises ValueError on a second call."""
@@ -148,7 +148,7 @@ class P2PTransport:
         try:
             async with asyncio.timeout(self._limits.idle_s):
                 far_end = await read_opener(stream)
-            link = StreamLink(far_end, stream, self._limits, self._rates, self._is_gift, self._see_off)
+            link = StreamLink(far_end, stream, self._limits, self._rates, self._serves_others, self._on_link_end)
             if self._admit(link):
                 await handler(link)
                 await link.close()
@@ -183,7 +183,7 @@ class P2PTransport:
         self._inbound[task] = _InboundSlot(link, where)
         return True
 
-    def _see_off(self, link: StreamLink) -> None:
+    def _on_link_end(self, link: StreamLink) -> None:
         task = self._partings[link] = asyncio.get_running_loop().create_task(self._part(link))
         task.add_done_callback(lambda _: self._partings.pop(link))
 

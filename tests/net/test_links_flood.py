@@ -100,12 +100,12 @@ def admitted(transport: P2PTransport, times: int) -> int:
     return virtual_time.run(main())
 
 
-@pytest.mark.parametrize("is_gift", [True, False])
-def test_whether_the_owner_gives_turns_nobody_down_here(is_gift: bool) -> None:
+@pytest.mark.parametrize("serves_others", [True, False])
+def test_whether_the_owner_gives_turns_nobody_down_here(serves_others: bool) -> None:
     """Each service knows what it withholds; an exchange withholds nothing."""
     rates = Throttles()
     rates.gives = False
-    transport = P2PTransport(cast(Node, None), limits=Limits(inbound=1000), rates=rates, is_gift=is_gift)
+    transport = P2PTransport(cast(Node, None), limits=Limits(inbound=1000), rates=rates, serves_others=serves_others)
     assert admitted(transport, 100) == PER_PEER.burst
 
 

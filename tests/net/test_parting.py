@@ -94,7 +94,7 @@ class House:
 
     def link(self, wire: Wire) -> StreamLink:
         far_end = FarEnd(THEM, "/ip4/203.0.114.7/tcp/4001")
-        return StreamLink(far_end, cast(Stream, wire), LIMITS, Throttles(), see_off=self.transport._see_off)
+        return StreamLink(far_end, cast(Stream, wire), LIMITS, Throttles(), on_end=self.transport._on_link_end)
 
 
 def enact(scene: Callable[[House], Awaitable[None]]) -> None:

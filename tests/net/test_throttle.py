@@ -237,7 +237,7 @@ def test_a_long_answer_waits_its_turn_like_a_chunk() -> None:
 
 def test_what_passes_on_a_link_that_is_a_gift_is_counted_as_given() -> None:
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
-        near._is_gift = True
+        near._serves_others = True
         await near.send(FrameKind.MESSAGE, b"hello")
         await far.receive()
         await far.send(FrameKind.CHUNK, b"bytes")
@@ -260,7 +260,7 @@ def test_a_body_counts_as_far_as_it_comes(length: int, kind: FrameKind, cap: flo
         rates.down.rate = cap
         into.put(encode_header(kind, length) + b"some of it")
         stream: Any = FakeStream(Pipe(), into)
-        link = StreamLink(FarEnd(PeerId("liar"), ""), stream, Limits(), rates, is_gift=True)
+        link = StreamLink(FarEnd(PeerId("liar"), ""), stream, Limits(), rates, serves_others=True)
         with pytest.raises(NetworkError, match="sent nothing"):
             await link.receive()
         assert rates.down.total_bytes == rates.given_bytes == HEADER_BYTES + len(b"some of it")

@@ -117,8 +117,8 @@ def test_nobody_is_given_weights_that_others_have_kept_for_long(pause_s: float, 
         await network.transport(B).listen(copies.give)
         return answered, await asked(await network.transport(ME).open(B), ["piece", 0])
 
-    answered, promised = virtual_time.run(main())
-    assert (answered, promised) == (is_answered, [as_bytes(honest(2))[0]])
+    answered, accepted = virtual_time.run(main())
+    assert (answered, accepted) == (is_answered, [as_bytes(honest(2))[0]])
 
 
 def test_a_stream_ends_however_little_it_asks_for():
