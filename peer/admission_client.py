@@ -35,7 +35,7 @@ from peer.manifest_fetch import PAUSE_S
 from peer.network import Connection
 
 CERTIFICATE_FILE = "badge"
-MOST_ASKED = 4
+MAX_ASKED = 4
 """Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
 Guess: how often the first nodes have an outdated access list or are gone."""
 _CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
@@ -159,7 +159,7 @@ class AdmissionClient:
         except NetworkError:  # p2pd is being restarted
             return answered
         others = [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))]
-        for peer in [each for each in others if each != self._me][:MOST_ASKED]:
+        for peer in [each for each in others if each != self._me][:MAX_ASKED]:
             try:
                 if await ask_access_list(self._admission_transport(), peer, node.known.get(peer, ()), gate):
                     self._access_list_changed()

@@ -36,7 +36,7 @@ from p2ptrain.net.rate_limiter import origin
 from p2ptrain.net.throttle import SMALL_BYTES, Throttles
 from p2ptrain.ports import Link
 
-MOST_UNHEARD = 8
+MAX_UNHEARD = 8
 """Most frames that are read and dropped after we end a link; more, or a chunk, close it. Guess: the frames in flight at
 the end of links would settle it."""
 WINDOW_BYTES = 256 << 10
@@ -270,7 +270,7 @@ class StreamLink(Link):
 
     async def _await_end(self) -> None:
         await self._stream.write(framing.encode_header(FrameKind.END, 0))
-        for _ in range(1 + MOST_UNHEARD):
+        for _ in range(1 + MAX_UNHEARD):
             kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
             if kind in (FrameKind.END, FrameKind.CHUNK):
                 return

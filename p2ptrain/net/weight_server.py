@@ -42,7 +42,7 @@ share of repeated pieces would settle it."""
 EACH = RateLimit(burst=3.0, per_s=6.0 / 3600.0)
 """Rate limit of one peer besides that, in whole models: a newcomer takes about a third of a donor's pieces and compares
 as many. A peer may catch up as often per hour as a donor accepts its requests (``rules.GIVEN_TO_ONE``)."""
-LEAST_MODEL = GIVEN_BYTES / GIVEN_TO_ONE
+MIN_MODEL = GIVEN_BYTES / GIVEN_TO_ONE
 """Size in bytes below which a model costs less than one, as in ``rules.given_to_one``."""
 OVERALL = RateLimit(burst=12.0, per_s=72.0 / 3600.0)
 """Rate limit of all peers in whole models; a sketch of 8 million weights takes .2 s of a core. Guess: a donor's
@@ -50,7 +50,7 @@ slowdown by many newcomers would settle it."""
 LONGEST_S = 900.0
 """Longest duration of a stream, as long as a download may take (``net.weight_download``). Without it a slow newcomer
 would keep old weights in memory forever, also for those that share them."""
-MOST_PINNED = 2
+MAX_PINNED = 2
 """Most snapshots kept at once besides those for accepted requests, each as large as the weights. A third newcomer
 shares the younger one."""
 SHARED_S = 60.0
@@ -113,7 +113,7 @@ class WeightServer:
         def admits(span: Span, is_piece: bool) -> bool:
             if self._rates.rests or (is_piece and not self._rates.gives):
                 raise NetworkError(f"{short(link.peer)} asked for weights, but this peer is not serving any")
-            return self._rate_limits.admits(link.peer, self._clock(), span.size / max(self._total, LEAST_MODEL))
+            return self._rate_limits.admits(link.peer, self._clock(), span.size / max(self._total, MIN_MODEL))
 
         await self._serve(link, admits, self._pinned, self._clock() + LONGEST_S)
 
@@ -188,7 +188,7 @@ class WeightServer:
         """
         now = self._clock()
         pin = next((pin for pin in self._pins if pin.slow is slow), None)
-        if pin is None and len(self._pins) < MOST_PINNED:
+        if pin is None and len(self._pins) < MAX_PINNED:
             self._pins.append(pin := _Pin(slow, now))
         pin = pin or self._pins[-1]
         if pin.slow is not slow and now - pin.since > SHARED_S:

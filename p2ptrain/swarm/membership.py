@@ -85,7 +85,7 @@ class Membership:
             self._paused[peer] = known
 
     def called(self, peer: PeerId, now: float) -> None:
-        """Record an offer, and pause at ``MOST_CALLS``: a peer called more often declines without reading."""
+        """Record an offer, and pause at ``MAX_CALLS``: a peer called more often declines without reading."""
         known = self._known.get(peer)
         if known is not None and (until := known.call(now)):
             self.pause(peer, until)

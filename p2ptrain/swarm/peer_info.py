@@ -7,7 +7,7 @@ from enum import Enum
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
-from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
+from p2ptrain.swarm.rules import CALLS_PER_S, MAX_CALLS
 
 # First and longest pause after failures in a row. Guess: measure how long network failures last.
 FAILURE_PAUSE_S = (2.0, 120.0)
@@ -76,9 +76,9 @@ class PeerInfo:
 
     def call(self, now: float) -> float:
         """Record an offer to it. Return the end of the pause if it has had enough offers, else 0."""
-        self.calls = min(max(self.calls - (now - self.called_at) * CALLS_PER_S, 0.0) + 1.0, MOST_CALLS)
+        self.calls = min(max(self.calls - (now - self.called_at) * CALLS_PER_S, 0.0) + 1.0, MAX_CALLS)
         self.called_at = now
-        if self.calls > MOST_CALLS - 1.0:
+        if self.calls > MAX_CALLS - 1.0:
             self.paced_until = now + 1.0 / CALLS_PER_S
             return self.paced_until
         return 0.0

@@ -23,7 +23,7 @@ from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.rate_limiter import PER_ORIGIN, PER_PEER
 from p2ptrain.net.relay import circuit_v2
 from p2ptrain.net.throttle import Throttles
-from p2ptrain.net.transport import MOST_NAMELESS, P2PTransport
+from p2ptrain.net.transport import MAX_NAMELESS, P2PTransport
 
 HERE, THERE, ELSEWHERE = (f"/ip4/203.0.114.{host}/tcp/4001" for host in (7, 8, 9))
 LIMITS = Limits()
@@ -290,7 +290,7 @@ def test_streams_of_which_nobody_knows_yet_whose_they_are_are_bounded() -> None:
         wires = [Wire(1, HERE) for _ in range(1000)]
         for wire in wires:
             wire._unread = b""
-        assert open_of(await house.call(*wires)) == LIMITS.inbound + MOST_NAMELESS
+        assert open_of(await house.call(*wires)) == LIMITS.inbound + MAX_NAMELESS
         await asyncio.sleep(LIMITS.idle_s + 1.0)
         assert not house.transport._inbound
 

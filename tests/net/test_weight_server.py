@@ -22,7 +22,7 @@ from p2ptrain.net.driver import at_once
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import send_message
 from p2ptrain.net.throttle import Throttles
-from p2ptrain.net.weight_server import EACH, LONGEST_S, MOST_PINNED, SHARED_S, WeightServer
+from p2ptrain.net.weight_server import EACH, LONGEST_S, MAX_PINNED, SHARED_S, WeightServer
 from p2ptrain.ports import Link
 from p2ptrain.train.payloads import Snapshot
 from p2ptrain.train.sketch import SKETCH_BYTES, sketch
@@ -178,7 +178,7 @@ def test_a_stream_that_stays_open_keeps_no_weights_beside_those_two():
         gc.collect()
         return sum(each() is not None for each in old)
 
-    assert virtual_time.run(main()) == MOST_PINNED
+    assert virtual_time.run(main()) == MAX_PINNED
 
 
 def test_who_reads_slowly_is_not_waited_for_beyond_the_quarter_of_an_hour():
@@ -299,7 +299,7 @@ def test_small_models_are_rationed_by_their_bytes():
 
 
 def test_questions_that_are_none_are_offences_and_floods_are_rationed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(copies_module, "LEAST_MODEL", 0.0)  # as if these were as large as what people train
+    monkeypatch.setattr(copies_module, "MIN_MODEL", 0.0)  # as if these were as large as what people train
 
     async def main() -> tuple[int, int]:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
 from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, FAR_S, FORGIVEN, MISFITS_FORGIVEN, QUARANTINE_S, REST, FailureKind
-from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MOST_CALLS
+from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MAX_CALLS
 
 
 @dataclass
@@ -61,11 +61,11 @@ class PlainMembership:
 
     def called(self, peer: PeerId, now: float) -> None:
         if entry := self.known.get(peer):
-            entry.calls = [at for at in entry.calls if now - at < MOST_CALLS / CALLS_PER_S] + [now]
+            entry.calls = [at for at in entry.calls if now - at < MAX_CALLS / CALLS_PER_S] + [now]
             level = 0.0
             for before, at in zip([entry.calls[0], *entry.calls], entry.calls, strict=False):
-                level = min(max(level - (at - before) * CALLS_PER_S, 0.0) + 1.0, MOST_CALLS)
-            if level > MOST_CALLS - 1.0:
+                level = min(max(level - (at - before) * CALLS_PER_S, 0.0) + 1.0, MAX_CALLS)
+            if level > MAX_CALLS - 1.0:
                 entry.paced_until = now + 1.0 / CALLS_PER_S
                 self.pause(peer, entry.paced_until)
 

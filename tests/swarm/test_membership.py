@@ -13,7 +13,7 @@ from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
 from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, REST, FailureKind
-from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
+from p2ptrain.swarm.rules import CALLS_PER_S, MAX_CALLS
 
 BIRCH = PeerId("birch")
 PEERS = 12
@@ -104,7 +104,7 @@ def test_nobody_is_called_more_often_than_it_admits(members: Membership) -> None
             members.record_success(BIRCH)
             calls += 1
         now += 0.01
-    assert calls == pytest.approx(MOST_CALLS + 100 * CALLS_PER_S, abs=20)
+    assert calls == pytest.approx(MAX_CALLS + 100 * CALLS_PER_S, abs=20)
 
 
 def test_who_was_called_often_may_be_asked_for_its_weights_all_the_same(members: Membership) -> None:

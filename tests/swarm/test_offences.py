@@ -7,7 +7,7 @@ from table import presence
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.membership import Membership
-from p2ptrain.swarm.offences import HALF_LIFE_S, MOST_REMEMBERED, Offences
+from p2ptrain.swarm.offences import HALF_LIFE_S, MAX_REMEMBERED, Offences
 from p2ptrain.swarm.peer_info import FAR_S, QUARANTINE_S, FailureKind
 
 BIRCH = PeerId("birch")
@@ -37,10 +37,10 @@ def test_who_offends_at_every_chance_gets_about_one_an_hour() -> None:
 
 def test_a_crowd_of_offenders_is_bounded_and_the_last_ones_are_kept() -> None:
     offences = Offences()
-    for number in range(2 * MOST_REMEMBERED):
+    for number in range(2 * MAX_REMEMBERED):
         offences.add(PeerId(f"peer {number}"), 0.0, QUARANTINE_S)
-    remembered = [number for number in range(2 * MOST_REMEMBERED) if offences.until(PeerId(f"peer {number}"))]
-    assert remembered == list(range(MOST_REMEMBERED, 2 * MOST_REMEMBERED))
+    remembered = [number for number in range(2 * MAX_REMEMBERED) if offences.until(PeerId(f"peer {number}"))]
+    assert remembered == list(range(MAX_REMEMBERED, 2 * MAX_REMEMBERED))
 
 
 @pytest.mark.parametrize("failure", [FailureKind.OFFENCE, FailureKind.FAR])

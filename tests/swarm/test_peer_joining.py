@@ -42,8 +42,8 @@ from p2ptrain.swarm.rules import (
     GIVEN_BYTES,
     GIVEN_TO_ONE,
     GIVING_WINDOW_S,
+    MAX_CALLS,
     MAX_DONATIONS,
-    MOST_CALLS,
     SwarmRules,
 )
 
@@ -942,7 +942,7 @@ def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type 
     raise AssertionError("nobody seemed strange")
 
 
-@pytest.mark.parametrize("offers_before", [0, int(MOST_CALLS) - 1])
+@pytest.mark.parametrize("offers_before", [0, int(MAX_CALLS) - 1])
 def test_who_is_told_that_it_is_behind_asks_for_weights_at_once(offers_before: int):
     """However many offers it has made. What it then knows of who is ahead would be old by the time that a pause is
     over: it would seem to have come as far, and offer again, and so for ever."""

@@ -30,7 +30,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.rounds import FORGIVEN, MOST_OURS, RoundCommitments
+from p2ptrain.swarm.rounds import FORGIVEN, MAX_OURS, RoundCommitments
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring")
@@ -450,10 +450,10 @@ def test_what_could_not_be_delivered_broke_no_promise() -> None:
 
 
 def test_where_nobody_answers_it_may_be_our_own_line_and_counts_for_little() -> None:
-    assert broken_after(rounds=40, seconds=1.5) == {"birch": MOST_OURS, "cedar": MOST_OURS}
+    assert broken_after(rounds=40, seconds=1.5) == {"birch": MAX_OURS, "cedar": MAX_OURS}
     alone = broken_after(rounds=40, seconds=1.5, answers=("birch",))
     assert list(alone) == ["cedar"]
-    assert alone[PeerId("cedar")] > MOST_OURS
+    assert alone[PeerId("cedar")] > MAX_OURS
 
 
 @pytest.mark.parametrize("seconds", [ROUND_PATIENCE_S + 10.0, 3600.0])
