@@ -14,7 +14,7 @@ FAILURE_PAUSE_S = (2.0, 120.0)
 QUARANTINE_S = (30.0, 3600.0)  # the same after protocol violations. Guess: measure how long faulty hardware offends
 # The same after clipped weights, as when two halves of a swarm reunite. Guess: measure such reunions.
 FAR_S = (30.0, 600.0)
-FORGIVEN = 1
+WITHDRAWALS_FORGIVEN = 1
 """Offers in a row that a peer may withdraw after our Accept was sent. A peer that waited too long exchanges with
 another, which may be our own slowness; one that offers only to withdraw would hold our fragments each time. Guess:
 count withdrawals of honest peers."""
@@ -88,7 +88,7 @@ class PeerInfo:
         first, longest = FAILURE_PAUSE_S
         if failure is FailureKind.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
             self.withdrawn += 1
-            return now + max(first, REST * held_s) if self.withdrawn > FORGIVEN else 0.0
+            return now + max(first, REST * held_s) if self.withdrawn > WITHDRAWALS_FORGIVEN else 0.0
         if failure is FailureKind.MISFIT:
             self.misfits += 1
             if self.misfits <= MISFITS_FORGIVEN:

@@ -136,7 +136,7 @@ MAX_OURS = 3
 this peer waits for all partners again within seven rounds; if all break commitments, they delay one round of eight.
 Guess: measure how long connections fail."""
 
-FORGIVEN = 16
+EXCHANGES_TO_FORGIVE = 16
 """Exchanges after which one broken commitment of the partner is forgotten. With a value of one, a peer that comes in
 every other round would be waited for in all the others. Guess: measure how often honest partners are late."""
 
@@ -224,7 +224,7 @@ class RoundCommitments:
         if broken is None:
             return
         broken.kept += 1
-        if broken.kept == FORGIVEN:
+        if broken.kept == EXCHANGES_TO_FORGIVE:
             broken.kept = 0
             broken.times -= 1
             if not broken.times:

@@ -8,7 +8,15 @@ from random import Random
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
-from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, FAR_S, FORGIVEN, MISFITS_FORGIVEN, QUARANTINE_S, REST, FailureKind
+from p2ptrain.swarm.peer_info import (
+    FAILURE_PAUSE_S,
+    FAR_S,
+    MISFITS_FORGIVEN,
+    QUARANTINE_S,
+    REST,
+    WITHDRAWALS_FORGIVEN,
+    FailureKind,
+)
 from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MAX_CALLS
 
 
@@ -84,7 +92,9 @@ class PlainMembership:
             entry.times[failure] += 1
             first, longest = FAILURE_PAUSE_S
             if failure in (FailureKind.WITHDRAWN, FailureKind.MISFIT):
-                if entry.times[failure] <= (FORGIVEN if failure is FailureKind.WITHDRAWN else MISFITS_FORGIVEN):
+                if entry.times[failure] <= (
+                    WITHDRAWALS_FORGIVEN if failure is FailureKind.WITHDRAWN else MISFITS_FORGIVEN
+                ):
                     return
                 if failure is FailureKind.MISFIT:
                     failure = FailureKind.BROKEN

@@ -30,7 +30,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.rounds import FORGIVEN, MAX_OURS, RoundCommitments
+from p2ptrain.swarm.rounds import EXCHANGES_TO_FORGIVE, MAX_OURS, RoundCommitments
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring")
@@ -479,7 +479,7 @@ def test_who_broke_a_promise_is_forgiven_in_time() -> None:
     commitments.broke(fox)
     commitments.broke(fox)
     assert [commitments.take(fox) for _ in range(4)] == [False, False, False, True]
-    for _ in range(2 * FORGIVEN):
+    for _ in range(2 * EXCHANGES_TO_FORGIVE):
         commitments.kept(fox)
     commitments.broke(fox)
     assert [commitments.take(fox) for _ in range(2)] == [False, True]
