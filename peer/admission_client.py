@@ -100,7 +100,7 @@ class AdmissionClient:
         if self.gate is None:
             return ""
         why = self._refusal
-        return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why}. {remedy(why, self._me)}"
+        return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why.text}. {remedy(why, self._me)}"
 
     async def enter(self, link: JoinLink | None) -> None:
         """Fetch the access list, and a certificate if the link has an invite, until this peer is admitted.
@@ -135,7 +135,7 @@ class AdmissionClient:
             elif not answered and not gate.access_list.serial:
                 return  # no access list was found, and it may name us: partners decide
             if why is not None:
-                raise AdmissionError(f"This run does not let this peer in: {why}.", remedy(why, self._me))
+                raise AdmissionError(f"This run does not let this peer in: {why.text}.", remedy(why, self._me))
 
     @contextlib.asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
@@ -217,7 +217,7 @@ class AdmissionClient:
         self._notebook.note("rulings", serial=access_list.serial, **counts)
         before, why = self._refusal, self._check(self.gate)
         if why is not None and why is not before:
-            self._notebook.note("put out", why=why.value, remedy=remedy(why, self._me))
+            self._notebook.note("put out", why=why.text, remedy=remedy(why, self._me))
 
     def _check(self, gate: Gate) -> Refusal | None:
         """Return why we are not admitted now, and keep it for ``status``."""
