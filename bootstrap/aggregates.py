@@ -21,7 +21,7 @@ SUMMED = {
 """Figures that are summed: the factor of the sum (both sides count an exchange), and the value of one peer that always
 counts in full. Guess: measure what a peer reaches within minutes."""
 MEDIANS = ("loss", "held_out", "disagreement", "blocked_share")
-MOST_TIMES = 20.0
+MAX_TIMES = 20.0
 """Most that one peer counts in a sum, in multiples of the upper quartile, so that one report cannot dominate. Guess:
 measure the ratio of throughputs; data centre and gaming GPUs should be within it."""
 
@@ -43,6 +43,6 @@ def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, flo
 
 
 def _bounded_sum(values: Sequence[float], least: float) -> float:
-    """Return the sum with each value bounded by ``MOST_TIMES`` the upper quartile, or by ``least`` if that is more."""
-    most = max(MOST_TIMES * sorted(values)[3 * (len(values) - 1) // 4], least)
+    """Return the sum with each value bounded by ``MAX_TIMES`` the upper quartile, or by ``least`` if that is more."""
+    most = max(MAX_TIMES * sorted(values)[3 * (len(values) - 1) // 4], least)
     return sum(min(each, most) for each in values)

@@ -66,7 +66,7 @@ IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 OWN_WORD_S = 10.0
 """Timeout to ask p2pd for its addresses. Guess: measure it; milliseconds are usual."""
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 """Most addresses in our link, another bootstrap's included: half of what a link may have."""
 
 
@@ -198,7 +198,7 @@ class EntryPoint:
         if options.beside is not None:
             messages.check_beside(options.beside, me, own, options.home)
         addresses = dict.fromkeys([*own, *_addresses(options.beside)])
-        self._link = JoinLink(self._signed.run_id, tuple(addresses)[:MOST_NAMED])
+        self._link = JoinLink(self._signed.run_id, tuple(addresses)[:MAX_NAMED])
         _write_link(options.home / LINK_FILE.name, self._link)
         lines = messages.join_lines(self._link, options.local, IN_CONTAINER in os.environ)
         for line in lines:

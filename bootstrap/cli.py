@@ -8,20 +8,20 @@ import click
 
 from p2ptrain.base.imports import command_imports
 from p2ptrain.manifest import JoinLink
-from p2ptrain.net.throttle import LOWEST_RATE, MBIT
+from p2ptrain.net.throttle import MBIT, MIN_RATE
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """Default address; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
 FILE = click.Path(dir_okay=False, path_type=Path)
-LOWEST_MBIT, HIGHEST_MBIT = LOWEST_RATE / MBIT, 1e6
+MIN_MBIT, MAX_MBIT = MIN_RATE / MBIT, 1e6
 """Bounds of a cap in Mbit/s, equal to those of a peer's settings."""
 
 
 def _cap(context: click.Context, option: click.Parameter, value: float) -> float:
-    if value == 0 or LOWEST_MBIT <= value <= HIGHEST_MBIT:  # NaN is neither
+    if value == 0 or MIN_MBIT <= value <= MAX_MBIT:  # NaN is neither
         return value
-    raise click.BadParameter(f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST_MBIT:,.0f}.")
+    raise click.BadParameter(f"0 (no cap), or a number from {MIN_MBIT:g} to {MAX_MBIT:,.0f}.")
 
 
 @click.command(short_help="Run a swarm's entry point and print its join link.")

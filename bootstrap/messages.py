@@ -11,7 +11,7 @@ from p2ptrain.manifest import JoinLink
 from p2ptrain.net import address
 from p2ptrain.swarm.messages import PeerState, Presence
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 
 View = Mapping[PeerId, Presence]
 """Live peers, each with its newest record."""
@@ -97,10 +97,10 @@ def status_line(now: View, tokens_per_peer: int, size: int = 0) -> str:
     """Return a line with the live peers and their progress; ``size`` peers of which they are a sample, 0 if all."""
     if not now:
         return "nobody is here; training starts when the first peer joins"
-    named = [f"{name(record)} {doing(record, tokens_per_peer)}" for record in list(now.values())[:MOST_NAMED]]
+    named = [f"{name(record)} {doing(record, tokens_per_peer)}" for record in list(now.values())[:MAX_NAMED]]
     if size:
         return f"about {size} here, among them: {'; '.join(named)}"
-    others = [f"{len(now) - MOST_NAMED} more"] if len(now) > MOST_NAMED else []
+    others = [f"{len(now) - MAX_NAMED} more"] if len(now) > MAX_NAMED else []
     return f"{len(now)} here: {'; '.join(named + others)}"
 
 

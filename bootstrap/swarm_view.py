@@ -43,7 +43,7 @@ from p2ptrain.swarm import PeerState, Presence
 
 POLL_S = 3.0
 """Interval between two rounds of requests, and so the age of what is shown. Guess: ask readers."""
-MOST_ASKED = 64
+MAX_ASKED = 64
 """Most reporting peers asked in one round; responses are bounded (``figures_service``) to 2 MB together."""
 AT_ONCE = 8
 """Most concurrent requests to reporting peers, and to other peers, so that silent peers delay no reporting ones. Guess:
@@ -52,7 +52,7 @@ KEPT_S = 60.0
 """Pause before another request to a peer that declined or did not answer."""
 SILENT_S = 120.0
 """Time after which the figures of a silent peer are removed. Guess: measure outages; this is two requests."""
-MOST_SERIALS = 4 * MOST_PEERS
+MAX_SERIALS = 4 * MOST_PEERS
 """Most peers whose last event is remembered. Guess: count the peers that return."""
 CURVE_S = 300.0
 """Interval at which another peer's curve replaces the oldest one. Guess: ask readers; a curve stays for hours."""
@@ -92,7 +92,7 @@ class SwarmView:
         self._told: dict[PeerId, Report] = {}
         self._texts = SampleRotation()
         self._curve_at = float("-inf")  # when the last curve began
-        self._serials: BoundedDict[PeerId, int] = BoundedDict(MOST_SERIALS)  # serial number of each peer's last event
+        self._serials: BoundedDict[PeerId, int] = BoundedDict(MAX_SERIALS)  # serial number of each peer's last event
         self._not_before: dict[PeerId, float] = {}
         self._tells: list[Tell] = []
 
@@ -184,7 +184,7 @@ class SwarmView:
                 with self._lock:
                     due = {each.peer: each.addresses for each in self._records.values()}
                 waiting = [peer for peer in due if peer not in self._not_before | dict.fromkeys(tellers | others)]
-                for among, most in ((tellers, MOST_ASKED), (others, AT_ONCE)):
+                for among, most in ((tellers, MAX_ASKED), (others, AT_ONCE)):
                     ready = [peer for peer in waiting if (peer in self._told) is (among is tellers)]
                     for peer in random.sample(ready, min(len(ready), most - len(among))):
                         among.add(peer)

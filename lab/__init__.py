@@ -15,7 +15,7 @@ runner             starts the initial peers, follows the script, ends all proces
 conductor          performs the script's acts on peers and bootstraps
 stages             loopback and namespaces: where processes run, and what happens to their links
 containers         stage of containers
-freezing           suspended machines, resumed even if this process dies
+suspension         suspended machines, resumed even if this process dies
 breakage           disks, file descriptors, network daemons and clocks that fail
 hostile            adversarial peer
 resource_monitor   memory and open files over time

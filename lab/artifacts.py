@@ -23,14 +23,14 @@ recover."""
 
 TOLD_BY_NOTE: Mapping[str, tuple[str, str]] = {
     "told_daemon": ("p2pd died", ""),
-    "told_banned": ("put out", Refusal.BANNED.value),
+    "told_banned": ("put out", Refusal.BANNED.text),
     "told_wrong_clock": ("wrong clock", ""),
 }
 """Figures of what owners were told, with the kind of note that says so and the reason in it, if one is required."""
 
 TOLD_BY_OUTPUT: Mapping[str, str] = {
     "told_not_saved": r"\[save\] NOT saved, ",
-    "told_not_invited": rf"This run does not let this peer in: {Refusal.NO_INVITE}",
+    "told_not_invited": rf"This run does not let this peer in: {Refusal.NO_INVITE.text}",
 }
 """Figures of what owners were told, with a pattern for printed output where the event log may lack it: a failing disk
 holds the log, too, and a peer that is not admitted ends with an error instead of a note."""

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lab.freezing import process_tree
 from lab.namespaces import COMMAND_DEADLINE_S
 from lab.script import TROUBLE_ACTS, Act, ActKind
+from lab.suspension import process_tree
 from p2ptrain.base.errors import DeviceError
 from peer.testnet.processes import Wrap
 

@@ -27,7 +27,6 @@ from lab.breakage import faketime_library
 from lab.cell import REFUSED, run_in_cell
 from lab.containers import build, check_engine, check_folder, has_netem, line_of, sweep_folder
 from lab.figures import compared, figures_of
-from lab.freezing import processes_with
 from lab.hosts import check_network_support
 from lab.inner_main import MARK, read_run, run_inside
 from lab.namespaces import check_support
@@ -36,6 +35,7 @@ from lab.report import ScenarioVerdict
 from lab.scenario import RealScenario
 from lab.script import Script, script_of
 from lab.stages import TOKEN, StageName, hosts_on_side, page_argument, page_token
+from lab.suspension import processes_with
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
 from p2ptrain.base.text import PLAIN_WIDTH

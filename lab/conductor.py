@@ -76,7 +76,7 @@ class SuspendedPeers:
             try:
                 await self.end(who)
             except DeviceError as error:
-                failed.append(f"{describe(who, ActKind.THAW)} at the end: {error.problem.rstrip('.')}")
+                failed.append(f"{describe(who, ActKind.RESUME)} at the end: {error.problem.rstrip('.')}")
         return failed
 
 
@@ -208,11 +208,11 @@ class Conductor:
             return "it was in no exchange"
         if act.kind in BREAKAGE_ACTS:
             self.breakages.perform(act, child.process.pid)
-        elif act.kind is ActKind.FREEZE:
+        elif act.kind is ActKind.SUSPEND:
             await self.suspended.begin(act.who, self._host(act.who), child.process.pid)
         elif act.kind is ActKind.BAN:
             author.revoke(self.plan.run, [self._trainer(act.who).peer_id], time.time())
-        elif act.kind is not ActKind.THAW:
+        elif act.kind is not ActKind.RESUME:
             await self._end(child, act)
         elif act.who in self.suspended:
             await self.suspended.end(act.who)
@@ -223,7 +223,7 @@ class Conductor:
     def _needs_exchange(self, act: Act) -> bool:
         """Return whether an act waits until the peer is in an exchange."""
         return (
-            act.kind in (ActKind.KILL, ActKind.FREEZE)
+            act.kind in (ActKind.KILL, ActKind.SUSPEND)
             and act.who in self.lives
             and self._settings(act.who).amid_exchange
         )

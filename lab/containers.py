@@ -114,8 +114,8 @@ class Containers:
     def kill(self, who: str, pid: int) -> None:
         docker("kill", self._names[who])
 
-    def suspend(self, who: str, pid: int) -> ContainerPause:
-        return ContainerPause(self._names[who])
+    def suspend(self, who: str, pid: int) -> SuspendedContainer:
+        return SuspendedContainer(self._names[who])
 
     def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: a suspended container answers nothing, and its link is not cut."""
@@ -158,7 +158,7 @@ class Containers:
 
 
 @dataclass(slots=True)
-class ContainerPause:
+class SuspendedContainer:
     """Suspended container: all its processes but init are stopped by signals, since not every engine can freeze
     containers.
     """

@@ -29,7 +29,7 @@ HEARD_S = 2.0
 """Time by which partners may notice a death before the act counts as done, which is when the process has ended. Guess:
 .1 s, more on a busy machine; times between both in lab runs would settle it."""
 
-INTERRUPTIONS = (ActKind.KILL, ActKind.FREEZE)
+INTERRUPTIONS = (ActKind.KILL, ActKind.SUSPEND)
 
 PULLS: Mapping[str, str] = {
     "donors": "donors",

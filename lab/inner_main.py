@@ -21,12 +21,12 @@ from rich.console import Console
 
 from lab.cell import unblock_sigterm
 from lab.containers import Containers
-from lab.freezing import processes_with
 from lab.run_record import RunRecord
 from lab.runner import run_script
 from lab.scenario import RealScenario
 from lab.script import Script, script_of
 from lab.stages import Loopback, Namespaces, Stage, StageName
+from lab.suspension import processes_with
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.text import PLAIN_WIDTH

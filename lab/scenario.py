@@ -154,7 +154,7 @@ class RealScenario(Scenario):
     limits: dict[str, Limit] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _reality_agrees(self) -> Self:
+    def _check_real_peers(self) -> Self:
         faults = [*_partition_faults(self), *_trouble_faults(self), *_churn_faults(self), *_limit_faults(self)]
         faults += _admission_faults(self)
         if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:

@@ -26,8 +26,8 @@ class ActKind(StrEnum):
     START = "starts"
     STOP = "is asked to leave"
     KILL = "is killed"
-    FREEZE = "falls asleep"
-    THAW = "wakes"
+    SUSPEND = "falls asleep"
+    RESUME = "wakes"
     PART = "the network falls apart"
     HEAL = "the network is whole again"
     FILL = "has no room left on its disk"
@@ -185,9 +185,9 @@ def _freezes(group: RealGroup, who: str, arrives: float, leaves: float) -> Seque
     acts = []
     for freeze in group.freezes:
         if arrives <= freeze.at_s < leaves:
-            acts.append(Act(freeze.at_s, ActKind.FREEZE, who))
+            acts.append(Act(freeze.at_s, ActKind.SUSPEND, who))
             if freeze.at_s + freeze.for_s < leaves:
-                acts.append(Act(freeze.at_s + freeze.for_s, ActKind.THAW, who))
+                acts.append(Act(freeze.at_s + freeze.for_s, ActKind.RESUME, who))
     return acts
 
 

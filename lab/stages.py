@@ -12,10 +12,10 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from lab.freezing import Suspend, process_tree
 from lab.hosts import Access, Network
 from lab.scenario import BOOTSTRAP, Partition, RealGroup
 from lab.script import Script
+from lab.suspension import SuspendedProcesses, process_tree
 from p2ptrain.base.errors import UserError
 from p2ptrain.page.listen_address import LOOPBACK, ListenAddress, check_listen_address, listener_at
 from peer.testnet.processes import Wrap
@@ -105,7 +105,7 @@ class LocalProcesses:
                 os.kill(each, signal.SIGKILL)
 
     def suspend(self, who: str, pid: int) -> Suspension:
-        return Suspend(process_tree(pid))
+        return SuspendedProcesses(process_tree(pid))
 
 
 class Loopback(LocalProcesses):

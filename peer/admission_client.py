@@ -35,7 +35,7 @@ from peer.manifest_fetch import PAUSE_S
 from peer.network import Connection
 
 CERTIFICATE_FILE = "badge"
-MOST_ASKED = 4
+MAX_ASKED = 4
 """Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
 Guess: how often the first nodes have an outdated access list or are gone."""
 _CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
@@ -104,7 +104,7 @@ class AdmissionClient:
         if self.gate is None:
             return ""
         why = self._refusal
-        return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why}. {remedy(why, self._me)}"
+        return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why.text}. {remedy(why, self._me)}"
 
     async def enter(self, link: JoinLink | None) -> None:
         """Fetch the access list, and a certificate if the link has an invite, until this peer is admitted.
@@ -139,7 +139,7 @@ class AdmissionClient:
             elif not answered and not gate.access_list.serial:
                 return  # no access list was found, and it may name us: partners decide
             if why is not None:
-                raise AdmissionError(f"This run does not let this peer in: {why}.", remedy(why, self._me))
+                raise AdmissionError(f"This run does not let this peer in: {why.text}.", remedy(why, self._me))
 
     @contextlib.asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
@@ -163,7 +163,7 @@ class AdmissionClient:
         except NetworkError:  # p2pd is being restarted
             return answered
         others = [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))]
-        for peer in [each for each in others if each != self._me][:MOST_ASKED]:
+        for peer in [each for each in others if each != self._me][:MAX_ASKED]:
             try:
                 if await ask_access_list(self._admission_transport(), peer, node.known.get(peer, ()), gate):
                     self._access_list_changed()
@@ -221,7 +221,7 @@ class AdmissionClient:
         self._notebook.note("rulings", serial=access_list.serial, **counts)
         before, why = self._refusal, self._check(self.gate)
         if why is not None and why is not before:
-            self._notebook.note("put out", why=why.value, remedy=remedy(why, self._me))
+            self._notebook.note("put out", why=why.text, remedy=remedy(why, self._me))
 
     def _check(self, gate: Gate) -> Refusal | None:
         """Return why we are not admitted now, and keep it for ``status``."""

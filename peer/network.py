@@ -132,7 +132,7 @@ class Connection:
 
     async def _serve_on(self, node: Node, protocol: str) -> None:
         limits, handler = self._handlers[protocol]
-        transport = P2PTransport(node, protocol, limits, self._rates, is_gift=True)
+        transport = P2PTransport(node, protocol, limits, self._rates, serves_others=True)
         await transport.listen(handler)
         self._supervisor.services.append(transport)
 

@@ -11,14 +11,14 @@ from p2ptrain.ports import Notebook
 
 TRAVELLED = {"exchanged", "caught up", "gave weights"}
 """Kinds of notes about bytes that passed between a partner and us."""
-MOST_PATHS = 512
+MAX_PATHS = 512
 
 
 class Paths:
     """The path of the latest link with each partner: direct, or through which relay."""
 
     def __init__(self) -> None:
-        self._relays: BoundedDict[PeerId, PeerId | None] = BoundedDict(MOST_PATHS)
+        self._relays: BoundedDict[PeerId, PeerId | None] = BoundedDict(MAX_PATHS)
 
     def note(self, link: StreamLink) -> None:
         self._relays[link.peer] = link.far_end.relay

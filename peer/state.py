@@ -60,7 +60,7 @@ SHAREABLE = frozenset(
 )
 """Kinds of failures shown to others if the owner shares figures: about exchanges and the swarm only, not about the
 owner's computer, files, settings or home network."""
-MOST_SAMPLE_SHARED = 600
+MAX_SAMPLE_SHARED = 600
 """Maximum characters of a sample text that others get."""
 RECENT = 10
 """Number of exchanges whose median distance is shown as the disagreement."""
@@ -177,7 +177,7 @@ class StatusView:
             news += [["checkpoint", row.n, row.at, row.step] for row in view.checkpoints]
             known = max(serial if serial <= view.last_serial else 0, self._unshared_serial)
             since = sorted((each for each in news if each[1] > known), key=lambda each: each[1])
-            sample = {} if view.sample is None else {"sample": view.sample.text[:MOST_SAMPLE_SHARED]}
+            sample = {} if view.sample is None else {"sample": view.sample.text[:MAX_SAMPLE_SHARED]}
             return plain(self._own_row()) | sample, since
 
     # --- under the lock ---------------------------------------------------------------------------------------------

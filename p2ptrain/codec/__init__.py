@@ -21,7 +21,7 @@ from p2ptrain.base.codec_names import CODECS, GRADIENT_CODECS, MODULAR_CODECS
 from p2ptrain.codec.base import DEFAULT_BLOCK_SIZE, LARGEST_MAGNITUDE, Codec, CodecTerms, Decodable, Matrices
 from p2ptrain.codec.blockwise import BlockwiseCodec
 from p2ptrain.codec.dense import BF16, FP16, FP32
-from p2ptrain.codec.feedback import Feedback, compress, is_decodable, needs_feedback
+from p2ptrain.codec.feedback import Feedback, compress, is_decodable
 from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
 from p2ptrain.codec.negotiation import (
@@ -100,7 +100,6 @@ __all__ = [
     "get_decodable",
     "is_decodable",
     "matrices",
-    "needs_feedback",
     "next_shape",
     "proposal_for",
     "proposal_size",

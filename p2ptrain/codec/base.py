@@ -96,6 +96,10 @@ class Codec(Protocol):
 class Decodable(Codec, Protocol):
     """Interface of a codec whose messages can be read alone, for averages over many peers and error feedback."""
 
+    @property
+    def needs_feedback(self) -> bool:
+        """Whether messages leave out elements, which error feedback must then carry over."""
+
     def decode(self, message: Buffer, terms: CodecTerms) -> Tensor:
         """Decode a message: [n] fp32, finite, and equal to the bit on every machine.
 

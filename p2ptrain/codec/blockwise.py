@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -52,6 +53,8 @@ SMALLEST_SCALE = 2.0**-126
 @dataclass(frozen=True, slots=True)
 class BlockwiseCodec(BlockLayout):
     """Codec with a 4- or 8-bit code per element and a bf16 scale per block."""
+
+    needs_feedback: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

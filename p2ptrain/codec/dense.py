@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class DenseCodec:
     dtype: torch.dtype
     largest: float = LARGEST_MAGNITUDE
     """Largest magnitude allowed in a snapshot or a message."""
+    needs_feedback: ClassVar[bool] = False
 
     def encoded_size(self, terms: CodecTerms) -> int:
         return terms.elements * self.dtype.itemsize

@@ -23,12 +23,6 @@ from torch import Tensor
 
 from p2ptrain.codec.base import Codec, CodecTerms, Decodable
 from p2ptrain.codec.lowrank import LowRankCodec
-from p2ptrain.codec.topk import TopKCodec
-
-
-def needs_feedback(codec: Codec) -> bool:
-    """Return whether a codec leaves out elements and needs error feedback."""
-    return isinstance(codec, TopKCodec | LowRankCodec)
 
 
 def is_decodable(codec: Codec) -> TypeGuard[Decodable]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -89,6 +90,7 @@ class LowRankCodec:
 
     rank: int = DEFAULT_RANK
     """Largest rank of any matrix. A rank that follows ``effective_rank`` needs a new codec for each value."""
+    needs_feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -17,6 +17,7 @@ Legend: n elements, C chunk size, K kept of a chunk, g chunks at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +55,7 @@ class TopKCodec:
     """K: elements kept per chunk, a multiple of 4 so that chunks end on whole bytes. (64 of 4096: SparseLoCo.)"""
     chunk_size: int = LARGEST_CHUNK
     """C: elements of a chunk."""
+    needs_feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.chunk_size <= LARGEST_CHUNK:

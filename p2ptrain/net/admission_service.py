@@ -99,7 +99,7 @@ class AdmissionHandler:
 
 async def serve_admission(node: Node, handler: AdmissionHandler, rates: Throttles | None = None) -> P2PTransport:
     """Answer admission requests until the returned transport is closed."""
-    transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS, rates, is_gift=True)
+    transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS, rates, serves_others=True)
     await transport.listen(handler.answer)
     return transport
 

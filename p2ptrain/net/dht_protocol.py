@@ -56,7 +56,7 @@ MAX_ANSWER_BYTES = 4_000_000
 PEER_ID_BYTES = range(34, 43)
 """Sizes of libp2p multihashes: 34 bytes (RSA) to 42 (the longest identity hash); Ed25519 has 38. The bound is needed
 because base58 costs the square of the length."""
-MOST_UNFIT = 32
+MAX_UNFIT = 32
 """Invalid records after which the rest of a response is skipped; each costs a signature check, .15 ms. Guess: how often
 honest clocks and access lists differ would settle it."""
 RENEWAL_S = 60.0
@@ -232,7 +232,7 @@ class Protocol(DHTProtocol):
         for number, (subkey, value, expiration) in enumerate(_entries(result.value), 1):
             if self._validate_record(key.to_bytes(), self.serializer.dumps(subkey), value, expiration):
                 kept.store(subkey, value, expiration)
-            elif (unfit := unfit + 1) > MOST_UNFIT:
+            elif (unfit := unfit + 1) > MAX_UNFIT:
                 break
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)

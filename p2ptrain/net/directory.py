@@ -113,7 +113,7 @@ class DhtDirectory:
         self._buckets = PresenceBuckets(self._random)
         self.sees_all = True
         """Whether the last lookup covered all peers, not a sample."""
-        self._lying: dict[PresenceBucket, float] = {}  # expiration time of our record in each bucket
+        self._stored_until: dict[PresenceBucket, float] = {}  # expiration time of our record in each bucket
 
     @property
     def size(self) -> int:
@@ -136,7 +136,7 @@ class DhtDirectory:
             )
         if not any(stored.values()):
             raise NetworkError("no node stored our presence record; if this persists, check this machine's clock")
-        self._lying |= dict.fromkeys(homes, until)
+        self._stored_until |= dict.fromkeys(homes, until)
 
     async def lookup(self) -> list[Presence]:
         if not self._dht.protocol.routing_table.uid_to_peer_id:
@@ -164,9 +164,9 @@ class DhtDirectory:
     def _homes(self, presence: Presence) -> list[PresenceBucket]:
         """Return the buckets for a record; a leaving peer's also replaces its earlier records that are still live."""
         now = get_dht_time()
-        self._lying = {bucket: until for bucket, until in self._lying.items() if until > now}
+        self._stored_until = {bucket: until for bucket, until in self._stored_until.items() if until > now}
         homes = self._buckets.homes(self._run, presence.peer)
-        return list({*homes, *self._lying}) if presence.state is PeerState.LEAVING else homes
+        return list({*homes, *self._stored_until}) if presence.state is PeerState.LEAVING else homes
 
     async def _records(self, bucket: PresenceBucket) -> list[Presence]:
         async with network_errors("the lookup"):

@@ -124,7 +124,7 @@ class Driver:
         self._finished: asyncio.Future[str] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._errands: set[asyncio.Task[None]] = set()
+        self._directory_tasks: set[asyncio.Task[None]] = set()
         """Tasks that announce or look up."""
         self._announced: asyncio.Task[None] | None = None
         """The last announcement, which may still run; at the end, that of our leaving."""
@@ -145,8 +145,8 @@ class Driver:
             finally:
                 pump.cancel()
                 await self._end_sessions()
-                for errand in self._errands:
-                    errand.cancel()
+                for work in self._directory_tasks:
+                    work.cancel()
 
     def post(self, event: Event) -> None:
         """Pass an event from any thread. Kept until ``run`` begins, dropped once the loop is closed."""
@@ -197,9 +197,9 @@ class Driver:
             case Adopt():
                 self._adopt(effect)
             case Announce():
-                self._announced = self._send_out(self._announce(effect))
+                self._announced = self._start_directory_task(self._announce(effect))
             case Lookup():
-                self._send_out(self._lookup())
+                self._start_directory_task(self._lookup())
             case WakeAt():
                 self._wake_at(effect.time)
             case BeginTraining():
@@ -345,10 +345,10 @@ class Driver:
         self._events.append((Woke(), time))
         self._has_events.set()
 
-    def _send_out(self, errand: Awaitable[None]) -> asyncio.Task[None]:
-        task = self._spawn(errand)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+    def _start_directory_task(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = self._spawn(work)
+        self._directory_tasks.add(task)
+        task.add_done_callback(self._directory_tasks.discard)
         return task
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:

@@ -34,9 +34,9 @@ DEADLINE_S = 10.0
 """Timeout of a request and its response, dialing included. Guess: response times over relays would settle it."""
 _ABOUT = "figures"
 MAX_ANSWER_BYTES = 32 << 10
-MOST_FIELDS = 64
+MAX_FIELDS = 64
 """Most fields of a row, more than any peer has."""
-MOST_TOLD = 64
+MAX_TOLD = 64
 """Most news in one response: a minute of a fast peer."""
 
 Telling = Callable[[int], tuple[dict[str, Any], list[list[Any]]]]
@@ -74,7 +74,7 @@ class FiguresService:
         else:
             row, news = telling(serial)
             known = [[name, value] for name, value in row.items() if value is not None]
-            await send_message(link, ["figures", known, news[-MOST_TOLD:]])
+            await send_message(link, ["figures", known, news[-MAX_TOLD:]])
         await link.close()
 
 
@@ -89,8 +89,8 @@ async def ask_figures(
     match await request(
         transport, peer, addresses, question, about=_ABOUT, most_bytes=MAX_ANSWER_BYTES, deadline_s=DEADLINE_S
     ):
-        case ["figures", list(row), list(news)] if all(map(_is_pair, row[:MOST_FIELDS])):
-            return dict(row[:MOST_FIELDS]), news[:MOST_TOLD]
+        case ["figures", list(row), list(news)] if all(map(_is_pair, row[:MAX_FIELDS])):
+            return dict(row[:MAX_FIELDS]), news[:MAX_TOLD]
         case ["kept"]:
             return None
         case _:

@@ -87,7 +87,7 @@ class GatedTransport:
                     await link.send(FrameKind.BADGE, self._gate.certificate)
                     return True
                 if self._told.take(f"<{link.peer}", self._wall()):
-                    self._notebook.note("turned away", peer=link.peer, why=why.value)
+                    self._notebook.note("turned away", peer=link.peer, why=why.text)
                 await link.send(FrameKind.REFUSAL, why.encode())
         except TimeoutError:
             raise NetworkError(
@@ -104,12 +104,12 @@ class GatedTransport:
             except ValueError:
                 raise RemoteError(f"expected a reason for refusal, got {body!r:.40}") from None
             if self._told.take(f">{why.name}", self._wall()):
-                self._notebook.note("not admitted", peer=peer, why=why.value, remedy=remedy(why, self._me))
-            raise NetworkError(f"it did not admit us: {why}")
+                self._notebook.note("not admitted", peer=peer, why=why.text, remedy=remedy(why, self._me))
+            raise NetworkError(f"it did not admit us: {why.text}")
         if kind != FrameKind.BADGE:
             raise RemoteError(f"expected a membership certificate, got a frame of kind {kind}")
         if self._checks_responder and (refused := self._gate.refusal(peer, body, self._wall())) is not None:
-            raise NetworkError(f"we did not admit it: {refused}")
+            raise NetworkError(f"we did not admit it: {refused.text}")
 
 
 class GatedLink(Link):

@@ -36,7 +36,7 @@ from p2ptrain.net.rate_limiter import origin
 from p2ptrain.net.throttle import SMALL_BYTES, Throttles
 from p2ptrain.ports import Link
 
-MOST_UNHEARD = 8
+MAX_UNHEARD = 8
 """Most frames that are read and dropped after we end a link; more, or a chunk, close it. Guess: the frames in flight at
 the end of links would settle it."""
 WINDOW_BYTES = 256 << 10
@@ -84,8 +84,8 @@ class StreamLink(Link):
     event loop may still hold it.
 
     Args:
-        is_gift: whether the traffic serves the other side alone.
-        see_off: called once, when the link ends; the called function must await ``part``.
+        serves_others: whether the traffic serves the other side alone.
+        on_end: called once, when the link ends; the called function must await ``part``.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class StreamLink(Link):
         stream: Stream,
         limits: Limits,
         rates: Throttles,
-        is_gift: bool = False,
-        see_off: Callable[[StreamLink], None] | None = None,
+        serves_others: bool = False,
+        on_end: Callable[[StreamLink], None] | None = None,
     ) -> None:
         self.far_end = far_end
         self.peer = far_end.peer
         self._stream = stream
         self._limits = limits
         self._rates = rates
-        self._is_gift = is_gift
-        self._see_off = see_off
+        self._serves_others = serves_others
+        self._on_end = on_end
         self._closed = False
-        self._is_half_sent = self._is_half_heard = False  # whether a frame was sent or received in part
+        self._is_partly_sent = self._is_partly_received = False  # whether a frame was sent or received in part
         self._is_stuck = False  # the other side reads nothing
         self._sent = 0
         self._is_hurried = False
@@ -124,7 +124,7 @@ class StreamLink(Link):
         for piece in line.pieces(memoryview(body)):
             await line.wait(book(len(piece)), len(piece))
             left -= len(piece)
-            self._is_half_sent = left > 0
+            self._is_partly_sent = left > 0
             await self._write(header, piece)
             header = b""
 
@@ -170,13 +170,13 @@ class StreamLink(Link):
         try:
             header = await self._stream.read_exactly(framing.HEADER_BYTES)
         except BaseException:
-            self._is_half_heard = self._stream.lacking < framing.HEADER_BYTES
+            self._is_partly_received = self._stream.lacking < framing.HEADER_BYTES
             raise
         kind, length = framing.decode_header(header)
         if kind == FrameKind.END:
             self._has_heard_end = True
             raise EOFError
-        self._is_half_heard = True
+        self._is_partly_received = True
         self._has_payload = self._has_payload or kind == FrameKind.CHUNK
         deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
         self._rates.down.book(framing.HEADER_BYTES)
@@ -201,7 +201,7 @@ class StreamLink(Link):
                 self._count(len(piece) - self._stream.lacking)
                 raise
             self._count(len(piece))
-        self._is_half_heard = False
+        self._is_partly_received = False
         self.has_heard = True
 
     @contextlib.asynccontextmanager
@@ -229,12 +229,12 @@ class StreamLink(Link):
             raise
 
     def _count(self, size_bytes: int) -> None:
-        if self._is_gift:
+        if self._serves_others:
             self._rates.give(size_bytes)
 
     async def close(self) -> None:
         """End both directions in the background, so that a partner that reads receives everything sent."""
-        if self._is_half_sent or self._is_half_heard or self._stream.is_closing:
+        if self._is_partly_sent or self._is_partly_received or self._stream.is_closing:
             self.give_up()
         else:
             self._end()
@@ -247,8 +247,8 @@ class StreamLink(Link):
     def _end(self) -> None:
         if not self._closed:
             self._closed, self.has_heard = True, False
-            if self._see_off is not None:
-                self._see_off(self)
+            if self._on_end is not None:
+                self._on_end(self)
 
     async def part(self) -> bool:
         """Send END after closing and wait until the other side ends.
@@ -270,7 +270,7 @@ class StreamLink(Link):
 
     async def _await_end(self) -> None:
         await self._stream.write(framing.encode_header(FrameKind.END, 0))
-        for _ in range(1 + MOST_UNHEARD):
+        for _ in range(1 + MAX_UNHEARD):
             kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
             if kind in (FrameKind.END, FrameKind.CHUNK):
                 return

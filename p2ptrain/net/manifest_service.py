@@ -29,7 +29,7 @@ the start of a large run would settle it."""
 
 async def serve_manifest(node: Node, signed: bytes, rates: Throttles | None = None) -> P2PTransport:
     """Serve the node's run's signed manifest until the returned transport is closed."""
-    transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2), rates, is_gift=True)
+    transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2), rates, serves_others=True)
     await answer_requests(transport, node.run, signed)
     return transport
 

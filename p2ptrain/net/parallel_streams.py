@@ -49,7 +49,7 @@ TOKEN_BYTES = 16
 """Length of the random token that names a conversation."""
 WORDS_BYTES = 64
 """Longest message about parallel streams."""
-MOST_REMEMBERED = 1024
+MAX_REMEMBERED = 1024
 """Most partners whose rate is remembered, the latest ones."""
 
 
@@ -68,7 +68,7 @@ class ParallelStreams:
     def __init__(self, node: Node, rates: Throttles | None = None) -> None:
         self._transport = P2PTransport(node, LANE_PROTOCOL, LIMITS, rates)
         self._waiting: dict[tuple[PeerId, bytes], dict[int, _ParallelStream]] = {}
-        self._speeds: BoundedDict[PeerId, float] = BoundedDict(MOST_REMEMBERED)
+        self._speeds: BoundedDict[PeerId, float] = BoundedDict(MAX_REMEMBERED)
         """Bytes per second of each partner's last large payload."""
 
     async def listen(self) -> None:

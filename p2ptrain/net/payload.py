@@ -33,7 +33,7 @@ class PayloadDeadline:
     """Time until the first bytes, as until a frame begins (``links.Limits.idle_s``)."""
     slowest_rate: float = 4096.0
     """Least mean rate after that in bytes per second (``links.Limits.slowest_rate``). At the lowest cap each stream has
-    5 kB/s (``throttle.LOWEST_RATE``)."""
+    5 kB/s (``throttle.MIN_RATE``)."""
 
     def due_s(self, received_bytes: int) -> float:
         """Return the deadline for so many bytes, in seconds after the payload's beginning."""

@@ -308,11 +308,11 @@ async def _request(method: str, url: str, headers: tuple[str, ...] = (), body: b
 
 
 def _parsed(raw: bytes) -> tuple[int, bytes]:
-    class Received:
+    class Datagrams:
         def makefile(self, mode: str) -> io.BytesIO:
             return io.BytesIO(raw)
 
-    received: Any = Received()
+    received: Any = Datagrams()
     response = http.client.HTTPResponse(received)
     response.begin()
     return response.status, response.read()

@@ -26,7 +26,7 @@ class RateLimit:
 
 
 PER_PEER = RateLimit(burst=60.0, per_s=4.0)
-"""Conversations of one peer. An honest peer keeps to ``rules.MOST_CALLS`` and ``CALLS_PER_S``, besides planned
+"""Conversations of one peer. An honest peer keeps to ``rules.MAX_CALLS`` and ``CALLS_PER_S``, besides planned
 exchanges and requests when it joins. Guess: honest peers' conversations in a large swarm would settle it."""
 
 OVERALL = RateLimit(burst=400.0, per_s=100.0)
@@ -37,7 +37,7 @@ PER_ORIGIN = RateLimit(burst=OVERALL.burst / 2, per_s=OVERALL.per_s / 2)
 """Conversations from one IP address or through one relay: half, since peer ids cost nothing. Guess: peers per origin in
 a real swarm would settle it."""
 
-MOST_REMEMBERED = 1024
+MAX_REMEMBERED = 1024
 """Most buckets kept, the latest; beyond that only the overall limit bounds the peers."""
 
 
@@ -73,7 +73,7 @@ class TokenBucket:
 class RateLimiter(Generic[Key]):
     """Token bucket for each key, and one for all keys."""
 
-    def __init__(self, each: RateLimit = PER_PEER, overall: RateLimit = OVERALL, most: int = MOST_REMEMBERED) -> None:
+    def __init__(self, each: RateLimit = PER_PEER, overall: RateLimit = OVERALL, most: int = MAX_REMEMBERED) -> None:
         self._each = each
         self._overall_allowance = overall
         self._overall: TokenBucket | None = None

@@ -12,7 +12,7 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.ports import Link, Transport
 from p2ptrain.statements import packed, unpacked
 
-MOST_NESTED = 16
+MAX_NESTED = 16
 """Deepest nesting of lists that is accepted: ours have at most five levels, and Python cannot even print a thousand.
 Guess: the deepest message of all protocols would settle it."""
 
@@ -32,7 +32,7 @@ async def receive_message(link: Link, about: str, most_bytes: int) -> list[Any]:
     if kind != FrameKind.MESSAGE:
         raise RemoteError(f"expected a message about {about}, got a frame of kind {kind}")
     fields = unpacked(body, most_bytes)
-    if _nests_deeper(fields, MOST_NESTED):
+    if _nests_deeper(fields, MAX_NESTED):
         raise RemoteError(f"expected a message about {about}, got lists that are nested too deeply")
     return fields
 

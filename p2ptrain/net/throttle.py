@@ -20,13 +20,13 @@ from math import inf
 from p2ptrain.ports import Clock
 
 PIECE_BYTES = 16 << 10
-"""Bytes per turn. At the lowest cap (``LOWEST_RATE``) each of six streams moves a piece every 3 s, well within the 20 s
+"""Bytes per turn. At the lowest cap (``MIN_RATE``) each of six streams moves a piece every 3 s, well within the 20 s
 of silence after which a partner closes a stream."""
 
 MBIT = 125_000.0
 """Bytes per megabit."""
 
-LOWEST_RATE = MBIT / 4
+MIN_RATE = MBIT / 4
 """Lowest cap in bytes per second. Six streams (four exchanges, a newcomer, a manifest) then have 5 kB/s
 each; the other side closes a stream below 4 kB/s."""
 

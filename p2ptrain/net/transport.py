@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 EXCHANGE_PROTOCOL = f"/p2ptrain/exchange/{PROTOCOL_VERSION}"
 
-MOST_NAMELESS = 32
+MAX_NAMELESS = 32
 """Most inbound streams besides the slots: ending ones, and those whose initiator p2pd has yet to name, which it does at
 once. Guess: the peak number under a flood would settle it."""
-MOST_HANGING = 4
+MAX_HANGING = 4
 """Unread streams of one peer within ``HANGING_S`` after which its connection is closed; an honest peer that is frozen
 or very slow should not be cut off each time. Guess: unread streams of honest peers would settle it."""
 HANGING_S = 600.0
-"""Window of ``MOST_HANGING``. Guess: unread streams of honest peers would settle it."""
-MOST_REMEMBERED = 1024
+"""Window of ``MAX_HANGING``. Guess: unread streams of honest peers would settle it."""
+MAX_REMEMBERED = 1024
 """Most peers whose unread streams are counted."""
 FAREWELL_S = 0.5
 """Timeout for last messages when a transport closes, a round trip. Guess: closing times between real homes would settle
@@ -66,7 +66,7 @@ class P2PTransport:
     to the loop's exception handler.
 
     Args:
-        is_gift: whether inbound traffic serves others alone and is counted so.
+        serves_others: whether inbound traffic serves others alone and is counted so.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class P2PTransport:
         protocol: str = EXCHANGE_PROTOCOL,
         limits: Limits | None = None,
         rates: Throttles | None = None,
-        is_gift: bool = False,
+        serves_others: bool = False,
     ) -> None:
         self._node = node
         self._protocol = protocol
         self._limits = limits or Limits()
         self._rates = rates or Throttles()
-        self._is_gift = is_gift
+        self._serves_others = serves_others
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], _InboundSlot | None] = {}
         """Slot of each stream, the oldest first; None: initiator not known yet, or stream about to end."""
         self._partings: dict[StreamLink, asyncio.Task[None]] = {}
-        self._hanging: BoundedDict[PeerId, list[float]] = BoundedDict(MOST_REMEMBERED)
+        self._hanging: BoundedDict[PeerId, list[float]] = BoundedDict(MAX_REMEMBERED)
         """Times, on the loop's clock, at which unread streams ended since the connection to the peer was last
         closed."""
         self._floods: RateLimiter[PeerId] = RateLimiter()
@@ -104,7 +104,7 @@ class P2PTransport:
                 far_end, stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
-        return StreamLink(far_end, stream, self._limits, self._rates, see_off=self._see_off)
+        return StreamLink(far_end, stream, self._limits, self._rates, on_end=self._on_link_end)
 
     async def listen(self, handler: Handler) -> None:
         """Serve inbound links until ``close``. Raises ValueError on a second call."""
@@ -134,7 +134,7 @@ class P2PTransport:
             await asyncio.sleep(0)  # done callbacks remove the tasks
 
     def _take(self, stream: Stream) -> None:
-        if self._handler is None or len(self._inbound) >= self._limits.inbound + MOST_NAMELESS:
+        if self._handler is None or len(self._inbound) >= self._limits.inbound + MAX_NAMELESS:
             logger.info("refused a link: %d are open", len(self._inbound))
             stream.abort()
             return
@@ -148,7 +148,7 @@ class P2PTransport:
         try:
             async with asyncio.timeout(self._limits.idle_s):
                 far_end = await read_opener(stream)
-            link = StreamLink(far_end, stream, self._limits, self._rates, self._is_gift, self._see_off)
+            link = StreamLink(far_end, stream, self._limits, self._rates, self._serves_others, self._on_link_end)
             if self._admit(link):
                 await handler(link)
                 await link.close()
@@ -183,7 +183,7 @@ class P2PTransport:
         self._inbound[task] = _InboundSlot(link, where)
         return True
 
-    def _see_off(self, link: StreamLink) -> None:
+    def _on_link_end(self, link: StreamLink) -> None:
         task = self._partings[link] = asyncio.get_running_loop().create_task(self._part(link))
         task.add_done_callback(lambda _: self._partings.pop(link))
 
@@ -192,7 +192,7 @@ class P2PTransport:
             return
         now = asyncio.get_running_loop().time()
         hanging = [at for at in self._hanging.pop(link.peer, []) if at > now - HANGING_S]
-        if len(hanging) + 1 < MOST_HANGING:
+        if len(hanging) + 1 < MAX_HANGING:
             self._hanging[link.peer] = [*hanging, now]
             return
         logger.info("closing the connection to %s: it reads nothing", short(link.peer))

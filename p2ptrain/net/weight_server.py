@@ -36,13 +36,13 @@ LIMITS = Limits(inbound=12)
 """Limits of the protocol's streams; a newcomer has two, for pieces and for comparisons. Guess: concurrent newcomers per
 donor would settle it."""
 
-PROMISED = 2.0
+ACCEPTED_BUDGET = 2.0
 """Whole models that a newcomer may request where we accepted one, since broken pieces are requested again. Guess: the
 share of repeated pieces would settle it."""
 EACH = RateLimit(burst=3.0, per_s=6.0 / 3600.0)
 """Rate limit of one peer besides that, in whole models: a newcomer takes about a third of a donor's pieces and compares
 as many. A peer may catch up as often per hour as a donor accepts its requests (``rules.GIVEN_TO_ONE``)."""
-LEAST_MODEL = GIVEN_BYTES / GIVEN_TO_ONE
+MIN_MODEL = GIVEN_BYTES / GIVEN_TO_ONE
 """Size in bytes below which a model costs less than one, as in ``rules.given_to_one``."""
 OVERALL = RateLimit(burst=12.0, per_s=72.0 / 3600.0)
 """Rate limit of all peers in whole models; a sketch of 8 million weights takes .2 s of a core. Guess: a donor's
@@ -50,7 +50,7 @@ slowdown by many newcomers would settle it."""
 LONGEST_S = 900.0
 """Longest duration of a stream, as long as a download may take (``net.weight_download``). Without it a slow newcomer
 would keep old weights in memory forever, also for those that share them."""
-MOST_PINNED = 2
+MAX_PINNED = 2
 """Most snapshots kept at once besides those for accepted requests, each as large as the weights. A third newcomer
 shares the younger one."""
 SHARED_S = 60.0
@@ -100,7 +100,7 @@ class WeightServer:
         self._rates = rates or Throttles()
         self._spans = cut(payloads.weight_sizes())
         self._total = max(sum(payloads.weight_sizes()), 1)
-        self._rations: RateLimiter[PeerId] = RateLimiter(EACH, OVERALL)
+        self._rate_limits: RateLimiter[PeerId] = RateLimiter(EACH, OVERALL)
         self._pins: list[_Pin] = []
 
     async def answer(self, link: Link) -> None:
@@ -113,7 +113,7 @@ class WeightServer:
         def admits(span: Span, is_piece: bool) -> bool:
             if self._rates.rests or (is_piece and not self._rates.gives):
                 raise NetworkError(f"{short(link.peer)} asked for weights, but this peer is not serving any")
-            return self._rations.admits(link.peer, self._clock(), span.size / max(self._total, LEAST_MODEL))
+            return self._rate_limits.admits(link.peer, self._clock(), span.size / max(self._total, MIN_MODEL))
 
         await self._serve(link, admits, self._pinned, self._clock() + LONGEST_S)
 
@@ -122,10 +122,10 @@ class WeightServer:
 
         Raises NetworkError and RemoteError.
         """
-        promised = TokenBucket(RateLimit(PROMISED, 0.0), self._clock())
+        accepted = TokenBucket(RateLimit(ACCEPTED_BUDGET, 0.0), self._clock())
 
         def admits(span: Span, is_piece: bool) -> bool:
-            is_due = promised.take(self._clock(), span.size / self._total)
+            is_due = accepted.take(self._clock(), span.size / self._total)
             self._rates.give(span.size if is_due and is_piece else 0)
             return is_due
 
@@ -151,7 +151,7 @@ class WeightServer:
                     else:
                         if kept is None:
                             kept = stack.enter_context(keep(await self._work(self._payloads.slow)))
-                        answer = _lying_in(kept, span).numpy().data  # no copy: published weights do not change
+                        answer = _slice(kept, span).numpy().data  # no copy: published weights do not change
                     try:
                         async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
                             await send_payload(link, [answer])
@@ -165,7 +165,7 @@ class WeightServer:
 
     async def _sketch(self, span: Span, seed: int) -> bytes:
         """Sketch the current weights, without keeping them while the sketch is sent."""
-        made: bytes = await self._work(lambda: sketch(_lying_in(self._payloads.slow(), span), seed))
+        made: bytes = await self._work(lambda: sketch(_slice(self._payloads.slow(), span), seed))
         return made
 
     async def _question(self, link: Link) -> tuple[Span, int | None] | None:
@@ -188,7 +188,7 @@ class WeightServer:
         """
         now = self._clock()
         pin = next((pin for pin in self._pins if pin.slow is slow), None)
-        if pin is None and len(self._pins) < MOST_PINNED:
+        if pin is None and len(self._pins) < MAX_PINNED:
             self._pins.append(pin := _Pin(slow, now))
         pin = pin or self._pins[-1]
         if pin.slow is not slow and now - pin.since > SHARED_S:
@@ -202,6 +202,6 @@ class WeightServer:
                 self._pins.remove(pin)
 
 
-def _lying_in(slow: Sequence[Tensor], span: Span) -> Tensor:
+def _slice(slow: Sequence[Tensor], span: Span) -> Tensor:
     """Return one piece of a model as a view, [n] fp32."""
     return slow[span.fragment][span.start // 4 : span.stop // 4]

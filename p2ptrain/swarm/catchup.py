@@ -21,7 +21,7 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, implausible_step, must_catch_up
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
-from p2ptrain.swarm.peer_info import Fault, PeerInfo
+from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.rules import ASLEEP_S, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
@@ -185,7 +185,7 @@ class CatchUp:
         self._core.settled = True
         self._core.record_related()
         self._core.counters.pulls += 1
-        self._core.members.praise(link.peer)
+        self._core.members.record_success(link.peer)
         self._core.note("caught up", link.peer)
 
     def unfit(self, event: Unfit, now: float) -> None:
@@ -196,7 +196,7 @@ class CatchUp:
         if self._core.state is PeerState.FINISHING:
             self._core.note("skipped", event.link.peer, event.why)
         else:
-            self._core.blame(LinkFailed(event.link, event.why), Fault.BROKEN, now)
+            self._core.record_failure(LinkFailed(event.link, event.why), FailureKind.BROKEN, now)
 
     def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:
         core = self._core
@@ -225,17 +225,17 @@ class CatchUp:
         """Handle a link that ended early. Return True if it belonged to a pull or donation."""
         core = self._core
         if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
-            fault = Fault.BROKEN if self.is_receiving else Fault.UNANSWERED
+            failure = FailureKind.BROKEN if self.is_receiving else FailureKind.UNANSWERED
             # Exchange for as long as the pull prevented exchanges before the next one.
             if self.pull.replied_at is not None:
                 self._pause(event.link.peer, now - self.pull.replied_at, now)
             self.pull = None
         elif self._end_donation(event.link, now):
-            fault = Fault.BROKEN
+            failure = FailureKind.BROKEN
         else:
             return False
         core.emit(Close(event.link))
-        core.blame(event, fault, now)
+        core.record_failure(event, failure, now)
         return True
 
     def _pause(self, donor: PeerId, held_s: float, now: float) -> None:

@@ -13,7 +13,7 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.matching import catch_up_bound, implausible_progress, must_catch_up
 from p2ptrain.swarm.messages import PeerState
 from p2ptrain.swarm.peer_info import PeerInfo
-from p2ptrain.swarm.rules import LEAST_UNRELATED, OUT_OF_STEP_S, OUT_OF_STEP_STEPS, SUPPORTERS
+from p2ptrain.swarm.rules import MIN_UNRELATED, OUT_OF_STEP_S, OUT_OF_STEP_STEPS, SUPPORTERS
 
 
 def supported(
@@ -103,7 +103,7 @@ def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
     if core.unrelated_peers and not core.is_outlier:
         live = core.members.live(now)
         core.unrelated_peers &= {known.peer for known in live}
-        if len(core.unrelated_peers) >= max(LEAST_UNRELATED, (len(live) + 1) // 2 + 1):  # us included; half is not most
+        if len(core.unrelated_peers) >= max(MIN_UNRELATED, (len(live) + 1) // 2 + 1):  # us included; half is not most
             _become_outlier(core)
             return "our weights differ from those of most peers"
     if core.settled and now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(core, in_step_at, now):
@@ -116,7 +116,7 @@ def _become_outlier(core: CoreState) -> None:
     """Record that our weights are outliers. The peers blamed for theirs may be donors, so trust them again."""
     core.is_outlier = True
     for peer in core.unrelated_peers:
-        core.members.praise(peer)
+        core.members.record_success(peer)
     if core.settled:
         core.drop_out()
 

@@ -13,7 +13,7 @@ from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
-from p2ptrain.swarm.peer_info import Fault
+from p2ptrain.swarm.peer_info import FailureKind
 from p2ptrain.swarm.progress import ProgressBudget
 from p2ptrain.swarm.rules import MAX_KNOWN, PASS_ON, SwarmRules
 from p2ptrain.swarm.trust import DistanceStats
@@ -125,11 +125,13 @@ class CoreState:
             effect for effect in self.effects if not (isinstance(effect, Open | Close) and effect.link in unused)
         ]
 
-    def blame(self, event: LinkFailed, fault: Fault, now: float, seconds: float = 0.0) -> None:
+    def record_failure(self, event: LinkFailed, failure: FailureKind, now: float, seconds: float = 0.0) -> None:
         """Record a failed conversation against its peer, and note it."""
         self.counters.offences += int(event.their_fault)
-        self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault, seconds)
-        if fault is Fault.WITHDRAWN:
+        self.members.record_failure(
+            event.link.peer, now, FailureKind.OFFENCE if event.their_fault else failure, seconds
+        )
+        if failure is FailureKind.WITHDRAWN:
             self.note("skipped", event.link.peer, "it took back its offer, and we had accepted")
         else:
             self.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why, seconds)

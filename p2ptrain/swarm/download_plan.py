@@ -16,7 +16,7 @@
 
 A digest proves transport only; another peer's copy shows whether a piece is useful, because copies of one swarm are
 near each other. They are compared by sketches of some hundred bytes (``train.sketch``), made after the piece arrived.
-Any donor may be asked for a sketch, so a few that collude are outvoted. A donor with ``MOST_STRIKES`` strikes is
+Any donor may be asked for a sketch, so a few that collude are outvoted. A donor with ``MAX_STRIKES`` strikes is
 dropped, and its unconfirmed pieces are asked of others. The shell fetches, compares and holds the bytes.
 """
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from p2ptrain.base.ids import PeerId
 
-MOST_DONORS = 3
+MAX_DONORS = 3
 """Donors asked concurrently: two for speed, and a third to tell which of two is the outlier. Guess: measure download
 times with other numbers."""
 
@@ -48,7 +48,7 @@ DISPUTE_QUORUM = 6
 peers of seven are a minority, and a sketch costs half a kilobyte. Guess: measure the adversarial share of real
 swarms."""
 
-MOST_STRIKES = 2
+MAX_STRIKES = 2
 """Strikes after which a donor is dropped. One outlying copy is tolerated, because the donor may itself be new."""
 
 FIRST_RATE = 31_250.0
@@ -192,7 +192,7 @@ class DownloadPlan:
         """Return what to do now. Donors whose deadline has passed are lost."""
         for fetch in [fetch for piece in self._pieces for fetch in piece.asked.values() if fetch.deadline <= now]:
             self.lost(fetch.donor)
-        while self._waiting and len(self._donors) < MOST_DONORS:
+        while self._waiting and len(self._donors) < MAX_DONORS:
             self._donors[self._waiting.pop(0)] = _Donor()
         actions: list[Action] = []
         dropped = -1
@@ -324,7 +324,7 @@ class DownloadPlan:
 
     def _strike(self, donor: PeerId) -> None:
         self._strikes[donor] = self._strikes.get(donor, 0) + 1
-        if self._strikes[donor] < min(MOST_STRIKES, len(self._pieces)):
+        if self._strikes[donor] < min(MAX_STRIKES, len(self._pieces)):
             return
         self.dropped.add(donor)
         self.lost(donor)

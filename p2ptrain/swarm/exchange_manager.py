@@ -11,7 +11,7 @@ from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.partners import choose, own_terms, pause_after
-from p2ptrain.swarm.peer_info import Fault, PeerInfo
+from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement
 from p2ptrain.swarm.rounds import HURRIED_S, MeetingEvent, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
@@ -209,7 +209,7 @@ class ExchangeManager:
             self.failed(LinkFailed(link, "it acknowledged too early", their_fault=True), now)
             return False
         seconds = now - exchange.swap_started_at
-        core.members.praise(link.peer)
+        core.members.record_success(link.peer)
         if exchange.is_timed:
             self._slow_partners.exchanged(exchange, now)
             core.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
@@ -268,21 +268,21 @@ class ExchangeManager:
         core.emit(Close(event.link))
         if exchange.state is ExchangeState.OFFERED:
             core.counters.offers_unanswered += 1
-            fault, ending = Fault.UNANSWERED, MeetingEvent.REFUSAL
+            failure, ending = FailureKind.UNANSWERED, MeetingEvent.REFUSAL
             self.rounds.unanswered(exchange, now)
         else:
             withdrawn = event.unbegun and exchange.state is ExchangeState.SWAPPING and not event.link.outbound
             core.counters.offers_withdrawn += withdrawn
             core.counters.exchanges_failed += not withdrawn
-            broken = Fault.MISFIT if event.misfit else Fault.BROKEN
-            fault, ending = Fault.WITHDRAWN if withdrawn else broken, MeetingEvent.FAILURE
+            broken = FailureKind.MISFIT if event.misfit else FailureKind.BROKEN
+            failure, ending = FailureKind.WITHDRAWN if withdrawn else broken, MeetingEvent.FAILURE
             if exchange.is_timed:
                 self._slow_partners.exchanged(exchange, now)
             if event.link.outbound and not exchange.round:  # still due, with another partner, in this outer step
                 self._due = min(self._due + 1, core.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
             core.counters.half_commits += 1
-        core.blame(event, fault, now, exchange.swapped_s(now))
+        core.record_failure(event, failure, now, exchange.swapped_s(now))
         self.rounds.ended(exchange, ending, now)
         self.seek(now)
 

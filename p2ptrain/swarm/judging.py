@@ -9,7 +9,7 @@ from __future__ import annotations
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
-from p2ptrain.swarm.peer_info import Fault
+from p2ptrain.swarm.peer_info import FailureKind
 from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.trust import TIMES_UNRELATED, Replays, are_unrelated, per_fragment
 
@@ -62,7 +62,7 @@ class Judge:
         core.distance_stats.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))
         if exchange.difference > exchange.mine.clip_radius:
             core.counters.clipped += 1
-            core.members.blame(peer, now, Fault.FAR)
+            core.members.record_failure(peer, now, FailureKind.FAR)
             core.note("clipped", peer, f"its weights differed from ours by {100 * exchange.distance:.0f} %")
 
 

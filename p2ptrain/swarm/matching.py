@@ -12,6 +12,14 @@ from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.peer_info import PeerInfo
 from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, SwarmRules
 
+STEPS_SLACK = 100
+"""Multiple of the outer steps of peers with equal progress that a donor may have made. Progress is averaged, and the
+fastest peer of a swarm makes most of it. Guess: measure the spread of step counts in real swarms."""
+MAX_STEPS = 2**40
+"""Maximum count of outer steps, far below the largest number that a message holds."""
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e6
+"""Bounds of a work weight in tokens per second, far outside of what computers reach. Guess: measure throughputs."""
+
 
 def choose_partner(candidates: list[PeerInfo], random: Random) -> PeerInfo | None:
     """Return a uniformly random candidate; the randomness is what makes gossip mix."""
@@ -43,7 +51,7 @@ def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
         most = others + rules.implausible_distance / rules.tokens_per_outer_step
     else:
         least, most = 0.0, STEPS_SLACK * (others + BEGINNER_STEPS)
-    can_be = least <= theirs <= min(most, MOST_STEPS)
+    can_be = least <= theirs <= min(most, MAX_STEPS)
     return "" if can_be else f"it claims {theirs} outer steps, but equally far peers have made {others}"
 
 
@@ -168,17 +176,6 @@ def catch_up_bound(progress: float, rules: SwarmRules) -> float:
     return min(rules.catch_up_tokens, rules.beginner_tokens) if begins else rules.catch_up_tokens
 
 
-STEPS_SLACK = 100
-"""Multiple of the outer steps of peers with equal progress that a donor may have made. Progress is averaged, and the
-fastest peer of a swarm makes most of it. Guess: measure the spread of step counts in real swarms."""
-MOST_STEPS = 2**40
-"""Maximum count of outer steps, far below the largest number that a message holds."""
-
-
 def work_weight(rate: float) -> float:
     """Return the mixing weight for this many tokens per second; almost zero before a peer has trained."""
-    return min(max(rate, LEAST_WEIGHT), LARGEST_WEIGHT)
-
-
-LEAST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e6
-"""Bounds of a work weight in tokens per second, far outside of what computers reach. Guess: measure throughputs."""
+    return min(max(rate, MIN_WEIGHT), MAX_WEIGHT)

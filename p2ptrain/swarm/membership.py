@@ -17,7 +17,7 @@ from typing import TypeVar
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
-from p2ptrain.swarm.peer_info import FAR_S, NEVER, QUARANTINE_S, Fault, PeerInfo
+from p2ptrain.swarm.peer_info import FAR_S, NEVER, QUARANTINE_S, FailureKind, PeerInfo
 from p2ptrain.swarm.rules import HEARD_LIFETIME_S, MAX_KNOWN
 
 Item = TypeVar("Item")
@@ -87,24 +87,24 @@ class Membership:
             self._paused[peer] = known
 
     def called(self, peer: PeerId, now: float) -> None:
-        """Record an offer, and pause at ``MOST_CALLS``: a peer called more often declines without reading."""
+        """Record an offer, and pause at ``MAX_CALLS``: a peer called more often declines without reading."""
         known = self._known.get(peer)
         if known is not None and (until := known.call(now)):
             self.pause(peer, until, now)
 
-    def blame(self, peer: PeerId, now: float, fault: Fault, held_s: float = 0.0) -> None:
+    def record_failure(self, peer: PeerId, now: float, failure: FailureKind, held_s: float = 0.0) -> None:
         """Record a failed conversation, in which the peer had our fragments engaged for ``held_s`` seconds."""
         known = self._known.get(peer)
-        if fault in (Fault.OFFENCE, Fault.FAR):  # remembered for unknown peers, too
-            until = self._offences.add(peer, now, FAR_S if fault is Fault.FAR else QUARANTINE_S)
+        if failure in (FailureKind.OFFENCE, FailureKind.FAR):  # remembered for unknown peers, too
+            until = self._offences.add(peer, now, FAR_S if failure is FailureKind.FAR else QUARANTINE_S)
             if known is None:
                 return
             known.lone_until = known.barred_until = max(known.barred_until, until)
         elif known is None:
             return
         else:
-            until = known.blame(fault, now, held_s)
-        if fault is not Fault.UNANSWERED:
+            until = known.record_failure(failure, now, held_s)
+        if failure is not FailureKind.UNANSWERED:
             known.distrusted_until = max(known.distrusted_until, until)
         self.pause(peer, until, now)
 
@@ -122,9 +122,9 @@ class Membership:
         if known := self._known.get(peer):
             known.unrelated += 1
 
-    def praise(self, peer: PeerId) -> None:
+    def record_success(self, peer: PeerId) -> None:
         if known := self._known.get(peer):
-            known.praise()
+            known.record_success()
             if known.alarm > known.live_until:  # it was only kept for the pause
                 self._set_alarm(known, known.live_until)
 

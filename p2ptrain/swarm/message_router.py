@@ -27,7 +27,7 @@ from p2ptrain.swarm.messages import (
     WeightsReply,
     WeightsRequest,
 )
-from p2ptrain.swarm.peer_info import Fault
+from p2ptrain.swarm.peer_info import FailureKind
 
 
 class MessageRouter:
@@ -88,7 +88,7 @@ class MessageRouter:
         if self._exchanges.book.get(event.link) is not None:
             self._exchanges.failed(event, now)
         elif event.their_fault and not core.members.is_distrusted(event.link.peer, now):
-            core.blame(event, Fault.OFFENCE, now)  # garbage in place of an opening message
+            core.record_failure(event, FailureKind.OFFENCE, now)  # garbage in place of an opening message
 
     def _hear(self, peer: PeerId, said: Terms | Decline, now: float) -> None:
         ceiling = self._core.rules.progress_ceiling

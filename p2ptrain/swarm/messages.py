@@ -68,7 +68,7 @@ class Presence:
     """Ed25519 over all other fields, by the key that ``peer`` is the hash of."""
 
 
-LARGEST_RATIO = 16.0
+MAX_RATIO = 16.0
 """Maximum ratio of two mixing weights: whatever throughput a partner claims, it moves us by at most 16/17 of the
 difference. Equal to ``progress.RATE_SLACK``. Guess: measure the throughput ratios of one swarm."""
 
@@ -97,7 +97,7 @@ class Terms:
 
     def weight_of(self, theirs: Terms) -> float:
         """Return a partner's mixing weight as it counts beside ours. Both sides compute the same ratio."""
-        return min(max(theirs.weight, self.weight / LARGEST_RATIO), self.weight * LARGEST_RATIO)
+        return min(max(theirs.weight, self.weight / MAX_RATIO), self.weight * MAX_RATIO)
 
     def share(self, theirs: Terms) -> float:
         """Return the share of the difference to move by: ``2 / (1 + k) * w_theirs / (w_mine + w_theirs)``.

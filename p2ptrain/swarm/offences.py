@@ -16,10 +16,10 @@ HALF_LIFE_S = 4 * 3600.0
 """Half-life of an offence count. With pauses that double to an hour, a peer that offends at every chance settles at one
 offence in about 50 minutes. Guess: measure how long faulty hardware stays in use."""
 
-MOST_REMEMBERED = 512
+MAX_REMEMBERED = 512
 """Peers whose offences are kept, latest first. As many as membership keeps (``rules.MAX_KNOWN``)."""
 
-MOST_DOUBLINGS = 16
+MAX_DOUBLINGS = 16
 """Maximum number of doublings; every longest pause is reached by then, and powers of two stay small."""
 
 
@@ -33,7 +33,7 @@ class OffenceCount:
 
 class Offences:
     def __init__(self) -> None:
-        self._tallies: BoundedDict[PeerId, OffenceCount] = BoundedDict(MOST_REMEMBERED)
+        self._tallies: BoundedDict[PeerId, OffenceCount] = BoundedDict(MAX_REMEMBERED)
 
     def count(self, peer: PeerId, now: float) -> float:
         tally = self._tallies.get(peer)
@@ -44,7 +44,7 @@ class Offences:
         before = self.until(peer)
         count = self.count(peer, now) + 1.0
         first, longest = pause_s
-        until = now + min(first * exp2(min(count - 1.0, MOST_DOUBLINGS)), longest)
+        until = now + min(first * exp2(min(count - 1.0, MAX_DOUBLINGS)), longest)
         self._tallies[peer] = OffenceCount(count, now, max(before, until))
         return until
 

@@ -7,14 +7,14 @@ from enum import Enum
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
-from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
+from p2ptrain.swarm.rules import CALLS_PER_S, MAX_CALLS
 
 # First and longest pause after failures in a row. Guess: measure how long network failures last.
 FAILURE_PAUSE_S = (2.0, 120.0)
 QUARANTINE_S = (30.0, 3600.0)  # the same after protocol violations. Guess: measure how long faulty hardware offends
 # The same after clipped weights, as when two halves of a swarm reunite. Guess: measure such reunions.
 FAR_S = (30.0, 600.0)
-FORGIVEN = 1
+WITHDRAWALS_FORGIVEN = 1
 """Offers in a row that a peer may withdraw after our Accept was sent. A peer that waited too long exchanges with
 another, which may be our own slowness; one that offers only to withdraw would hold our fragments each time. Guess:
 count withdrawals of honest peers."""
@@ -33,7 +33,7 @@ none needed more than one, in 14 runs (docs/SECURITY.md)."""
 NEVER = float("inf")
 
 
-class Fault(Enum):
+class FailureKind(Enum):
     UNANSWERED = "our call failed or was not answered"
     BROKEN = "it broke off after our fragments or weights were engaged"
     OFFENCE = "it broke the protocol"
@@ -97,31 +97,31 @@ class PeerInfo:
 
     def call(self, now: float) -> float:
         """Record an offer to it. Return the end of the pause if it has had enough offers, else 0."""
-        self.calls = min(max(self.calls - (now - self.called_at) * CALLS_PER_S, 0.0) + 1.0, MOST_CALLS)
+        self.calls = min(max(self.calls - (now - self.called_at) * CALLS_PER_S, 0.0) + 1.0, MAX_CALLS)
         self.called_at = now
-        if self.calls > MOST_CALLS - 1.0:
+        if self.calls > MAX_CALLS - 1.0:
             self.paced_until = now + 1.0 / CALLS_PER_S
             return self.paced_until
         return 0.0
 
-    def blame(self, fault: Fault, now: float, held_s: float = 0.0) -> float:
+    def record_failure(self, failure: FailureKind, now: float, held_s: float = 0.0) -> float:
         """Record a failure after it held our fragments for ``held_s``. Return the end of the pause, 0 if forgiven."""
         first, longest = FAILURE_PAUSE_S
-        if fault is Fault.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
+        if failure is FailureKind.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
             self.withdrawn += 1
-            return now + max(first, REST * held_s) if self.withdrawn > FORGIVEN else 0.0
-        if fault is Fault.MISFIT:
+            return now + max(first, REST * held_s) if self.withdrawn > WITHDRAWALS_FORGIVEN else 0.0
+        if failure is FailureKind.MISFIT:
             self.misfits += 1
             if self.misfits <= MISFITS_FORGIVEN:
                 return 0.0
-            fault = Fault.BROKEN
-        self.unanswered += fault is Fault.UNANSWERED
-        self.broken += fault is Fault.BROKEN
-        times = self.broken if fault is Fault.BROKEN else self.unanswered
+            failure = FailureKind.BROKEN
+        self.unanswered += failure is FailureKind.UNANSWERED
+        self.broken += failure is FailureKind.BROKEN
+        times = self.broken if failure is FailureKind.BROKEN else self.unanswered
         until: float = now + min(first * 2 ** min(times - 1, 16), longest)
         return until
 
-    def praise(self) -> None:
+    def record_success(self) -> None:
         self.unanswered = self.broken = self.withdrawn = 0
         self.misfits //= 2
         self.unrelated //= 2

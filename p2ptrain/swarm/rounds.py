@@ -127,16 +127,16 @@ HURRIED_S = 1.0
 machine (as ``deadlines.PROMPT_BOUNDS_S``). If it were shorter, an honest partner's answer would be late, and both would
 blame each other. Guess: measure answer times on busy machines."""
 
-MOST_IGNORED = 64
+MAX_IGNORED = 64
 """Maximum number of rounds in which a commitment is ignored: a trainer then waits in vain in one round of 65. Guess:
 measure the delays that unreliable partners cause."""
 
-MOST_OURS = 3
+MAX_OURS = 3
 """Broken commitments of one peer that count from rounds in which nobody answered. After an hour without a connection
 this peer waits for all partners again within seven rounds; if all break commitments, they delay one round of eight.
 Guess: measure how long connections fail."""
 
-FORGIVEN = 16
+EXCHANGES_TO_FORGIVE = 16
 """Exchanges after which one broken commitment of the partner is forgotten. With a value of one, a peer that comes in
 every other round would be waited for in all the others. Guess: measure how often honest partners are late."""
 
@@ -201,11 +201,11 @@ class RoundCommitments:
     def broke(self, peer: PeerId, perhaps_ours: bool = False) -> None:
         """Record a broken commitment: the peer did not come, or did not answer.
 
-        ``perhaps_ours``: no other of several partners did either, so our connection may be the cause (``MOST_OURS``).
+        ``perhaps_ours``: no other of several partners did either, so our connection may be the cause (``MAX_OURS``).
         """
         broken = self._broken.get(peer) or _Broken()
-        broken.times = max(broken.times, min(broken.times + 1, MOST_OURS)) if perhaps_ours else broken.times + 1
-        broken.ignored = min(2 ** min(broken.times, 16) - 1, MOST_IGNORED)
+        broken.times = max(broken.times, min(broken.times + 1, MAX_OURS)) if perhaps_ours else broken.times + 1
+        broken.ignored = min(2 ** min(broken.times, 16) - 1, MAX_IGNORED)
         self._broken[peer] = broken
 
     def take(self, peer: PeerId) -> bool:
@@ -224,7 +224,7 @@ class RoundCommitments:
         if broken is None:
             return
         broken.kept += 1
-        if broken.kept == FORGIVEN:
+        if broken.kept == EXCHANGES_TO_FORGIVE:
             broken.kept = 0
             broken.times -= 1
             if not broken.times:

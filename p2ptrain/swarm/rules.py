@@ -60,7 +60,7 @@ class SwarmRules:
     @cached_property
     def given_to_one(self) -> int:
         """Times per hour that one newcomer may begin to take our weights."""
-        return max(GIVEN_TO_ONE, min(GIVEN_BYTES // max(self.weights_bytes, 1), MOST_GIVEN))
+        return max(GIVEN_TO_ONE, min(GIVEN_BYTES // max(self.weights_bytes, 1), MAX_GIVEN))
 
     @cached_property
     def judges_distances(self) -> bool:
@@ -168,7 +168,7 @@ MAX_DONATIONS = 1
 """Newcomers served concurrently; a donor's upload is shared with its exchanges. Guess: measure joins with other
 numbers."""
 
-GIVEN_TO_ONE, GIVEN_BYTES, MOST_GIVEN, GIVING_WINDOW_S = 6, 64 << 20, 60, 3600.0
+GIVEN_TO_ONE, GIVEN_BYTES, MAX_GIVEN, GIVING_WINDOW_S = 6, 64 << 20, 60, 3600.0
 """Limits on how often one newcomer may begin to take our weights: the first number or, for small models, as many times
 as amount to the second number in bytes, at most the third number; then the window in seconds. A whole model is the
 largest thing that a stranger may ask of us. A connection that breaks six pulls needs another donor. Small models are
@@ -178,7 +178,7 @@ newcomers."""
 SUPPORTERS = 2
 """Other peers that must claim about as much progress as a donor, if so many are known. Two of eight may collude."""
 
-LEAST_UNRELATED = 2
+MIN_UNRELATED = 2
 """Minimum number of unrelated partners in a row, besides a majority of live peers, before our weights count as
 outliers. Fewer adversarial peers cannot make a peer adopt weights. Guess: simulate adversarial minorities in small
 swarms."""
@@ -194,7 +194,7 @@ FINAL_PACE_S = 0.25
 GOODBYE_S = 2.0
 """Time that a leaving peer waits for exchanges that may already be committed on the other side."""
 
-MOST_CALLS, CALLS_PER_S = 40.0, 3.0
+MAX_CALLS, CALLS_PER_S = 40.0, 3.0
 """Calls from one peer to another: this many at once, and per second in the long run. A tiny model's outer steps are so
 short on one machine that two peers would call each other twenty times a second and be declined as a flood. An exchange
 between homes takes seconds. Guess: measure call rates of real swarms."""

@@ -23,7 +23,7 @@ from p2ptrain.base.ids import PeerId
 FACTOR = 12.0
 """Radius as a multiple of the median difference. Measured: docs/SECURITY.md."""
 
-LEAST_RADIUS = 0.3
+MIN_RADIUS = 0.3
 """Minimum radius, as a share of our weights' norm. A peer that sleeps, is slow or came late is further off than usual
 and must not be held back. Measured: docs/SECURITY.md."""
 
@@ -39,10 +39,10 @@ are outliers; a pause of 30 s at once would cut it off permanently. An adversari
 of which is mixed; one that alternates costs as much as one that breaks off every other exchange. Guess: count unrelated
 payloads in young runs."""
 
-LEAST_PARTNERS = 3
+MIN_PARTNERS = 3
 """Minimum number of partners; with fewer, one adversarial peer is half of a median."""
 
-LEAST_EXCHANGES = 8
+MIN_EXCHANGES = 8
 """Minimum number of exchanges. The first ones are from the run's beginning, when peers are still close and differences
 grow. Guess: measure how distances grow at the start of runs."""
 
@@ -50,14 +50,14 @@ PER_PARTNER = 4
 """Exchanges remembered per partner; few, because differences shrink with the learning rate. Guess: compare the clipping
 of honest peers with other numbers."""
 
-MOST_REPLAYS = 2
+MAX_REPLAYS = 2
 """Times that the same bytes may be mixed. An exchange moves both sides, so an honest partner's next bytes differ,
 unless it did not commit what we did (a half-commit), which does not happen twice with one partner."""
 
 PER_REPLAYER = 8
 """Payloads remembered per partner; replaying more of them means that they are that many exchanges old."""
 
-MOST_PARTNERS = 32
+MAX_PARTNERS = 32
 """Partners remembered, the most recent ones; as many as a peer keeps (``rules.ENOUGH_PEERS``)."""
 
 
@@ -75,7 +75,7 @@ def per_fragment(norm: float, fragments: int) -> float:
 class DistanceStats:
     """Distances to our partners in recent exchanges, as L2 norms of fragments. Bounded."""
 
-    _differences: BoundedDict[PeerId, deque[float]] = field(default_factory=lambda: BoundedDict(MOST_PARTNERS))
+    _differences: BoundedDict[PeerId, deque[float]] = field(default_factory=lambda: BoundedDict(MAX_PARTNERS))
     _weights: float = 0.0
     _radius: float | None = None
 
@@ -103,17 +103,17 @@ class DistanceStats:
         self._weights, self._radius = 0.0, None
 
     def _learn(self) -> float:
-        if len(self._differences) < LEAST_PARTNERS or sum(map(len, self._differences.values())) < LEAST_EXCHANGES:
+        if len(self._differences) < MIN_PARTNERS or sum(map(len, self._differences.values())) < MIN_EXCHANGES:
             return inf  # unrelated weights are refused regardless
         typical = median_low(median_low(each) for each in self._differences.values())  # few partners are no majority
-        return max(FACTOR * typical, LEAST_RADIUS * self._weights)
+        return max(FACTOR * typical, MIN_RADIUS * self._weights)
 
 
 @dataclass(slots=True)
 class Replays:
     """Number of times that each partner's last payloads were mixed. Bounded."""
 
-    _times: BoundedDict[PeerId, BoundedDict[bytes, int]] = field(default_factory=lambda: BoundedDict(MOST_PARTNERS))
+    _times: BoundedDict[PeerId, BoundedDict[bytes, int]] = field(default_factory=lambda: BoundedDict(MAX_PARTNERS))
 
     def mixed(self, peer: PeerId, fingerprint: bytes) -> None:
         """Record a committed exchange of these bytes; an empty fingerprint is ignored."""
@@ -125,4 +125,4 @@ class Replays:
 
     def is_one(self, peer: PeerId, fingerprint: bytes) -> bool:
         times = self._times.get(peer)
-        return times is not None and times.get(fingerprint, 0) >= MOST_REPLAYS
+        return times is not None and times.get(fingerprint, 0) >= MAX_REPLAYS

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from p2ptrain.codec import Codec, Matrices, needs_feedback
+from p2ptrain.codec import Codec, Matrices, is_decodable
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
@@ -96,7 +96,7 @@ class Learner:
         self._phase_tokens = 0
         self._due = rules.due
         self._guard = PhaseGuard()
-        feeds_back = of_gradients is not None and needs_feedback(of_gradients)
+        feeds_back = of_gradients is not None and is_decodable(of_gradients) and of_gradients.needs_feedback
         self._weights = Weights(task, fragments, self.payloads, feeds_back)
         self._weights.publish(self.step)
         self.inbox = Inbox(rules.recipe.follow)

@@ -31,7 +31,7 @@ class Weights:
         task: its ``theta`` [P] becomes the initial slow weights.
         fragments: slices of [0, P), one per fragment.
         payloads: publishes snapshots for partners.
-        feeds_back: later pseudo-gradient messages include what earlier ones left out (``codec.needs_feedback``).
+        feeds_back: later pseudo-gradient messages include what earlier ones left out (``Decodable.needs_feedback``).
     """
 
     def __init__(self, task: InnerTask, fragments: Sequence[slice], payloads: Payloads, feeds_back: bool) -> None:

@@ -36,7 +36,7 @@ COMPANY_S = 5.0
 """Seconds to find live peers once an address of the link has answered. Guess: the times of first lookups in a real
 swarm."""
 MEASURE_S = 6.0
-MOST_PEERS = 3
+MAX_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
 
 NodeAddresses = dict[PeerId, list[str]]
@@ -159,7 +159,7 @@ async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:
                 each.peer: [*each.addresses] for each in records if not any(map(address.relay_of, each.addresses))
             }
             fresh = [peer for peer in direct if peer not in met and peer != node.peer_id]
-            return {peer: direct[peer] for peer in fresh[:MOST_PEERS]}
+            return {peer: direct[peer] for peer in fresh[:MAX_PEERS]}
     return {}
 
 

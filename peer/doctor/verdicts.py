@@ -10,7 +10,7 @@ from p2ptrain.admission import Refusal, remedy
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
-from p2ptrain.net.relay.reachability import MOST_CLOCK_OFF_S, verdict
+from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S, verdict
 from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.messages import size
 
@@ -50,7 +50,7 @@ def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) 
     if me is None:
         return bad("admission", "the run admits only invited peers, and the link has no invite", NO_INVITE)
     assert why is not None  # the case of None is handled above
-    return bad("admission", f"the run does not admit {short(me)}: {why}", remedy(why, me))
+    return bad("admission", f"the run does not admit {short(me)}: {why.text}", remedy(why, me))
 
 
 def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
@@ -66,7 +66,7 @@ def clock(seen: Sequence[Observation]) -> Finding:
     off = statistics.median(each.clock_ahead_s for each in seen)
     words = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} {_nodes(len(seen))}"
     fix = "Set the clock: timedatectl set-ntp true (Linux), or: sudo sntp -sS time.apple.com (macOS)."
-    if abs(off) >= MOST_CLOCK_OFF_S:
+    if abs(off) >= MAX_CLOCK_OFF_S:
         return bad("clock", f"{words}; others ignore this machine's presence records", fix)
     if abs(off) >= CLOCK_NOTE_S:
         return note("clock", words, fix)

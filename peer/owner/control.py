@@ -44,8 +44,8 @@ SAVE_PERIOD_S = 10.0
 MEASURED_S = 60.0
 """Seconds over which ``status`` averages send and receive rates."""
 KEPT_LINES = 5
-MOST_ERROR_CHARS = 200
-MOST_NOTED_ERRORS = 20
+MAX_ERROR_CHARS = 200
+MAX_NOTED_ERRORS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ class OwnerControl:
 
     def _note_error(self, error: Exception) -> None:
         """Note an internal error once; the thread goes on, because budget, hours and commands need it."""
-        what = f"{type(error).__name__}: {error}"[:MOST_ERROR_CHARS]
-        if what not in self._noted_errors and len(self._noted_errors) < MOST_NOTED_ERRORS:
+        what = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+        if what not in self._noted_errors and len(self._noted_errors) < MAX_NOTED_ERRORS:
             self._noted_errors.add(what)
             with contextlib.suppress(Exception):  # the notebook itself may have failed
                 self._notebook.note("owner stumbled", why=what)

@@ -21,12 +21,12 @@ from p2ptrain.manifest import SETTINGS_FILE
 from p2ptrain.manifest.document import field_lines, read_toml
 from p2ptrain.manifest.faults import error_lines
 from p2ptrain.manifest.section import Section
-from p2ptrain.net.throttle import LOWEST_RATE, MBIT
+from p2ptrain.net.throttle import MBIT, MIN_RATE
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
 MAX_BYTES = 64 << 10
 GB = 1e9
-LOWEST_MBIT = LOWEST_RATE / MBIT
+MIN_MBIT = MIN_RATE / MBIT
 HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
@@ -49,8 +49,8 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 def _cap(value: float) -> float:
-    if 0 < value < LOWEST_MBIT:
-        raise ValueError(f"a cap is 0 (no cap) or at least {LOWEST_MBIT:g}")
+    if 0 < value < MIN_MBIT:
+        raise ValueError(f"a cap is 0 (no cap) or at least {MIN_MBIT:g}")
     return value
 
 

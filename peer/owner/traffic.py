@@ -15,7 +15,7 @@ from p2ptrain.base import files
 
 FILE = "traffic.json"
 KEPT_MONTHS = 24
-MOST_BYTES = 10**18
+MAX_COUNTED_BYTES = 10**18
 """Maximum bytes of a month: more than any line carries, and small enough for a float."""
 
 
@@ -89,6 +89,6 @@ class TrafficCount:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_BYTES:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_COUNTED_BYTES:
         raise ValueError(f"{value!r} is not a count")
     return value

@@ -9,7 +9,7 @@ import pytest
 
 from bootstrap.app import settled
 from bootstrap.messages import (
-    MOST_NAMED,
+    MAX_NAMED,
     check_beside,
     doing,
     join_lines,
@@ -112,15 +112,15 @@ def test_peers_come_change_and_go() -> None:
 
 
 def test_the_status_line_is_bounded() -> None:
-    crowd = [record(f"peer-{number:06}") for number in range(MOST_NAMED + 5)]
+    crowd = [record(f"peer-{number:06}") for number in range(MAX_NAMED + 5)]
     line = status_line(living(crowd), 1000)
-    assert line.startswith(f"{MOST_NAMED + 5} here: ")
-    assert line.count("training") == MOST_NAMED
+    assert line.startswith(f"{MAX_NAMED + 5} here: ")
+    assert line.count("training") == MAX_NAMED
     assert line.endswith("5 more")
     assert "nobody" in status_line({}, 1000)
     sample = status_line(living(crowd), 1000, size=900)
     assert sample.startswith("about 900 here, among them: ")
-    assert sample.count("training") == MOST_NAMED
+    assert sample.count("training") == MAX_NAMED
 
 
 def test_a_nickname_cannot_steer_the_terminal() -> None:

@@ -19,10 +19,10 @@ import pytest
 import virtual_time
 from memory_network import MemoryNetwork
 
-from bootstrap.aggregates import MOST_TIMES, SUMMED
+from bootstrap.aggregates import MAX_TIMES, SUMMED
 from bootstrap.app import same_ports
 from bootstrap.sample_rotation import HELD_S
-from bootstrap.swarm_view import CURVE_S, KEPT_S, MOST_SERIALS, POLL_S, SILENT_S, SwarmView
+from bootstrap.swarm_view import CURVE_S, KEPT_S, MAX_SERIALS, POLL_S, SILENT_S, SwarmView
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
@@ -171,11 +171,11 @@ def test_there_are_not_endlessly_many(signed: SignedManifest) -> None:
     shown = [row["id"] for row in view.document()["peers"]]
     assert len(shown) == MOST_PEERS
     assert {each.peer for each in crowd(signed, 200)} <= set(shown)
-    for at in range(0, 2 * MOST_SERIALS, 200):
+    for at in range(0, 2 * MAX_SERIALS, 200):
         view.meet(some := crowd(signed, at + 200, at), None)
         for each in some:
             view.told(each.peer, ROW, [exchange(1, B)])
-    assert len(view._serials) == MOST_SERIALS
+    assert len(view._serials) == MAX_SERIALS
 
 
 def test_a_peer_that_was_started_again_is_asked_from_its_new_serials(view: SwarmView) -> None:
@@ -200,7 +200,7 @@ def test_one_stranger_does_not_decide_the_headline(signed: SignedManifest) -> No
     view.meet([*honest, liar, *newcomers], None)
     figures = view.document()["figures"]
     for name, (share, least) in SUMMED.items():
-        assert figures[name] == share * (4 * ROW[name] + max(MOST_TIMES * ROW[name], least)), name
+        assert figures[name] == share * (4 * ROW[name] + max(MAX_TIMES * ROW[name], least)), name
     assert figures["blocked_share"] == ROW["blocked_share"]
     assert view.document()["traffic"][-1] == (1000.0, figures["up"], figures["down"])
     assert (figures["loss"], figures["held_out"], figures["disagreement"]) == (2.0, 2.1, 0.01)

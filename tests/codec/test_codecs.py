@@ -17,18 +17,12 @@ from p2ptrain.codec.dense import DenseCodec
 from p2ptrain.codec.lowrank import LARGEST_ELEMENT
 
 CODECS: tuple[Decodable, ...] = (
-    codec.get_decodable("fp32"),
-    codec.get_decodable("bf16"),
-    codec.get_decodable("fp16"),
-    codec.get_decodable("int8"),
+    *map(codec.get_decodable, codec.GRADIENT_CODECS),
     codec.get_decodable("int8", block_size=64),
     codec.get_decodable("int8", block_size=7),
-    codec.get_decodable("int4"),
     codec.get_decodable("int4", block_size=64),
     codec.get_decodable("int4", block_size=14),
-    codec.get_decodable("topk"),
     TopKCodec(kept=8, chunk_size=100),
-    codec.get_decodable("lowrank"),
     LowRankCodec(rank=1),
 )
 """Codecs whose messages can be decoded alone; ``test_modular.py`` tests the others."""
@@ -252,6 +246,13 @@ def test_any_buffer_is_taken_silently(each: Decodable) -> None:
         for form in (bytearray(theirs), memoryview(theirs), frame):
             assert torch.equal(each.difference(memoryview(mine), form, terms), expected)
             assert bytes(form) == theirs
+
+
+@each_codec
+def test_a_codec_that_leaves_elements_out_asks_for_error_feedback(each: Decodable) -> None:
+    snapshot = random(8192, 3)
+    error = float((decoded(each, snapshot) - snapshot).norm() / snapshot.norm())
+    assert each.needs_feedback == (error > 0.5)
 
 
 def test_get_knows_the_names_a_manifest_may_carry() -> None:

@@ -44,7 +44,7 @@ def act(do: ActKind, who: str = "bert") -> dict[str, Any]:
 def test_only_exchanges_in_progress_with_the_victim_count(note: dict[str, Any], count: int) -> None:
     anna = artifacts("anna", note)
     everybody = [anna, artifacts("bert"), artifacts("cleo")]
-    for do in (ActKind.KILL, ActKind.FREEZE):
+    for do in (ActKind.KILL, ActKind.SUSPEND):
         assert broken_exchanges(anna, everybody, [act(do)]) == count
     assert broken_exchanges(anna, everybody, [act(ActKind.START)]) == 0
 

@@ -163,9 +163,9 @@ def test_links_suspensions_and_deaths_are_those_of_containers(
     assert calls(asked) == []
     containers_of.started("office-1", group["office-1"])
     assert calls(asked)[-1][-4:] == ["sh", "/usr/local/bin/p2ptrain-line", "5", "20"]
-    nap = containers_of.suspend("home-1", 1)
-    nap.end()
-    nap.end()
+    suspension = containers_of.suspend("home-1", 1)
+    suspension.end()
+    suspension.end()
     assert [call[1:2] + call[-1:] for call in calls(asked)[-2:]] == [[home, "kill -STOP -1"], [home, "kill -CONT -1"]]
     containers_of.kill("home-1", 1)
     assert calls(asked)[-1] == ["kill", home]
@@ -229,14 +229,14 @@ def test_a_failing_engine_is_an_error_and_may_be_asked_again(
 ) -> None:
     containers_of = stage(tiny, tmp_path)
     name = name_of(containers_of.inside("home-1", "home-1")("python"))
-    nap = containers_of.suspend("home-1", 1)
+    suspension = containers_of.suspend("home-1", 1)
     monkeypatch.setenv("WHY", "it is not running")
-    for fails, does in (("kill", lambda: containers_of.kill("home-1", 1)), ("exec", nap.end)):
+    for fails, does in (("kill", lambda: containers_of.kill("home-1", 1)), ("exec", suspension.end)):
         monkeypatch.setenv("FAILS", fails)
         with pytest.raises(DeviceError, match=f"docker {fails} failed: it is not running"):
             does()
     monkeypatch.delenv("FAILS")
-    nap.end()
+    suspension.end()
     assert calls(asked)[-1] == ["exec", name, "sh", "-c", "kill -CONT -1"]
 
 

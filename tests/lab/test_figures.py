@@ -215,7 +215,7 @@ def test_newcomers() -> None:
 
 
 def test_figures_after_the_last_act() -> None:
-    done = [{"at_s": 1, "time": 10.0, "do": ActKind.THAW.value, "who": "anna"}]
+    done = [{"at_s": 1, "time": 10.0, "do": ActKind.RESUME.value, "who": "anna"}]
     notes = [{"kind": "caught up", "time": 5.0}, {"kind": "saved", "time": 6.0}, {"kind": "caught up", "time": 11.0}]
     end = [{"kind": "stopping", "time": 20.0}, {"kind": "saved", "time": 21.0}]
     found = figures(record({"anna": [WELL]}, done), artifacts("anna", *notes, *end))

@@ -436,8 +436,8 @@ def test_other_acts_continue_while_a_stage_blocks(
 class Restless:
     """Suspension whose first end fails."""
 
-    def __init__(self, nap: Suspension) -> None:
-        self.inner, self.asked = nap, 0
+    def __init__(self, suspension: Suspension) -> None:
+        self.inner, self.asked = suspension, 0
 
     def end(self) -> None:
         self.asked += 1
@@ -458,9 +458,9 @@ class Failing(Recording):
             raise DeviceError("The engine did not answer.", "Restart it.")
 
     def suspend(self, who: str, pid: int) -> Suspension:
-        self._perhaps("nap")
-        nap = super().suspend(who, pid)
-        return Restless(nap) if self.what == "wake" else nap
+        self._perhaps("suspend")
+        suspension = super().suspend(who, pid)
+        return Restless(suspension) if self.what == "resume" else suspension
 
     def kill(self, who: str, pid: int) -> None:
         self._perhaps("kill")
@@ -474,8 +474,8 @@ class Failing(Recording):
 @pytest.mark.parametrize(
     ("what", "missed"),
     [
-        ("nap", ["home-1 falls asleep: The engine did not answer", "home-1 wakes: it was not asleep"]),
-        ("wake", ["home-1 wakes: The engine did not answer"]),
+        ("suspend", ["home-1 falls asleep: The engine did not answer", "home-1 wakes: it was not asleep"]),
+        ("resume", ["home-1 wakes: The engine did not answer"]),
         (
             "kill",
             [

@@ -54,12 +54,12 @@ def test_acts_are_in_order_and_a_peer_that_left_is_not_resumed(tiny: dict[str, A
     ).acts
     assert [(act.at_s, act.kind, act.who) for act in acts] == [
         (1, ActKind.PART, "0"),
-        (2, ActKind.FREEZE, "office-1"),
+        (2, ActKind.SUSPEND, "office-1"),
         (4, ActKind.HEAL, "0"),
-        (5, ActKind.THAW, "office-1"),
+        (5, ActKind.RESUME, "office-1"),
         (7, ActKind.KILL, BOOTSTRAP),
         (9, ActKind.START, BOOTSTRAP),
-        (10, ActKind.FREEZE, "office-1"),
+        (10, ActKind.SUSPEND, "office-1"),
         (12, ActKind.STOP, "office-1"),
     ]
 

@@ -37,7 +37,7 @@ from p2ptrain.net.dht_protocol import (
     MAX_KEYS,
     MAX_NEAREST,
     MAX_SPARES,
-    MOST_UNFIT,
+    MAX_UNFIT,
     RECORDS_A_TOKEN,
     RESTING_COST,
     Protocol,
@@ -45,7 +45,7 @@ from p2ptrain.net.dht_protocol import (
 )
 from p2ptrain.net.directory import MAX_STORED_PEERS, DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.throttle import LOWEST_RATE, UNWAITED_S, UNWAITED_SHARE, Throttles
+from p2ptrain.net.throttle import MIN_RATE, UNWAITED_S, UNWAITED_SHARE, Throttles
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.presence_buckets import PresenceBucket
 
@@ -284,7 +284,7 @@ def test_a_record_that_does_not_hold_costs_no_other_its_place() -> None:
     async def scene() -> None:
         wires = Wires()
         victim, liar = await victim_and_liar(wires)
-        unfit = [entry(number, issued_at=get_dht_time() + 400.0) for number in range(100, 101 + MOST_UNFIT)]
+        unfit = [entry(number, issued_at=get_dht_time() + 400.0) for number in range(100, 101 + MAX_UNFIT)]
         liar.lie("find", found_in(packed([unfit[0], entry(7)])))
         [(value, _)] = (await victim.protocol.call_find(liar.peer_id, [ROOT_ID])).values()
         assert list(value.value.data) == [somebody(7).peer_id]
@@ -517,8 +517,8 @@ def test_beyond_its_share_of_a_cap_nothing_is_answered_until_it_is_not() -> None
         protocol = (await a_node(Wires(), 0, rates)).protocol
         await protocol.rpc_store(a_store([entry(1)]), asked_by(1))
         for line in (rates.up, rates.down):
-            line.rate = LOWEST_RATE
-            line.book_unwaited(int((UNWAITED_S + 5.0) * UNWAITED_SHARE * LOWEST_RATE))
+            line.rate = MIN_RATE
+            line.book_unwaited(int((UNWAITED_S + 5.0) * UNWAITED_SHARE * MIN_RATE))
             assert (await protocol.rpc_find(a_find(1), asked_by(2))).results[0].type == dht_pb2.NOT_FOUND
             await asyncio.sleep(6.0)
             assert (await protocol.rpc_find(a_find(1), asked_by(2))).results[0].type == dht_pb2.FOUND_DICTIONARY

@@ -14,7 +14,7 @@ from bootstrap.swarm_view import POLL_S
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.figures_service import MOST_TOLD, FiguresService, Telling, ask_figures
+from p2ptrain.net.figures_service import MAX_TOLD, FiguresService, Telling, ask_figures
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 
@@ -66,7 +66,7 @@ def test_a_peer_tells_what_it_knows_and_what_is_new() -> None:
 def test_an_answer_is_bounded_and_has_the_newest() -> None:
     answer = asked(teller(telling))
     assert answer is not None
-    assert [each[0] for each in answer[1]] == list(range(101 - MOST_TOLD, 101))
+    assert [each[0] for each in answer[1]] == list(range(101 - MAX_TOLD, 101))
 
 
 def test_who_keeps_its_figures_says_so() -> None:

@@ -95,10 +95,10 @@ def test_a_stranger_is_told_why_and_what_to_do(shown: bytes, why: Refusal) -> No
     assert door.heard == []
     (kind, fields), (failed, said) = notebook.notes
     assert (kind, failed) == ("not admitted", "failed")
-    assert fields["why"] == why.value
+    assert fields["why"] == why.text
     assert "author" in fields["remedy"]
-    assert said["why"] == f"it did not admit us: {why.value}"
-    assert door.notebook.notes[0] == ("turned away", {"peer": STRANGER.peer, "why": why.value})
+    assert said["why"] == f"it did not admit us: {why.text}"
+    assert door.notebook.notes[0] == ("turned away", {"peer": STRANGER.peer, "why": why.text})
 
 
 def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:

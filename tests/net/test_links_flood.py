@@ -22,7 +22,7 @@ from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.rate_limiter import PER_ORIGIN, PER_PEER
 from p2ptrain.net.relay import circuit_v2
 from p2ptrain.net.throttle import Throttles
-from p2ptrain.net.transport import MOST_NAMELESS, P2PTransport
+from p2ptrain.net.transport import MAX_NAMELESS, P2PTransport
 
 HERE, THERE, ELSEWHERE = (f"/ip4/203.0.114.{host}/tcp/4001" for host in (7, 8, 9))
 LIMITS = Limits()
@@ -99,12 +99,12 @@ def admitted(transport: P2PTransport, times: int) -> int:
     return virtual_time.run(main())
 
 
-@pytest.mark.parametrize("is_gift", [True, False])
-def test_whether_the_owner_gives_turns_nobody_down_here(is_gift: bool) -> None:
+@pytest.mark.parametrize("serves_others", [True, False])
+def test_whether_the_owner_gives_turns_nobody_down_here(serves_others: bool) -> None:
     """Check that the owner's setting affects no admission: services decide, and exchanges are always served."""
     rates = Throttles()
     rates.gives = False
-    transport = P2PTransport(cast(Node, None), limits=Limits(inbound=1000), rates=rates, is_gift=is_gift)
+    transport = P2PTransport(cast(Node, None), limits=Limits(inbound=1000), rates=rates, serves_others=serves_others)
     assert admitted(transport, 100) == PER_PEER.burst
 
 
@@ -292,7 +292,7 @@ def test_streams_of_which_nobody_knows_yet_whose_they_are_are_bounded() -> None:
         wires = [Wire(1, HERE) for _ in range(1000)]
         for wire in wires:
             wire._unread = b""
-        assert open_of(await house.call(*wires)) == LIMITS.inbound + MOST_NAMELESS
+        assert open_of(await house.call(*wires)) == LIMITS.inbound + MAX_NAMELESS
         await asyncio.sleep(LIMITS.idle_s + 1.0)
         assert not house.transport._inbound
 

@@ -31,7 +31,7 @@ from p2ptrain.net.p2pd.daemon import Daemon
 from p2ptrain.net.p2pd.socket_folder import sweep
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rate_limiter import RateLimit, RateLimiter
-from p2ptrain.net.transport import MOST_HANGING, P2PTransport
+from p2ptrain.net.transport import MAX_HANGING, P2PTransport
 from p2ptrain.ports import Link
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.presence_buckets import PresenceBucket
@@ -298,12 +298,12 @@ def test_who_asks_for_much_and_reads_nothing_holds_nothing(swarm: Swarm):
         await here.listen(give)
         before, links = files(), []
         try:
-            for _ in range(3 * MOST_HANGING):
+            for _ in range(3 * MAX_HANGING):
                 links.append(await there.open(node.peer_id, node.addresses))
                 with contextlib.suppress(NetworkError):  # the connection was closed just before
                     await links[-1].send(FrameKind.MESSAGE, b"all of it")
                 await until(lambda: not here._inbound)
-            await until(lambda: files() < before + MOST_HANGING)
+            await until(lambda: files() < before + MAX_HANGING)
         finally:
             for link in links:
                 link._stream.abort()

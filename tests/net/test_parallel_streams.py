@@ -395,8 +395,8 @@ async def receive(link: ParallelLink) -> None:
 
 def test_speeds_of_few_partners_are_remembered(two: Two) -> None:
     lanes = two.lanes[1]
-    for number in range(streams_module.MOST_REMEMBERED + 1):
+    for number in range(streams_module.MAX_REMEMBERED + 1):
         lanes.record_rate(PeerId(f"{number}"), 1e9)
-    assert len(lanes._speeds) == streams_module.MOST_REMEMBERED
+    assert len(lanes._speeds) == streams_module.MAX_REMEMBERED
     assert not lanes.is_fast(PeerId("0"))
     assert lanes.is_fast(PeerId("1"))

@@ -15,12 +15,12 @@ import virtual_time
 from p2ptrain.base.errors import NetworkError, UnbegunError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import HEADER_BYTES, FrameKind, encode_header
-from p2ptrain.net.links import MOST_UNHEARD, WINDOW_BYTES, Limits, StreamLink
+from p2ptrain.net.links import MAX_UNHEARD, WINDOW_BYTES, Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.throttle import Throttles
-from p2ptrain.net.transport import HANGING_S, MOST_HANGING, P2PTransport
+from p2ptrain.net.transport import HANGING_S, MAX_HANGING, P2PTransport
 
 LIMITS = Limits()
 END = encode_header(FrameKind.END, 0)
@@ -96,7 +96,7 @@ class House:
 
     def link(self, wire: Wire) -> StreamLink:
         far_end = FarEnd(THEM, "/ip4/203.0.114.7/tcp/4001")
-        return StreamLink(far_end, cast(Stream, wire), LIMITS, Throttles(), see_off=self.transport._see_off)
+        return StreamLink(far_end, cast(Stream, wire), LIMITS, Throttles(), on_end=self.transport._on_link_end)
 
 
 def enact(scene: Callable[[House], Awaitable[None]]) -> None:
@@ -231,7 +231,7 @@ def test_two_who_end_at_once_wait_for_nobody() -> None:
     "unheard",
     [
         encode_header(FrameKind.CHUNK, 1000),
-        encode_header(FrameKind.MESSAGE, 0) * (1 + MOST_UNHEARD),
+        encode_header(FrameKind.MESSAGE, 0) * (1 + MAX_UNHEARD),
         b"GET / HTTP/1.1",
     ],
     ids=["a payload", "a talker", "garbage"],
@@ -251,7 +251,7 @@ def test_small_words_that_crossed_our_end_are_dropped() -> None:
     async def scene(house: House) -> None:
         near, far = wires()
         await house.link(near).close()
-        for _ in range(MOST_UNHEARD):
+        for _ in range(MAX_UNHEARD):
             await far.write(encode_header(FrameKind.MESSAGE, 5), b"hello")
         await asyncio.sleep(1.0)
         assert not near.is_closing
@@ -310,7 +310,7 @@ def test_who_was_waiting_in_vain_for_a_frame_still_says_that_it_ends() -> None:
 )
 def test_a_peer_that_reads_nothing_loses_its_connection(size: int, pause_s: float, is_cut_off: bool) -> None:
     async def scene(house: House) -> None:
-        for number in range(1, MOST_HANGING + 1):
+        for number in range(1, MAX_HANGING + 1):
             near, _ = wires()
             link = house.link(near)
             for start in range(0, size, 200_000):
@@ -320,7 +320,7 @@ def test_a_peer_that_reads_nothing_loses_its_connection(size: int, pause_s: floa
             await asyncio.gather(*house.transport._partings.values())
             assert near.is_closing
             assert clock() - began == pytest.approx(LIMITS.parting_s)
-            assert bool(house.daemon.disconnected) is (is_cut_off and number == MOST_HANGING)
+            assert bool(house.daemon.disconnected) is (is_cut_off and number == MAX_HANGING)
             await asyncio.sleep(pause_s)
         assert len(house.transport._hanging) == (size > WINDOW_BYTES and not is_cut_off)
 
@@ -330,7 +330,7 @@ def test_a_peer_that_reads_nothing_loses_its_connection(size: int, pause_s: floa
 @pytest.mark.parametrize("ending", ["it dies", "we give up amid a frame", "its place is needed", "it ends"])
 def test_nobody_else_is_said_to_read_nothing(ending: str) -> None:
     async def scene(house: House) -> None:
-        for _ in range(2 * MOST_HANGING):
+        for _ in range(2 * MAX_HANGING):
             near, far = wires()
             link = house.link(near)
             for _ in range(2):

@@ -12,7 +12,7 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.relay import dial_back
-from p2ptrain.net.rpc import MOST_NESTED, receive_message, send_message
+from p2ptrain.net.rpc import MAX_NESTED, receive_message, send_message
 from p2ptrain.ports import Link
 
 
@@ -57,7 +57,7 @@ def test_what_is_said_is_heard() -> None:
         (b"\xc1", "expected a statement"),
         (msgpack.packb({"a": 1}), "expected a statement"),
         (msgpack.packb(["x" * 5000]), "at most 4096 bytes, got"),
-        (nested(MOST_NESTED + 1), "expected a message about this and that, got lists"),
+        (nested(MAX_NESTED + 1), "expected a message about this and that, got lists"),
         (nested(1000), "expected a message about this and that, got lists"),
         (nested(3000), "expected a statement"),
     ],
@@ -73,7 +73,7 @@ def test_another_frame_is_an_offence() -> None:
 
 
 def test_lists_may_be_nested_as_deep_as_anybody_needs() -> None:
-    assert heard(nested(MOST_NESTED))
+    assert heard(nested(MAX_NESTED))
 
 
 def test_a_bottomless_question_is_an_offence_and_no_bug_of_ours() -> None:

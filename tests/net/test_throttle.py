@@ -21,7 +21,7 @@ from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.throttle import (
     BURST_S,
-    LOWEST_RATE,
+    MIN_RATE,
     PIECE_BYTES,
     SMALL_BYTES,
     UNWAITED_S,
@@ -88,7 +88,7 @@ def test_a_new_cap_holds_for_what_is_booked_and_has_not_left() -> None:
 @settings(max_examples=50, deadline=None)
 @given(
     some.lists(some.tuples(some.integers(1, 100_000), some.floats(0, 5)), min_size=1, max_size=50),
-    some.floats(LOWEST_RATE, 1e9),
+    some.floats(MIN_RATE, 1e9),
 )
 def test_no_span_of_time_has_more_than_the_rate_and_one_burst(steps: list[tuple[int, float]], rate: float) -> None:
     capped, watch = line(rate)
@@ -105,7 +105,7 @@ def test_no_span_of_time_has_more_than_the_rate_and_one_burst(steps: list[tuple[
 
 
 def test_pieces_are_the_whole_and_small_only_where_capped() -> None:
-    free, capped = line()[0], line(LOWEST_RATE)[0]
+    free, capped = line()[0], line(MIN_RATE)[0]
     view = memoryview(bytes(range(256)) * 300)
     assert list(free.pieces(view)) == [view]
     assert b"".join(capped.pieces(view)) == view
@@ -115,8 +115,8 @@ def test_pieces_are_the_whole_and_small_only_where_capped() -> None:
 
 def test_at_the_lowest_cap_no_partner_takes_us_for_dead() -> None:
     limits, streams = Limits(), MAX_EXCHANGES + MAX_DONATIONS + 1
-    assert streams * PIECE_BYTES / LOWEST_RATE < limits.idle_s
-    assert streams * MAX_CHUNK_BYTES / LOWEST_RATE < limits.frame_s(MAX_CHUNK_BYTES)
+    assert streams * PIECE_BYTES / MIN_RATE < limits.idle_s
+    assert streams * MAX_CHUNK_BYTES / MIN_RATE < limits.frame_s(MAX_CHUNK_BYTES)
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
@@ -193,14 +193,14 @@ def test_a_payload_passes_at_the_cap_of_either_side(capped: str) -> None:
     """Check a transfer of 32 s in which each frame takes 8 s, and no side times out."""
 
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
-        (mine.up if capped == "sender" else theirs.down).rate = LOWEST_RATE
+        (mine.up if capped == "sender" else theirs.down).rate = MIN_RATE
         started = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as both:
             both.create_task(send_payload(near, [PART]))
             got = both.create_task(receive_payload(far, [len(PART)]))
         assert got.result() == [PART]
         took_s = asyncio.get_running_loop().time() - started
-        assert len(PART) / LOWEST_RATE - 2 * BURST_S < took_s < len(PART) / LOWEST_RATE + 1
+        assert len(PART) / MIN_RATE - 2 * BURST_S < took_s < len(PART) / MIN_RATE + 1
         assert mine.up.total_bytes == theirs.down.total_bytes > len(PART)
         assert mine.down.total_bytes == theirs.up.total_bytes == 0
 
@@ -209,8 +209,8 @@ def test_a_payload_passes_at_the_cap_of_either_side(capped: str) -> None:
 
 def test_messages_pass_a_queue_of_chunks_and_count() -> None:
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
-        mine.up.rate = theirs.down.rate = LOWEST_RATE
-        mine.up.book(10 * 60 * int(LOWEST_RATE))  # ten minutes of other streams' chunks
+        mine.up.rate = theirs.down.rate = MIN_RATE
+        mine.up.book(10 * 60 * int(MIN_RATE))  # ten minutes of other streams' chunks
         before = mine.up.total_bytes
         async with asyncio.timeout(0.001):
             await near.send(FrameKind.MESSAGE, b"hello")
@@ -224,8 +224,8 @@ def test_a_long_answer_waits_its_turn_like_a_chunk() -> None:
     """Check answers of other services: repeated requests for a manifest or an access list must not exceed the cap."""
 
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
-        mine.up.rate = LOWEST_RATE
-        mine.up.book(10 * int(LOWEST_RATE))
+        mine.up.rate = MIN_RATE
+        mine.up.book(10 * int(MIN_RATE))
         started = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as both:
             both.create_task(near.send(FrameKind.MANIFEST, bytes(2 * SMALL_BYTES)))
@@ -237,7 +237,7 @@ def test_a_long_answer_waits_its_turn_like_a_chunk() -> None:
 
 def test_what_passes_on_a_link_that_is_a_gift_is_counted_as_given() -> None:
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
-        near._is_gift = True
+        near._serves_others = True
         await near.send(FrameKind.MESSAGE, b"hello")
         await far.receive()
         await far.send(FrameKind.CHUNK, b"bytes")
@@ -248,7 +248,7 @@ def test_what_passes_on_a_link_that_is_a_gift_is_counted_as_given() -> None:
     over_a_link(play)
 
 
-@pytest.mark.parametrize("cap", [LOWEST_RATE, inf])
+@pytest.mark.parametrize("cap", [MIN_RATE, inf])
 @pytest.mark.parametrize("kind", [FrameKind.MESSAGE, FrameKind.CHUNK])
 @pytest.mark.parametrize("length", [100, 3 * SMALL_BYTES])
 def test_a_body_counts_as_far_as_it_comes(length: int, kind: FrameKind, cap: float) -> None:
@@ -260,7 +260,7 @@ def test_a_body_counts_as_far_as_it_comes(length: int, kind: FrameKind, cap: flo
         rates.down.rate = cap
         into.put(encode_header(kind, length) + b"some of it")
         stream: Any = FakeStream(Pipe(), into)
-        link = StreamLink(FarEnd(PeerId("liar"), ""), stream, Limits(), rates, is_gift=True)
+        link = StreamLink(FarEnd(PeerId("liar"), ""), stream, Limits(), rates, serves_others=True)
         with pytest.raises(NetworkError, match="sent nothing"):
             await link.receive()
         assert rates.down.total_bytes == rates.given_bytes == HEADER_BYTES + len(b"some of it")
@@ -300,7 +300,7 @@ def test_without_a_cap_nothing_is_a_flood_and_a_new_cap_begins_at_nothing() -> N
     free, _ = line()
     free.book_unwaited(10**9)
     assert not free.is_flooded
-    free.rate = LOWEST_RATE
+    free.rate = MIN_RATE
     assert not free.is_flooded
 
 
@@ -354,7 +354,7 @@ def test_strangers_small_frames_put_off_a_partners_payload_by_seconds(way: str) 
         loop = asyncio.get_running_loop()
         rates = Throttles(loop.time)
         line = rates.down if way == "in" else rates.up
-        line.rate = LOWEST_RATE
+        line.rate = MIN_RATE
         passed = 0
 
         async def pass_one(kind: int, size: int) -> float:
@@ -379,8 +379,8 @@ def test_strangers_small_frames_put_off_a_partners_payload_by_seconds(way: str) 
         strangers = [asyncio.create_task(flood()) for _ in range(16)]
         await asyncio.sleep(60.0)
         at_once = UNWAITED_S * UNWAITED_SHARE
-        assert await pass_one(FrameKind.CHUNK, PIECE_BYTES) < at_once + 16 * SMALL_BYTES / LOWEST_RATE
-        assert passed * SMALL_BYTES < LOWEST_RATE * (loop.time() + at_once)
+        assert await pass_one(FrameKind.CHUNK, PIECE_BYTES) < at_once + 16 * SMALL_BYTES / MIN_RATE
+        assert passed * SMALL_BYTES < MIN_RATE * (loop.time() + at_once)
         for stranger in strangers:
             stranger.cancel()
         await asyncio.sleep(UNWAITED_S)
@@ -397,8 +397,8 @@ def test_who_gives_up_before_its_turn_puts_off_nobody(kind: FrameKind) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         rates = Throttles(loop.time)
-        rates.down.rate = LOWEST_RATE
-        rates.down.book(10 * int(LOWEST_RATE))
+        rates.down.rate = MIN_RATE
+        rates.down.book(10 * int(MIN_RATE))
         before_s = rates.down.book(0)
         for _ in range(100):
             into = Pipe()
@@ -416,8 +416,8 @@ def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:
     """Check a chunk delayed by our throttle for four minutes, with a timeout of 84 s; then one that never comes."""
 
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
-        theirs.down.rate = LOWEST_RATE
-        theirs.down.book(240 * int(LOWEST_RATE))
+        theirs.down.rate = MIN_RATE
+        theirs.down.book(240 * int(MIN_RATE))
         await near.send(FrameKind.CHUNK, bytes(MAX_CHUNK_BYTES))
         assert await far.receive() == (FrameKind.CHUNK, bytes(MAX_CHUNK_BYTES))
         with pytest.raises(NetworkError, match="sent nothing for too long"):
@@ -428,7 +428,7 @@ def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:
 
 def test_a_cap_that_is_lifted_ends_the_wait_for_the_next_piece() -> None:
     async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
-        mine.up.rate = LOWEST_RATE
+        mine.up.rate = MIN_RATE
         started = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as both:
             both.create_task(send_payload(near, [PART]))

@@ -22,7 +22,7 @@ from p2ptrain.net.driver import at_once
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import send_message
 from p2ptrain.net.throttle import Throttles
-from p2ptrain.net.weight_server import EACH, LONGEST_S, MOST_PINNED, SHARED_S, WeightServer
+from p2ptrain.net.weight_server import EACH, LONGEST_S, MAX_PINNED, SHARED_S, WeightServer
 from p2ptrain.ports import Link
 from p2ptrain.train.payloads import Snapshot
 from p2ptrain.train.sketch import SKETCH_BYTES, sketch
@@ -117,8 +117,8 @@ def test_nobody_is_given_weights_that_others_have_kept_for_long(pause_s: float, 
         await network.transport(B).listen(copies.give)
         return answered, await asked(await network.transport(ME).open(B), ["piece", 0])
 
-    answered, promised = virtual_time.run(main())
-    assert (answered, promised) == (is_answered, [as_bytes(honest(2))[0]])
+    answered, accepted = virtual_time.run(main())
+    assert (answered, accepted) == (is_answered, [as_bytes(honest(2))[0]])
 
 
 def test_a_stream_ends_however_little_it_asks_for():
@@ -178,7 +178,7 @@ def test_a_stream_that_stays_open_keeps_no_weights_beside_those_two():
         gc.collect()
         return sum(each() is not None for each in old)
 
-    assert virtual_time.run(main()) == MOST_PINNED
+    assert virtual_time.run(main()) == MAX_PINNED
 
 
 def test_who_reads_slowly_is_not_waited_for_beyond_the_quarter_of_an_hour():
@@ -299,7 +299,7 @@ def test_small_models_are_rationed_by_their_bytes():
 
 
 def test_questions_that_are_none_are_offences_and_floods_are_rationed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(copies_module, "LEAST_MODEL", 0.0)  # as if these were as large as real models
+    monkeypatch.setattr(copies_module, "MIN_MODEL", 0.0)  # as if these were as large as real models
 
     async def main() -> tuple[int, int]:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()

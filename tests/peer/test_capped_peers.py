@@ -17,7 +17,7 @@ from virtual_time import run as run_in_virtual_time
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.throttle import LOWEST_RATE, Throttles
+from p2ptrain.net.throttle import MIN_RATE, Throttles
 from p2ptrain.ports import Link
 from p2ptrain.swarm.deadlines import FIRST_RATE, MAX_PATIENCE
 from p2ptrain.swarm.events import LeaveRequested
@@ -63,7 +63,7 @@ class CappedTransport:
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-@pytest.mark.parametrize(("rate", "misses"), [(2 * FIRST_RATE, 0), (LOWEST_RATE, 4)])
+@pytest.mark.parametrize(("rate", "misses"), [(2 * FIRST_RATE, 0), (MIN_RATE, 4)])
 def test_a_capped_peer_exchanges_after_few_misses_and_then_without_any(
     direction: str, rate: float, misses: int
 ) -> None:
@@ -94,4 +94,4 @@ def test_a_capped_peer_exchanges_after_few_misses_and_then_without_any(
 
 def test_patience_reaches_the_lowest_cap() -> None:
     """Check the lowest cap, also shared by four exchanges."""
-    assert MAX_PATIENCE * LOWEST_RATE >= 4 * FIRST_RATE
+    assert MAX_PATIENCE * MIN_RATE >= 4 * FIRST_RATE

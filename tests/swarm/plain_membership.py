@@ -11,14 +11,14 @@ from p2ptrain.swarm.offences import Offences
 from p2ptrain.swarm.peer_info import (
     FAILURE_PAUSE_S,
     FAR_S,
-    FORGIVEN,
     LONE_PAUSE_S,
     MISFITS_FORGIVEN,
     QUARANTINE_S,
     REST,
-    Fault,
+    WITHDRAWALS_FORGIVEN,
+    FailureKind,
 )
-from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MOST_CALLS
+from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MAX_CALLS
 
 ABLE = (PeerState.TRAINING, PeerState.FINISHING)
 
@@ -31,7 +31,7 @@ class Entry:
     progress: float = 0.0
     settled: bool = False
     presence: Presence | None = None
-    times: dict[Fault, int] | None = None
+    times: dict[FailureKind, int] | None = None
     not_before: float = 0.0
     lone_until: float = 0.0
     distrusted_until: float = 0.0
@@ -76,53 +76,55 @@ class PlainMembership:
 
     def called(self, peer: PeerId, now: float) -> None:
         if entry := self.known.get(peer):
-            entry.calls = [at for at in entry.calls if now - at < MOST_CALLS / CALLS_PER_S] + [now]
+            entry.calls = [at for at in entry.calls if now - at < MAX_CALLS / CALLS_PER_S] + [now]
             level = 0.0
             for before, at in zip([entry.calls[0], *entry.calls], entry.calls, strict=False):
-                level = min(max(level - (at - before) * CALLS_PER_S, 0.0) + 1.0, MOST_CALLS)
-            if level > MOST_CALLS - 1.0:
+                level = min(max(level - (at - before) * CALLS_PER_S, 0.0) + 1.0, MAX_CALLS)
+            if level > MAX_CALLS - 1.0:
                 entry.paced_until = now + 1.0 / CALLS_PER_S
                 self.pause(peer, entry.paced_until, now)
 
     def pause(self, peer: PeerId, until: float, now: float) -> None:
         if entry := self.known.get(peer):
-            unanswered = (entry.times or {}).get(Fault.UNANSWERED, 0)
+            unanswered = (entry.times or {}).get(FailureKind.UNANSWERED, 0)
             lone_s = LONE_PAUSE_S * 2.0 ** max(unanswered - 1, 0)
             entry.lone_until = max(entry.lone_until, min(until, now + lone_s))
             entry.not_before = max(entry.not_before, until)
 
-    def blame(self, peer: PeerId, now: float, fault: Fault, held_s: float = 0.0) -> None:
+    def record_failure(self, peer: PeerId, now: float, failure: FailureKind, held_s: float = 0.0) -> None:
         until = 0.0
-        if fault in (Fault.OFFENCE, Fault.FAR):
-            until = self.offences.add(peer, now, QUARANTINE_S if fault is Fault.OFFENCE else FAR_S)
+        if failure in (FailureKind.OFFENCE, FailureKind.FAR):
+            until = self.offences.add(peer, now, QUARANTINE_S if failure is FailureKind.OFFENCE else FAR_S)
         if (entry := self.known.get(peer)) is None:
             return
-        if fault not in (Fault.OFFENCE, Fault.FAR):
-            entry.times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
-            entry.times[fault] += 1
+        if failure not in (FailureKind.OFFENCE, FailureKind.FAR):
+            entry.times = {**dict.fromkeys(FailureKind, 0), **(entry.times or {})}
+            entry.times[failure] += 1
             first, longest = FAILURE_PAUSE_S
-            if fault in (Fault.WITHDRAWN, Fault.MISFIT):
-                if entry.times[fault] <= (FORGIVEN if fault is Fault.WITHDRAWN else MISFITS_FORGIVEN):
+            if failure in (FailureKind.WITHDRAWN, FailureKind.MISFIT):
+                if entry.times[failure] <= (
+                    WITHDRAWALS_FORGIVEN if failure is FailureKind.WITHDRAWN else MISFITS_FORGIVEN
+                ):
                     return
-                if fault is Fault.MISFIT:
-                    fault = Fault.BROKEN
-                    entry.times[fault] += 1
-            if fault is Fault.WITHDRAWN:
+                if failure is FailureKind.MISFIT:
+                    failure = FailureKind.BROKEN
+                    entry.times[failure] += 1
+            if failure is FailureKind.WITHDRAWN:
                 until = now + max(first, REST * held_s)
             else:
-                until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
-        if fault in (Fault.OFFENCE, Fault.FAR):
+                until = now + min(first * 2 ** min(entry.times[failure] - 1, 16), longest)
+        if failure in (FailureKind.OFFENCE, FailureKind.FAR):
             entry.barred_until = max(entry.barred_until, until)
             entry.lone_until = max(entry.lone_until, entry.barred_until)
         self.pause(peer, until, now)
-        if fault is not Fault.UNANSWERED:
+        if failure is not FailureKind.UNANSWERED:
             entry.distrusted_until = max(entry.distrusted_until, until)
 
-    def praise(self, peer: PeerId) -> None:
+    def record_success(self, peer: PeerId) -> None:
         if entry := self.known.get(peer):
-            times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
-            forgotten = {Fault.UNANSWERED: 0, Fault.BROKEN: 0, Fault.WITHDRAWN: 0}
-            entry.times = {**times, **forgotten, Fault.MISFIT: times[Fault.MISFIT] // 2}
+            times = {**dict.fromkeys(FailureKind, 0), **(entry.times or {})}
+            forgotten = {FailureKind.UNANSWERED: 0, FailureKind.BROKEN: 0, FailureKind.WITHDRAWN: 0}
+            entry.times = {**times, **forgotten, FailureKind.MISFIT: times[FailureKind.MISFIT] // 2}
             entry.not_before = entry.lone_until = entry.paced_until
             entry.distrusted_until = entry.barred_until = 0.0
 

@@ -14,7 +14,7 @@ import pytest
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.download_plan import (
     FIRST_RATE,
-    MOST_DONORS,
+    MAX_DONORS,
     PATIENCE,
     PIECE_BOUNDS_S,
     PIECE_BYTES,
@@ -130,7 +130,7 @@ def test_three_donors_give_at_once_and_in_a_third_of_the_time() -> None:
 
 def test_no_more_than_three_are_asked_at_once_whoever_else_there_is() -> None:
     play = Play(Script({A: 1e6, B: 1e6, C: 1e6, D: 1e6, E: 1e6})).run()
-    assert play.at_once == MOST_DONORS
+    assert play.at_once == MAX_DONORS
     assert {donor for donor, _ in play.asked} == {A, B, C}
 
 

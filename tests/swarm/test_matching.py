@@ -10,7 +10,7 @@ from run_rules import run_rules
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.matching import OfferView, PlannedView, Violation, answer
-from p2ptrain.swarm.messages import LARGEST_RATIO, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.messages import MAX_RATIO, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.rules import MAX_EXCHANGES
 
 ME, SMALLER, LARGER = PeerId("birch"), PeerId("amber"), PeerId("cedar")
@@ -124,4 +124,4 @@ def test_a_share_is_smaller_the_more_partners_mix_a_snapshot() -> None:
 
 
 def test_whatever_weight_a_partner_claims_it_moves_us_by_a_bounded_share() -> None:
-    assert TERMS.share(replace(TERMS, weight=1e9)) == LARGEST_RATIO / (1 + LARGEST_RATIO)
+    assert TERMS.share(replace(TERMS, weight=1e9)) == MAX_RATIO / (1 + MAX_RATIO)

@@ -12,8 +12,8 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
-from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, LONE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
-from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
+from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, LONE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, REST, FailureKind
+from p2ptrain.swarm.rules import CALLS_PER_S, MAX_CALLS
 
 BIRCH = PeerId("birch")
 PEERS = 12
@@ -35,57 +35,57 @@ def calls(members: Membership, now: float) -> bool:
 def test_pauses_double_up_to_a_bound_and_one_success_ends_them(members: Membership) -> None:
     first, longest = FAILURE_PAUSE_S
     for times in range(20):
-        members.blame(BIRCH, 0.0, Fault.BROKEN)
+        members.record_failure(BIRCH, 0.0, FailureKind.BROKEN)
         pause = min(first * 2**times, longest)
         assert not calls(members, pause - 0.1)
         assert calls(members, pause)
-    members.praise(BIRCH)
+    members.record_success(BIRCH)
     assert calls(members, 0.0)
     assert not members.is_distrusted(BIRCH, 0.0)
 
 
 def test_calls_that_came_to_nothing_cost_no_trust(members: Membership) -> None:
     for _ in range(8):
-        members.blame(BIRCH, 0.0, Fault.UNANSWERED)
+        members.record_failure(BIRCH, 0.0, FailureKind.UNANSWERED)
     assert not members.is_distrusted(BIRCH, 0.0)
-    members.blame(BIRCH, 0.0, Fault.BROKEN)
+    members.record_failure(BIRCH, 0.0, FailureKind.BROKEN)
     assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
     assert not members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0])
 
 
 def test_an_offer_taken_back_is_forgiven_once_in_a_row(members: Membership) -> None:
     for _ in range(3):
-        members.blame(BIRCH, 0.0, Fault.WITHDRAWN)
+        members.record_failure(BIRCH, 0.0, FailureKind.WITHDRAWN)
         assert calls(members, 0.0)
         assert not members.is_distrusted(BIRCH, 0.0)
-        members.blame(BIRCH, 0.0, Fault.WITHDRAWN)
+        members.record_failure(BIRCH, 0.0, FailureKind.WITHDRAWN)
         assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
-        members.praise(BIRCH)
+        members.record_success(BIRCH)
 
 
 def test_offers_taken_back_cost_by_how_long_they_held_us_and_not_longer_each_time(members: Membership) -> None:
     """Check withdrawn offers, which honest partners make again and again if our connection is slow."""
-    members.blame(BIRCH, 0.0, Fault.WITHDRAWN, 0.1)
+    members.record_failure(BIRCH, 0.0, FailureKind.WITHDRAWN, 0.1)
     for now, held_s in [(0.0, 0.1), (10.0, 0.1), (20.0, 0.1), (30.0, 0.3), (40.0, 1.5)]:
-        members.blame(BIRCH, now, Fault.WITHDRAWN, held_s)
+        members.record_failure(BIRCH, now, FailureKind.WITHDRAWN, held_s)
         pause_s = max(FAILURE_PAUSE_S[0], REST * held_s)
         assert members.is_distrusted(BIRCH, now + pause_s - 0.1)
         assert not members.is_distrusted(BIRCH, now + pause_s)
-    members.blame(BIRCH, 100.0, Fault.BROKEN)
+    members.record_failure(BIRCH, 100.0, FailureKind.BROKEN)
     assert not members.is_distrusted(BIRCH, 100.0 + FAILURE_PAUSE_S[0])
 
 
 def test_payloads_that_do_not_fit_are_forgiven_while_step_widths_are_learnt(members: Membership) -> None:
     for _ in range(MISFITS_FORGIVEN):
-        members.blame(BIRCH, 0.0, Fault.MISFIT)
+        members.record_failure(BIRCH, 0.0, FailureKind.MISFIT)
         assert calls(members, 0.0)
-    members.blame(BIRCH, 0.0, Fault.MISFIT)
+    members.record_failure(BIRCH, 0.0, FailureKind.MISFIT)
     assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
-    members.praise(BIRCH)
+    members.record_success(BIRCH)
     for _ in range(MISFITS_FORGIVEN - (MISFITS_FORGIVEN + 1) // 2):  # one fit among many misfits does not help for long
         assert calls(members, 0.0)
-        members.blame(BIRCH, 0.0, Fault.MISFIT)
-    members.blame(BIRCH, 0.0, Fault.MISFIT)
+        members.record_failure(BIRCH, 0.0, FailureKind.MISFIT)
+    members.record_failure(BIRCH, 0.0, FailureKind.MISFIT)
     assert not calls(members, 0.0)
 
 
@@ -95,11 +95,11 @@ def alone_with_birch() -> Membership:
     return members
 
 
-@pytest.mark.parametrize("fault", [Fault.BROKEN, Fault.WITHDRAWN])
-def test_pauses_are_short_while_no_other_partner_can_be_called(fault: Fault) -> None:
+@pytest.mark.parametrize("failure", [FailureKind.BROKEN, FailureKind.WITHDRAWN])
+def test_pauses_are_short_while_no_other_partner_can_be_called(failure: FailureKind) -> None:
     members = alone_with_birch()
     for _ in range(8):
-        members.blame(BIRCH, 0.0, fault, held_s=5.0)
+        members.record_failure(BIRCH, 0.0, failure, held_s=5.0)
     assert not calls(members, LONE_PAUSE_S - 0.1)
     assert calls(members, LONE_PAUSE_S)
     assert members.draw(Random(1), LONE_PAUSE_S, ()) is members.get(BIRCH)
@@ -108,14 +108,14 @@ def test_pauses_are_short_while_no_other_partner_can_be_called(fault: Fault) -> 
     members.see(presence("cedar"), live_until=1e9)
     assert not calls(members, LONE_PAUSE_S)
     assert members.is_distrusted(BIRCH, LONE_PAUSE_S)
-    members.blame(PeerId("cedar"), LONE_PAUSE_S, Fault.UNANSWERED)
+    members.record_failure(PeerId("cedar"), LONE_PAUSE_S, FailureKind.UNANSWERED)
     assert calls(members, LONE_PAUSE_S)
 
 
 def test_a_lone_partner_that_does_not_answer_is_called_less_often_until_it_is_heard() -> None:
     members = alone_with_birch()
     for times in range(4):
-        members.blame(BIRCH, 0.0, Fault.UNANSWERED)
+        members.record_failure(BIRCH, 0.0, FailureKind.UNANSWERED)
         assert not calls(members, LONE_PAUSE_S * 2**times - 0.1)
         assert calls(members, LONE_PAUSE_S * 2**times)
     members.hear(BIRCH, PeerState.TRAINING, 1, 1.0, now=1.0)
@@ -124,7 +124,7 @@ def test_a_lone_partner_that_does_not_answer_is_called_less_often_until_it_is_he
 
 def test_a_lone_partner_that_broke_the_protocol_is_not_called() -> None:
     members = alone_with_birch()
-    members.blame(BIRCH, 0.0, Fault.OFFENCE)
+    members.record_failure(BIRCH, 0.0, FailureKind.OFFENCE)
     members.hear(BIRCH, PeerState.TRAINING, 1, 1.0, now=1.0)
     assert not calls(members, QUARANTINE_S[0] - 0.1)
     assert members.is_distrusted(BIRCH, QUARANTINE_S[0] - 0.1)
@@ -135,7 +135,7 @@ def test_unrelated_exchanges_are_forgotten_by_half_with_each_that_commits(member
     for _ in range(4):
         members.count_unrelated(BIRCH)
     assert members.times_unrelated(BIRCH) == 4
-    members.praise(BIRCH)
+    members.record_success(BIRCH)
     assert members.times_unrelated(BIRCH) == 2
 
 
@@ -147,10 +147,10 @@ def test_nobody_is_called_more_often_than_it_admits(members: Membership) -> None
         if calls(members, now):
             members.called(BIRCH, now)
             assert limiter.admits(BIRCH, now)
-            members.praise(BIRCH)
+            members.record_success(BIRCH)
             times += 1
         now += 0.01
-    assert times == pytest.approx(MOST_CALLS + 100 * CALLS_PER_S, abs=20)
+    assert times == pytest.approx(MAX_CALLS + 100 * CALLS_PER_S, abs=20)
 
 
 def test_who_was_called_often_may_be_asked_for_its_weights_all_the_same(members: Membership) -> None:
@@ -162,7 +162,7 @@ def test_who_was_called_often_may_be_asked_for_its_weights_all_the_same(members:
     assert known.may_be_asked(0.1)
     members.called(BIRCH, 100.0)
     assert calls(members, 100.0)
-    members.blame(BIRCH, 100.0, Fault.UNANSWERED)
+    members.record_failure(BIRCH, 100.0, FailureKind.UNANSWERED)
     assert not known.may_be_asked(100.0)
 
 
@@ -174,10 +174,10 @@ def test_who_calls_seldom_is_never_held_up(members: Membership) -> None:
 
 def test_broken_protocol_is_remembered_longer_and_not_forgotten(members: Membership) -> None:
     first, _ = QUARANTINE_S
-    members.blame(BIRCH, 0.0, Fault.OFFENCE)
+    members.record_failure(BIRCH, 0.0, FailureKind.OFFENCE)
     assert members.is_distrusted(BIRCH, first - 0.1)
-    members.praise(BIRCH)
-    members.blame(BIRCH, 0.0, Fault.OFFENCE)
+    members.record_success(BIRCH)
+    members.record_failure(BIRCH, 0.0, FailureKind.OFFENCE)
     assert members.is_distrusted(BIRCH, 2 * first - 0.1)
     assert not members.is_distrusted(BIRCH, 2 * first)
 
@@ -224,12 +224,12 @@ def test_it_agrees_with_looking_at_everybody(seed: int) -> None:
                 members.pause(peer, now + 3.0, now)
                 plain.pause(peer, now + 3.0, now)
             case 5:
-                fault, held_s = random.choice(list(Fault)), random.choice([0.0, 0.3, 5.0])
-                members.blame(peer, now, fault, held_s)
-                plain.blame(peer, now, fault, held_s)
+                failure, held_s = random.choice(list(FailureKind)), random.choice([0.0, 0.3, 5.0])
+                members.record_failure(peer, now, failure, held_s)
+                plain.record_failure(peer, now, failure, held_s)
             case 6:
-                members.praise(peer)
-                plain.praise(peer)
+                members.record_success(peer)
+                plain.record_success(peer)
             case 7:
                 for _ in range(random.choice([1, 30])):
                     members.called(peer, now)

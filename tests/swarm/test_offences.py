@@ -7,8 +7,8 @@ from table import presence
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.membership import Membership
-from p2ptrain.swarm.offences import HALF_LIFE_S, MOST_REMEMBERED, Offences
-from p2ptrain.swarm.peer_info import FAR_S, QUARANTINE_S, Fault
+from p2ptrain.swarm.offences import HALF_LIFE_S, MAX_REMEMBERED, Offences
+from p2ptrain.swarm.peer_info import FAR_S, QUARANTINE_S, FailureKind
 
 BIRCH = PeerId("birch")
 
@@ -37,25 +37,25 @@ def test_who_offends_at_every_chance_gets_about_one_an_hour() -> None:
 
 def test_a_crowd_of_offenders_is_bounded_and_the_last_ones_are_kept() -> None:
     offences = Offences()
-    for number in range(2 * MOST_REMEMBERED):
+    for number in range(2 * MAX_REMEMBERED):
         offences.add(PeerId(f"peer {number}"), 0.0, QUARANTINE_S)
-    remembered = [number for number in range(2 * MOST_REMEMBERED) if offences.until(PeerId(f"peer {number}"))]
-    assert remembered == list(range(MOST_REMEMBERED, 2 * MOST_REMEMBERED))
+    remembered = [number for number in range(2 * MAX_REMEMBERED) if offences.until(PeerId(f"peer {number}"))]
+    assert remembered == list(range(MAX_REMEMBERED, 2 * MAX_REMEMBERED))
 
 
-@pytest.mark.parametrize("fault", [Fault.OFFENCE, Fault.FAR])
-def test_who_was_a_stranger_or_went_away_meanwhile_is_known_when_it_comes_back(fault: Fault) -> None:
+@pytest.mark.parametrize("failure", [FailureKind.OFFENCE, FailureKind.FAR])
+def test_who_was_a_stranger_or_went_away_meanwhile_is_known_when_it_comes_back(failure: FailureKind) -> None:
     members = Membership(PeerId("amber"))
-    members.blame(BIRCH, 0.0, fault)
+    members.record_failure(BIRCH, 0.0, failure)
     assert members.is_distrusted(BIRCH, 29.0)
     members.see(presence("birch"), live_until=100.0)
     assert members.is_distrusted(BIRCH, 29.0)
     assert not members.partners(29.0)
     assert members.partners(30.0)
-    members.blame(BIRCH, 30.0, fault)
+    members.record_failure(BIRCH, 30.0, failure)
     assert members.expire(200.0) == [BIRCH]
     members.see(presence("birch", at=2.0), live_until=1e9)
-    members.blame(BIRCH, 200.0, fault)
-    third = min(FAR_S if fault is Fault.FAR else QUARANTINE_S)
+    members.record_failure(BIRCH, 200.0, failure)
+    third = min(FAR_S if failure is FailureKind.FAR else QUARANTINE_S)
     assert members.is_distrusted(BIRCH, 200.0 + 3 * third)
     assert not members.is_distrusted(BIRCH, 200.0 + 4 * third)

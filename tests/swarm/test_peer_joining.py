@@ -35,15 +35,15 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.matching import STEPS_SLACK, implausible_step
 from p2ptrain.swarm.messages import Acknowledge, Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.peer_info import Fault, PeerInfo
+from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.rules import (
     BEGINNER_STEPS,
     FINAL_PACE_S,
     GIVEN_BYTES,
     GIVEN_TO_ONE,
     GIVING_WINDOW_S,
+    MAX_CALLS,
     MAX_DONATIONS,
-    MOST_CALLS,
     SwarmRules,
 )
 
@@ -325,7 +325,7 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
     for donor in ("amber", "birch"):
         core._core.members.pause(PeerId(donor), table.now + 10.0, table.now)
     assert set(core.donors(table.now)) == {"amber", "birch"}
-    core._core.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
+    core._core.members.record_failure(PeerId("birch"), table.now, FailureKind.OFFENCE)
     assert set(core.donors(table.now)) == {"amber"}
 
 
@@ -347,7 +347,7 @@ def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_
     table.start()
     table.run(0.045)
     assert set(core.donors(table.now)) == {"amber", "birch"}
-    core._core.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
+    core._core.members.record_failure(PeerId("birch"), table.now, FailureKind.OFFENCE)
     assert set(core.donors(table.now)) == {"amber"}
 
 
@@ -945,7 +945,7 @@ def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type 
     raise AssertionError("nobody seemed strange")
 
 
-@pytest.mark.parametrize("offers_before", [0, int(MOST_CALLS) - 1])
+@pytest.mark.parametrize("offers_before", [0, int(MAX_CALLS) - 1])
 def test_who_is_told_that_it_is_behind_asks_for_weights_at_once(offers_before: int):
     """Check that the request follows at once, however many offers were made: after a pause, the claims would be
     old.

@@ -30,7 +30,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.rounds import FORGIVEN, MOST_OURS, RoundCommitments
+from p2ptrain.swarm.rounds import EXCHANGES_TO_FORGIVE, MAX_OURS, RoundCommitments
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring")
@@ -324,7 +324,7 @@ def test_who_is_slow_has_no_more_than_a_fifth_of_a_trainers_time_beyond_its_due(
     table, core = used_to_fast_lines()
     began = table.now
     took = met_for(table, 60, lambda patience_s: 5.0, trains_s=1.0)
-    core._core.members.praise(PeerId("birch"))
+    core._core.members.record_success(PeerId("birch"))
     beyond = sum(each - 2.0 for each in took if each)
     assert len([each for each in took if each]) > 2, "it is met, and not ever more rarely"
     assert 0 < beyond <= 0.25 * (table.now - began)
@@ -452,10 +452,10 @@ def test_what_could_not_be_delivered_broke_no_promise() -> None:
 
 
 def test_where_nobody_answers_it_may_be_our_own_line_and_counts_for_little() -> None:
-    assert broken_after(rounds=40, seconds=1.5) == {"birch": MOST_OURS, "cedar": MOST_OURS}
+    assert broken_after(rounds=40, seconds=1.5) == {"birch": MAX_OURS, "cedar": MAX_OURS}
     alone = broken_after(rounds=40, seconds=1.5, answers=("birch",))
     assert list(alone) == ["cedar"]
-    assert alone[PeerId("cedar")] > MOST_OURS
+    assert alone[PeerId("cedar")] > MAX_OURS
 
 
 @pytest.mark.parametrize("seconds", [ROUND_PATIENCE_S + 10.0, 3600.0])
@@ -481,7 +481,7 @@ def test_who_broke_a_promise_is_forgiven_in_time() -> None:
     commitments.broke(fox)
     commitments.broke(fox)
     assert [commitments.take(fox) for _ in range(4)] == [False, False, False, True]
-    for _ in range(2 * FORGIVEN):
+    for _ in range(2 * EXCHANGES_TO_FORGIVE):
         commitments.kept(fox)
     commitments.broke(fox)
     assert [commitments.take(fox) for _ in range(2)] == [False, True]

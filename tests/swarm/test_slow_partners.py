@@ -85,7 +85,7 @@ def test_nobody_held_us_while_we_slept(breaks_off: bool, by_message: bool) -> No
     assert core._core.deadlines.seconds_per_byte() <= before
     assert core._core.seconds_per_outer_step < 3600.0
     table.now += 60.0
-    core._core.members.praise(DRAGGER)
+    core._core.members.record_success(DRAGGER)
     assert answer_to(table, link_of(DRAGGER, 2)) is not DeclineReason.BUSY
 
 

@@ -313,7 +313,7 @@ def test_no_partner_can_make_the_core_take_an_impossible_transition(rules: Swarm
             event = Woke()
         core._core.members.see(presence(other, progress=40.0, at=1.0 + table.now), table.now + 75.0)
         if random.random() < 0.1:
-            core._core.members.praise(PeerId(other))
+            core._core.members.record_success(PeerId(other))
         for effect in core.handle(event, table.now):
             if isinstance(effect, Open | Swap):
                 links.append(effect.link)

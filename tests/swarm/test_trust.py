@@ -17,11 +17,11 @@ from p2ptrain.swarm.messages import Accept, Offer
 from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.trust import (
     FACTOR,
-    LEAST_EXCHANGES,
-    LEAST_PARTNERS,
-    LEAST_RADIUS,
-    MOST_PARTNERS,
-    MOST_REPLAYS,
+    MAX_PARTNERS,
+    MAX_REPLAYS,
+    MIN_EXCHANGES,
+    MIN_PARTNERS,
+    MIN_RADIUS,
     PER_PARTNER,
     PER_REPLAYER,
     TIMES_UNRELATED,
@@ -61,18 +61,18 @@ def test_one_partner_however_often_it_is_met_has_one_voice() -> None:
 
 
 def test_a_radius_does_not_shrink_with_agreement_below_a_share_of_the_weights() -> None:
-    assert grown([1e-6] * 7, weights=3.0).radius() == 3.0 * LEAST_RADIUS
+    assert grown([1e-6] * 7, weights=3.0).radius() == 3.0 * MIN_RADIUS
 
 
 def test_before_enough_was_measured_only_strangers_are_kept_out() -> None:
     usual = DistanceStats()
     assert usual.radius() == math.inf
-    for peer in PARTNERS[: LEAST_PARTNERS - 1]:
-        for _ in range(LEAST_EXCHANGES):
+    for peer in PARTNERS[: MIN_PARTNERS - 1]:
+        for _ in range(MIN_EXCHANGES):
             usual.measured(peer, 0.1, 2.0)
     assert usual.radius() == math.inf
     usual.measured(PARTNERS[-1], 0.1, 2.0)
-    assert usual.radius() == pytest.approx(max(FACTOR * 0.1, 2.0 * LEAST_RADIUS))
+    assert usual.radius() == pytest.approx(max(FACTOR * 0.1, 2.0 * MIN_RADIUS))
     usual.forget()
     assert usual.radius() == math.inf
 
@@ -92,7 +92,7 @@ def test_memory_is_bounded_and_those_met_last_are_remembered() -> None:
     usual = DistanceStats()
     for number in range(1000):
         usual.measured(PeerId(f"stranger {number}"), 0.1 if number < 900 else 0.2, 1.0)
-    assert len(usual._differences) == MOST_PARTNERS
+    assert len(usual._differences) == MAX_PARTNERS
     assert usual.radius() == pytest.approx(FACTOR * 0.2)
 
 
@@ -104,7 +104,7 @@ def test_negated_random_and_enormous_weights_are_strange_and_distant_ones_are_no
 
 def test_what_was_mixed_twice_is_a_replay_and_what_is_new_is_not() -> None:
     replays, amber, birch = Replays(), PARTNERS[0], PARTNERS[1]
-    for _ in range(MOST_REPLAYS):
+    for _ in range(MAX_REPLAYS):
         assert not replays.is_one(amber, b"old")
         replays.mixed(amber, b"old")
     assert replays.is_one(amber, b"old")
@@ -123,7 +123,7 @@ def test_memory_of_replays_is_bounded() -> None:
     for number in range(500):
         replays.mixed(PARTNERS[0], number.to_bytes(2, "big"))
         replays.mixed(PeerId(f"stranger {number}"), b"one")
-    assert len(replays._times) <= MOST_PARTNERS
+    assert len(replays._times) <= MAX_PARTNERS
     assert all(len(times) <= PER_REPLAYER for times in replays._times.values())
 
 
@@ -274,7 +274,7 @@ def test_who_sends_the_same_weights_again_and_again_is_found_out() -> None:
     table.fingerprint = lambda me, partner: b"replayed" if partner == LIAR else b""
     train(table, 30)
     assert any("broke protocol liar it sends the same weights repeatedly" in line for line in table.trace)
-    assert table[LIAR].core.counters.exchanges_ok <= MOST_REPLAYS * len(HONEST)
+    assert table[LIAR].core.counters.exchanges_ok <= MAX_REPLAYS * len(HONEST)
 
 
 def test_who_agrees_with_us_may_say_the_same_for_ever() -> None:
@@ -283,7 +283,7 @@ def test_who_agrees_with_us_may_say_the_same_for_ever() -> None:
     table.fingerprint = lambda me, partner: b"the same"
     train(table, 30)
     assert not any("broke protocol" in line for line in table.trace)
-    assert table[LIAR].core.counters.exchanges_ok > MOST_REPLAYS * len(HONEST)
+    assert table[LIAR].core.counters.exchanges_ok > MAX_REPLAYS * len(HONEST)
 
 
 def test_who_has_trained_for_much_longer_is_a_stranger_and_no_offender() -> None:

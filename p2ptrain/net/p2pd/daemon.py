@@ -54,7 +54,7 @@ PULSE_S = 60.0
 """Interval between health checks of p2pd. Guess: count how often p2pd hangs."""
 PULSE_DEADLINE_S = 20.0
 """Timeout of a health check. Guess: measure the response time, 1 ms on an idle machine, on an overloaded one."""
-MOST_MISSED = 2
+MAX_MISSED = 2
 """Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
 
 _ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
@@ -135,7 +135,7 @@ class Daemon:
     def ending(self) -> str:
         """The reason why the process ended, in a few words."""
         if self._is_deaf:
-            return f"it did not answer {MOST_MISSED} times in a row and was killed"
+            return f"it did not answer {MAX_MISSED} times in a row and was killed"
         return f"exit code {self.p2p._child.returncode}"
 
     async def own_addresses(self) -> list[str]:
@@ -235,7 +235,7 @@ class Daemon:
 
     async def _check_health(self) -> None:
         missed = 0
-        while missed < MOST_MISSED:
+        while missed < MAX_MISSED:
             await asyncio.sleep(PULSE_S)
             try:
                 async with asyncio.timeout(PULSE_DEADLINE_S):

@@ -15,11 +15,11 @@ from p2ptrain.ports import Clock
 
 BACKOFF = "dial backoff"
 _PLACE = re.compile(r"\* \[([^\]\s]+)\] (.*?)(?= \* \[|$)", re.DOTALL)
-MOST_REMEMBERED = 1024
+MAX_REMEMBERED = 1024
 """Most recently failed addresses. Guess: count the addresses dialed during one backoff in a full swarm."""
 LONGEST_S = 300.0
 """Longest backoff of p2pd (``BackoffMax`` in go-libp2p's swarm); an older failure is not the cause."""
-MOST_LETTERS = 400
+MAX_LETTERS = 400
 """Longest reason, which the other side may influence. Guess: measure p2pd's own messages; twice the longest."""
 
 
@@ -28,7 +28,7 @@ class BackoffReasons:
 
     def __init__(self, clock: Clock = steady) -> None:
         self._clock = clock
-        self._heard: BoundedDict[tuple[PeerId, str], tuple[str, float]] = BoundedDict(MOST_REMEMBERED)
+        self._heard: BoundedDict[tuple[PeerId, str], tuple[str, float]] = BoundedDict(MAX_REMEMBERED)
 
     def completed(self, peer: PeerId, words: str) -> str:
         """Return p2pd's error (``… * [address] reason * [address] reason``) with the cause of each backoff added.
@@ -48,5 +48,5 @@ class BackoffReasons:
             before, at = self._heard.get(key, ("", -LONGEST_S))
             is_why = before and self._clock() - at <= LONGEST_S
             return f"* [{place}] {BACKOFF}" + (f" after: {before}" if is_why else "")
-        self._heard[key] = reason[:MOST_LETTERS], self._clock()
+        self._heard[key] = reason[:MAX_LETTERS], self._clock()
         return f"* [{place}] {reason}"

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from p2ptrain.net import address
 
-MOST_AT_ONCE = 4
+MAX_AT_ONCE = 4
 """Addresses of one peer that are dialed at once, of at most eight in a record. Guess: count the addresses that were
 needed to reach a peer; two circuits and two local ones should do."""
 RESOLVE_DEADLINE_S = 4.0
@@ -55,10 +55,10 @@ class DialPolicy:
     async def chosen(self, addresses: Sequence[str]) -> list[str]:
         """Return the addresses to dial, in the given order and in p2pd's form. The only deadline is that of lookups."""
         found: list[str] = []
-        left = MOST_AT_ONCE
+        left = MAX_AT_ONCE
         for each in filter(address.is_dialable, addresses):
             if self._local or _place(each) in self._named:
-                found += (await self._by_number(each))[:MOST_AT_ONCE]
+                found += (await self._by_number(each))[:MAX_AT_ONCE]
             elif left > 0:
                 fresh = [*filter(self._may_be_dialed, await self._by_number(each))][:left]
                 found += fresh

@@ -25,10 +25,10 @@ from hivemind.utils.asyncio import cancel_task_if_running
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.text import one_line
 
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 """Concurrent inbound calls; further ones are ignored. A call takes 1 ms, and all together may ask for 400 keys/s
 (``net.dht_protocol``). Guess: measure the concurrent calls at a bootstrap of a full swarm."""
-MOST_UNSENT = 256
+MAX_UNSENT = 256
 """Unsent messages to p2pd beyond which inbound calls are ignored. Guess: measure the queue at a busy bootstrap."""
 _ID_BYTES = 16
 
@@ -88,7 +88,7 @@ class Control(ControlClient):
 
     @property
     def _is_busy(self) -> bool:
-        return len(self._handler_tasks) >= MOST_AT_ONCE or self._pending_messages.qsize() >= MOST_UNSENT
+        return len(self._handler_tasks) >= MAX_AT_ONCE or self._pending_messages.qsize() >= MAX_UNSENT
 
     async def _answer(self, call: UUID, handler: TUnaryHandler, question: p2pd_pb2.CallUnaryRequest) -> None:
         try:

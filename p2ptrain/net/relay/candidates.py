@@ -12,7 +12,7 @@ from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 PROBERS = 3
 """Nodes asked for a dial-back in one reachability check."""
-MOST_ADDRESSES = 4
+MAX_ADDRESSES_EACH = 4
 """Addresses kept per node. Guess: count the addresses tried before a dial succeeds."""
 
 
@@ -64,7 +64,7 @@ def candidates(
     random.shuffle(peers)
     peers.sort(key=lambda peer: (peer not in of_link, peer not in named))
     unproved = relayed - named - of_link
-    return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MOST_ADDRESSES], peer in unproved) for peer in peers]
+    return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MAX_ADDRESSES_EACH], peer in unproved) for peer in peers]
 
 
 def probers(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random: Random) -> list[Candidate]:

@@ -76,7 +76,7 @@ async def serve_reach(node: Node, rates: Throttles | None = None) -> P2PTranspor
     async def serve(link: StreamLink) -> None:
         await answer(link, link.far_end.place, allowances, gives=rates.gives)
 
-    transport = P2PTransport(node, REACH_PROTOCOL, LIMITS, rates, is_gift=True)
+    transport = P2PTransport(node, REACH_PROTOCOL, LIMITS, rates, serves_others=True)
     await transport.listen(serve)
     return transport
 

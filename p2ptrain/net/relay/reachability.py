@@ -50,7 +50,7 @@ REFUSED_S = (30.0, 1800.0)
 OF_LINK_S = (2.0, 60.0)
 """First and longest backoff for nodes of the join link, one of which may be the only relay. They are short, so that the
 node recovers soon after an outage on either side."""
-MOST_CLOCK_OFF_S = 30.0
+MAX_CLOCK_OFF_S = 30.0
 """Clock error beyond which the owner is warned. Records live for 75 s from their issuer's time (``swarm.rules``) and
 must still be valid when a lookup finds them after half of that; a reported clock may be 10 s old."""
 MAX_REFUSED = 512
@@ -223,7 +223,7 @@ class ReachabilityManager:
 
     def _mind_the_clock(self, reports: Sequence[ReachabilityReport]) -> None:
         off = clock_off(reports, time.time())
-        if off is None or (abs(off) > MOST_CLOCK_OFF_S) == self._clock_is_wrong:
+        if off is None or (abs(off) > MAX_CLOCK_OFF_S) == self._clock_is_wrong:
             return
         self._clock_is_wrong = not self._clock_is_wrong
         self._notebook.note("wrong clock" if self._clock_is_wrong else "right clock", off_s=off, nodes=len(reports))

@@ -18,7 +18,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable, needs_feedback
+from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable
 from p2ptrain.codec.base import MagnitudeError
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Stream
@@ -62,7 +62,7 @@ class Lossy:
         assert is_decodable(codec), "the scenario rejects others"
         rows = []
         for place, row in enumerate(values.cpu().float()):
-            if needs_feedback(codec):
+            if codec.needs_feedback:
                 feedback = self._feedback.get((stream, fragment, place)) or Feedback.empty(len(row))
                 message, feedback = compress(codec, row, feedback, terms, self._decay)
                 self._feedback[stream, fragment, place] = feedback

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.net.p2pd.dial_backoff import LONGEST_S, MOST_LETTERS, MOST_REMEMBERED, BackoffReasons
+from p2ptrain.net.p2pd.dial_backoff import LONGEST_S, MAX_LETTERS, MAX_REMEMBERED, BackoffReasons
 
 ONE, OTHER = PeerId("one"), PeerId("other")
 HERE, THERE = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2/p2p/abc/p2p-circuit"
@@ -58,9 +58,9 @@ def test_what_was_heard_longer_ago_than_a_backoff_lasts_is_not_why() -> None:
 
 def test_little_is_remembered() -> None:
     reasons = BackoffReasons()
-    reasons.completed(ONE, failed(here="x" * 10 * MOST_LETTERS))
-    assert reasons.completed(ONE, failed(here="dial backoff")).endswith(f": {'x' * MOST_LETTERS}")
-    for number in range(MOST_REMEMBERED):
+    reasons.completed(ONE, failed(here="x" * 10 * MAX_LETTERS))
+    assert reasons.completed(ONE, failed(here="dial backoff")).endswith(f": {'x' * MAX_LETTERS}")
+    for number in range(MAX_REMEMBERED):
         reasons.completed(PeerId(str(number)), failed(here="i/o timeout"))
-    assert len(reasons._heard) == MOST_REMEMBERED
+    assert len(reasons._heard) == MAX_REMEMBERED
     assert reasons.completed(ONE, failed(here="dial backoff")) == failed(here="dial backoff")

@@ -11,7 +11,7 @@ import virtual_time
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
-from p2ptrain.net.p2pd.dialing import MOST_AT_ONCE, DialPolicy, resolve
+from p2ptrain.net.p2pd.dialing import MAX_AT_ONCE, DialPolicy, resolve
 
 RELAY = PeerId("12D3KooWGr9NbThXK1Qf5LqAJAYxngoYbQXcisPpMSsW72V1tfbX")
 PUBLIC, HOME, LOOPBACK = "/ip4/8.8.8.8/tcp/5", "/ip4/192.168.1.1/tcp/80", "/ip4/127.0.0.1/tcp/6379"
@@ -62,7 +62,7 @@ def test_private_addresses_are_for_those_who_have_neighbours(place: str) -> None
 
 def test_a_few_are_dialed_at_once_the_best_first() -> None:
     many = [f"/ip4/8.8.8.8/tcp/{port}" for port in range(1, 9)]
-    assert chosen(DialPolicy(), LOOPBACK, *many) == many[:MOST_AT_ONCE]
+    assert chosen(DialPolicy(), LOOPBACK, *many) == many[:MAX_AT_ONCE]
 
 
 def test_what_our_owner_named_is_dialed_as_it_stands() -> None:
@@ -111,7 +111,7 @@ def test_a_name_is_dialed_by_what_it_stands_for() -> None:
     assert chosen(caution, *many, "/dns/good.example/tcp/7") == many
     assert len(asked) == before  # no useless name lookups
     assert chosen(caution, *(f"/dns/{number}.example/tcp/7" for number in range(8)), PUBLIC) == []
-    assert len(asked) == before + MOST_AT_ONCE
+    assert len(asked) == before + MAX_AT_ONCE
 
 
 def test_the_systems_names_are_looked_up() -> None:

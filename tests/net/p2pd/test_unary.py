@@ -15,7 +15,7 @@ from hivemind.proto import p2pd_pb2
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.net.address import varint
 from p2ptrain.net.p2pd import unary
-from p2ptrain.net.p2pd.unary import MOST_AT_ONCE, MOST_UNSENT, Control
+from p2ptrain.net.p2pd.unary import MAX_AT_ONCE, MAX_UNSENT, Control
 
 STRANGER = PeerID(b"\x00\x24\x08\x01\x12\x20" + bytes(32))
 ASK, SLOW, FAULTY, LONG = "ask", "slow", "faulty", "long"
@@ -236,10 +236,10 @@ def test_of_a_failure_a_stranger_hears_what_it_did_and_nothing_of_ours(during: C
 
 def test_a_flood_is_not_heard_beyond_what_can_be_answered_at_once(during: Callable[[Scene], None]) -> None:
     async def scene(talk: Conversation) -> None:
-        calls = [uuid4() for _ in range(2 * MOST_AT_ONCE)]
+        calls = [uuid4() for _ in range(2 * MAX_AT_ONCE)]
         talk.says(*(question(call, SLOW) for call in calls))
         await talk.settled()
-        assert talk.asked == len(talk.client._handler_tasks) == MOST_AT_ONCE
+        assert talk.asked == len(talk.client._handler_tasks) == MAX_AT_ONCE
         talk.says(*map(cancel, calls))
         await talk.settled()
 
@@ -248,9 +248,9 @@ def test_a_flood_is_not_heard_beyond_what_can_be_answered_at_once(during: Callab
 
 def test_a_p2pd_that_takes_no_answers_gets_no_more_than_a_bound(during: Callable[[Scene], None]) -> None:
     async def scene(talk: Conversation) -> None:
-        talk.says(*(question(uuid4()) for _ in range(4 * MOST_UNSENT)))
+        talk.says(*(question(uuid4()) for _ in range(4 * MAX_UNSENT)))
         await talk.settled()
-        assert len(talk.answers()) == MOST_UNSENT
+        assert len(talk.answers()) == MAX_UNSENT
 
     during(scene)
 

@@ -19,7 +19,7 @@ from p2ptrain.net import address
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay import reachability
-from p2ptrain.net.relay.candidates import MOST_ADDRESSES, PROBERS, Candidate, candidates, probers
+from p2ptrain.net.relay.candidates import MAX_ADDRESSES_EACH, PROBERS, Candidate, candidates, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.reachability import ReachabilityManager, announced, best_place, clock_off, verdict
 from p2ptrain.wire import MAX_ADDRESS_CHARS
@@ -179,7 +179,7 @@ def test_what_a_relay_says_of_itself_is_not_mended_by_strangers() -> None:
 def test_of_each_candidate_a_few_addresses_are_kept() -> None:
     circuits = [address.through(RELAY, f"/ip4/8.8.8.8/tcp/{port}") for port in range(1, 9)]
     [found] = candidates({HIDDEN: circuits}, [], ME, Random(0))
-    assert len(found.addresses) == MOST_ADDRESSES
+    assert len(found.addresses) == MAX_ADDRESSES_EACH
 
 
 MALFORMED = ["/ip4/zzz/tcp/1", "/ip6/x/tcp/1", "/ip4/9.9.9.9/tcp/99999", "nonsense", "/ip4/9.9.9.9/tcp/1/p2p/nobody"]

@@ -19,11 +19,11 @@ from peer.owner.settings import (
     HOTTEST,
     LEAST_MEMORY_GB,
     LEAST_WATTS,
-    LOWEST_MBIT,
     MAX_BYTES,
     MAX_MINUTES,
     MAX_PROGRAMS,
     MAX_THREADS,
+    MIN_MBIT,
     MOST_WATTS,
     WAITING,
     Settings,
@@ -54,7 +54,7 @@ def test_the_template_is_the_defaults_and_explains_every_option() -> None:
 
 
 def test_the_bounds_in_the_descriptions_are_those_that_are_checked() -> None:
-    caps = f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,}"
+    caps = f"0 (no cap), or a number from {MIN_MBIT:g} to {HIGHEST:,}"
     assert allowed("upload_mbit") == allowed("download_mbit") == caps
     assert allowed("monthly_gb") == f"0 (no limit), or a number up to {HIGHEST:,}"
     assert allowed("threads") == f"a whole number from 0 to {MAX_THREADS:,}"

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from lab.freezing import Suspend, process_tree, processes_with
+from lab.suspension import SuspendedProcesses, process_tree, processes_with
 
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"])
 child.wait()
 """
-FREEZER = """
+SUSPENDER = """
 import os, sys, time
-from lab.freezing import Suspend
-nap = Suspend([int(pid) for pid in sys.argv[1:]])
-print("frozen", flush=True)
+from lab.suspension import SuspendedProcesses
+held = SuspendedProcesses([int(pid) for pid in sys.argv[1:]])
+print("suspended", flush=True)
 time.sleep(600)
 """
 
@@ -54,30 +54,30 @@ def are_stopped(processes: tuple[psutil.Process, ...]) -> bool:
 
 def test_a_suspension_stops_the_whole_process_tree(two: tuple[psutil.Process, psutil.Process]) -> None:
     assert process_tree(two[0].pid) == [each.pid for each in two]
-    nap = Suspend(process_tree(two[0].pid))
+    suspension = SuspendedProcesses(process_tree(two[0].pid))
     wait_for(lambda: are_stopped(two))
-    nap.end()
-    nap.end()
+    suspension.end()
+    suspension.end()
     wait_for(lambda: not any(are_stopped((each,)) for each in two))
 
 
 def test_suspended_processes_resume_when_the_suspending_process_is_killed(
     two: tuple[psutil.Process, psutil.Process],
 ) -> None:
-    command = [sys.executable, "-c", FREEZER, *(str(each.pid) for each in two)]
-    freezer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert freezer.stdout is not None
-    assert freezer.stdout.readline() == "frozen\n"
+    command = [sys.executable, "-c", SUSPENDER, *(str(each.pid) for each in two)]
+    suspender = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert suspender.stdout is not None
+    assert suspender.stdout.readline() == "suspended\n"
     wait_for(lambda: are_stopped(two))
-    freezer.kill()
-    freezer.communicate()
+    suspender.kill()
+    suspender.communicate()
     wait_for(lambda: not any(are_stopped((each,)) for each in two))
 
 
 def test_an_ended_process_can_be_suspended_and_resumed_without_effect() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    Suspend([gone.pid]).end()
+    SuspendedProcesses([gone.pid]).end()
 
 
 def test_marked_processes_are_found_by_their_environment() -> None:

@@ -31,7 +31,7 @@ for each in held:
 """
 
 
-class Suspend:
+class SuspendedProcesses:
     """Processes that are stopped until ``end``."""
 
     def __init__(self, pids: Sequence[int]) -> None:
