@@ -308,12 +308,12 @@ async def _request(method: str, url: str, headers: tuple[str, ...] = (), body: b
 
 
 def _parsed(raw: bytes) -> tuple[int, bytes]:
-    class Datagrams:
+    class ReadAnswer:
         def makefile(self, mode: str) -> io.BytesIO:
             return io.BytesIO(raw)
 
-    received: Any = Datagrams()
-    response = http.client.HTTPResponse(received)
+    source: Any = ReadAnswer()
+    response = http.client.HTTPResponse(source)
     response.begin()
     return response.status, response.read()
 

@@ -57,6 +57,8 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
         parsed = _link(link, home)
     with _errors_as_findings("versions", found):
         found += machine.versions()
+    with _errors_as_findings("udp", found):
+        found += machine.udp()
     with _errors_as_findings("device", found):
         found += machine.device(device)
     place = home or default_home(parsed.run_id if parsed else RunId(""))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import p2ptrain
+from p2ptrain.base import udp_filter
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.cli import platform_fault
@@ -37,6 +38,13 @@ def versions() -> list[Finding]:
             fix = "Reinstall p2ptrain with pip, which installs its dependencies."
             return [bad("versions", f"{package} is not installed", fix)]
     return [ok("versions", ", ".join(found))]
+
+
+def udp() -> list[Finding]:
+    if reason := udp_filter.unavailable():
+        words = f"strangers can make the network daemon p2pd speak QUIC over UDP: {reason}"
+        return [note("udp", words, "Use Linux on x86-64 or ARM64, or see Known faults of p2pd in docs/SECURITY.md.")]
+    return [ok("udp", "a seccomp filter will keep the network daemon p2pd from using it")]
 
 
 def device(name: str) -> list[Finding]:

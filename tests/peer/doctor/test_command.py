@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from p2ptrain.base import udp_filter
 from peer.doctor import command, network
 from peer.doctor.command import doctor
 from peer.doctor.findings import Finding
@@ -45,6 +46,14 @@ def test_without_a_link_it_looks_at_this_machine_and_says_what_it_left_out(tmp_p
     assert {found[each]["state"] for each in command.NETWORK_CHECKS} == {"skipped"}
     assert all("LINK" in found[each]["found"] for each in command.NETWORK_CHECKS)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_machine_without_the_udp_filter_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    for reason, state in ("", "ok"), ("Darwin has no seccomp", "note"):
+        monkeypatch.setattr(udp_filter, "unavailable", lambda reason=reason: reason)
+        found = findings("--home", str(tmp_path / "new"), "--port", str(free), expected=True)
+        assert found["udp"]["state"] == state
+        assert reason in found["udp"]["found"]
 
 
 def test_a_port_in_use_is_named_and_mended(tmp_path: Path) -> None:
