@@ -24,7 +24,8 @@ LONGEST = frozenset(
         "test_swarm_endures.py",
         "test_swarm_learns.py",
         "test_readme.py",
-        "test_bench.py",
+        "test_files_by_link.py",
+        "test_without_bootstrap.py",
         "test_lab_process.py",
     }
 )

@@ -60,6 +60,7 @@ def test_what_a_machine_cannot_measure_is_left_out_with_a_word(tmp_path: Path, m
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
 @pytest.mark.net
+@pytest.mark.lab
 def test_an_exchange_and_bare_tcp_have_their_turns_on_lines_near_and_far() -> None:
     found = measure(LineCase(mebibytes=1, pairs=1, delays_ms=(0.0, 10.0)))
     assert list(found["by_delay_ms"]) == ["0", "10"]

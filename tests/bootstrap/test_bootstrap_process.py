@@ -194,7 +194,7 @@ def test_it_restarts_p2pd_on_the_same_port(bootstrap: Running) -> None:
     assert bootstrap.link == link
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.lab)])
 def test_a_signal_ends_it_and_nothing_is_left(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

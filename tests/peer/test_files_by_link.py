@@ -30,7 +30,7 @@ def own_files(folder: Path) -> tuple[Path, Path]:
     return text, folder / "my tokenizer.json"
 
 
-@pytest.mark.parametrize("policy", ["open", "invite"])
+@pytest.mark.parametrize("policy", ["open", pytest.param("invite", marks=pytest.mark.lab)])
 def test_a_peer_with_nothing_but_the_link_trains(tmp_path: Path, policy: str) -> None:
     text, tokenizer = own_files(tmp_path)
     digests = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in (text, tokenizer)}
