@@ -68,7 +68,7 @@ from peer.stopping import Stopping
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
 
-MOST_ASKED = 8
+MAX_ASKED = 8
 """Peers that are asked for a file in one round, besides bootstraps. Guess: the share of peers that have it."""
 
 WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
@@ -265,7 +265,7 @@ async def _download(
         except NetworkError:
             records = []
         others = [(each.peer, each.addresses) for each in records if each.peer != network.identity.peer_id]
-        return [*bootstraps, *Random().sample(others, min(len(others), MOST_ASKED))]
+        return [*bootstraps, *Random().sample(others, min(len(others), MAX_ASKED))]
 
     async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
         speaking = connection.speaking(FILES_PROTOCOL, FILES_LIMITS)

@@ -142,9 +142,10 @@ def _expected(folder: Path, model: FlatModel, tokenizer: Tokenizer, corpus: Corp
 
 def _write_model(folder: Path, model: FlatModel, tokenizer: Tokenizer) -> None:
     config = model.module.config
-    config.use_cache = True  # training turns it off
-    # transformers ends generation where its own file says, other readers where the model's configuration does
-    model.module.generation_config.eos_token_id = config.eos_token_id = tokenizer.separator
+    # transformers generates as its own file says, other readers as the model's configuration does
+    for each in (config, model.module.generation_config):
+        each.use_cache = True  # training turns it off
+        each.eos_token_id = tokenizer.separator
     transformers_logging.disable_progress_bar()  # it would also go into logs
     model.module.save_pretrained(folder)
     written = folder / "config.json"

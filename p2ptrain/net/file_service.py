@@ -40,7 +40,7 @@ EACH = RateLimit(burst=3.0 * MOST_STORED_BYTES, per_s=3.0 * MOST_STORED_BYTES / 
 """Bytes sent to one peer: a tokenizer and a corpus, and half of them again."""
 OVERALL = RateLimit(burst=24.0 * MOST_STORED_BYTES, per_s=24.0 * MOST_STORED_BYTES / 3600.0)
 """Bytes sent to all peers: on average 0.4 MB/s. Guess: how many newcomers a run has in an hour."""
-LEAST_COST = 4096
+MIN_COST = 4096
 """Bytes that a request costs at least, so that requests for missing files are limited, too."""
 _MAX_MESSAGE_BYTES = 64
 _MAX_WORDS = 120
@@ -78,7 +78,7 @@ class FileServer:
             raise NetworkError(f"{short(link.peer)} asked for a file, but this peer is not serving any")
         path = self._files.get(sha256)
         total, piece = (0, b"") if path is None else await asyncio.to_thread(_read, path, offset)
-        if not self._limits.admits(link.peer, self._clock(), max(len(piece), LEAST_COST)):
+        if not self._limits.admits(link.peer, self._clock(), max(len(piece), MIN_COST)):
             raise NetworkError(f"{short(link.peer)} sent too many file requests")
         if total and not piece:
             raise RemoteError(f"expected an offset below {total}, got {offset}")

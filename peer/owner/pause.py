@@ -63,10 +63,14 @@ class PauseFile:
 
 def end_of(value: object) -> float | None:
     """Return the end of a pause as written in JSON; infinity for none; None if the value is no possible time."""
-    if value is None:
-        return math.inf
-    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e11
-    return float(value) if is_time else None  # type: ignore[arg-type]
+    match value:
+        case None:
+            return math.inf
+        case bool():
+            return None
+        case int() | float() if 0 <= value < 1e11:
+            return float(value)
+    return None
 
 
 def parse_end(duration: str | None, clock: str | None, now: datetime) -> float | None:

@@ -31,11 +31,11 @@ HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
 MAX_PROGRAMS, MAX_PROGRAM_CHARS = 32, 64
-COOLEST, HOTTEST = 30, 110
+MIN_CELSIUS, MAX_CELSIUS = 30, 110
 """Range of temperature limits in °C: rooms are cooler, and processors switch themselves off above it."""
-LEAST_WATTS, MOST_WATTS = 10, 2000
+MIN_WATTS, MAX_WATTS = 10, 2000
 """Range of power limits in W that any card could have; nvidia-smi knows the card's own."""
-LEAST_MEMORY_GB = 0.25
+MIN_MEMORY_GB = 0.25
 MAX_MINUTES = 1440
 
 WAITING = frozenset({"nickname", "device", "threads", "memory_gb"})
@@ -130,11 +130,11 @@ class Settings(Section):
     pause_on_battery: bool = False
     """Whether the peer is paused while the battery feeds this computer. Allowed: true or false."""
 
-    pause_above_celsius: Annotated[float, Field(ge=0, le=HOTTEST), _zero_or_from(COOLEST, "°C")] = 0.0
+    pause_above_celsius: Annotated[float, Field(ge=0, le=MAX_CELSIUS), _zero_or_from(MIN_CELSIUS, "°C")] = 0.0
     """Temperature of the processor or of the NVIDIA card that trains, in °C, above which the peer is paused until it is
     10 °C lower. Allowed: 0 (never), or a number from 30 to 110."""
 
-    gpu_watts: Annotated[int, Field(ge=0, le=MOST_WATTS), _zero_or_from(LEAST_WATTS, "W")] = 0
+    gpu_watts: Annotated[int, Field(ge=0, le=MAX_WATTS), _zero_or_from(MIN_WATTS, "W")] = 0
     """Power limit in W of the NVIDIA card that trains, set by nvidia-smi, which needs an administrator, and put back at
     the end. Allowed: 0 (unchanged), or a whole number from 10 to 2,000."""
 
@@ -150,7 +150,7 @@ class Settings(Section):
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number
     from 0 to 1,024."""
 
-    memory_gb: Annotated[float, Field(ge=0, le=HIGHEST), _zero_or_from(LEAST_MEMORY_GB, "GB")] = 0.0
+    memory_gb: Annotated[float, Field(ge=0, le=HIGHEST), _zero_or_from(MIN_MEMORY_GB, "GB")] = 0.0
     """Memory in GB (10^9 bytes) that the peer plans with, the card's not included; it does not start with a model that
     needs more. Applies from the next start. Allowed: 0 (all), or a number from 0.25 to 1,000,000."""
 

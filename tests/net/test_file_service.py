@@ -16,7 +16,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile
 from p2ptrain.net import file_service
-from p2ptrain.net.file_service import EACH, LEAST_COST, PIECE_BYTES, FileServer, download
+from p2ptrain.net.file_service import EACH, MIN_COST, PIECE_BYTES, FileServer, download
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rate_limiter import RateLimit
 from p2ptrain.net.rpc import receive_message, send_message
@@ -160,7 +160,7 @@ def test_a_request_that_cannot_be_ends_the_link(server: FileServer, request_: li
 
 def test_one_peer_cannot_take_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EACH.burst >= 2 * MOST_STORED_BYTES
-    monkeypatch.setattr(file_service, "EACH", RateLimit(burst=10.0 * LEAST_COST, per_s=0.0))
+    monkeypatch.setattr(file_service, "EACH", RateLimit(burst=10.0 * MIN_COST, per_s=0.0))
 
     async def main() -> None:
         network = MemoryNetwork(latency=0.001)

@@ -264,6 +264,7 @@ def test_transformers_loads_training_s_ids_and_weights(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.generation_config.eos_token_id == model.config.eos_token_id == trained_with.separator
     assert model.config.use_cache
+    assert model.generation_config.use_cache
 
 
 @pytest.mark.usefixtures("in_process")

@@ -14,17 +14,17 @@ from hypothesis import strategies as some
 from p2ptrain.base.errors import HomeError
 from p2ptrain.wire import MAX_NICKNAME_CHARS
 from peer.owner.settings import (
-    COOLEST,
     HIGHEST,
-    HOTTEST,
-    LEAST_MEMORY_GB,
-    LEAST_WATTS,
     MAX_BYTES,
+    MAX_CELSIUS,
     MAX_MINUTES,
     MAX_PROGRAMS,
     MAX_THREADS,
+    MAX_WATTS,
+    MIN_CELSIUS,
     MIN_MBIT,
-    MOST_WATTS,
+    MIN_MEMORY_GB,
+    MIN_WATTS,
     WAITING,
     Settings,
     SettingsFile,
@@ -60,9 +60,9 @@ def test_the_bounds_in_the_descriptions_are_those_that_are_checked() -> None:
     assert allowed("threads") == f"a whole number from 0 to {MAX_THREADS:,}"
     assert allowed("pause_while").startswith(f"a list of at most {MAX_PROGRAMS} names")
     assert allowed("pause_while_active_minutes") == f"0 (never), or a whole number up to {MAX_MINUTES:,}"
-    assert allowed("pause_above_celsius") == f"0 (never), or a number from {COOLEST} to {HOTTEST}"
-    assert allowed("gpu_watts") == f"0 (unchanged), or a whole number from {LEAST_WATTS} to {MOST_WATTS:,}"
-    assert allowed("memory_gb") == f"0 (all), or a number from {LEAST_MEMORY_GB} to {HIGHEST:,}"
+    assert allowed("pause_above_celsius") == f"0 (never), or a number from {MIN_CELSIUS} to {MAX_CELSIUS}"
+    assert allowed("gpu_watts") == f"0 (unchanged), or a whole number from {MIN_WATTS} to {MAX_WATTS:,}"
+    assert allowed("memory_gb") == f"0 (all), or a number from {MIN_MEMORY_GB} to {HIGHEST:,}"
     assert allowed("nickname") == f"at most {MAX_NICKNAME_CHARS} printable characters"
 
 
