@@ -36,7 +36,8 @@ loss after a join for several values would settle it."""
 
 SHOWINGS = 4
 """Times per phase, its end included, that partners get newer weights if the recipe mixes the fast ones; each due
-exchange adds one. Each is a copy of the model to the CPU; docs/LOG.md measures what their age costs."""
+exchange adds one. Each is a copy of the model to the CPU. Guess:
+the loss with other numbers of copies per phase would settle it."""
 
 
 class Learner:
