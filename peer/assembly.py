@@ -20,6 +20,7 @@ from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import Clock, Notebook
@@ -86,6 +87,8 @@ def build(
         reporting(log),
         warn=lambda sentence: log.note("text differs", why=sentence),
     )
+    if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
+        log.note("text repeats", why=warning)
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training, cpu_bytes)
