@@ -40,7 +40,7 @@ from p2ptrain.base.errors import CorpusError, HomeError, JoinLinkError, NetworkE
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import MemoryLog, lossy_output
-from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, named_files
+from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, named_files
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import multiaddress, port_of, with_peer
 from p2ptrain.net.directory import PeerCache
@@ -220,7 +220,7 @@ class EntryPoint:
 
 def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> dict[str, Path]:
     """Store the files that the owner gave, and return those to serve, by SHA-256. Raises CorpusError and HomeError."""
-    store, found = FileStore(options.run / "files"), {}
+    store, found = FileStore(options.run / FILES_FOLDER), {}
     given = {"--data": options.data, "--tokenizer": options.tokenizer}
     named = named_files(signed.manifest)
     for option in given.keys() - {file.option for file in named}:

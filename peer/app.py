@@ -23,6 +23,7 @@ from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.base.text import command_line
 from p2ptrain.data.corpus import check_named, has_stream
 from p2ptrain.data.file_store import NamedFile, named_files
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
@@ -48,7 +49,7 @@ from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
 from peer.contributions import Contributions
 from peer.file_fetch import Source, ask_for_file, local_file
-from peer.home import AddressBook, Addresses, Home, cache_directory, check_no_other, default_home
+from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
 from peer.network import Connection

@@ -27,12 +27,13 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.launcher import launched
 from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
 from p2ptrain.manifest import Manifest
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import FlatModel, summed_loss
 from peer import loading
-from peer.home import Home, cache_directory
+from peer.home import Home
 from peer.model import load_model, stored_tokenizer
 from peer.session_recorder import HELD_OUT_TOKENS, LOSS_PATIENCE_S
 

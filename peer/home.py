@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import RunId
-from p2ptrain.data.file_store import FileStore
+from p2ptrain.data.file_store import FILES_FOLDER, FileStore
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManifest, genuine_run
 
 
@@ -79,7 +78,7 @@ class Home:
         self.trained = path / "trained"
         self.summary = path / "summary.json"
         self.contributions = path / "contributions.jsonl"
-        self.files = FileStore(path / "files")
+        self.files = FileStore(path / FILES_FOLDER)
 
     def locked(self) -> AbstractContextManager[None]:
         """Create the home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
@@ -188,9 +187,3 @@ class AddressBook:
 
 def default_home(run: RunId, base: Sequence[str] = ("~", ".p2ptrain")) -> Path:
     return Path(*base).expanduser() / run[:12]
-
-
-def cache_directory() -> Path:
-    """Return the directory of token streams, which all peers of this user share."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "p2ptrain"

@@ -162,6 +162,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "no file": lambda f: f"[data] no {f['what']} from {_peer(f)}: {_why(f)}",
     "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",
     "text differs": lambda f: f"[data] warning: {_why(f)}",
+    "text repeats": lambda f: f"[data] warning: {_why(f)}",
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (

@@ -30,6 +30,7 @@ def test_the_commands_are_frozen() -> None:
     """Check all options of init and sign against a list, since no option may change the algorithm."""
     assert list(cli.commands) == ["init", "sign"]
     assert list(LAZY_COMMANDS) == [
+        "tokens",
         "bootstrap",
         "peer",
         "status",
@@ -48,7 +49,7 @@ def test_the_commands_are_frozen() -> None:
         "testnet",
     ]
     assert {name: [parameter.name for parameter in command.params] for name, command in cli.commands.items()} == {
-        "init": ["run", "preset"],
+        "init": ["run", "preset", "corpus", "tokenizer", "text_field"],
         "sign": ["run"],
     }
 

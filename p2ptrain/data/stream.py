@@ -126,6 +126,12 @@ def open_stream(
     return tokens
 
 
+def cache_directory() -> Path:
+    """Return the directory of token streams, which all peers of this user share."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "p2ptrain"
+
+
 def stream_path(directory: Path, key: str) -> Path:
     return directory / f"{key}.npy"
 

@@ -12,11 +12,12 @@ import click
 
 from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.ids import RunId
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, Manifest
 from peer.doctor import findings as show
 from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
-from peer.home import Home, cache_directory, default_home
+from peer.home import Home, default_home
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""

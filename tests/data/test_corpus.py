@@ -232,7 +232,7 @@ def test_a_missing_file_and_a_directory_are_named(manifest_with, text_file, tmp_
     manifest = manifest_with(file_corpus(text_file))
     with pytest.raises(CorpusError, match=r"absent\.txt cannot be read: No such file"):
         open_corpus(manifest, tmp_path / "cache", tmp_path / "absent.txt")
-    with pytest.raises(CorpusError, match="cannot be read: Is a directory"):
+    with pytest.raises(CorpusError, match="is a folder, and a run uses one file"):
         open_corpus(manifest, tmp_path / "cache", tmp_path)
 
 

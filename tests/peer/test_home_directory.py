@@ -9,8 +9,9 @@ import pytest
 
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import RunId
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import SignedManifest
-from peer.home import Addresses, Home, cache_directory, default_home
+from peer.home import Addresses, Home, default_home
 
 OWN = "/ip4/10.0.0.7/tcp/4001/p2p/me"
 BOOTSTRAP = "/ip4/203.0.113.7/tcp/31337/p2p/bootstrap"

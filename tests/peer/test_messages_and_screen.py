@@ -57,6 +57,7 @@ def test_progress_and_its_plurals() -> None:
 
 def test_what_a_tokenizer_loses_is_a_warning() -> None:
     assert line("text differs", {"why": "3.0% are unknown"}) == "[data] warning: 3.0% are unknown"
+    assert line("text repeats", {"why": "the text is small"}) == "[data] warning: the text is small"
 
 
 def test_how_far_the_tokens_are() -> None:
