@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.manifest import JoinLink
-from peer.options import HOME, FiniteRange
+from peer.options import HOME, LINK, FiniteRange
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
@@ -28,7 +28,7 @@ TOKENIZER = click.option(
 
 
 @click.command(short_help="Join a run by its link and train.")
-@click.argument("link", required=False)
+@LINK
 @click.option(
     "--home", type=click.Path(file_okay=False, path_type=Path), help="Home directory of this peer. [~/.p2ptrain/RUN]"
 )

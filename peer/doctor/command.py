@@ -17,6 +17,7 @@ from peer.doctor import findings as show
 from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, cache_directory, default_home
+from peer.options import LINK
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
@@ -35,7 +36,7 @@ def _unheard() -> Iterator[None]:
 
 
 @click.command(short_help="Diagnose this machine and its network.")
-@click.argument("link", required=False)
+@LINK
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Home of the peer; need not exist yet.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:<number>.")
 @click.option(
