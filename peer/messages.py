@@ -8,6 +8,7 @@ from typing import Any
 
 from p2ptrain.base.ids import short
 from p2ptrain.base.text import command_line, printable
+from p2ptrain.net.p2pd.error_text import short_reason
 
 _PLACES = re.compile(
     r"(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
@@ -49,7 +50,13 @@ def _peer(fields: Mapping[str, Any]) -> str:
 
 
 def _why(fields: Mapping[str, Any]) -> str:
-    return str(fields.get("why") or "no reason given")
+    return short_reason(str(fields.get("why") or "no reason given"))
+
+
+def _reason_at(fields: Mapping[str, Any]) -> str:
+    """Return the reason with the address, which a failed dial names itself."""
+    place = str(fields["where"])
+    return _why(fields) if place in _why(fields) else f"{_why(fields)} ({place})"
 
 
 def _exchanged(fields: Mapping[str, Any]) -> str:
@@ -126,7 +133,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[join] this machine was suspended for {_why(f)}; if the swarm is far ahead, its weights are downloaded"
     ),
     "alone": lambda f: f"[peers] training alone: {_why(f)}",
-    "no manifest": lambda f: f"[join] no manifest from {_peer(f)} at {f['where']}: {_why(f)}",
+    "no manifest": lambda f: f"[join] no manifest from {_peer(f)}: {_reason_at(f)}",
     "waiting": lambda f: f"[join] {_why(f)}; retrying in {f['seconds']:.0f} s. {f['remedy']}",
     "no badge": lambda f: (
         f"[join] {_why(f)}; retrying in {f['seconds']:.0f} s. Check that the bootstrap named in the link is running"
