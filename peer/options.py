@@ -13,6 +13,7 @@ import click
 from p2ptrain.base.errors import JoinLinkError
 from p2ptrain.manifest import JoinLink
 
+FILE = click.Path(dir_okay=False, path_type=Path)
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 
 
