@@ -114,7 +114,7 @@ def open_corpus(
     """
     check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
-    _check_vocabulary(manifest, tokenizer)
+    check_vocabulary(manifest, tokenizer)
     counts, check = TextCounts(), FidelityCheck(tokenizer)
     tokens = open_stream(
         cache,
@@ -131,7 +131,8 @@ def open_corpus(
     return Corpus(tokens, split, tokenizer)
 
 
-def _check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
+def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
+    """Raise ManifestError if the tokenizer has more ids than the run's model."""
     vocabulary = manifest.model.config.vocab_size
     if tokenizer.vocabulary_size > vocabulary:
         raise ManifestError(
