@@ -79,7 +79,13 @@ WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironmen
 def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
     """Run a peer until the run ends or the owner stops it; ``wrap`` is for the lab's adversaries. Raises UserError."""
     home = _home(options)
-    with home.locked(), lossy_output(), logging_installed(), closing(EventLog(home.events)) as log, Screen() as screen:
+    with (
+        home.locked(),
+        lossy_output(),
+        logging_installed(),
+        closing(EventLog(home.events)) as log,
+        Screen(verbose=options.verbose) as screen,
+    ):
         file = SettingsFile(home.path)
         settings = file.load()
         start = StartFile(home.path)

@@ -60,6 +60,8 @@ class PeerOptions(StartOptions):
     home: Path | None = None
     forget: bool = False
     """Use only the options of this start."""
+    verbose: bool = False
+    """Print every exchange."""
     memory_bytes: float = math.inf
     """Host memory that the peer plans with."""
 
