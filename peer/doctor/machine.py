@@ -150,7 +150,7 @@ def _home_bytes(manifest: Manifest | None) -> int:
 
 def _room(path: Path) -> tuple[Path, int | None]:
     """Return the nearest existing directory of ``path``, and the free bytes of its disk; None if not writable."""
-    place = path.expanduser().absolute()
+    place = path.absolute()
     try:
         while not place.exists():
             place = place.parent
