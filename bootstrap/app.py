@@ -35,7 +35,7 @@ from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
-from p2ptrain.base import files
+from p2ptrain.base import cgroups, files
 from p2ptrain.base.errors import CorpusError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
@@ -99,6 +99,7 @@ def run(place: BootstrapOptions, say: Say) -> None:
     """Serve the run until a signal. Raises UserError."""
     for each in (place.run, place.home):
         _check_no_peer(each)
+    cgroups.check_pids()
     signed = load_run(place.run)
     if place.beside is not None and place.beside.run_id != signed.run_id:
         raise JoinLinkError(
@@ -341,4 +342,4 @@ def _write_link(path: Path, link: JoinLink) -> None:
     try:
         files.replace(path, f"{link}\n".encode())
     except OSError as error:
-        raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+        raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error

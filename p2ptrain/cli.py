@@ -7,6 +7,7 @@ Commands that train or use the network live in ``peer`` and ``bootstrap`` and ar
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import NoReturn
 import click
 
 import p2ptrain
+from p2ptrain.base import cgroups
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
 from p2ptrain.base.text import command_line
@@ -170,6 +172,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         fault = platform_fault(sys.version_info[:2], sys.platform)
         if fault is not None:
             raise fault
+        cgroups.limit_threads(os.environ)  # before torch is imported
         with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
     except UserError as error:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from p2ptrain.base import cgroups
 from p2ptrain.base.clock import steady
 from p2ptrain.base.errors import HomeError, NetworkError
 from p2ptrain.base.ids import PeerId, short
@@ -79,6 +80,7 @@ WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironmen
 def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
     """Run a peer until the run ends or the owner stops it; ``wrap`` is for the lab's adversaries. Raises UserError."""
     home = _home(options)
+    cgroups.check_pids()
     with (
         home.locked(),
         lossy_output(),

@@ -152,7 +152,8 @@ def _write_model(folder: Path, model: FlatModel, tokenizer: Tokenizer) -> None:
     written = folder / "config.json"
     _edit(written, **_older_names(config))
     for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
-        path.chmod(written.stat().st_mode)
+        with contextlib.suppress(PermissionError):  # FAT has no permissions
+            path.chmod(written.stat().st_mode)
 
 
 def _older_names(config: PretrainedConfig) -> dict[str, float]:

@@ -25,8 +25,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +95,8 @@ class Home:
         lock = FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0)
-        except (Timeout, OSError):
-            return True
+        except (Timeout, OSError) as error:
+            return not (isinstance(error, OSError) and error.errno == errno.EROFS)  # no peer can write its home
         lock.release()
         return False
 
@@ -145,7 +146,7 @@ class Home:
         try:
             files.replace(path, data, lasting=lasting)
         except OSError as error:
-            raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,5 +186,6 @@ class AddressBook:
             self._written = current
 
 
-def default_home(run: RunId, base: Sequence[str] = ("~", ".p2ptrain")) -> Path:
-    return Path(*base).expanduser() / run[:12]
+def default_home(run: RunId) -> Path:
+    """Return the home of a peer that names none. Raises HomeError if the user has no home directory."""
+    return files.user_home() / ".p2ptrain" / run[:12]

@@ -279,9 +279,9 @@ def manager_of(home: Path) -> ServiceManager:
     command = [sys.executable, "-P", "-m", "p2ptrain.cli", "peer", "--home", str(here)]
     environment = {name: os.environ[name] for name in CARRIED if name in os.environ}
     if sys.platform == "darwin":
-        return Launchd(here, command, environment, Path.home())
+        return Launchd(here, command, environment, files.user_home())
     if shutil.which("systemctl") is not None:
-        return Systemd(here, command, environment, Path.home())
+        return Systemd(here, command, environment, files.user_home())
     raise UserError(
         "This system has neither systemd nor launchd, which would start the peer.",
         f"Let cron start it: run crontab -e and add this line: {crontab_line(command)}",

@@ -99,9 +99,9 @@ def _has_mark(process: psutil.Process, mark: str) -> bool:
 
 def unswept(parent: Path) -> list[str]:
     """Return socket folders that the next start would not remove, as it does those of killed processes."""
-    if not list(parent.glob("p2ptrain-*")):
+    if not list(parent.glob("p2ptrain.*")):
         return []
     from p2ptrain.net.p2pd.socket_folder import sweep
 
     sweep(parent)
-    return [folder.name for folder in parent.glob("p2ptrain-*")]
+    return [folder.name for folder in parent.glob("p2ptrain.*")]

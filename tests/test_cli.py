@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 import p2ptrain
 from p2ptrain import cli as cli_module
+from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import UserError
 from p2ptrain.cli import LAZY_COMMANDS, LazyCommand, cli, main, platform_fault, run_command
 from p2ptrain.manifest import PRESETS, load_run
@@ -154,6 +156,16 @@ def test_a_fault_of_our_own_keeps_its_traceback() -> None:
 
     with pytest.raises(ZeroDivisionError):
         run_command(click.Command("stub", callback=broken), [])
+
+
+def test_a_quota_limits_the_threads_of_what_is_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("p2ptrain.base.cgroups.limits", lambda root: CgroupLimits(math.inf, 1.5, math.inf))
+    monkeypatch.setattr("os.environ", {})
+    seen = click.Command("stub", callback=lambda: seen_values.append(os.environ.get("OMP_NUM_THREADS")))
+    seen_values: list[str | None] = []
+    assert run(seen) == 0
+    assert seen_values == ["1"]
 
 
 def test_a_lazy_command_is_imported_when_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,9 +127,8 @@ def open_stream(
 
 
 def cache_directory() -> Path:
-    """Return the directory of token streams, which all peers of this user share."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "p2ptrain"
+    """Return the directory of token streams, which all peers of this user share. Raises HomeError."""
+    return files.expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "p2ptrain"
 
 
 def stream_path(directory: Path, key: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,6 +74,10 @@ def doctor(
         found += machine.versions()
     with _errors_as_findings("udp", found):
         found += machine.udp()
+    with _errors_as_findings("container", found):
+        found += machine.container()
+    with _errors_as_findings("proxy", found):
+        found += machine.proxies(os.environ)
     with _errors_as_findings("device", found):
         found += machine.device(device)
     place = home or default_home(parsed.run_id if parsed else RunId(""))

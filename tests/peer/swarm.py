@@ -197,7 +197,7 @@ class Swarm:
 
     def socket_folders(self) -> list[Path]:
         """Return the folders for sockets of live and dead p2pds."""
-        return list(self.sockets.glob("p2ptrain-*"))
+        return list(self.sockets.glob("p2ptrain.*"))
 
     def __enter__(self) -> Self:
         return self
