@@ -135,7 +135,7 @@ def _loss_after(described: Manifest, device: torch.device, autocast: torch.dtype
     task = language_model_task(described, device, Placement(autocast, described.training.sequences_per_step))
     for step in range(steps):
         task.inner_step(float(step * described.training.tokens_per_step))
-    return validation_loss(task.model.module, open_corpus(described, cache_directory()), HELD_OUT_TOKENS)
+    return validation_loss(task.model.module, open_corpus(described, cache_directory()), HELD_OUT_TOKENS).value
 
 
 def gossip(device: torch.device) -> dict[str, Any]:

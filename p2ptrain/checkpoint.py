@@ -90,12 +90,15 @@ class Checkpoints:
         self._directory = directory  # created if missing
         self._whole: set[int] = set()
         self._torn: set[int] = set()
+        self.digest: str | None = None
+        """Digest of the tensors that were loaded or saved last."""
 
     def load_latest(self) -> Found:
         """Load the newest whole checkpoint and remember which ones exist. Raises HomeError as ``load_latest`` does."""
         found, there = _look(self._directory)
         self._torn = {_step(each.path) for each in found.passed_over}
         self._whole = there - self._torn
+        self.digest = None if found.checkpoint is None else found.checkpoint.state["files"][TENSORS]
         return found
 
     def save(
@@ -120,7 +123,7 @@ class Checkpoints:
             _put_back(directory)
             _remove_leftovers(directory)
             temporary.mkdir(exist_ok=True)  # a leftover that could not be removed
-            _write_files(temporary, tensors, state)
+            digest = _write_files(temporary, tensors, state)
             if target.exists():
                 target.rename(directory / f"{_REPLACED_PREFIX}{target.name}")
             temporary.rename(target)
@@ -138,6 +141,7 @@ class Checkpoints:
                 f"{directory} cannot be written: {plainly(error)}.",
                 f"{files.remedy(cause)} Earlier checkpoints are unchanged.",
             ) from error
+        self.digest = digest
         return target
 
     def _prune(self, step: int) -> None:
@@ -186,19 +190,22 @@ def _look(directory: Path) -> tuple[Found, set[int]]:
     return Found(None, tuple(passed_over)), set(there)
 
 
-def _write_files(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def _write_files(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> str:
+    """Write both files; return the digest of the tensors."""
     save_file({name: _own_memory(tensor) for name, tensor in tensors.items()}, directory / TENSORS)
     files.sync(directory / TENSORS)
+    digest = _file_digest(directory / TENSORS)
     document = {
         **state,
         "format": FORMAT,
         "versions": {"p2ptrain": p2ptrain.__version__, "torch": metadata.version("torch")},
-        "files": {TENSORS: _file_digest(directory / TENSORS)},
+        "files": {TENSORS: digest},
     }
     document["digest"] = _document_digest(document)
     (directory / STATE).write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     files.sync(directory / STATE)
     files.sync(directory)
+    return digest
 
 
 def _load(path: Path) -> Checkpoint:

@@ -125,6 +125,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             options = _with_files(options, given, home, signed, network, admission, log)
             session = build(options, device, home, identity, signed, log)
             sharing.set_run(signed, home, session.record, bool(options.local))
+            session.record.is_stopping = signals.stop.is_set
             stopping.let_finish(session.record.learner.inbox.wake)
             try:
                 if network is None or admission is None:
@@ -134,7 +135,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             except Exception:  # save hours of training, whatever failed
                 session.record.rescue()
                 raise
-            session.record.end(in_haste=signals.stop.is_set())
+            session.record.end()
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", home.path.absolute()))
 

@@ -26,7 +26,7 @@ from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Peer
 from p2ptrain.train.autofit import place
-from p2ptrain.train.evaluate import HeldOutText
+from p2ptrain.train.evaluate import HeldOutLoss, HeldOutText
 from p2ptrain.train.generate import Sampling, generate_text
 from p2ptrain.train.inner import CorpusReader, LanguageModelTask
 from p2ptrain.train.learner import Learner
@@ -176,7 +176,7 @@ def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]
     return lambda: generate_text(task.model.module, tokenizer, "", SAMPLE_TOKENS, Sampling()) if next(turns) else ""
 
 
-def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:
+def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, log: EventLog) -> HeldOutLoss | None:
     """Load the newest whole checkpoint, if any; return the held-out loss at the start of this peer's first session.
 
     Raises HomeError or ManifestError if the checkpoint is from another run or another model.
@@ -194,9 +194,10 @@ def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, 
     try:
         learner.load_state_dict(found.checkpoint.tensors, state)
         first_loss = state["val_loss_first"]
+        first_tokens = int(state.get("val_loss_first_tokens") or 0)
     except (KeyError, ValueError) as error:
         raise ManifestError(
             f"The checkpoint {found.checkpoint.path} does not fit this run's model: {error}.", "Move it away."
         ) from error
     log.note("resumed", step=learner.step, progress=learner.progress)
-    return float(first_loss) if first_loss is not None else None
+    return None if first_loss is None else HeldOutLoss(float(first_loss), first_tokens, 0)

@@ -276,7 +276,8 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     if exported.held_out_loss is None:
         click.echo(f"held-out loss not measured: {exported.why_not}")
     else:
-        click.echo(f"held-out loss {exported.held_out_loss:.4f}")
+        loss = exported.held_out_loss
+        click.echo(f"held-out loss {loss.value:.4f}, from {loss.tokens:,} tokens")
     click.echo(f"{out}: load it with transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
 
 

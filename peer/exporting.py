@@ -30,12 +30,11 @@ from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
 from p2ptrain.manifest import Manifest
-from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.evaluate import HELD_OUT_TOKENS, HeldOutLoss, validation_loss
 from p2ptrain.train.model import FlatModel, summed_loss
 from peer import loading
 from peer.home import Home
 from peer.model import load_model, stored_tokenizer
-from peer.session_recorder import HELD_OUT_TOKENS, LOSS_PATIENCE_S
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,7 +59,7 @@ difference with other numbers of threads and other versions of transformers."""
 class Exported:
     """Result of an export."""
 
-    held_out_loss: float | None  # of the exported weights, in nats per token; None: not measured
+    held_out_loss: HeldOutLoss | None  # of the exported weights; None: not measured
     why_not: str = ""  # why the loss was not measured
 
 
@@ -105,7 +104,7 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None) -> tuple[Expor
     assert signed is not None, "load_model has read it"
     found = _corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
     if isinstance(found, Corpus):
-        exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS, patience_s=LOSS_PATIENCE_S))
+        exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS))
     else:
         exported = Exported(None, found)
     expected = _expected(folder, model, tokenizer, found if isinstance(found, Corpus) else None)

@@ -115,6 +115,16 @@ def lowest_loss(fields: Mapping[str, Any]) -> str:
     return f"[train] lowest training loss so far: {fields['loss']:.3f}, at step {fields['step']:,}"
 
 
+def _loss(fields: Mapping[str, Any], digits: int = 3) -> str:
+    """Return the held-out loss; if less than usual was read, also how much."""
+    return f"held-out loss {fields['loss']:.{digits}f}{partly(fields.get('read', 0), fields.get('of', 0))}"
+
+
+def partly(read: int, of: int) -> str:
+    """Return how much of the usual held-out text was read; empty for all of it."""
+    return f" (from {read:,} of {of:,} tokens)" if read < of else ""
+
+
 def _took_weights(fields: Mapping[str, Any]) -> str:
     took, donors = size(fields["size_bytes"]), fields["donors"]
     said = (
@@ -185,14 +195,13 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "text repeats": lambda f: f"[data] warning: {_why(f)}",
     "resumed": lambda f: f"[train] resumed at step {f['step']:,}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
-    "started": lambda f: (
-        f"[train] training on {f['device']}, {f['parameters']:,} parameters, held-out loss {f['loss']:.3f}"
-    ),
-    "held out": lambda f: f"[train] held-out loss {f['loss']:.3f}",
+    "started": lambda f: f"[train] training on {f['device']}, {f['parameters']:,} parameters, {_loss(f)}",
+    "held out": lambda f: f"[train] {_loss(f)}",
     "page": lambda f: f"[page] {f['url']}",
-    "trained": lambda f: f"[train] reached the run's end: held-out loss {f['loss']:.3f}; the final gossip begins",
+    "trained": lambda f: f"[train] reached the run's end: {_loss(f)}; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
-    "final loss": lambda f: f"[train] held-out loss {f['loss']:.4f} of the model that was saved and that export writes",
+    "final loss": lambda f: f"[train] the saved model, which export writes: {_loss(f, 4)}",
+    "reading": lambda f: f"[train] reading the held-out text: {f['read']:,} of {f['wanted']:,} tokens",
     "saved": lambda f: f"[save] {f['path']}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (

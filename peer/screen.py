@@ -32,7 +32,9 @@ ONCE_FOR_EACH_PEER = frozenset({"failed", "clipped", "broke protocol", "saved"})
 """Kinds that are news once in ``REPEAT_S`` for each peer, whatever the reason."""
 ONCE_FOR_EACH_REASON = frozenset({"no manifest", "waiting", "no badge", "not admitted", "no file"})
 """Kinds that are news once in ``REPEAT_S`` for each peer, address and reason."""
-ACTIVITIES = frozenset({"tokenizing", "waiting", "no badge", "catching up", "trained", "finishing", "stopping"})
+ACTIVITIES = frozenset(
+    {"tokenizing", "waiting", "no badge", "catching up", "trained", "reading", "finishing", "stopping"}
+)
 """Kinds that the status line shows until the next progress."""
 RESTS, ENDS_OF_REST = frozenset({"paused", "still paused"}), frozenset({"called back", "goes on"})
 
@@ -75,7 +77,7 @@ class Screen:
                 self._console.print(lowest_loss(fields), markup=False)
 
     def _is_news(self, kind: str, fields: dict[str, Any]) -> bool:
-        if kind in ("progress", "tokenizing"):
+        if kind in ("progress", "reading", "tokenizing"):
             return not self._has_status and (kind == "tokenizing" or self._is_due(PLAIN_PROGRESS_S, kind))
         if self._verbose or (kind == "saved" and self._is_ending):
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
 from p2ptrain.train.autofit import Placement
-from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.evaluate import HELD_OUT_TOKENS, NOT_READ, HeldOutLoss, tokens_to_read, validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from peer.home import Home
@@ -45,12 +46,9 @@ LOOK_SHARE = 50
 LOOK_TOKENS = 16_384
 """Held-out tokens read for a look: a standard error of 0.02 nats for bytes, twice that of the reported losses."""
 
-HELD_OUT_TOKENS = 65_536
-"""Held-out tokens read for one reported loss: a standard error of about 0.01 nats for bytes; 1 s for the demo model.
-Guess: the differences in loss that owners compare."""
 LOSS_PATIENCE_S = 30.0
-"""Approximate maximum seconds for one reported loss; a slower machine reads fewer tokens. Guess: the time for
-HELD_OUT_TOKENS on the slowest machines that join."""
+"""Approximate maximum seconds for a loss while others may wait for this peer; a slower machine reads fewer tokens.
+Guess: the time for HELD_OUT_TOKENS on the slowest machines that join."""
 BEGINNING_S = 5.0
 """Approximate maximum seconds for the loss before the first step, which delays a newcomer's request for weights. That
 loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s that a newcomer to four peers of 15
@@ -94,8 +92,10 @@ class SessionRecorder:
     clock: Clock = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     """Sleeps between these retries; a signal handler may raise out of it."""
-    first_loss: float | None = None
-    last_loss: float = float("nan")
+    is_stopping: Callable[[], bool] = lambda: False
+    """Whether the owner stopped the peer."""
+    first_loss: HeldOutLoss | None = None
+    last_loss: HeldOutLoss = NOT_READ
     why: str = ""
     throughput: Throughput = field(default_factory=Throughput)
     has_stepped: bool = False
@@ -107,6 +107,9 @@ class SessionRecorder:
     _next_save: float = 0.0
     _saved: int | None = None
     """``learner.changes`` at the last save of this session."""
+    _read: int | None = None
+    """``learner.changes`` at ``last_loss``."""
+    _next_reading: float = 0.0
     _next_look: float = 0.0
     _held_at: float = 0.0
     _held_s: float = 0.0
@@ -118,8 +121,12 @@ class SessionRecorder:
 
     def begin(self) -> None:
         """Start the session, before its first inner step: read the held-out loss and note the start."""
-        self.last_loss = self._held_out_loss(patience_s=BEGINNING_S)
-        if self.first_loss is None and math.isfinite(self.last_loss):  # goes into checkpoints, and JSON has no NaN
+        if (known := self._known_loss()) is not None:
+            self.last_loss, self._read = known, self.learner.changes
+        self._evaluate(patience_s=BEGINNING_S)
+        if self.first_loss is None and math.isfinite(
+            self.last_loss.value
+        ):  # goes into checkpoints, and JSON has no NaN
             self.first_loss = self.last_loss
         self._started_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
@@ -130,7 +137,7 @@ class SessionRecorder:
             parameters=self.task.model.layout.parameter_count,
             micro_batch=self.task.micro_batch,
             computes_in=self.placement.computes_in,
-            loss=self.last_loss,
+            **self._loss_fields(),
             progress=self.learner.progress,
         )
 
@@ -196,8 +203,8 @@ class SessionRecorder:
         """Note the held-out loss and a sample text for viewers; errors do not stop training."""
         began, learner = time.monotonic(), self.learner
         try:
-            self.last_loss = self._held_out_loss(LOOK_TOKENS)
-            self.notebook.note("held out", loss=self.last_loss, step=learner.step, progress=learner.progress)
+            self._evaluate(LOOK_TOKENS)
+            self.notebook.note("held out", **self._loss_fields(), step=learner.step, progress=learner.progress)
             if self.sampler is not None and (text := self.sampler()):
                 self.notebook.note("sample", step=learner.step, text=text)
         except Exception as error:  # training continues without a look
@@ -208,8 +215,8 @@ class SessionRecorder:
     def training_ended(self) -> None:
         """Note the held-out loss and save the weights at the run's end, before the final gossip."""
         self._stop_the_clock()
-        self.last_loss = self._held_out_loss()
-        self.notebook.note("trained", loss=self.last_loss, progress=self.learner.progress)
+        self._evaluate()
+        self.notebook.note("trained", **self._loss_fields(), progress=self.learner.progress)
         try:
             checkpoint.save(self.home.trained, {"slow": self.learner.state_dict()[0]["slow"]}, self._state())
         except HomeError as error:
@@ -250,21 +257,24 @@ class SessionRecorder:
         self.notebook.note("saved", path=str(path))
         return sum(tensor.nbytes for tensor in tensors.values())
 
-    def end(self, in_haste: bool = False) -> None:
+    def end(self) -> None:
         """End the session: save the last checkpoint, unless nothing changed since the previous one, and the summary.
 
-        At the run's end, note the held-out loss of the saved weights, which the final gossip has moved. Call it after
-        the last displacement is applied. The checkpoint comes first, because the owner may kill the process before the
-        loss is read. Raises HomeError.
+        At the run's end, note the held-out loss of the saved weights, which the final gossip has moved: without a time
+        limit, unless the owner stops the peer. Call it after the last displacement is applied. The checkpoint comes
+        first, because the owner may kill the process before the loss is read. Raises HomeError.
         """
         is_timed = self._ended_at is not None
         if not is_timed:
             self._stop_the_clock()  # retries on a full disk are not training
         if not self._is_saved:
             self._insist("the last checkpoint", self.save)
-        self.last_loss = self._held_out_loss(patience_s=HASTE_S if in_haste else LOSS_PATIENCE_S)
+        if self.is_stopping():
+            self._evaluate(patience_s=HASTE_S)
+        else:
+            self._evaluate(patience_s=math.inf, goes_on=self._reads_on)
         if self.learner.ended:
-            self.notebook.note("final loss", loss=self.last_loss)
+            self.notebook.note("final loss", **self._loss_fields())
         self._insist("summary.json", lambda: self.home.save_summary(self.summary()))
 
     def _insist(self, what: str, write: Callable[[], object]) -> None:
@@ -304,7 +314,8 @@ class SessionRecorder:
             "progress": learner.progress,
             "fraction": min(learner.progress / self.tokens_per_peer, 1.0),
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
-            "val_loss": self.last_loss if math.isfinite(self.last_loss) else None,
+            "val_loss": self.last_loss.value if math.isfinite(self.last_loss.value) else None,
+            "val_loss_tokens": self.last_loss.tokens,
             "tokens": learner.tokens,
             "tokens_per_s": self.throughput.tokens_per_s,
             "exchanges_ok": counters.exchanges_ok,
@@ -318,8 +329,11 @@ class SessionRecorder:
             "id": self.me,
             "nickname": self.nickname,
             "run": self.run,
-            "val_loss_first": self.first_loss,
-            "val_loss_last": self.last_loss,
+            **self._first_loss_fields(),
+            "val_loss_last": self.last_loss.value,
+            "val_loss_last_tokens": self.last_loss.tokens,
+            "val_loss_of_tokens": self.last_loss.of,
+            "checkpoint": self.checkpoints.digest,
             "tokens": self.learner.tokens,
             "tokens_per_s": (self.learner.tokens - self._tokens_at_start) / max(self._elapsed_s, 1e-9),
             "exchanges_ok": counters.exchanges_ok,
@@ -346,12 +360,51 @@ class SessionRecorder:
             "run": self.run,
             "peer": self.me,
             "step": self.learner.step,
-            "val_loss_first": self.first_loss,
+            **self._first_loss_fields(),
             "coverage": self.task.coverage,
         }
 
-    def _held_out_loss(self, tokens: int = HELD_OUT_TOKENS, patience_s: float = LOSS_PATIENCE_S) -> float:
-        return validation_loss(self.task.model.module, self.corpus, tokens, self.placement.autocast, patience_s)
+    def _first_loss_fields(self) -> dict[str, Any]:
+        first = self.first_loss
+        return {
+            "val_loss_first": None if first is None else first.value,
+            "val_loss_first_tokens": None if first is None else first.tokens,
+        }
+
+    def _loss_fields(self) -> dict[str, Any]:
+        return {"loss": self.last_loss.value, "read": self.last_loss.tokens, "of": self.last_loss.of}
+
+    def _evaluate(
+        self,
+        tokens: int = HELD_OUT_TOKENS,
+        patience_s: float = LOSS_PATIENCE_S,
+        goes_on: Callable[[int, int], bool] = lambda read, wanted: True,
+    ) -> None:
+        """Read the held-out loss of the current weights in fp32, unless a reading of as many tokens is known."""
+        is_known = self._read == self.learner.changes
+        if is_known and self.last_loss.tokens >= tokens_to_read(self.corpus, tokens):
+            return
+        found = validation_loss(self.task.model.module, self.corpus, tokens, None, patience_s, goes_on=goes_on)
+        if not is_known or found.tokens >= self.last_loss.tokens:
+            self.last_loss, self._read = found, self.learner.changes
+
+    def _reads_on(self, read: int, wanted: int) -> bool:
+        """Note how far the last reading is; stop it if the owner stops the peer."""
+        if (now := self.clock()) >= self._next_reading:
+            self._next_reading = now + PROGRESS_PERIOD_S
+            self.notebook.note("reading", read=read, wanted=wanted)
+        return not self.is_stopping()
+
+    def _known_loss(self) -> HeldOutLoss | None:
+        """Return the loss that the last session computed, if it was of the weights that were loaded."""
+        try:
+            last = json.loads(self.home.summary.read_bytes())
+            if self.checkpoints.digest is None or last["checkpoint"] != self.checkpoints.digest:
+                return None
+            value, tokens, of = (last[name] for name in ("val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens"))
+            return HeldOutLoss(float(value), int(tokens), int(of)) if math.isfinite(value) else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
 
 def _why(error: Exception) -> str:

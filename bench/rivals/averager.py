@@ -30,10 +30,10 @@ from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest, parse_toml
 from p2ptrain.train.autofit import place
-from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.evaluate import HELD_OUT_TOKENS, validation_loss
 from p2ptrain.train.inner import CorpusReader, LanguageModelTask
 from p2ptrain.train.model import flat_model
-from peer.session_recorder import HELD_OUT_TOKENS, PROGRESS_PERIOD_S
+from peer.session_recorder import PROGRESS_PERIOD_S
 
 ROUND_S = 120.0
 """Timeout of one average with retries, of OpenDiLoCo's order of magnitude. Guess: measure averages on home lines."""
@@ -185,7 +185,7 @@ class Averaging:
         elapsed_s = time.monotonic() - self._began_at
         loss = validation_loss(self._task.model.module, self._corpus, HELD_OUT_TOKENS, self._placement.autocast)
         return {
-            "val_loss_last": loss,
+            "val_loss_last": loss.value,
             "tokens": self._tokens,
             "outer_steps": self._step,
             "blocked_fraction": self._blocked_s / elapsed_s,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.base.text import printable
 from p2ptrain.net.throttle import MBIT
 from peer.home import Home
-from peer.messages import size
+from peer.messages import partly, size
 
 if TYPE_CHECKING:
     from peer.participation import Participation
@@ -54,7 +54,11 @@ def last_known(home: Home, is_running: bool) -> dict[str, Any]:
         "home": str(home.path),
         "checkpoint": _read(states[-1], "step", "progress", "tokens", "ended") if states else None,
         "saved_s_ago": _age_s(states[-1]) if states else None,
-        "summary": _read(home.summary, "val_loss_last", "tokens", "outer_steps", "exchanges_ok", "finished", "why"),
+        "summary": _read(
+            home.summary,
+            *("val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens"),
+            *("tokens", "outer_steps", "exchanges_ok", "finished", "why"),
+        ),
     }
 
 
@@ -122,6 +126,7 @@ def _saved_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     if (last := status["summary"]) is not None:
         value = last.get("val_loss_last")
         loss = f"{value:.3f}" if isinstance(value, float) else "unknown"
+        loss += partly(last.get("val_loss_last_tokens") or 0, last.get("val_loss_of_tokens") or 0)
         rows.append(("last time", f"held-out loss {loss}, {last.get('exchanges_ok')} exchanges; {last.get('why')}"))
     return rows
 

@@ -16,11 +16,10 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.evaluate import HELD_OUT_TOKENS, validation_loss
 from p2ptrain.train.generate import Sampling, generate_text
 from peer.home import Home
 from peer.model import mean, model_of
-from peer.session_recorder import HELD_OUT_TOKENS
 from peer.testnet.report import Measured
 
 SAMPLE_TOKENS = 400
@@ -42,7 +41,7 @@ def measure(
     model = model_of(signed, mean(trained))
     corpus = open_corpus(signed.manifest, cache_directory(), data, tokenizer)
     return Measured(
-        averaged_val_loss=validation_loss(model.module, corpus, HELD_OUT_TOKENS),
+        averaged_val_loss=validation_loss(model.module, corpus, HELD_OUT_TOKENS).value,
         disagreement=disagreement(trained),
         final_disagreement=disagreement(final),
         sample=generate_text(model.module, corpus.tokenizer, PROMPT, SAMPLE_TOKENS, Sampling()).strip(),

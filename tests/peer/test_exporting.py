@@ -273,7 +273,8 @@ def test_bytes_load_as_bytes(family: str, signed_run: Callable[..., SignedManife
     signed = signed_run(model={"architecture": family, "config": FAMILIES[family]})
     exported = export(home_of(signed, tmp_path / "home"), tmp_path / "out")
     assert exported.held_out_loss is not None
-    assert 5 < exported.held_out_loss < 12
+    assert 5 < exported.held_out_loss.value < 12
+    assert exported.held_out_loss.tokens == exported.held_out_loss.of
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config.items() >= ({"eos_token_id": 0, "vocab_size": 600} | READ_BY_CONVERTERS[family]).items()
     for_tokens = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())

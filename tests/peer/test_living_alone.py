@@ -20,8 +20,10 @@ from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
+from p2ptrain.train import evaluate
+from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
-from peer import app, model, session_recorder
+from peer import app, exporting, loading, model, session_recorder
 from peer.app import run_peer
 from peer.assembly import PeerOptions, build
 from peer.home import Home
@@ -113,6 +115,29 @@ def test_an_ended_run_is_not_trained_further(home: Home) -> None:
     assert torch.equal(before.tensors["slow"], after.tensors["slow"])
 
 
+def test_a_finished_peer_keeps_its_loss_and_export_prints_the_same(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a machine so slow that an evaluation with a time limit reads one batch only."""
+    monkeypatch.setattr(evaluate, "_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
+    monkeypatch.setattr(exporting, "_load", loading.answer)
+    run_peer(PeerOptions(None, home.path))
+    first = json.loads(home.summary.read_text())
+    (trained,) = notes(home, "trained")
+    assert trained["read"] < trained["of"] == first["val_loss_last_tokens"] == first["val_loss_of_tokens"]
+    exported = exporting.export(home, tmp_path / "out").held_out_loss
+    assert exported is not None
+    assert exported == HeldOutLoss(first["val_loss_last"], exported.of, exported.of)
+    run_peer(PeerOptions(None, home.path))
+    again = json.loads(home.summary.read_text())
+    assert again["val_loss_last"] == notes(home, "started")[1]["loss"] == first["val_loss_last"]
+    assert notes(home, "started")[0]["read"] == again["val_loss_first_tokens"] < exported.of
+    summary = json.dumps(again | {"val_loss_last": 0.5, "checkpoint": "of other weights"})
+    home.summary.write_text(summary)
+    run_peer(PeerOptions(None, home.path))
+    assert notes(home, "started")[2]["loss"] != 0.5
+
+
 def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +222,7 @@ def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.Mon
 
 def test_a_held_out_loss_that_is_none_is_not_kept_as_the_first(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(session_recorder, "validation_loss", lambda *_, **__: math.nan)
+        patch.setattr(session_recorder, "validation_loss", lambda *_, **__: HeldOutLoss(math.nan, 16, 16))
         run_peer(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
@@ -211,16 +236,16 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
 ) -> None:
     patiences: list[float] = []
 
-    def measured(*arguments: Any) -> float:
+    def measured(*arguments: Any, **_: Any) -> HeldOutLoss:
         patiences.append(arguments[-1])
-        return 5.0
+        return HeldOutLoss(5.0, 16, 64)
 
     monkeypatch.setattr(session_recorder, "validation_loss", measured)
     stop_at_inner_step(monkeypatch, 3)
     run_peer(PeerOptions(None, home.path))
     assert patiences == [session_recorder.BEGINNING_S, session_recorder.HASTE_S]
     run_peer(PeerOptions(None, home.path))
-    assert patiences[2:] == [session_recorder.BEGINNING_S, *[session_recorder.LOSS_PATIENCE_S] * 2]
+    assert patiences[2:] == [session_recorder.BEGINNING_S, session_recorder.LOSS_PATIENCE_S, math.inf]
     assert json.loads(home.summary.read_text())["val_loss_last"] == 5.0
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,9 +15,10 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.train.autofit import Placement
+from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
 from peer.messages import line
-from peer.session_recorder import LAST_PATIENCE_S, LOOK_MOST_S, STEPS_REMEMBERED, SessionRecorder
+from peer.session_recorder import HASTE_S, LAST_PATIENCE_S, LOOK_MOST_S, STEPS_REMEMBERED, SessionRecorder
 from peer.state import Sources, StatusView
 from peer.stopping import Stopping
 from peer.throughput import Throughput
@@ -29,11 +33,17 @@ def record(monkeypatch: pytest.MonkeyPatch) -> SessionRecorder:
     )
     learner.is_waiting = learner.ended = False
     learner.changes = 0
-    parts: dict[str, Any] = dict.fromkeys(
-        ("home", "checkpoints", "me", "run", "nickname", "corpus", "placement", "tokens_per_peer"), 1
-    )
-    task = SimpleNamespace(coverage=0.0, learning_rate=3e-4)
+    parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "placement", "tokens_per_peer"), 1)
+    parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None)
+    parts["checkpoints"] = SimpleNamespace(digest=None)
+    parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
+    task = SimpleNamespace(coverage=0.0, learning_rate=3e-4, model=SimpleNamespace(module=None))
     return SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
+
+
+def reads(monkeypatch: pytest.MonkeyPatch, loss: Callable[[], float], tokens: int = 64) -> None:
+    """Let every evaluation return this loss of so many of 64 held-out tokens."""
+    monkeypatch.setattr("peer.session_recorder.validation_loss", lambda *_, **__: HeldOutLoss(loss(), tokens, 64))
 
 
 def steps(record: SessionRecorder, *seconds: float) -> None:
@@ -92,12 +102,12 @@ def test_however_long_a_look_takes_the_next_one_comes(record: SessionRecorder, m
     now = 0.0
     monkeypatch.setattr("peer.session_recorder.time.monotonic", lambda: now)
 
-    def slow(*_: object, **__: object) -> float:
+    def slow(*_: object, **__: object) -> HeldOutLoss:
         nonlocal now
         now += 10.0
-        return 2.0
+        return HeldOutLoss(2.0, 16, 64)
 
-    monkeypatch.setattr(SessionRecorder, "_held_out_loss", slow)
+    monkeypatch.setattr("peer.session_recorder.validation_loss", slow)
     record._look()
     assert record._next_look == now + LOOK_MOST_S
 
@@ -107,10 +117,10 @@ def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(
 ) -> None:
     """Check that ``p2ptrain status``, the page and the bootstrap's view have the same held-out loss at one moment."""
     losses = iter((5.5, 4.5, float("nan")))
-    monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: next(losses))
+    reads(monkeypatch, lambda: next(losses), tokens=0)
     cast(Any, record).task = SimpleNamespace(
         theta=SimpleNamespace(device="cpu"),
-        model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
+        model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5), module=None),
         micro_batch=1,
     )
     record.placement = Placement(None, 1)
@@ -141,8 +151,8 @@ class Disk:
         self.kept: list[str] = []
         record.clock, record.sleep = (lambda: self.now), self.sleep
         monkeypatch.setattr(SessionRecorder, "save", lambda _: self.write("checkpoint"))
-        monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: 2.0)
-        cast(Any, record).home = SimpleNamespace(save_summary=lambda _: self.write("summary"))
+        reads(monkeypatch, lambda: 2.0)
+        cast(Any, record).home.save_summary = lambda _: self.write("summary")
 
     def write(self, what: str) -> int:
         if self.now < self.full_s:
@@ -174,16 +184,55 @@ def test_the_loss_of_what_the_final_gossip_left_is_told(
     record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(record, 0.0, monkeypatch)
-    monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: 2.5 - len(disk.kept))
+    reads(monkeypatch, lambda: 2.5 - len(disk.kept), tokens=16)
     monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *_: None)
-    cast(Any, record).home.trained = None
     record.learner.state_dict = lambda: ({"slow": None}, {})  # type: ignore[method-assign, assignment, return-value]
     record.learner.ended = True
     record.training_ended()
     record.end()
-    saved = "[train] held-out loss 1.5000 of the model that was saved and that export writes"
-    assert told(record) == ["[train] reached the run's end: held-out loss 2.500; the final gossip begins", saved]
-    assert record.summary()["val_loss_last"] == 1.5
+    part = "(from 16 of 64 tokens)"
+    assert told(record) == [
+        f"[train] reached the run's end: held-out loss 2.500 {part}; the final gossip begins",
+        f"[train] the saved model, which export writes: held-out loss 1.5000 {part}",
+    ]
+    summary = record.summary()
+    assert (summary["val_loss_last"], summary["val_loss_last_tokens"], summary["val_loss_of_tokens"]) == (1.5, 16, 64)
+
+
+def test_the_last_loss_is_of_all_tokens_and_says_how_far_it_is(
+    record: SessionRecorder, checkpoints: FakeCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check a slow machine: no time limit, progress every two seconds, and the owner's stop ends the reading."""
+    patiences: list[float] = []
+    record.clock, now = (lambda: now), 0.0
+
+    def read(*arguments: Any, goes_on: Callable[[int, int], bool]) -> HeldOutLoss:
+        nonlocal now
+        patiences.append(arguments[4])
+        for tokens in range(16, 65, 16):
+            now += 1.5
+            if not goes_on(tokens, 64):
+                break
+        return HeldOutLoss(2.0, tokens, 64)
+
+    monkeypatch.setattr("peer.session_recorder.validation_loss", read)
+    record.learner.ended = True
+    record.end()
+    reading = "[train] reading the held-out text: {} of 64 tokens"
+    assert told(record)[1:] == [
+        *map(reading.format, (16, 48)),
+        "[train] the saved model, which export writes: held-out loss 2.0000",
+    ]
+    assert patiences == [math.inf]
+    record.end()
+    assert len(patiences) == 1  # nothing changed, so it is known
+    checkpoints.change()
+    record.is_stopping = lambda: now > 8.0
+    record.end()
+    assert record.summary()["val_loss_last_tokens"] == 32
+    checkpoints.change()
+    record.end()
+    assert patiences == [math.inf, math.inf, HASTE_S]
 
 
 def test_a_disk_that_stays_full_is_an_error_in_the_end(
@@ -222,11 +271,11 @@ class FakeCheckpoints:
     """Record of the learner's states that were saved, on a disk that may be full."""
 
     def __init__(self, record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.saved, self.is_full = list[int](), False
+        self.saved, self.is_full, self.digest = list[int](), False, None
         self._learner: Any = record.learner
         self._learner.state_dict = lambda: ({}, {"changes": self._learner.changes})
-        monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: 2.0)
-        cast(Any, record).home = SimpleNamespace(save_summary=lambda _: None)
+        reads(monkeypatch, lambda: 2.0)
+        cast(Any, record).home.save_summary = lambda _: None
         cast(Any, record).checkpoints = self
 
     def save(self, tensors: dict[str, Any], state: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.view import MOST_PEERS
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.train.autofit import Placement
+from p2ptrain.train.evaluate import HeldOutLoss
 from peer.messages import line, without_places
 from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
@@ -188,21 +189,22 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: StatusView
 ) -> None:
     """Check losses at the start of a session, which may be in the middle of the run, and at the end of training."""
-    monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda self, **_: 2.0)
+    monkeypatch.setattr("peer.session_recorder.validation_loss", lambda *_, **__: HeldOutLoss(2.0, 16, 16))
     monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *arguments: tmp_path)
     log = MemoryLog()
     parts = {
         "learner": SimpleNamespace(
-            tokens=0, progress=700.0, step=7, blocked_s=0.0, state_dict=lambda: ({"slow": ()}, {})
+            tokens=0, progress=700.0, step=7, changes=0, blocked_s=0.0, state_dict=lambda: ({"slow": ()}, {})
         ),
         "task": SimpleNamespace(
             theta=SimpleNamespace(device="cpu"),
-            model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
+            model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5), module=None),
             micro_batch=1,
             coverage=0.0,
         ),
         "placement": Placement(None, 1),
-        "home": SimpleNamespace(trained=tmp_path),
+        "home": SimpleNamespace(trained=tmp_path, summary=tmp_path / "summary.json"),
+        "corpus": SimpleNamespace(held_out_tokens=64, sequence_length=16),
         "notebook": log,
         "me": ME,
     }

@@ -32,11 +32,12 @@ def test_a_peer_that_is_frozen_runs(
 ) -> None:
     monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.05)
     door = ControlServer(tmp_path)
-    (tmp_path / "summary.json").write_text('{"val_loss_last": 2.5, "exchanges_ok": 3, "why": "well"}')
+    summary = {"val_loss_last": 2.5, "val_loss_last_tokens": 16, "val_loss_of_tokens": 64, "exchanges_ok": 3}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"why": "well"}))
     try:
         screen = shown(tmp_path, capsys)
         assert "state     does not answer\n" in screen
-        assert "held-out loss 2.500, 3 exchanges; well" in screen
+        assert "held-out loss 2.500 (from 16 of 64 tokens), 3 exchanges; well" in screen
         assert json.loads(shown(tmp_path, capsys, "--json"))["state"] == "does not answer"
     finally:
         door.close()

@@ -190,7 +190,7 @@ def test_evaluation_is_the_real_modules_loss(monkeypatch):
     losses = []
     for theta in simulated.theta:
         model.theta.copy_(theta)
-        losses.append(validation_loss(model.module, words.corpus, 10**9))
+        losses.append(validation_loss(model.module, words.corpus, 10**9).value)
     counts = [len(words.starts(part)) for part in ("validation", "test")]
     assert sum(counts) == words.corpus.split.held_out_sequences
     measured = [simulated.evaluate(simulated.theta, part) for part in ("validation", "test")]
