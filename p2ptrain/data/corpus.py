@@ -149,7 +149,7 @@ def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
     vocabulary = manifest.model.config.vocab_size
     if tokenizer.vocabulary_size > vocabulary:
         raise ManifestError(
-            f"The tokenizer has {tokenizer.vocabulary_size} ids, but the model has only {vocabulary}.",
+            f"The tokenizer has {tokenizer.vocabulary_size:,} ids, but the model has only {vocabulary:,}.",
             f"Set model.config.vocab_size to {tokenizer.vocabulary_size} before the run is signed. "
             "If it is not yours, ask its author.",
         )

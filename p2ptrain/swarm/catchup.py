@@ -116,7 +116,7 @@ class CatchUp:
             core.rules.run, core.rules.protocol, core.effective_progress, core.deadlines.seconds_per_byte()
         )
         core.emit(Open(link, donor.addresses, request))
-        core.note("catching up", donor.peer, f"it is {donor.progress - core.effective_progress:.0f} tokens ahead")
+        core.note("catching up", donor.peer, f"it is {donor.progress - core.effective_progress:,.0f} tokens ahead")
 
     def replied(self, link: LinkId, reply: WeightsReply, now: float) -> None:
         core = self._core

@@ -34,9 +34,9 @@ def implausible_progress(theirs: float, mine: float, settled: bool, rules: Swarm
     if not isfinite(theirs) or theirs < 0:
         return f"progress {theirs}"
     if theirs > rules.progress_ceiling:
-        return f"progress {theirs:.0f} is beyond the run's end at {rules.tokens_per_peer:.0f}"
+        return f"progress {theirs:,.0f} is beyond the run's end at {rules.tokens_per_peer:,.0f}"
     if settled and theirs - mine > rules.implausible_distance:
-        return f"progress {theirs:.0f} is too far ahead of ours, {mine:.0f}"
+        return f"progress {theirs:,.0f} is too far ahead of ours, {mine:,.0f}"
     return ""
 
 

@@ -1,12 +1,13 @@
 """What a tokenizer loses of a text is counted, and told or refused."""
 
 import hashlib
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from p2ptrain.base.errors import CorpusError, ManifestError
-from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.corpus import check_vocabulary, open_corpus
 
 WORDS = {"[UNK]": 0, "the": 1, "cat": 2}
 
@@ -89,3 +90,7 @@ def test_more_ids_than_the_model_has_are_refused_before_the_text_is_read(warning
     with pytest.raises(ManifestError, match="The tokenizer has 256 ids, but the model has only 255"):
         warnings(byte_level(), "", vocabulary=255)
     assert not (tmp_path / "cache").exists()
+    manifest = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(vocab_size=1999)))
+    with pytest.raises(ManifestError, match="The tokenizer has 2,000 ids, but the model has only 1,999") as caught:
+        check_vocabulary(manifest, SimpleNamespace(vocabulary_size=2000))
+    assert "vocab_size to 2000 before" in caught.value.remedy  # as it is written in the file
