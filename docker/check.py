@@ -203,7 +203,7 @@ def has_saved(container: Mapping[str, Any]) -> None:
     _, _, after = docker("logs", str(container["Id"])).partition("[stop] ")
     if container["State"]["ExitCode"] or container["State"]["Running"]:
         raise CheckError(f"the stopped peer did not exit cleanly: {told(container)}")
-    if not any(line.startswith("[save] /") for line in after.splitlines()):
+    if not any(line.startswith("[save] saved /") for line in after.splitlines()):
         raise CheckError(f"the stopped peer does not report a save: {told(container)}")
 
 

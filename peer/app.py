@@ -61,7 +61,7 @@ from peer.owner.settings import Settings, SettingsFile
 from peer.participation import Participation, TrainerControl
 from peer.paths import PathNotebook, Paths
 from peer.screen import Screen
-from peer.session_recorder import SessionRecorder
+from peer.session_recorder import SAVE_PERIOD_S, SessionRecorder
 from peer.sharing import Sharing
 from peer.start_options import StartFile, StartOptions, merged
 from peer.state import StatusView
@@ -92,6 +92,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         settings = file.load()
         start = StartFile(home.path)
         saved = StartOptions() if options.forget else start.load(settings)
+        is_first = not start.path.exists()
         given, remembered = options, merged(options, saved)
         options = _completed(remembered, settings)
         device = choose_device(options.device or "auto")
@@ -124,6 +125,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 network.thread.call(admission.enter(options.link))
             options = _with_files(options, given, home, signed, network, admission, log)
             session = build(options, device, home, identity, signed, log)
+            if not is_first and session.record.checkpoints.digest is None:
+                log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
             session.record.is_stopping = signals.stop.is_set
             stopping.let_finish(session.record.learner.inbox.wake)
@@ -136,8 +139,10 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 session.record.rescue()
                 raise
             session.record.end()
+            place = home.path.absolute()
             if not session.record.learner.ended:
-                log.note("to resume", command=command_line("p2ptrain", "peer", "--home", home.path.absolute()))
+                log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
+            log.note("to export", command=command_line("p2ptrain", "export", place, f"model-of-{place.name}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Peer
+from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
 from p2ptrain.train.evaluate import HeldOutLoss, HeldOutText
 from p2ptrain.train.generate import Sampling, generate_text
@@ -133,6 +134,7 @@ def build(
         corpus=corpus,
         placement=placement,
         tokens_per_peer=manifest.run.tokens_per_peer,
+        last_exchanges_s=SEARCH_PATIENCE_S + rules.final_gossip_s if rules.exchanges else 0.0,
         notebook=log,
         first_loss=first_loss,
         sampler=_sampler(task, corpus.tokenizer),

@@ -105,14 +105,31 @@ def _progress(fields: Mapping[str, Any]) -> str:
     if "loss" in fields:  # none before the first outer step
         parts.append(f"loss {fields['loss']:.3f}")
     peers = fields["peers"]
-    parts += [f"{speed:,.0f} tokens/s", f"{peers:,} other peer{'s' if peers != 1 else ''}"]
-    parts += [f"step {fields['step']:,}", f"{fields['exchanges_ok']:,} exchanges"]
+    if speed > 0:  # none before two inner steps
+        parts.append(f"{speed:,.0f} tokens/s")
+    parts += [
+        f"{peers:,} other peer{'s' if peers != 1 else ''}",
+        f"step {fields['step']:,}",
+        f"{fields['exchanges_ok']:,} exchanges",
+    ]
     return "[train] " + " · ".join(parts)
 
 
 def lowest_loss(fields: Mapping[str, Any]) -> str:
     """Return the line for a progress note whose training loss is the lowest so far."""
     return f"[train] lowest training loss so far: {fields['loss']:.3f}, at step {fields['step']:,}"
+
+
+def _started(fields: Mapping[str, Any]) -> str:
+    if not fields.get("ended"):
+        return f"[train] training on {fields['device']}, {fields['parameters']:,} parameters, {_loss(fields)}"
+    said = f"[train] this run is over on this peer: {_loss(fields)}"
+    if not fields["seconds"]:
+        return said
+    return (
+        f"{said}; it looks for others, exchanges with them, gives its weights to newcomers, and ends within "
+        f"{duration(fields['seconds'])}"
+    )
 
 
 def _loss(fields: Mapping[str, Any], digits: int = 3) -> str:
@@ -194,15 +211,20 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "text differs": lambda f: f"[data] warning: {_why(f)}",
     "text repeats": lambda f: f"[data] warning: {_why(f)}",
     "resumed": lambda f: f"[train] resumed at step {f['step']:,}, {f['progress']:,.0f} tokens per peer",
+    "no checkpoint": lambda f: (
+        "[train] earlier starts saved no checkpoint, so this peer begins anew; the first one is saved after "
+        f"{duration(f['seconds'])} of training"
+    ),
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
-    "started": lambda f: f"[train] training on {f['device']}, {f['parameters']:,} parameters, {_loss(f)}",
+    "started": _started,
     "held out": lambda f: f"[train] {_loss(f)}",
     "page": lambda f: f"[page] {f['url']}",
     "trained": lambda f: f"[train] reached the run's end: {_loss(f)}; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
     "final loss": lambda f: f"[train] the saved model, which export writes: {_loss(f, 4)}",
+    "to export": lambda f: f"[train] to use the model with transformers: {f['command']}",
     "reading": lambda f: f"[train] reading the held-out text: {f['read']:,} of {f['wanted']:,} tokens",
-    "saved": lambda f: f"[save] {f['path']}",
+    "saved": lambda f: f"[save] saved {f['path']}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
         f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "

@@ -51,6 +51,7 @@ class Screen:
         self._live = Live(_status("starting"), console=self._console, auto_refresh=False, transient=True)
         self._rests = self._is_ending = False
         self._lowest = float("inf")
+        self._fraction = 0.0
         self._shown_at: BoundedDict[tuple[str, ...], float] = BoundedDict(MAX_REMEMBERED)
 
     def __enter__(self) -> Self:
@@ -63,10 +64,13 @@ class Screen:
             self._live.stop()
 
     def show(self, kind: str, fields: dict[str, Any]) -> None:
-        text = line(kind, fields)
         with self._lock:
+            if kind == "progress":  # averaging with peers behind lowers it a little
+                self._fraction = max(self._fraction, fields["fraction"])
+                fields = fields | {"fraction": self._fraction}
+            text = line(kind, fields)
             self._rests = kind in RESTS or (self._rests and kind not in ENDS_OF_REST)
-            self._is_ending |= kind in ("trained", "finishing", "stopping")
+            self._is_ending |= kind in ("trained", "finishing", "stopping") or bool(fields.get("ended"))
             if text is None:
                 return
             if self._has_status and (kind in ACTIVITIES or kind in RESTS or (kind == "progress" and not self._rests)):

@@ -92,6 +92,8 @@ class SessionRecorder:
     clock: Clock = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     """Sleeps between these retries; a signal handler may raise out of it."""
+    last_exchanges_s: float = 0.0
+    """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
     first_loss: HeldOutLoss | None = None
@@ -139,6 +141,7 @@ class SessionRecorder:
             computes_in=self.placement.computes_in,
             **self._loss_fields(),
             progress=self.learner.progress,
+            **({"ended": True, "seconds": self.last_exchanges_s} if self.learner.ended else {}),
         )
 
     def inner_step_done(self) -> None:

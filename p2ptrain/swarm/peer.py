@@ -302,7 +302,8 @@ class Peer:
         self._discovery.keep_up(now)
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
             why = self._catch_up.why_none(now)
-            self._core.note("alone", why=f"{why}; training starts and the search continues")
+            if self._core.progress < self._core.rules.tokens_per_peer:  # else there is nothing left to train
+                self._core.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
         self._keep_in_step(now)
         if self._final_gossip.has_begun:

@@ -92,7 +92,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     state = {"compose": "plugin", "up": False, "owner": "10001", "link": "p2ptrain://a", "exchanges": 0, "pace": 2}
     state |= {"line": "qdisc tbf 8001: root refcnt 5 rate 2Mbit burst 64Kb lat 300ms"}
     state |= {"containers": {name: {"status": "running"} for name in names}}
-    state |= {"logs": "[save] /data/peer/step-1\n[stop] ending this inner step\n[save] /data/peer/step-2\n"}
+    state |= {"logs": "[save] saved /data/peer/step-1\n[stop] ending this inner step\n[save] saved /data/peer/step-2\n"}
     (tmp_path / "engine").write_text(json.dumps(state))
     for name in ("POLL_S", "HEALTHY_S", "EXCHANGES_S"):
         monkeypatch.setattr(module, name, 0.0 if name == "POLL_S" else 1.0)
@@ -154,7 +154,7 @@ def test_a_swarm_that_goes_on_passes_and_nothing_stays(
         ({"owner": "0"}, "owner of the home of hidden1: expected user 10001, got 0"),
         ({"next_link": "p2ptrain://b"}, "the bootstrap came back with another join link"),
         ({"stop_status": 137}, "the stopped peer did not exit cleanly: peer peer2 (exited, status 137, healthy)"),
-        ({"logs": "[save] /data/peer/step-1\n[stop] ending\n[save] NOT saved"}, "does not report a save"),
+        ({"logs": "[save] saved /data/peer/step-1\n[stop] ending\n[save] NOT saved"}, "does not report a save"),
     ],
 )
 def test_what_goes_wrong_is_said_with_the_last_words_and_all_is_taken_down(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -113,6 +114,18 @@ def test_an_ended_run_is_not_trained_further(home: Home) -> None:
     assert before is not None
     assert after is not None
     assert torch.equal(before.tensors["slow"], after.tensors["slow"])
+    assert [note.get("ended", False) for note in notes(home, "started")] == [False, True]
+    command = f"p2ptrain export {home.path} model-of-home"
+    assert [note["command"] for note in notes(home, "to export")] == [command] * 2
+    assert not notes(home, "no checkpoint")
+
+
+def test_a_peer_that_was_killed_before_its_first_checkpoint_says_that_it_begins_anew(home: Home) -> None:
+    run_peer(PeerOptions(None, home.path))
+    assert not notes(home, "no checkpoint")
+    shutil.rmtree(home.checkpoints)
+    run_peer(PeerOptions(None, home.path))
+    assert [note["seconds"] for note in notes(home, "no checkpoint")] == [session_recorder.SAVE_PERIOD_S]
 
 
 def test_a_finished_peer_keeps_its_loss_and_export_prints_the_same(

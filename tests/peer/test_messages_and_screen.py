@@ -56,6 +56,7 @@ def test_progress_and_its_plurals() -> None:
         "[train] 34 % · 53.1 s left · loss 2.500 · 12,346 tokens/s · 1 other peer · step 1,234 · 11 exchanges"
     )
     assert "0 other peers" in str(line("progress", PROGRESS | {"peers": 0}))
+    assert "tokens/s" not in str(line("progress", PROGRESS | {"tokens_per_s": 0.0}))  # none before two inner steps
     for ends in {"fraction": 0.0}, {"fraction": 1.0}, {"tokens_per_s": 0.0}:
         assert "left" not in str(line("progress", PROGRESS | ends))
 
@@ -192,11 +193,32 @@ def test_the_status_line_says_why_a_peer_rests() -> None:
         assert terminal.shows("progress", **PROGRESS) == line("progress", PROGRESS)
 
 
+def test_shown_progress_never_falls() -> None:
+    """Check progress that falls a little, as averaging with peers behind does."""
+    terminal = Terminal(is_terminal=True)
+    with terminal.screen:
+        assert "[train] 2 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.016}))
+        assert "[train] 2 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.014}))
+        assert "[train] 3 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.03}))
+
+
+def test_a_start_after_the_end_says_so() -> None:
+    fields = {"device": "cpu", "parameters": 5, "loss": 1.583, "read": 64, "of": 64, "ended": True, "seconds": 140.0}
+    over = "[train] this run is over on this peer: held-out loss 1.583"
+    assert line("started", fields | {"seconds": 0.0}) == over
+    more = "it looks for others, exchanges with them, gives its weights to newcomers, and ends within 2 min"
+    assert line("started", fields) == f"{over}; {more}"
+    log = Terminal(is_terminal=False)
+    assert [bool(log.shows("saved", path="here")) for _ in range(2)] == [True, False]
+    log.shows("started", **fields)
+    assert log.shows("saved", path="here") == "[save] saved here\n"  # it is the last one
+
+
 def test_without_a_terminal_there_is_a_line_of_progress_a_minute() -> None:
     log = Terminal(is_terminal=False)
     told = [log.shows("progress", **PROGRESS) for log.now in range(0, 180, 2)]
     assert [at for at, text in enumerate(told) if text] == [0, 30, 60]
-    assert log.shows("saved", path="here") == "[save] here\n"
+    assert log.shows("saved", path="here") == "[save] saved here\n"
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -229,7 +251,7 @@ def test_saves_are_news_now_and_then_and_always_at_the_end() -> None:
     log = Terminal(is_terminal=False)
     assert [bool(log.shows("saved", path="here")) for log.now in range(0, 1200, 120)] == [True, *[False] * 4] * 2
     log.shows("stopping", signal="SIGINT", training=True)
-    assert log.shows("saved", path="here") == "[save] here\n"
+    assert log.shows("saved", path="here") == "[save] saved here\n"
 
 
 def test_a_new_lowest_loss_is_news() -> None:

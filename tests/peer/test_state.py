@@ -194,7 +194,13 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     log = MemoryLog()
     parts = {
         "learner": SimpleNamespace(
-            tokens=0, progress=700.0, step=7, changes=0, blocked_s=0.0, state_dict=lambda: ({"slow": ()}, {})
+            tokens=0,
+            progress=700.0,
+            step=7,
+            changes=0,
+            ended=False,
+            blocked_s=0.0,
+            state_dict=lambda: ({"slow": ()}, {}),
         ),
         "task": SimpleNamespace(
             theta=SimpleNamespace(device="cpu"),

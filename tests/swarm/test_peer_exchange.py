@@ -17,6 +17,7 @@ from p2ptrain.swarm import Offer, Peer, PeerState, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import (
     Applied,
+    BeginTraining,
     Close,
     Commit,
     ExchangeDue,
@@ -31,7 +32,9 @@ from p2ptrain.swarm.events import (
     Started,
     Swap,
     SwapDone,
+    Woke,
 )
+from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
 from p2ptrain.swarm.rules import CALLS_PER_S, MAX_KNOWN
 
@@ -234,6 +237,24 @@ def test_a_peer_alone_trains_and_says_so():
     table.run(30.0)
     assert table["amber"].begun
     assert any("alone" in line for line in table.trace)
+
+
+def test_how_far_a_donor_is_ahead_is_told_with_separators():
+    rules = replace(RULES, tokens_per_peer=1e6)
+    peer = Peer(PeerId("amber"), rules, Random(0))
+    peer.handle(Started(), 0.0)
+    effects = peer.handle(PeersSeen(((presence("birch", progress=12_345.0), 60.0),)), 1.0)
+    assert [each.why for each in effects if isinstance(each, Note) and each.why] == ["it is 12,345 tokens ahead"]
+    why = implausible_progress(9e5, 1000.0, settled=True, rules=rules)
+    assert why == "progress 900,000 is too far ahead of ours, 1,000"
+
+
+def test_a_peer_whose_run_is_over_does_not_say_that_it_trains():
+    peer = Peer(PeerId("amber"), RULES, Random(0), step=9, progress=RULES.tokens_per_peer)
+    peer.handle(Started(), 0.0)
+    effects = peer.handle(Woke(), 30.0)
+    assert BeginTraining() in effects
+    assert not [each for each in effects if isinstance(each, Note) and each.kind == "alone"]
 
 
 def protocol_breakers():
