@@ -268,11 +268,15 @@ def _print_access_list(run: Path, access_list: AccessList) -> None:
 @TOKENIZER
 def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     """Write the newest checkpoint in HOME to the directory OUT, for AutoModelForCausalLM.from_pretrained(OUT)."""
-    with command_imports():
-        from peer import exporting
-        from peer.home import Home
+    from peer.screen import ActivityLine
 
-    exported = exporting.export(Home(home), out, tokenizer)
+    with ActivityLine() as line:
+        line.tell("loading torch and transformers")
+        with command_imports():
+            from peer import exporting
+            from peer.home import Home
+
+        exported = exporting.export(Home(home), out, tokenizer, line.tell)
     if exported.held_out_loss is None:
         click.echo(f"held-out loss not measured: {exported.why_not}")
     else:

@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,10 @@ class Exported:
     why_not: str = ""  # why the loss was not measured
 
 
+Tell = Callable[[str, str], None]
+"""Called with an activity, and with how much of it is done or an empty string."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Expected:
     """What a program that loads the export has to compute."""
@@ -77,7 +81,9 @@ tokenizer from our vocabulary (its list MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLAS
 too, and takes tokenizer_class."""
 
 
-def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> Exported:
+def export(
+    home: Home, target: Path, tokenizer_file: Path | None = None, tell: Tell = lambda activity, done: None
+) -> Exported:
     """Write model and tokenizer for ``from_pretrained``, atomically, and check that they load as training had them.
 
     Raises UserError, and leaves nothing at ``target``, if the files cannot be written or load as something else.
@@ -90,24 +96,32 @@ def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> Expo
         raise UserError(f"{target} exists and is not empty.", "Choose another directory for the export.")
     try:
         with _whole(target) as folder:
-            exported, expected = _write(home, folder, tokenizer_file)
+            exported, expected = _write(home, folder, tokenizer_file, tell)
+            tell("checking that transformers loads the same model and tokenizer", "")
             _check(expected, _load(expected.request))
     except (OSError, SafetensorError) as error:
         raise _unwritable(target, error) from error
     return exported
 
 
-def _write(home: Home, folder: Path, tokenizer_file: Path | None) -> tuple[Exported, _Expected]:
+def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) -> tuple[Exported, _Expected]:
     """Write all files. The model is freed on return, before another process loads its own copy."""
+
+    def goes_on(read: int, wanted: int) -> bool:
+        tell("reading the held-out text", f"{read:,} of {wanted:,} tokens")
+        return True
+
+    tell("reading the checkpoint", "")
     model, tokenizer = load_model(home, tokenizer_file)
     signed = home.load_manifest(None)
     assert signed is not None, "load_model has read it"
     found = _corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
     if isinstance(found, Corpus):
-        exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS))
+        exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS, goes_on=goes_on))
     else:
         exported = Exported(None, found)
     expected = _expected(folder, model, tokenizer, found if isinstance(found, Corpus) else None)
+    tell("writing the files", "")
     _write_model(folder, model, tokenizer)
     _write_tokenizer(folder, tokenizer, model.module.config)
     return exported, expected

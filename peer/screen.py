@@ -21,6 +21,8 @@ from peer.messages import line, lowest_loss
 
 PLAIN_PROGRESS_S = 60.0
 """Seconds between two progress lines without a terminal, to keep logs readable."""
+PLAIN_ACTIVITY_S = 10.0
+"""Seconds between two lines about one activity without a terminal, to keep logs readable."""
 REPEAT_S = 600.0
 """Seconds until the same news is shown again. Guess: how often owners want to read that a failure lasts."""
 MAX_REMEMBERED = 1024
@@ -37,6 +39,39 @@ ACTIVITIES = frozenset(
 )
 """Kinds that the status line shows until the next progress."""
 RESTS, ENDS_OF_REST = frozenset({"paused", "still paused"}), frozenset({"called back", "goes on"})
+
+
+class ActivityLine:
+    """What a command does meanwhile: one line on a terminal, elsewhere one for each activity.
+
+    A context manager; the terminal's line is gone at its end.
+    """
+
+    def __init__(self, console: Console | None = None, clock: Clock = time.monotonic) -> None:
+        self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
+        self._clock = clock
+        self._has_status = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live = Live(_status(""), console=self._console, auto_refresh=False, transient=True)
+        self._shown = ""
+        self._shown_at = float("-inf")
+
+    def __enter__(self) -> Self:
+        if self._has_status:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_status:
+            self._live.stop()
+
+    def tell(self, activity: str, done: str = "") -> None:
+        """Show an activity, and how much of it is done."""
+        text = f"{activity}: {done}" if done else activity
+        if self._has_status:
+            self._live.update(_status(text), refresh=True)
+        elif activity != self._shown or self._clock() - self._shown_at >= PLAIN_ACTIVITY_S:
+            self._shown, self._shown_at = activity, self._clock()
+            self._console.print(text, markup=False)
 
 
 class Screen:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,6 +320,20 @@ def test_special_tokens_in_text_are_split_where_training_splits_them(
     export(home, tmp_path / "out", file)
     ids = AutoTokenizer.from_pretrained(tmp_path / "out")("a <|endoftext|>")["input_ids"]
     assert tokenizer.token_to_id("<|endoftext|>") not in ids
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_export_says_what_it_does(home: Home, tmp_path: Path) -> None:
+    ran = CliRunner().invoke(cli.export, [str(home.path), str(tmp_path / "out")])
+    said = ran.stdout.splitlines()
+    assert [line.partition(":")[0] for line in said[:4]] == [
+        "loading torch and transformers",
+        "reading the checkpoint",
+        "reading the held-out text",
+        "writing the files",
+    ]
+    assert "checking that transformers loads the same model and tokenizer" in said
+    assert re.fullmatch(r"held-out loss \d+\.\d{4}, from 65,536 tokens", said[-2])
 
 
 @pytest.mark.usefixtures("in_process")

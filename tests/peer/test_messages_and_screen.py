@@ -13,7 +13,7 @@ from rich.console import Console
 
 from p2ptrain.base.text import printable
 from peer.messages import line, size
-from peer.screen import REPEAT_S, Screen
+from peer.screen import REPEAT_S, ActivityLine, Screen
 
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 PROGRESS: dict[str, Any] = {
@@ -141,6 +141,22 @@ def shown_on(is_terminal: bool, notes: list[tuple[str, dict[str, Any]]]) -> str:
         for kind, fields in notes:
             screen.show(kind, fields)
     return terminal.out.getvalue()
+
+
+def test_an_activity_is_one_line_on_a_terminal_and_in_a_log_one_now_and_then() -> None:
+    terminal = Terminal(is_terminal=True)
+    with ActivityLine(terminal.console) as activity:
+        for done in "1 of 9", "2 of 9":
+            activity.tell("reading", done)
+        assert "reading: 2 of 9" in terminal.out.getvalue()
+        assert "\n" not in terminal.out.getvalue()
+    assert terminal.out.getvalue().endswith("\x1b[2K")  # it leaves no line behind
+    log = Terminal(is_terminal=False)
+    with ActivityLine(log.console, lambda: log.now) as activity:
+        for log.now in range(25):
+            activity.tell("reading", f"{log.now:.0f} of 25")
+        activity.tell("writing")
+    assert log.out.getvalue().splitlines() == ["reading: 0 of 25", "reading: 10 of 25", "reading: 20 of 25", "writing"]
 
 
 def test_hostile_words_reach_no_terminal() -> None:

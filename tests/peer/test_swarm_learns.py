@@ -85,7 +85,8 @@ def test_the_peers_agree(ended: Ended) -> None:
 
 def test_the_log_tells_the_story(ended: Ended) -> None:
     for each in ended.peers:
-        for kind in ("listening", "found", "started", "first inner step", "exchanged", "trained", "finished", "saved"):
+        kinds = ("listening", "found", "started", "first inner step", "exchanged", "trained", "finished", "saved")
+        for kind in (*kinds, "final loss", "to export"):
             assert each.events(kind), kind
         assert "[exchange] exchanged with " in each.output
         assert "Traceback" not in each.output
