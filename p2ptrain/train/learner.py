@@ -139,7 +139,8 @@ class Learner:
             ready = self.inbox.take(wait_s)
             started = started if self.is_waiting else self._clock()
             while True:
-                self.changes += ready is not None  # None only wakes the trainer
+                is_idle = ready is None or (isinstance(ready, RoundFinished) and not self.is_waiting)
+                self.changes += not is_idle  # it only wakes the trainer, or ends a wait that has ended
                 match ready:
                     case Displacement():
                         events.append(self._apply(ready))

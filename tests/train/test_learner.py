@@ -625,6 +625,8 @@ def test_a_checkpoint_of_another_model_does_not_fit():
 def test_its_changes_tell_whether_a_checkpoint_would_hold_the_same() -> None:
     one, other = learner(quadratic(seed=1)), learner(quadratic(seed=2))
     advance(3, one, other)
+    one.inbox.proceed(0)
+    one.settle()
     assert one.changes == 3
     one.inbox.wake()
     one.settle()
