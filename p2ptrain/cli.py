@@ -21,7 +21,7 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
 from p2ptrain.base.text import command_line
 
-MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
+MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.

@@ -15,6 +15,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from p2ptrain.cli import END_PYTHON, MIN_PYTHON
 
@@ -97,6 +98,14 @@ def test_the_metadata_is_true(wheel: Path) -> None:
     assert "Operating System :: POSIX :: Linux" in classifiers
     assert about["Description-Content-Type"] == "text/markdown"
     assert about.get_all("License-File") == ["LICENSE", "NOTICE"]
+
+
+def test_bounds_admit_the_tested_versions(wheel: Path) -> None:
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    needs = [Requirement(each) for each in metadata(wheel).get_all("Requires-Dist", [])]
+    bounded = {need.name: need for need in needs if need.specifier}
+    assert {"hivemind", "torch", "transformers", "tokenizers", "pydantic"} <= set(bounded)
+    assert [str(need) for need in bounded.values() if pinned[need.name] not in need.specifier] == []
 
 
 def test_without_an_address_the_description_has_no_dead_links(wheel: Path) -> None:
