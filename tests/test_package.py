@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from swarm import Swarm
 
 from p2ptrain.cli import END_PYTHON, MIN_PYTHON
 
@@ -152,3 +154,36 @@ def test_links_of_installed_documents_lead_to_installed_documents(installed: Pat
 def test_a_run_begins_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     run(installed, tmp_path, "init", "my-run")
     assert "Signed: run" in run(installed, tmp_path, "sign", "my-run")
+
+
+@pytest.mark.net
+def test_the_notebook_joins_a_swarm(wheel: Path, tmp_path: Path) -> None:
+    """Run the cells as plain Python; pip installs the wheel into a folder, without its requirements."""
+    cells = json.loads((ROOT / "docs" / "join.ipynb").read_text(encoding="utf-8"))["cells"]
+    assert [cell["cell_type"] for cell in cells] == ["code"] * 3
+    source = "\n".join("".join(cell["source"]) for cell in cells)
+    modules = tmp_path / "modules"
+    pip_options = {"PIP_TARGET": str(modules), "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
+    with Swarm(run__tokens_per_peer=50_000, corpus__validation_fraction=0.0015) as swarm:
+        bootstrap = swarm.bootstrap()
+        values = {"LINK": swarm.link, "WHEEL": str(wheel), "HOME": str(swarm.root / "fox"), "OPTIONS": ["--local"]}
+        for name, value in values.items():
+            source, count = re.subn(rf"^{name} = .*$", lambda _, line=f"{name} = {value!r}": line, source, flags=re.M)
+            assert count == 1, name
+        (tmp_path / "cells.py").write_text(source, encoding="utf-8")
+        environment = {**swarm.environment, **pip_options, "PYTHONPATH": str(modules)}
+        done = subprocess.run(
+            [sys.executable, "cells.py"],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:]
+        assert bootstrap.terminate() == 0
+    assert (modules / "p2ptrain").is_dir()
+    assert (tmp_path / "my-model" / "model.safetensors").is_file(), done.stdout
+    assert "\nTo be, or not" in done.stdout, done.stdout  # what cell 3 generates begins with the text
