@@ -18,11 +18,12 @@ import click
 
 import p2ptrain
 from p2ptrain.base import cgroups
+from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
 from p2ptrain.base.text import command_line
 
-MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
+MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
@@ -144,6 +145,15 @@ def sign(run: Path) -> None:
             click.echo(f"Signed: run {signing.signed.run_id}")
             click.echo(f"This is a new run; peers of run {signing.previous} continue with the old one.")
     click.echo(f"Next: {command_line('p2ptrain', 'bootstrap', run)}")
+
+
+@cli.command(short_help="Print where the documents and example scenarios are.")
+def docs() -> None:
+    """Print the directory that has README.md, docs/ and bench/scenarios/, of which messages and documents speak."""
+    folder = documents()
+    if folder is None:
+        raise UserError("This installation has no documents.", "Reinstall p2ptrain from its wheel, or use a clone.")
+    click.echo(folder)
 
 
 def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
 
@@ -46,7 +47,7 @@ NAME_COLUMN = (
     "the run is not yours, ask its author."
 )
 
-INSTALL_DATA = "Install it: pip install 'p2ptrain[data]'"
+INSTALL_DATA = install_extra("data")
 
 _OPENERS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"

@@ -96,7 +96,7 @@ def testnet(
     terminal, the page stays open after the end until Ctrl+C.
 
     With --scenario, run that scenario with real peers instead and check the outcome against its limits
-    (docs/LABORATORY.md). The exit status is 1 if a limit is missed.
+    (docs/LABORATORY.md in a clone). The exit status is 1 if a limit is missed.
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
