@@ -40,6 +40,7 @@ class FailureKind(Enum):
     FAR = "its weights were beyond our radius"
     WITHDRAWN = "it withdrew its offer before any byte of its payload"
     MISFIT = "its payload did not fit the agreed step widths"
+    UNRELATED = "its weights and ours are unrelated, and either may be wrong"
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +111,8 @@ class PeerInfo:
         if failure is FailureKind.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
             self.withdrawn += 1
             return now + max(first, REST * held_s) if self.withdrawn > WITHDRAWALS_FORGIVEN else 0.0
+        if failure is FailureKind.UNRELATED:  # not doubled: beginners meet often until their weights settle
+            return now + first
         if failure is FailureKind.MISFIT:
             self.misfits += 1
             if self.misfits <= MISFITS_FORGIVEN:
