@@ -35,7 +35,7 @@ def local_file(file: NamedFile, store: FileStore, given: Path | None, remembered
         return store.adopt(file, given) or given
     if (stored := store.find(file.sha256)) is not None:
         return stored
-    if remembered is None or not remembered.exists():
+    if remembered is None:
         return None
     try:
         return store.adopt(file, remembered) or remembered

@@ -238,6 +238,7 @@ def test_the_owners_file_is_stored_unless_it_is_too_large_or_another(tmp_path: P
 def test_a_remembered_file_that_changed_or_vanished_is_as_none_and_a_given_one_is_an_error(tmp_path: Path) -> None:
     store, own = FileStore(tmp_path / "files"), tmp_path / "own.json"
     assert local_file(FILE, store, None, own) is None
+    assert local_file(FILE, store, None, tmp_path / ("x" * 300)) is None  # as a path that may not be read: an OSError
     own.write_bytes(b"changed")
     assert local_file(FILE, store, None, own) is None
     with pytest.raises(CorpusError):
