@@ -17,6 +17,7 @@ gpu_watts                   nvidia-smi
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -41,6 +42,8 @@ JOIN_S = 4 * DEADLINE_S
 """Seconds to wait for the thread at the end: it may be in the middle of a few calls, each with its own deadline."""
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
 """Names of the processor's sensors in Linux, most exact first: Intel, AMD, ARM, and the firmware's thermal zone."""
+NAME_BYTES = 15
+"""Length at which Linux cuts the name of a process (``TASK_COMM_LEN`` in linux/sched.h, without its NUL)."""
 PLAUSIBLE_CELSIUS = (1.0, 150.0)
 """Range of real temperatures; missing sensors show values like 0, -128 or 255."""
 
@@ -113,15 +116,25 @@ class Sensors:
 
 
 def running(wanted: Iterable[str]) -> frozenset[str]:
-    """Return the wanted names that processes other than this one and its children have, case and ``.exe`` ignored."""
+    """Return the wanted names that processes other than this one and its children have, case and ``.exe`` ignored.
+
+    A name may be whole, or cut as ``ps -e`` shows it.
+    """
     me = psutil.Process()
     own = {me.pid, *(each.pid for each in me.children(recursive=True))}
-    names = {_plain(each.info["name"] or "") for each in psutil.process_iter(["name"]) if each.pid not in own}
-    return frozenset(each for each in wanted if _plain(each) in names)
+    listed = {each.info["name"] or "" for each in psutil.process_iter(["name"]) if each.pid not in own}
+    names = {_plain(name) for each in listed for name in (each, _cut(each))}
+    # psutil completes a name from the command line, unless a program has changed that
+    cut = {_plain(each) for each in listed if len(os.fsencode(each)) == NAME_BYTES}
+    return frozenset(each for each in wanted if _plain(each) in names or _plain(_cut(each)) in cut)
 
 
 def _plain(name: str) -> str:
     return name.casefold().removesuffix(".exe")
+
+
+def _cut(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:NAME_BYTES])
 
 
 def is_on_battery() -> bool:

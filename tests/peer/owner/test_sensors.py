@@ -64,6 +64,14 @@ def test_a_running_program_is_found_whatever_its_case(tools: Path, monkeypatch: 
     assert running(names) == frozenset()
 
 
+def test_long_names_are_found_whole_and_as_ps_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ["gnome-terminal-server", "plasma-systemmo", "日本語の端末エミュレータ"]
+    processes = [SimpleNamespace(pid=-1, info={"name": each}) for each in listed]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: processes)
+    found = {"Gnome-Terminal-", "gnome-terminal-server", "plasma-systemmo", "plasma-systemmonitor", "日本語の端"}
+    assert running({*found, "gnome-terminal-client", "gnome-terminal", "plasma-system", "日本語"}) == found
+
+
 @pytest.mark.parametrize(("plugged", "expected"), [(True, False), (False, True)])
 def test_a_battery_tells_whether_it_is_used(monkeypatch: pytest.MonkeyPatch, plugged: bool, expected: bool) -> None:
     monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged), raising=False)
