@@ -67,6 +67,7 @@ class Sensors:
         self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
 
     def start(self) -> None:
+        self.readings = Readings(at=self._clock())
         self._thread.start()
 
     def stop(self) -> str:
