@@ -129,9 +129,12 @@ def with_extras(tokenizer: Tokenizer) -> Tokenizer:
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Load exports in this process, which takes a fraction of the time."""
     monkeypatch.setattr(exporting, "_load", loading.answer)
+    modules = tmp_path_factory.getbasetemp() / "modules"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
+    monkeypatch.syspath_prepend(modules)
 
 
 Trained = Callable[..., tuple[Home, Path]]
@@ -349,10 +352,8 @@ def test_a_umask_decides_who_may_read(home: Home, tmp_path: Path) -> None:
     [
         ({"loss": 9.0}, "AutoModelForCausalLM has a loss of 9.0000, and the peer's model"),
         ({"loss": float("nan")}, "AutoModelForCausalLM has a loss of nan"),
-        (
-            {"ids": [[1, 2]]},
-            "AutoTokenizer makes 2 ids of a text of .*; number 1 differs",
-        ),
+        ({"ids": [[1, 2]] * 2}, "AutoTokenizer makes 2 ids of a text of .*; number 1 differs"),
+        ({"trusting_ids": [[1, 2]] * 2}, "AutoTokenizer with trust_remote_code=True makes 2 ids of a text of .*"),
     ],
 )
 def test_what_loads_as_something_else_is_no_export(
@@ -360,8 +361,7 @@ def test_what_loads_as_something_else_is_no_export(
 ) -> None:
     def load(request: loading.Request) -> loading.Answer:
         right = loading.answer(request)
-        ids = fault.get("ids", []) + right["ids"][len(fault.get("ids", [])) :]
-        return {"ids": ids, "loss": fault.get("loss", right["loss"])}
+        return {**right, **fault}  # type: ignore[typeddict-item]
 
     monkeypatch.setattr(exporting, "_load", load)
     with pytest.raises(UserError, match=message):
