@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -49,6 +48,9 @@ SAMPLE = (
 
 COMPARED_TOKENS = 2048
 """Held-out tokens whose text and loss are compared. Guess: measure the time on slow machines, which read them twice."""
+
+LOAD_S = 1800.0
+"""Timeout of the process that loads the export. Guess: measure the largest models on slow machines."""
 
 TOLERANCE = 1e-3
 """Accepted difference of the losses, in nats; a tokenizer that is rebuilt raised the loss by 3.6. Guess: measure the
@@ -111,6 +113,11 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None) -> tuple[Expor
     model, tokenizer = load_model(home, tokenizer_file)
     signed = home.load_manifest(None)
     assert signed is not None, "load_model has read it"
+    if not bool(torch.isfinite(model.theta).all()):
+        raise UserError(
+            f"The model in {home.path} is unusable: some of its weights are infinite or not a number.",
+            "Export the home of another peer of this run.",
+        )
     found = _corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
     if isinstance(found, Corpus):
         exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS, patience_s=LOSS_PATIENCE_S))
@@ -219,17 +226,21 @@ def _edit(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def _load(request: loading.Request) -> loading.Answer:
-    """Load the export in a fresh process, without network. Raises UserError if that fails."""
+    """Load the export in a fresh process, without network. Raises UserError if that fails or takes ``LOAD_S``."""
     remedy = "Free some memory if it ran out, or upgrade transformers; then export again. Nothing was written."
     with tempfile.TemporaryDirectory() as modules:  # to which transformers copies code of the export
-        result = subprocess.run(
-            launched(sys.executable, "-P", loading.__file__, HF_HUB_OFFLINE="1", HF_MODULES_CACHE=modules),
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-        )
+        try:
+            result = subprocess.run(
+                launched(sys.executable, "-P", loading.__file__, HF_HUB_OFFLINE="1", HF_MODULES_CACHE=modules),
+                input=json.dumps(request),
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=LOAD_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"The export was not loaded by transformers within {LOAD_S:g} s.", remedy) from None
     if result.returncode != 0:
         reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
         raise UserError(f"The export cannot be loaded by transformers: {reason}.", remedy)
@@ -248,7 +259,7 @@ def _check(expected: _Expected, loaded: loading.Answer) -> None:
                     f"made {len(wanted):,}; number {_first_difference(wanted, found):,} differs"
                 )
     ours, loss = expected.answer["loss"], loaded["loss"]
-    if not (abs(ours - loss) <= TOLERANCE or (math.isnan(ours) and math.isnan(loss))):
+    if not abs(ours - loss) <= TOLERANCE:  # also if either is not a number
         raise _different(f"AutoModelForCausalLM has a loss of {loss:.4f}, and the peer's model {ours:.4f}")
 
 

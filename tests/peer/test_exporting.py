@@ -369,6 +369,30 @@ def test_what_loads_as_something_else_is_no_export(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_no_export(
+    signed_run: Callable[..., SignedManifest], tmp_path: Path, value: float
+) -> None:
+    home = home_of(signed_run(), tmp_path / "home")
+    theta = flat_model(home.load_manifest(None).manifest.model, 1, torch.device("cpu")).theta  # type: ignore[union-attr]
+    theta[-1] = value
+    checkpoint.save(home.checkpoints, {"slow": theta}, {"step": 2})
+    with pytest.raises(UserError, match="home is unusable: some of its weights are infinite or not a number"):
+        export(home, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_does_not_load_in_time_is_none(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(loading, "__file__", str(tmp_path / "stuck.py"))
+    monkeypatch.setattr(exporting, "LOAD_S", 0.2)
+    with pytest.raises(UserError, match=r"was not loaded by transformers within 0\.2 s"):
+        export(home, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.net
 def test_a_fresh_process_loads_it(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home, file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
