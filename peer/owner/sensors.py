@@ -178,7 +178,7 @@ def is_in_use() -> bool:
     try:
         hint = output_of("loginctl", "show-user", "--property=IdleHint", "--value").strip()
     except ToolError as error:
-        raise ToolError(f"this system does not say whether somebody uses it ({error})") from None
+        raise ToolError(f"this system does not report whether somebody uses it ({error})") from None
     if hint not in ("yes", "no"):
-        raise ToolError("this system does not say whether somebody uses it")
+        raise ToolError("this system does not report whether somebody uses it")
     return hint == "no"

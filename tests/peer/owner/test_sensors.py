@@ -122,7 +122,7 @@ def test_logind_tells_whether_somebody_is_here(tools: Path, told: str, expected:
 @pytest.mark.parametrize("script", ["echo", "echo maybe", "echo 'System has not been booted with systemd'; exit 1"])
 def test_where_the_system_is_silent_about_its_users_one_line_says_so(tools: Path, script: str) -> None:
     write(tools, "loginctl", f"#!/bin/sh\n{script}\n")
-    with pytest.raises(ToolError, match="this system does not say whether somebody uses it"):
+    with pytest.raises(ToolError, match="this system does not report whether somebody uses it"):
         is_in_use()
 
 
