@@ -32,11 +32,11 @@ from p2ptrain import codec
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.codec import Codec
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest
 from p2ptrain.train.autofit import Placement, choose_device, place
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import flat_model
-from peer.home import cache_directory
 
 PRESETS = ("demo", "llama-15m", "llama-135m")
 WARM_UPS = 3

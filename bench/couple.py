@@ -29,6 +29,7 @@ from torch import Tensor
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest, SignedManifest, preset, with_changes
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Driver, DriverEnvironment
@@ -43,7 +44,6 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.app import CODEC_THREADS
-from peer.home import cache_directory
 from peer.network import Connection
 from peer.network_thread import NetworkThread
 

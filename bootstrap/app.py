@@ -35,12 +35,12 @@ from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
-from p2ptrain.base import files
+from p2ptrain.base import cgroups, files
 from p2ptrain.base.errors import CorpusError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import MemoryLog, lossy_output
-from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, named_files
+from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, named_files
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import multiaddress, port_of, with_peer
 from p2ptrain.net.directory import PeerCache
@@ -99,6 +99,7 @@ def run(place: BootstrapOptions, say: Say) -> None:
     """Serve the run until a signal. Raises UserError."""
     for each in (place.run, place.home):
         _check_no_peer(each)
+    cgroups.check_pids()
     signed = load_run(place.run)
     if place.beside is not None and place.beside.run_id != signed.run_id:
         raise JoinLinkError(
@@ -220,7 +221,7 @@ class EntryPoint:
 
 def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> dict[str, Path]:
     """Store the files that the owner gave, and return those to serve, by SHA-256. Raises CorpusError and HomeError."""
-    store, found = FileStore(options.run / "files"), {}
+    store, found = FileStore(options.run / FILES_FOLDER), {}
     given = {"--data": options.data, "--tokenizer": options.tokenizer}
     named = named_files(signed.manifest)
     for option in given.keys() - {file.option for file in named}:
@@ -341,4 +342,4 @@ def _write_link(path: Path, link: JoinLink) -> None:
     try:
         files.replace(path, f"{link}\n".encode())
     except OSError as error:
-        raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+        raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error

@@ -99,9 +99,9 @@ def status_line(now: View, tokens_per_peer: int, size: int = 0) -> str:
         return "nobody is here; training starts when the first peer joins"
     named = [f"{name(record)} {doing(record, tokens_per_peer)}" for record in list(now.values())[:MAX_NAMED]]
     if size:
-        return f"about {size} here, among them: {'; '.join(named)}"
-    others = [f"{len(now) - MAX_NAMED} more"] if len(now) > MAX_NAMED else []
-    return f"{len(now)} here: {'; '.join(named + others)}"
+        return f"about {size:,} here, among them: {'; '.join(named)}"
+    others = [f"{len(now) - MAX_NAMED:,} more"] if len(now) > MAX_NAMED else []
+    return f"{len(now):,} here: {'; '.join(named + others)}"
 
 
 def name(record: Presence) -> str:
@@ -112,4 +112,4 @@ def name(record: Presence) -> str:
 
 def doing(record: Presence, tokens_per_peer: int) -> str:
     """Return a peer's state and progress: ``training, step 12, 34 %``."""
-    return f"{record.state}, step {record.step}, {100 * record.progress / tokens_per_peer:.0f} %"
+    return f"{record.state}, step {record.step:,}, {100 * record.progress / tokens_per_peer:.0f} %"

@@ -119,7 +119,7 @@ class Checkpoints:
             directory.mkdir(parents=True, exist_ok=True)
             _put_back(directory)
             _remove_leftovers(directory)
-            temporary.mkdir()
+            temporary.mkdir(exist_ok=True)  # a leftover that could not be removed
             _write_files(temporary, tensors, state)
             if target.exists():
                 target.rename(directory / f"{_REPLACED_PREFIX}{target.name}")
@@ -133,19 +133,20 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 _put_back(directory)
             shutil.rmtree(temporary, ignore_errors=True)
+            cause = error if isinstance(error, OSError) else OSError(errno.ENOSPC, "")  # safetensors met a full disk
             raise HomeError(
                 f"{directory} cannot be written: {plainly(error)}.",
-                "Free space on that disk or make it writable. Earlier checkpoints are unchanged.",
+                f"{files.remedy(cause)} Earlier checkpoints are unchanged.",
             ) from error
         return target
 
     def _prune(self, step: int) -> None:
-        """Remove all known checkpoints but the one of ``step`` and the newest whole one before it."""
+        """Make leftovers of all known checkpoints but the one of ``step`` and the newest whole one before it."""
         there = _checkpoints(self._directory)
         earlier = sorted(each for each in self._whole if each <= step and each in there)
         later = {each for each in self._whole if each > step}
         for each in {*earlier[:-KEPT], *later, *self._torn} & there.keys():
-            shutil.rmtree(there[each])
+            there[each].rename(self._directory / f"{_TEMPORARY_PREFIX}{there[each].name}")
         self._whole, self._torn = set(earlier[-KEPT:]), set()
 
 
@@ -261,8 +262,13 @@ def _put_back(directory: Path) -> None:
 
 
 def _remove_leftovers(directory: Path) -> None:
+    """Remove leftovers; on NFS one of which a file is still in use stays until the next save."""
     for path in directory.glob(f"{_TEMPORARY_PREFIX}*"):
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
+                raise
 
 
 def plainly(error: Exception) -> str:

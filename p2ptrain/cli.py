@@ -7,6 +7,7 @@ Commands that train or use the network live in ``peer`` and ``bootstrap`` and ar
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,14 +17,19 @@ from typing import NoReturn
 import click
 
 import p2ptrain
+from p2ptrain.base import cgroups
+from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
 from p2ptrain.base.text import command_line
 
-MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
+MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
+
+
+FILE = click.Path(path_type=Path)
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class LazyCommand:
 
 
 LAZY_COMMANDS = {
+    "tokens": LazyCommand("p2ptrain.data.command", "tokens", "Count the tokens of a run's text."),
     "bootstrap": LazyCommand("bootstrap.cli", "bootstrap", "Run a swarm's entry point and print its join link."),
     "peer": LazyCommand("peer.cli", "peer", "Join a run by its link and train."),
     "status": LazyCommand("peer.owner.commands", "status", "Show what the peer in a home is doing."),
@@ -91,16 +98,29 @@ def cli() -> None:
 @cli.command(short_help="Create a run: write its manifest and signing key.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--preset", default="demo", show_default=True, help="Template for the manifest: demo, llama-15m or llama-135m."
+    "--preset", help="Template: demo, llama-15m or llama-135m.  [demo; with --corpus: the size that fits the text]"
 )
-def init(run: Path, preset: str) -> None:
-    """Write a commented manifest and the run's signing key into the directory RUN."""
-    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, create_run, parameter_count
+@click.option("--corpus", type=FILE, metavar="FILE", help="Your text: plain, jsonl or parquet.")
+@click.option("--tokenizer", type=FILE, metavar="FILE", help="Your tokenizer.json; without it tokens are bytes.")
+@click.option(
+    "--text-field", default="text", show_default=True, help="Column of a jsonl or parquet corpus with the text."
+)
+def init(run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | None, text_field: str) -> None:
+    """Write a commented manifest and the run's signing key into the directory RUN.
 
-    manifest = create_run(run, preset)
-    click.echo(
-        f"{run / MANIFEST_FILE}: preset {preset}, {parameter_count(manifest.model):,} parameters; edit it freely."
-    )
+    With --corpus, count the text's tokens, choose a model size for them, and store the files in RUN.
+    """
+    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, parameter_count
+
+    check_free(run)
+    if corpus is None and tokenizer is None:
+        manifest = create_run(run, preset or "demo")
+        size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"
+    else:
+        from p2ptrain.data.command import create_with_files
+
+        size = create_with_files(run, corpus, tokenizer, preset, text_field)
+    click.echo(f"{run / MANIFEST_FILE}: {size}; edit it freely.")
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
     click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")
 
@@ -109,8 +129,12 @@ def init(run: Path, preset: str) -> None:
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 def sign(run: Path) -> None:
     """Sign the manifest in the directory RUN. Its digest becomes the id of the run."""
-    from p2ptrain.manifest import sign_run
+    from p2ptrain.data.figures import known_warnings
+    from p2ptrain.data.stream import cache_directory
+    from p2ptrain.manifest import read_run, sign_run
 
+    for warning in known_warnings(read_run(run), run, cache_directory()):
+        click.echo(f"warning: {warning}.", err=True)
     signing = sign_run(run)
     match signing.previous:
         case None:
@@ -121,6 +145,15 @@ def sign(run: Path) -> None:
             click.echo(f"Signed: run {signing.signed.run_id}")
             click.echo(f"This is a new run; peers of run {signing.previous} continue with the old one.")
     click.echo(f"Next: {command_line('p2ptrain', 'bootstrap', run)}")
+
+
+@cli.command(short_help="Print where the documents and example scenarios are.")
+def docs() -> None:
+    """Print the directory that has README.md, docs/ and bench/scenarios/, of which messages and documents speak."""
+    folder = documents()
+    if folder is None:
+        raise UserError("This installation has no documents.", "Reinstall p2ptrain from its wheel, or use a clone.")
+    click.echo(folder)
 
 
 def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:
@@ -149,6 +182,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         fault = platform_fault(sys.version_info[:2], sys.platform)
         if fault is not None:
             raise fault
+        cgroups.limit_threads(os.environ)  # before torch is imported
         with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
     except UserError as error:

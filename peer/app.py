@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from p2ptrain.base import cgroups
 from p2ptrain.base.clock import steady
 from p2ptrain.base.errors import HomeError, NetworkError
 from p2ptrain.base.ids import PeerId, short
@@ -23,6 +24,7 @@ from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.base.text import command_line
 from p2ptrain.data.corpus import check_named, has_stream
 from p2ptrain.data.file_store import NamedFile, named_files
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
@@ -48,7 +50,7 @@ from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
 from peer.contributions import Contributions
 from peer.file_fetch import Source, ask_for_file, local_file
-from peer.home import AddressBook, Addresses, Home, cache_directory, check_no_other, default_home
+from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
 from peer.network import Connection
@@ -78,7 +80,14 @@ WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironmen
 def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
     """Run a peer until the run ends or the owner stops it; ``wrap`` is for the lab's adversaries. Raises UserError."""
     home = _home(options)
-    with home.locked(), lossy_output(), logging_installed(), closing(EventLog(home.events)) as log, Screen() as screen:
+    cgroups.check_pids()
+    with (
+        home.locked(),
+        lossy_output(),
+        logging_installed(),
+        closing(EventLog(home.events)) as log,
+        Screen(verbose=options.verbose) as screen,
+    ):
         file = SettingsFile(home.path)
         settings = file.load()
         start = StartFile(home.path)

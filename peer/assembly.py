@@ -17,8 +17,10 @@ from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.rows import TextCounts
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import Clock, Notebook
@@ -31,7 +33,7 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 from peer.capacity import activation_bytes, check_memory, explained
-from peer.home import Home, cache_directory
+from peer.home import Home
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
 
@@ -58,6 +60,8 @@ class PeerOptions(StartOptions):
     home: Path | None = None
     forget: bool = False
     """Use only the options of this start."""
+    verbose: bool = False
+    """Print every exchange."""
     memory_bytes: float = math.inf
     """Host memory that the peer plans with."""
 
@@ -85,6 +89,8 @@ def build(
         noting_text(log),
         warn=lambda sentence: log.note("text differs", why=sentence),
     )
+    if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
+        log.note("text repeats", why=warning)
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training, cpu_bytes)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from p2ptrain.base import cgroups
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import SETTINGS_FILE, Manifest, parameter_count
 from p2ptrain.recipes import RECIPES
@@ -26,10 +27,6 @@ CPU_BYTES = 12
 
 BASE_BYTES = 500_000_000
 """Host memory in bytes of Python and torch without a model: 0.6 GB for the demo's peer (our measurement)."""
-
-CGROUPS = Path("/sys/fs/cgroup")
-"""Directory where Linux shows the memory limits of containers and slices."""
-OWN_CGROUP = Path("/proc/self/cgroup")
 
 _ALLOCATOR = "DefaultCPUAllocator"
 """Marker in torch's plain RuntimeError when host memory is exhausted."""
@@ -73,27 +70,9 @@ def _state_bytes(manifest: Manifest, device: torch.device) -> int:
     return parameter_count(manifest.model) * each
 
 
-def installed_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
+def installed_memory(root: Path = cgroups.ROOT) -> int:
     """Return this machine's memory in bytes, or the smaller limit of a container or slice."""
-    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits(cgroups, own)])
-
-
-def _limits(cgroups: Path, own: Path) -> Iterator[int]:
-    """Yield the memory limits of our control group and its ancestors, versions 2 and 1 (man 7 cgroups)."""
-    try:
-        memberships = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:  # not on Linux
-        return
-    for _, controllers, path in memberships:
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root, name = (cgroups / "memory", "memory.limit_in_bytes") if controllers else (cgroups, "memory.max")
-        group = root / path.lstrip("/")
-        for each in (group, *group.parents):
-            if not each.is_relative_to(root):
-                break
-            with contextlib.suppress(OSError, ValueError):  # missing, or "max"
-                yield int((each / name).read_text())
+    return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), cgroups.limits(root).memory_bytes))
 
 
 @contextlib.contextmanager

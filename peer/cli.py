@@ -15,20 +15,19 @@ from click.core import ParameterSource
 from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.manifest import JoinLink
-from peer.options import HOME, FiniteRange
+from peer.options import FILE, HOME, LINK, FiniteRange
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
     from p2ptrain.manifest import SignedManifest
 
-FILE = click.Path(dir_okay=False, path_type=Path)
 TOKENIZER = click.option(
     "--tokenizer", type=FILE, help="The tokenizer.json, if the run names it by digest.", metavar="FILE"
 )
 
 
 @click.command(short_help="Join a run by its link and train.")
-@click.argument("link", required=False)
+@LINK
 @click.option(
     "--home", type=click.Path(file_okay=False, path_type=Path), help="Home directory of this peer. [~/.p2ptrain/RUN]"
 )
@@ -48,6 +47,7 @@ TOKENIZER = click.option(
     "--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names by which the page may be opened."
 )
 @click.option("--share/--no-share", default=None, help="Let bootstraps show this peer's figures. [settings.toml]")
+@click.option("-v", "--verbose", is_flag=True, help="Print every exchange, not only news.")
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
 def peer(
     link: str | None,
@@ -64,6 +64,7 @@ def peer(
     page_token: str | None,
     page_hosts: str | None,
     share: bool | None,
+    verbose: bool,
     forget: bool,
 ) -> None:
     """Join the run that LINK names and train until it ends.
@@ -85,6 +86,7 @@ def peer(
         parsed,
         home,
         forget,
+        verbose,
         device=device,
         data=data,
         tokenizer=tokenizer,

@@ -27,12 +27,13 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.launcher import launched
 from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
 from p2ptrain.manifest import Manifest
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import FlatModel, summed_loss
 from peer import loading
-from peer.home import Home, cache_directory
+from peer.home import Home
 from peer.model import load_model, stored_tokenizer
 from peer.session_recorder import HELD_OUT_TOKENS, LOSS_PATIENCE_S
 
@@ -169,7 +170,8 @@ def _write_model(folder: Path, model: FlatModel, tokenizer: Tokenizer) -> None:
     written = folder / "config.json"
     _edit(written, **_older_names(config))
     for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
-        path.chmod(written.stat().st_mode)
+        with contextlib.suppress(PermissionError):  # FAT has no permissions
+            path.chmod(written.stat().st_mode)
 
 
 def _older_names(config: PretrainedConfig) -> dict[str, float]:

@@ -25,9 +25,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import RunId
-from p2ptrain.data.file_store import FileStore
+from p2ptrain.data.file_store import FILES_FOLDER, FileStore
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManifest, genuine_run
 
 
@@ -79,7 +79,7 @@ class Home:
         self.trained = path / "trained"
         self.summary = path / "summary.json"
         self.contributions = path / "contributions.jsonl"
-        self.files = FileStore(path / "files")
+        self.files = FileStore(path / FILES_FOLDER)
 
     def locked(self) -> AbstractContextManager[None]:
         """Create the home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
@@ -95,8 +95,8 @@ class Home:
         lock = FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0)
-        except (Timeout, OSError):
-            return True
+        except (Timeout, OSError) as error:
+            return not (isinstance(error, OSError) and error.errno == errno.EROFS)  # no peer can write its home
         lock.release()
         return False
 
@@ -146,7 +146,7 @@ class Home:
         try:
             files.replace(path, data, lasting=lasting)
         except OSError as error:
-            raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,6 @@ class AddressBook:
             self._written = current
 
 
-def default_home(run: RunId, base: Sequence[str] = ("~", ".p2ptrain")) -> Path:
-    return Path(*base).expanduser() / run[:12]
-
-
-def cache_directory() -> Path:
-    """Return the directory of token streams, which all peers of this user share."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "p2ptrain"
+def default_home(run: RunId) -> Path:
+    """Return the home of a peer that names none. Raises HomeError if the user has no home directory."""
+    return files.user_home() / ".p2ptrain" / run[:12]

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from p2ptrain.base.documents import document
 from p2ptrain.base.ids import short
 from p2ptrain.base.text import command_line, printable
+from p2ptrain.net.p2pd.error_text import short_reason
 
 _PLACES = re.compile(
     r"(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
@@ -49,14 +51,21 @@ def _peer(fields: Mapping[str, Any]) -> str:
 
 
 def _why(fields: Mapping[str, Any]) -> str:
-    return str(fields.get("why") or "no reason given")
+    return short_reason(str(fields.get("why") or "no reason given"))
+
+
+def _reason_at(fields: Mapping[str, Any]) -> str:
+    """Return the reason with the address, which a failed dial names itself."""
+    place = str(fields["where"])
+    return _why(fields) if place in _why(fields) else f"{_why(fields)} ({place})"
 
 
 def _exchanged(fields: Mapping[str, Any]) -> str:
     moved = size(fields.get("sent_bytes", 0) + fields.get("received_bytes", 0))
-    apart = 100 * float(fields.get("distance", 0.0))
+    distance = 100 * float(fields.get("distance", 0.0))
+    apart = f"{distance:,.0f}" if distance >= 10 else f"{distance:.2g}"
     took = duration(fields.get("seconds", 0.0))
-    return f"[exchange] exchanged with {_peer(fields)}: {took}, {moved}, {apart:.2g} % apart{_path(fields)}"
+    return f"[exchange] exchanged with {_peer(fields)}: {took}, {moved}, {apart} % apart{_path(fields)}"
 
 
 def _path(fields: Mapping[str, Any]) -> str:
@@ -89,17 +98,29 @@ def _forward(fields: Mapping[str, Any]) -> str:
 
 
 def _progress(fields: Mapping[str, Any]) -> str:
-    company = f"{fields['peers']} other peer{'s' if fields['peers'] != 1 else ''}"
-    loss = f"loss {fields['loss']:.3f} · " if "loss" in fields else ""  # none before the first outer step
-    return (
-        f"[train] step {fields['step']} · {100 * fields['fraction']:.0f} % · {loss}"
-        f"{fields['tokens_per_s']:,.0f} tokens/s · {company} · {fields['exchanges_ok']} exchanges"
-    )
+    """Describe progress, the most important first, as a narrow terminal cuts the rest."""
+    fraction, speed = fields["fraction"], fields["tokens_per_s"]
+    parts = [f"{100 * fraction:.0f} %"]
+    if 0 < fraction < 1 and speed > 0:
+        parts.append(f"{duration(fields['progress'] * (1 / fraction - 1) / speed)} left")
+    if "loss" in fields:  # none before the first outer step
+        parts.append(f"loss {fields['loss']:.3f}")
+    peers = fields["peers"]
+    parts += [f"{speed:,.0f} tokens/s", f"{peers:,} other peer{'s' if peers != 1 else ''}"]
+    parts += [f"step {fields['step']:,}", f"{fields['exchanges_ok']:,} exchanges"]
+    return "[train] " + " · ".join(parts)
+
+
+def lowest_loss(fields: Mapping[str, Any]) -> str:
+    """Return the line for a progress note whose training loss is the lowest so far."""
+    return f"[train] lowest training loss so far: {fields['loss']:.3f}, at step {fields['step']:,}"
 
 
 def _took_weights(fields: Mapping[str, Any]) -> str:
     took, donors = size(fields["size_bytes"]), fields["donors"]
-    said = f"[join] got {took} of weights from {donors} peer{'s' if donors != 1 else ''} in {fields['seconds']:.1f} s"
+    said = (
+        f"[join] got {took} of weights from {donors} peer{'s' if donors != 1 else ''} in {duration(fields['seconds'])}"
+    )
     if fields.get("broke_off"):
         said += (
             f"; lost donors: {fields['broke_off']}, repeated requests: {fields['asked_again']} of {fields['pieces']}"
@@ -126,7 +147,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[join] this machine was suspended for {_why(f)}; if the swarm is far ahead, its weights are downloaded"
     ),
     "alone": lambda f: f"[peers] training alone: {_why(f)}",
-    "no manifest": lambda f: f"[join] no manifest from {_peer(f)} at {f['where']}: {_why(f)}",
+    "no manifest": lambda f: f"[join] no manifest from {_peer(f)}: {_reason_at(f)}",
     "waiting": lambda f: f"[join] {_why(f)}; retrying in {f['seconds']:.0f} s. {f['remedy']}",
     "no badge": lambda f: (
         f"[join] {_why(f)}; retrying in {f['seconds']:.0f} s. Check that the bootstrap named in the link is running"
@@ -143,7 +164,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "unreachable": lambda f: (
         f"[peers] nobody can dial this peer{' at ' + f['where'] if f['where'] else ''} ({_why(f)}), so others reach it "
-        f"through a relay. For direct exchanges, {_forward(f)} (for IPv6 see docs/ERRORS.md)"
+        f"through a relay. For direct exchanges, {_forward(f)} (for IPv6 see {document('ERRORS.md')})"
     ),
     "relayed": lambda f: f"[peers] others reach this peer through the relay {_peer(f)}",
     "relay lost": lambda f: f"[peers] lost the relay {_peer(f)}: {_why(f)}; looking for another one",
@@ -162,7 +183,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "no file": lambda f: f"[data] no {f['what']} from {_peer(f)}: {_why(f)}",
     "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",
     "text differs": lambda f: f"[data] warning: {_why(f)}",
-    "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
+    "text repeats": lambda f: f"[data] warning: {_why(f)}",
+    "resumed": lambda f: f"[train] resumed at step {f['step']:,}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (
         f"[train] training on {f['device']}, {f['parameters']:,} parameters, held-out loss {f['loss']:.3f}"
@@ -171,13 +193,14 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "page": lambda f: f"[page] {f['url']}",
     "trained": lambda f: f"[train] reached the run's end: held-out loss {f['loss']:.3f}; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
+    "final loss": lambda f: f"[train] held-out loss {f['loss']:.4f} of the model that was saved and that export writes",
     "saved": lambda f: f"[save] {f['path']}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
         f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "
         f"{duration(f['seconds'])}. Free some space; a second Ctrl+C stops at once without saving"
     ),
-    "discarded": lambda f: f"[train] inner phase {f['step']} discarded: {_why(f)}",
+    "discarded": lambda f: f"[train] inner phase {f['step']:,} discarded: {_why(f)}",
     "stopping": lambda f: (
         "[stop] finishing this inner step, saving, leaving the swarm; repeat to stop at once"
         if f["training"]

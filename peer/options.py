@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from p2ptrain.base.errors import JoinLinkError
+from p2ptrain.manifest import JoinLink
+
+FILE = click.Path(dir_okay=False, path_type=Path)
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
+
+
+def _joined(context: click.Context, _: click.Parameter, words: Sequence[str]) -> str | None:
+    """Return the words as one text, or None; words after the link are a usage error."""
+    text = " ".join(words)
+    with contextlib.suppress(JoinLinkError):  # the command reports it
+        if len(words) > 1 and not "".join(words).endswith(str(JoinLink.parse(text))):
+            raise click.UsageError(f"Got unexpected words after the link: {text}", context)
+    return text if words else None
+
+
+LINK = click.argument("link", nargs=-1, metavar="[LINK]", callback=_joined)
+"""A join link, which may be broken into words or have the join command before it."""
 
 
 class FiniteRange(click.FloatRange):

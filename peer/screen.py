@@ -1,57 +1,107 @@
-"""Output for the owner: a progress bar with lines above it on a terminal, tagged lines elsewhere."""
+"""Output for the owner: news above a status line on a terminal, elsewhere news and a line of progress a minute.
+
+News is what changed: peers that come and go, catching up, saves, a new lowest loss, failures, pauses. ``verbose`` also
+shows every exchange and every repetition.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.text import Text
 
-from peer.messages import line
+from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.ports import Clock
+from peer.messages import line, lowest_loss
 
-PLAIN_PROGRESS_S = 10.0
+PLAIN_PROGRESS_S = 60.0
 """Seconds between two progress lines without a terminal, to keep logs readable."""
+REPEAT_S = 600.0
+"""Seconds until the same news is shown again. Guess: how often owners want to read that a failure lasts."""
+MAX_REMEMBERED = 1024
+"""News whose last time is remembered. Guess: count the failing partners of a peer in a large swarm."""
+
+ROUTINE = frozenset({"exchanged", "skipped", "gave weights", "held out"})
+"""Kinds that are no news, except the first exchange."""
+ONCE_FOR_EACH_PEER = frozenset({"failed", "clipped", "broke protocol", "saved"})
+"""Kinds that are news once in ``REPEAT_S`` for each peer, whatever the reason."""
+ONCE_FOR_EACH_REASON = frozenset({"no manifest", "waiting", "no badge", "not admitted", "no file"})
+"""Kinds that are news once in ``REPEAT_S`` for each peer, address and reason."""
+ACTIVITIES = frozenset({"tokenizing", "waiting", "no badge", "catching up", "trained", "finishing", "stopping"})
+"""Kinds that the status line shows until the next progress."""
+RESTS, ENDS_OF_REST = frozenset({"paused", "still paused"}), frozenset({"called back", "goes on"})
 
 
 class Screen:
-    """Shows notes of the event log; a context manager that restores the terminal."""
+    """Shows notes of the event log; a context manager that restores the terminal. Safe from any thread."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, verbose: bool = False, clock: Clock = time.monotonic) -> None:
         self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-        )
-        self._task = self._bar.add_task("[train] starting", total=1.0)
-        self._last_progress = float("-inf")
+        self._verbose = verbose
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._has_status = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live = Live(_status("starting"), console=self._console, auto_refresh=False, transient=True)
+        self._rests = self._is_ending = False
+        self._lowest = float("inf")
+        self._shown_at: BoundedDict[tuple[str, ...], float] = BoundedDict(MAX_REMEMBERED)
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar.start()
+        if self._has_status:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._console.is_terminal:
-            self._bar.stop()
+        if self._has_status:
+            self._live.stop()
 
     def show(self, kind: str, fields: dict[str, Any]) -> None:
         text = line(kind, fields)
-        if text is None:
-            return
-        if kind == "progress":
-            self._progress(text, fields)
-        else:
-            self._console.print(text, markup=False)
+        with self._lock:
+            self._rests = kind in RESTS or (self._rests and kind not in ENDS_OF_REST)
+            self._is_ending |= kind in ("trained", "finishing", "stopping")
+            if text is None:
+                return
+            if self._has_status and (kind in ACTIVITIES or kind in RESTS or (kind == "progress" and not self._rests)):
+                self._live.update(_status(text), refresh=True)
+            if self._is_news(kind, fields):
+                self._console.print(text, markup=False)
+            if kind == "progress" and self._is_lowest(fields.get("loss", float("inf"))):
+                self._console.print(lowest_loss(fields), markup=False)
 
-    def _progress(self, text: str, fields: dict[str, Any]) -> None:
-        if self._console.is_terminal:
-            self._bar.update(self._task, description=text, completed=fields["fraction"])
-        elif time.monotonic() - self._last_progress >= PLAIN_PROGRESS_S:
-            self._last_progress = time.monotonic()
-            self._console.print(text, markup=False)
+    def _is_news(self, kind: str, fields: dict[str, Any]) -> bool:
+        if kind in ("progress", "tokenizing"):
+            return not self._has_status and (kind == "tokenizing" or self._is_due(PLAIN_PROGRESS_S, kind))
+        if self._verbose or (kind == "saved" and self._is_ending):
+            return True
+        if kind == "exchanged":
+            return self._is_due(float("inf"), kind)
+        if kind in ROUTINE:
+            return False
+        peer, place, why = (str(fields.get(name, "")) for name in ("peer", "where", "why"))
+        if kind in ONCE_FOR_EACH_PEER:
+            return self._is_due(REPEAT_S, kind, peer)
+        return kind not in ONCE_FOR_EACH_REASON or self._is_due(REPEAT_S, kind, peer, place, why)
+
+    def _is_lowest(self, loss: float) -> bool:
+        """Return whether a lower training loss is to be shown; the first one is no news."""
+        is_lower, is_first = loss < self._lowest, self._lowest == float("inf")
+        self._lowest = min(loss, self._lowest)
+        return is_lower and self._is_due(REPEAT_S, "lowest loss") and not is_first
+
+    def _is_due(self, period_s: float, *news: str) -> bool:
+        now = self._clock()
+        if now - self._shown_at.get(news, float("-inf")) < period_s:
+            return False
+        self._shown_at[news] = now
+        return True
+
+
+def _status(text: str) -> Text:
+    """Return a line that is cut at the terminal's width, whatever that is when it is drawn."""
+    return Text(text, no_wrap=True, overflow="ellipsis")

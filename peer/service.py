@@ -287,9 +287,9 @@ def manager_of(home: Path) -> ServiceManager:
                 "Give the directory another name, or start the peer without a service.",
             )
     if sys.platform == "darwin":
-        return Launchd(here, command, environment, Path.home())
+        return Launchd(here, command, environment, files.user_home())
     if shutil.which("systemctl") is not None:
-        return Systemd(here, command, environment, Path.home())
+        return Systemd(here, command, environment, files.user_home())
     raise UserError(
         "This system has neither systemd nor launchd, which would start the peer.",
         f"Let cron start it: run crontab -e and add this line: {crontab_line(command)}",

@@ -253,16 +253,18 @@ class SessionRecorder:
     def end(self, in_haste: bool = False) -> None:
         """End the session: save the last checkpoint, unless nothing changed since the previous one, and the summary.
 
-        Call it after the last displacement is applied. The checkpoint comes first, because the owner may kill the
-        process before the loss is read. Raises HomeError.
+        At the run's end, note the held-out loss of the saved weights, which the final gossip has moved. Call it after
+        the last displacement is applied. The checkpoint comes first, because the owner may kill the process before the
+        loss is read. Raises HomeError.
         """
         is_timed = self._ended_at is not None
         if not is_timed:
             self._stop_the_clock()  # retries on a full disk are not training
         if not self._is_saved:
             self._insist("the last checkpoint", self.save)
-        if not is_timed:
-            self.last_loss = self._held_out_loss(patience_s=HASTE_S if in_haste else LOSS_PATIENCE_S)
+        self.last_loss = self._held_out_loss(patience_s=HASTE_S if in_haste else LOSS_PATIENCE_S)
+        if self.learner.ended:
+            self.notebook.note("final loss", loss=self.last_loss)
         self._insist("summary.json", lambda: self.home.save_summary(self.summary()))
 
     def _insist(self, what: str, write: Callable[[], object]) -> None:

@@ -114,9 +114,7 @@ class StartFile:
         try:
             files.replace(self.path, data, mode=0o600)
         except OSError as error:
-            raise HomeError(
-                f"{self.path} cannot be written: {error.strerror}.", "Free some space on that disk."
-            ) from error
+            raise HomeError(f"{self.path} cannot be written: {error.strerror}.", files.remedy(error)) from error
 
 
 def merged(given: Options, saved: StartOptions) -> Options:

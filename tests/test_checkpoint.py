@@ -71,6 +71,22 @@ def test_the_last_two_are_kept(tmp_path):
     assert names(tmp_path) == ["step-00000030", "step-00000040"]
 
 
+def test_a_checkpoint_that_is_in_use_on_nfs_is_removed_later(tmp_path, monkeypatch):
+    true = shutil.rmtree
+
+    def busy(path, **how):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")  # NFS renames a file in use, and keeps it
+
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr("shutil.rmtree", busy)
+    for step in (1, 2, 3):
+        checkpoints.save(tensors(step), state(step))
+    assert names(tmp_path) == [".writing-step-00000001", "step-00000002", "step-00000003"]
+    monkeypatch.setattr("shutil.rmtree", true)
+    checkpoints.save(tensors(4), state(4))
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
+
+
 def test_foreign_files_are_left_alone(tmp_path):
     (tmp_path / "step-notes").mkdir()
     (tmp_path / "readme").write_text("mine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 import p2ptrain
 from p2ptrain import cli as cli_module
+from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import UserError
 from p2ptrain.cli import LAZY_COMMANDS, LazyCommand, cli, main, platform_fault, run_command
 from p2ptrain.manifest import PRESETS, load_run
@@ -28,8 +30,9 @@ def run(command: click.Command, *arguments: str) -> int:
 
 def test_the_commands_are_frozen() -> None:
     """Check all options of init and sign against a list, since no option may change the algorithm."""
-    assert list(cli.commands) == ["init", "sign"]
+    assert list(cli.commands) == ["init", "sign", "docs"]
     assert list(LAZY_COMMANDS) == [
+        "tokens",
         "bootstrap",
         "peer",
         "status",
@@ -48,8 +51,9 @@ def test_the_commands_are_frozen() -> None:
         "testnet",
     ]
     assert {name: [parameter.name for parameter in command.params] for name, command in cli.commands.items()} == {
-        "init": ["run", "preset"],
+        "init": ["run", "preset", "corpus", "tokenizer", "text_field"],
         "sign": ["run"],
+        "docs": [],
     }
 
 
@@ -59,6 +63,22 @@ def test_help_lists_every_command_with_a_sentence(capsys: pytest.CaptureFixture[
     for name, lazy in LAZY_COMMANDS.items():
         assert name in listing
         assert lazy.help[:30] in listing
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("p2ptrain fi", "finish"), ("p2ptrain peer --nick", "--nickname"), ("p2ptrain init --pre", "--preset")],
+)
+def test_the_shell_completes_commands_and_options(
+    words: str, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_P2PTRAIN_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    with pytest.raises(SystemExit) as caught:
+        run_command(cli, [], name="p2ptrain")
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"plain,{offered}\n"
 
 
 def test_help_of_init_names_all_presets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,6 +175,16 @@ def test_a_fault_of_our_own_keeps_its_traceback() -> None:
         run_command(click.Command("stub", callback=broken), [])
 
 
+def test_a_quota_limits_the_threads_of_what_is_imported_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("p2ptrain.base.cgroups.limits", lambda root: CgroupLimits(math.inf, 1.5, math.inf))
+    monkeypatch.setattr("os.environ", {})
+    seen = click.Command("stub", callback=lambda: seen_values.append(os.environ.get("OMP_NUM_THREADS")))
+    seen_values: list[str | None] = []
+    assert run(seen) == 0
+    assert seen_values == ["1"]
+
+
 def test_a_lazy_command_is_imported_when_called(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
     module = types.ModuleType("a_lazy_module")
@@ -169,7 +199,7 @@ def test_a_lazy_command_is_imported_when_called(monkeypatch: pytest.MonkeyPatch)
         run_command(cli, ["wrong"])
 
 
-@pytest.mark.parametrize("python", [(3, 11), (3, 13)])
+@pytest.mark.parametrize("python", [(3, 11), (3, 14)])
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_supported_platforms(python: tuple[int, int], platform: str) -> None:
     assert platform_fault(python, platform) is None
@@ -179,7 +209,7 @@ def test_supported_platforms(python: tuple[int, int], platform: str) -> None:
     ("python", "platform", "said"),
     [
         ((3, 10), "linux", "This is Python 3.10; p2ptrain needs 3.11 or newer"),
-        ((3, 14), "linux", "This is Python 3.14"),
+        ((3, 15), "linux", "This is Python 3.15"),
         ((3, 12), "win32", "and this is win32"),
     ],
 )

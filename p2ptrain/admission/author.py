@@ -165,7 +165,7 @@ def _rule(
     try:
         files.replace(path, access_list.encode())
     except OSError as error:
-        raise AdmissionError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+        raise AdmissionError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
     return access_list
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from p2ptrain.base.errors import HomeError
+
+_LACKING = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of file systems without locks, as some NFS."""
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:
@@ -46,11 +50,30 @@ def replace(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) ->
         temporary.unlink(missing_ok=True)
 
 
+def user_home() -> Path:
+    """Return the user's home directory. Raises HomeError if neither HOME nor the system's list of users names one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise HomeError(
+            f"User {os.getuid()} has no home directory: HOME is not set, and the system has no entry for this user.",
+            "Set HOME to a directory that you can write to.",
+        ) from None
+
+
+def expanded(path: str) -> Path:
+    """Replace a leading ``~`` by the user's home directory. Raises HomeError as ``user_home`` does."""
+    return user_home() / path[2:] if path.startswith("~/") else Path(path)
+
+
 def sync(path: Path) -> None:
-    """Flush a file's or directory's content to the disk. Raises OSError."""
+    """Flush a file's or directory's content to the disk, as far as its file system can. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)):  # as some network disks
+            raise
     finally:
         os.close(handle)
 
@@ -76,6 +99,23 @@ def cause(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+def remedy(error: OSError) -> str:
+    """Return what an owner can do about a file that could not be written."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "Free some space on that disk."
+        case errno.EROFS:
+            return "Make that disk writable, or choose a directory on another one."
+        case errno.EFBIG:
+            return "Choose a directory on another disk; FAT32 holds files of at most 4 GB."
+        case number if number in _LACKING:
+            return "Choose a directory on a local disk; that file system lacks what p2ptrain needs."
+        case errno.EACCES | errno.EPERM:
+            return "Check its owner and permissions."
+        case _:
+            return "Check that disk."
+
+
 @contextlib.contextmanager
 def locked(home: Path) -> Iterator[None]:
     """Create a home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
@@ -94,6 +134,7 @@ def locked(home: Path) -> Iterator[None]:
 
 
 def unusable(home: Path, error: OSError) -> HomeError:
+    choice = "Choose a directory that you can write to, with --home."
     return HomeError(
-        f"The home {home} cannot be used: {error.strerror}.", "Choose a directory that you can write to, with --home."
+        f"The home {home} cannot be used: {cause(error)}.", remedy(error) if error.errno in _LACKING else choice
     )

@@ -9,14 +9,13 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
@@ -27,6 +26,7 @@ from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from torch import Tensor
 
     from p2ptrain.manifest import Manifest
 
@@ -39,8 +39,19 @@ Tell = Callable[[int, int | None], None]
 
 Report = Callable[[TextCounts, int], None]
 """Callback for the end of preparation: what was read, and tokens of the stream."""
+
 Warn = Callable[[str], None]
 """Callback that gets a sentence, without its full stop, on what the tokenizer loses of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextSummary:
+    """What was read of a corpus for its token stream; saved beside it."""
+
+    counts: TextCounts
+    warnings: list[str]
+    """Sentences, without their full stops, on what the tokenizer loses of the text."""
+
 
 HASHED_BYTES = 1 << 30
 """Maximum size of a named file that is checked even though its tokens are cached: about a second of hashing. Larger
@@ -69,7 +80,7 @@ class Corpus:
 
     @property
     def held_out_tokens(self) -> int:
-        return self.split.held_out_sequences * self.sequence_length
+        return self.split.held_out_tokens
 
     def batch(self, indices: Sequence[int]) -> Tensor:
         """Return training sequences, int64 [B, T+1] on the host. Inputs are ``[:, :-1]``, targets ``[:, 1:]``."""
@@ -87,6 +98,8 @@ class Corpus:
             yield self._gather(starts[first : first + batch_sequences])
 
     def _gather(self, starts: Sequence[int]) -> Tensor:
+        import torch  # not above: commands that only count tokens do without
+
         span = self.sequence_length + 1
         rows = [self.tokens[start : start + span] for start in starts]
         return torch.from_numpy(np.stack(rows).astype(np.int64))
@@ -114,29 +127,31 @@ def open_corpus(
     """
     check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
-    _check_vocabulary(manifest, tokenizer)
-    counts, check = TextCounts(), FidelityCheck(tokenizer)
+    check_vocabulary(manifest, tokenizer)
+    built: list[TextSummary] = []
     tokens = open_stream(
         cache,
         stream_key(manifest.corpus, manifest.tokenizer),
         tokenizer.vocabulary_size,
-        lambda unfinished: _build(manifest, tokenizer, data, counts, check, tell, unfinished),
+        lambda unfinished: _build(manifest, tokenizer, data, built.append, tell, unfinished),
         reader(manifest.corpus),
     )
-    if counts.documents:
-        report(counts, len(tokens))
-        for sentence in check.warnings():
+    for summary in built:
+        report(summary.counts, len(tokens))
+        for sentence in summary.warnings:
             warn(sentence)
     split = split_stream(len(tokens), manifest.training.sequence_length, manifest.corpus.validation_fraction)
     return Corpus(tokens, split, tokenizer)
 
 
-def _check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
+def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
+    """Raise ManifestError if the tokenizer has more ids than the model."""
     vocabulary = manifest.model.config.vocab_size
     if tokenizer.vocabulary_size > vocabulary:
         raise ManifestError(
             f"The tokenizer has {tokenizer.vocabulary_size} ids, but the model has only {vocabulary}.",
-            "Start a run with a larger model.config.vocab_size.",
+            f"Set model.config.vocab_size to {tokenizer.vocabulary_size} before the run is signed. "
+            "If it is not yours, ask its author.",
         )
 
 
@@ -173,12 +188,12 @@ def _build(
     manifest: Manifest,
     tokenizer: Tokenizer,
     data: Path | None,
-    counts: TextCounts,
-    check: FidelityCheck,
+    summarize: Callable[[TextSummary], None],
     tell: Tell,
     unfinished: Unfinished,
 ) -> Iterator[np.ndarray]:
     """Yield the ids of the stream, then check what was read: until then the stream has no name in the cache."""
+    counts, check = TextCounts(), FidelityCheck(tokenizer)
     most = _most_tokens(manifest)
     left = None if most is None else most - unfinished.tokens
     with contextlib.nullcontext() if data is None else unchanged(data):
@@ -191,6 +206,32 @@ def _build(
         except CorpusError:
             unfinished.forget()
             raise
+    counts.where = ""
+    summary = TextSummary(counts, list(check.warnings()))
+    files.replace(_summary_path(unfinished.path), json.dumps(asdict(summary)).encode())
+    summarize(summary)
+
+
+def read_summary(manifest: Manifest, cache: Path) -> TextSummary | None:
+    """Return what was read for the cached tokens; None if they, or the summary beside them, are missing."""
+    try:
+        path = _summary_path(stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer)))
+        saved = json.loads(path.read_bytes())
+        return TextSummary(TextCounts(**saved["counts"]), saved["warnings"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def rename_stream(cache: Path, before: Manifest, after: Manifest) -> None:
+    """Keep the cached tokens of ``before`` for ``after``, whose text is the same, with another ``max_tokens``."""
+    old, new = (stream_path(cache, stream_key(each.corpus, each.tokenizer)) for each in (before, after))
+    with contextlib.suppress(OSError):  # then they are built again
+        _summary_path(old).replace(_summary_path(new))
+        old.replace(new)
+
+
+def _summary_path(stream: Path) -> Path:
+    return stream.with_suffix(".json")
 
 
 def _most_tokens(manifest: Manifest) -> int | None:

@@ -26,6 +26,10 @@ MOST_STORED_BYTES = MOST_TOKENIZER_BYTES
 upload rates and corpus sizes of real runs would settle it."""
 
 
+FILES_FOLDER = "files"
+"""Folder of stored files in a run's directory and in a peer's home."""
+
+
 class NamedFile(NamedTuple):
     """File that a manifest names by digest."""
 
@@ -44,6 +48,11 @@ def named_files(manifest: Manifest) -> list[NamedFile]:
     if manifest.corpus.kind == "file":
         found.append(NamedFile("corpus", "--data", manifest.corpus.sha256))
     return found
+
+
+def stored(place: Path, sha256: str) -> Path | None:
+    """Return a stored file of a run's directory or a peer's home; None if it has none."""
+    return FileStore(place / FILES_FOLDER).find(sha256)
 
 
 class FileStore:
@@ -72,7 +81,7 @@ class FileStore:
             self._directory.mkdir(parents=True, exist_ok=True)
             files.replace(path, data)
         except OSError as error:
-            raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
         return path
 
     def adopt(self, file: NamedFile, path: Path) -> Path | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
 
@@ -41,7 +42,12 @@ MOST_EXAMPLES = 5
 MOST_NAMES = 10
 """Maximum number of columns that a message names."""
 
-INSTALL_DATA = "Install it: pip install 'p2ptrain[data]'"
+NAME_COLUMN = (
+    "Name the column with the text: `p2ptrain init --text-field`, or corpus.text_field before the run is signed. If "
+    "the run is not yours, ask its author."
+)
+
+INSTALL_DATA = install_extra("data")
 
 _OPENERS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -77,7 +83,7 @@ class TextCounts:
             found = "; ".join(self.examples) + (f"; and {more:,} more" if more else "")
             raise CorpusError(
                 f"Too many rows of {self.where} have no text: {self.skipped:,} of {self.rows:,}. Found: {found}.",
-                "Ask the run's author: corpus.text_field or corpus.format is wrong, or the file is damaged.",
+                f"Check that the file is whole. {NAME_COLUMN}",
             )
 
 
@@ -178,9 +184,31 @@ def _encodable(text: str | Unusable) -> str | Unusable:
     return text
 
 
-def _unpacked(path: Path) -> IO[bytes]:
+class FirstLine(NamedTuple):
+    """Beginning of a file."""
+
+    line: bytes
+    """First line, or as much of it as a row may have."""
+    is_packed: bool
+
+
+def first_line(path: Path) -> FirstLine:
+    """Return the first line of a file, which may be packed. Raises CorpusError if it cannot be read or unpacked."""
+    try:
+        is_packed = _head(path).startswith((*_OPENERS, _ZSTANDARD))
+        with _unpacked(path) as file:
+            return FirstLine(file.readline(MOST_LINE_BYTES), is_packed)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise unreadable(path, "text", error) from error
+
+
+def _head(path: Path) -> bytes:
     with path.open("rb") as file:
-        head = file.read(6)
+        return file.read(6)
+
+
+def _unpacked(path: Path) -> IO[bytes]:
+    head = _head(path)
     for magic, opened in _OPENERS.items():
         if head.startswith(magic):
             return cast("IO[bytes]", opened(path))
@@ -224,7 +252,7 @@ def _check_column(schema: Any, text_field: str, path: Path) -> None:
     if schema.names.count(text_field) != 1:
         raise CorpusError(
             f"{printable(path)} does not have one column {text_field!r}, but {names(schema.names) or 'none at all'}.",
-            "Ask the run's author: corpus.text_field names the wrong column.",
+            NAME_COLUMN,
         )
     kind = schema.field(text_field).type
     value = kind.value_type if types.is_dictionary(kind) else kind
@@ -232,7 +260,7 @@ def _check_column(schema: Any, text_field: str, path: Path) -> None:
     if not (is_text or types.is_null(value)):
         raise CorpusError(
             f"The column {text_field!r} of {printable(path)} holds {one_line(str(kind), 80)}, not text.",
-            "Ask the run's author: corpus.text_field names the wrong column.",
+            NAME_COLUMN,
         )
 
 

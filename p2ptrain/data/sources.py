@@ -120,20 +120,36 @@ def _changed(path: Path) -> CorpusError:
     )
 
 
-def check_digest(path: Path, expected: str, what: str) -> None:
-    """Raise CorpusError unless ``path`` is a readable file with the SHA-256 ``expected``."""
+def file_digest(path: Path, what: str) -> str:
+    """Return the SHA-256 of a file. Raises CorpusError if it is not a readable regular file."""
     try:
+        if path.is_dir():
+            raise CorpusError(
+                f"The {what} {printable(path)} is a folder, and a run uses one file.",
+                "Join its files into one, for example with cat, and name that.",
+            )
+        if path.exists() and not path.is_file():
+            raise CorpusError(
+                f"The {what} {printable(path)} is a pipe or a device, which can be read only once.",
+                "Write its content to a file, and name that.",
+            )
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CorpusError(
-            f"The {what} file {path} cannot be read: {error.strerror}.",
+            f"The {what} file {printable(path)} cannot be read: {error.strerror}.",
             "Check its name and permissions.",
         ) from error
+
+
+def check_digest(path: Path, expected: str, what: str) -> None:
+    """Raise CorpusError unless ``path`` is a readable file with the SHA-256 ``expected``."""
+    found = file_digest(path, what)
     if found != expected:
         raise CorpusError(
             f"{path} is not this run's {what}: its sha256 is {found}, but the run names {expected}.",
-            "Get the file that this run was started with, unchanged and uncompressed.",
+            "Get the file that this run was started with, unchanged and uncompressed. To use another one in a run "
+            "that is not signed yet, change the sha256 in manifest.toml.",
         )
 
 
@@ -160,7 +176,7 @@ def _text_file_pieces(path: Path, counts: TextCounts) -> Iterator[TextChunk]:
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path} is not UTF-8 text: {error.reason} (byte 0x{error.object[error.start]:02x}).",
-            "Name a text file in UTF-8, as the run needs.",
+            "Use a text file in UTF-8; iconv converts from other encodings.",
         ) from error
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror}.", "Check its disk and permissions.") from error

@@ -46,6 +46,15 @@ class Split:
     def held_out_sequences(self) -> int:
         return self.regions * self.held_out_per_region
 
+    @property
+    def train_tokens(self) -> int:
+        """Number of tokens that training predicts in one epoch."""
+        return self.train_sequences * self.sequence_length
+
+    @property
+    def held_out_tokens(self) -> int:
+        return self.held_out_sequences * self.sequence_length
+
     def train_start(self, index: int) -> int:
         """Return the first token of training sequence ``index``; the sequence has ``sequence_length + 1`` tokens."""
         if not 0 <= index < self.train_sequences:
@@ -71,9 +80,9 @@ def split_stream(tokens: int, sequence_length: int, validation_fraction: float) 
     train_tokens = region_tokens - held_out_tokens
     if train_tokens < span:
         raise CorpusError(
-            f"The corpus is too short: {tokens} tokens do not hold one training and one held-out sequence of"
-            f" {sequence_length} tokens each.",
-            f"Use a corpus of at least {2 * span} tokens, or a smaller training.sequence_length.",
+            f"The corpus is too short: {tokens:,} tokens do not hold one training and one held-out sequence of"
+            f" {sequence_length:,} tokens each.",
+            f"Use a corpus of at least {2 * span:,} tokens, or a smaller training.sequence_length.",
         )
     return Split(
         sequence_length=sequence_length,

@@ -126,6 +126,11 @@ def open_stream(
     return tokens
 
 
+def cache_directory() -> Path:
+    """Return the directory of token streams, which all peers of this user share. Raises HomeError."""
+    return files.expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "p2ptrain"
+
+
 def stream_path(directory: Path, key: str) -> Path:
     return directory / f"{key}.npy"
 

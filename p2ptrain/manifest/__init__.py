@@ -14,9 +14,11 @@ from p2ptrain.manifest.directory import (
     MANIFEST_FILE,
     SETTINGS_FILE,
     SIGNED_FILE,
+    check_free,
     create_run,
     load_run,
     read_key,
+    read_run,
     sign_run,
 )
 from p2ptrain.manifest.document import parse_toml, render_toml, with_changes
@@ -45,6 +47,7 @@ __all__ = [
     "SwarmSection",
     "Tokenizer",
     "TrainingSection",
+    "check_free",
     "create_run",
     "genuine_run",
     "load_run",
@@ -52,6 +55,7 @@ __all__ = [
     "parse_toml",
     "preset",
     "read_key",
+    "read_run",
     "render_toml",
     "sign_run",
     "with_changes",

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,8 @@ class Signing:
     """The run that was signed before in this directory, equal to the new one if nothing changed; None if none was."""
 
 
-def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | None = None) -> Manifest:
-    """Write ``manifest.toml`` and a new ``run.key`` into a directory without a run: both, or neither.
-
-    Args:
-        directory: created if it does not exist.
-        preset_name: one of ``PRESETS``.
-        changes: new values of the preset's fields, by dotted path.
-
-    Raises ManifestError.
-    """
+def check_free(directory: Path) -> None:
+    """Raise ManifestError if a directory holds a run already, or cannot be looked at."""
     try:
         taken = [directory / name for name in (MANIFEST_FILE, KEY_FILE, SIGNED_FILE) if (directory / name).exists()]
     except OSError as error:
@@ -62,6 +54,27 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
             f"{directory} already holds a run: {taken[0]} exists.",
             "Choose another directory; to change this run, edit its manifest.toml and sign it.",
         )
+
+
+def create_run(
+    directory: Path,
+    preset_name: str,
+    changes: Mapping[str, Any] | None = None,
+    note: str = "",
+    store_files: Callable[[], None] = lambda: None,
+) -> Manifest:
+    """Write ``manifest.toml`` and a new ``run.key`` into a directory without a run: both, or neither.
+
+    Args:
+        directory: created if it does not exist.
+        preset_name: one of ``PRESETS``.
+        changes: new values of the preset's fields, by dotted path.
+        note: text for a comment at the top of ``manifest.toml``.
+        store_files: called before ``manifest.toml`` is written; if it raises, there is no run.
+
+    Raises ManifestError.
+    """
+    check_free(directory)
     key = Ed25519PrivateKey.generate()
     manifest = with_changes(preset(preset_name, public_key_of(key)), changes or {})
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -69,7 +82,8 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
         directory.mkdir(parents=True, exist_ok=True)
         files.write_new(directory / KEY_FILE, pem, mode=0o600)
         try:
-            files.write_new(directory / MANIFEST_FILE, render_toml(manifest).encode(), mode=0o644)
+            store_files()
+            files.write_new(directory / MANIFEST_FILE, render_toml(manifest, note).encode(), mode=0o644)
         except BaseException:  # Ctrl+C, too; a key without a manifest would block the next attempt
             (directory / KEY_FILE).unlink(missing_ok=True)
             raise
@@ -90,6 +104,19 @@ def sign_run(directory: Path) -> Signing:
         except OSError as error:
             raise _unwritable(directory, error) from error
     return Signing(signed, previous)
+
+
+def read_run(place: Path) -> Manifest:
+    """Read a run's manifest, signed or not, from its directory or a ``manifest.toml``. Raises ManifestError."""
+    try:
+        if place.is_dir():
+            is_edited = (place / MANIFEST_FILE).exists() or not (place / SIGNED_FILE).exists()
+            return _parsed(place) if is_edited else load_run(place).manifest
+        return parse_toml(place.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(
+            f"Cannot read {place}: {files.cause(error)}.", "Name a manifest.toml or a run's directory."
+        ) from error
 
 
 def load_run(directory: Path) -> SignedManifest:

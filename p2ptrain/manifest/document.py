@@ -28,6 +28,7 @@ INSTALL_THEIRS = "Install the p2ptrain version of the run's author; peers of dif
 _HEADER = """\
 # The manifest of a p2ptrain run. All peers of the run share it, byte for byte.
 # Edit it, then sign it with `p2ptrain sign`. Any later change makes another run.
+# `p2ptrain docs` prints where docs/ is.
 """
 
 _COMMENT_WIDTH = 110
@@ -105,9 +106,14 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
     ]
 
 
-def render_toml(manifest: Manifest) -> str:
-    """Write the manifest as TOML with every field's description above it; ``parse_toml`` reads it."""
-    return _HEADER + "".join(_table(name, getattr(manifest, name)) for name in Manifest.model_fields)
+def render_toml(manifest: Manifest, note: str = "") -> str:
+    """Write the manifest as TOML with every field's description above it; ``parse_toml`` reads it.
+
+    Args:
+        note: text for a comment below the header.
+    """
+    comment = "".join(f"{line}\n" for line in _comment(note))
+    return _HEADER + comment + "".join(_table(name, getattr(manifest, name)) for name in Manifest.model_fields)
 
 
 def _refuse_other_protocol(data: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """The join link: one token to copy, ``p2ptrain://<RunId>@<multiaddr>[,<multiaddr>…][#<invite>]``.
 
 A link names a run by the digest of its manifest, and peers or bootstraps to ask first. In a run for invited peers the
-author's link also carries an invite: base64url text, which ``p2ptrain.admission`` reads. Chats and terminals cut, wrap
-and decorate links, so links are parsed strictly, with a separate message for each kind of damage.
+author's link also carries an invite: base64url text, which ``p2ptrain.admission`` reads. Chats, mail programs and
+terminals wrap, quote and decorate links, which ``JoinLink.parse`` undoes. Then a link is parsed strictly, with a
+separate message for each kind of damage.
 
 Multiaddresses (https://multiformats.io/multiaddr) must use TCP, have a form that a peer can dial, and end in a peer
 id::
@@ -12,6 +13,7 @@ id::
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from collections.abc import Callable
@@ -26,12 +28,19 @@ from p2ptrain.manifest.faults import shown
 SCHEME = "p2ptrain://"
 MAX_LINK_CHARACTERS = 4096
 """Longest link: 16 addresses of relayed peers with long host names. Guess: measure real links."""
+MAX_TEXT_CHARACTERS = 4 * MAX_LINK_CHARACTERS
+"""Longest text around a link. Guess: the longest messages that people paste."""
 MAX_INVITE_CHARACTERS = 1024
 """Longest invite; one with four issuers has 620 characters."""
 MAX_ADDRESSES = 16
 """Most addresses in a link. Guess: count the addresses that peers dial before they join or give up."""
 
 _COPY_AGAIN = "Copy the whole link again; it is one line without blanks, p2ptrain://<64 digits>@<address>,…"
+_MAIL_QUOTES = re.compile(r"^[ \t]*>[> \t]*", re.MULTILINE)
+_BREAK = re.compile(r"=?[\s\u00ad\u200b\u2060\ufeff]+")
+"""Space and invisible characters; the equals sign is a soft line break of quoted-printable text (RFC 2045, 6.7)."""
+_END = re.compile(r"""['"`<>()\]}|\u00ab\u00bb\u2018-\u201f]|\s--|\n[ \t]*\r?\n""")
+"""End of a link within other text: a quote or bracket, an option, an empty line."""
 _ASK_AUTHOR = "Ask for a new link: `p2ptrain bootstrap` and `p2ptrain invite` print them."
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
@@ -55,8 +64,19 @@ class JoinLink:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a link. Raises JoinLinkError that names the damage."""
-        link = text.strip()
+        """Parse a link, with whatever mail programs, shells and people put around and into it.
+
+        Mail quoting, line breaks, spaces, quotes, brackets, the join command and other text are ignored. Raises
+        JoinLinkError that names the damage.
+        """
+        candidates = _candidates(text)
+        for each in candidates[:-1]:
+            with contextlib.suppress(JoinLinkError):
+                return cls._parse(each)
+        return cls._parse(candidates[-1])
+
+    @classmethod
+    def _parse(cls, link: str) -> Self:
         if len(link) > MAX_LINK_CHARACTERS:
             raise JoinLinkError(
                 f"The link has {len(link):,} characters, but at most {MAX_LINK_CHARACTERS:,} are allowed.", _COPY_AGAIN
@@ -80,6 +100,26 @@ class JoinLink:
         for address in addresses:
             check_address(address)
         return cls(run, addresses, invite)
+
+
+def _candidates(text: str) -> list[str]:
+    """Return what may be the link in a text, longest first, and last what an error should be about: the longest again.
+
+    A space may be a break in the link or its end, so that the longest candidate that is a link is the right one. A link
+    does not end before a piece that continues it, however damaged: another address, a circuit or an invite.
+    """
+    if len(text) > MAX_TEXT_CHARACTERS:
+        return [text]
+    unquoted = _MAIL_QUOTES.sub("", text)
+    begin = unquoted.find(SCHEME)
+    if begin < 0:
+        return [text.strip()]
+    end = _END.search(unquoted, begin)
+    pieces = _BREAK.split(unquoted[begin : end.start() if end else None].strip())
+    longest = "".join(pieces)
+    ends = [count for count in range(len(pieces) - 1, 0, -1) if not pieces[count].startswith((",", "/", "#"))]
+    shorter = ("".join(pieces[:count]).rstrip(".,;:!?") for count in ends)
+    return [longest.rstrip(".;:!?"), *(each for each in shorter if len(each) <= MAX_LINK_CHARACTERS), longest]
 
 
 def _run_id(digits: str) -> RunId:

@@ -146,7 +146,7 @@ _LLAMA_135M: dict[str, Any] = {
         "config": "sample-10BT",
         "split": "train",
         "text_field": "text",
-        "max_tokens": 200_000_000,
+        "max_tokens": 260_000_000,  # Each peer reads them at most four times (manifest/fitting.py).
         "validation_fraction": 0.005,
     },
     "training": {

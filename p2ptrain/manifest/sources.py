@@ -17,6 +17,9 @@ from pydantic import BeforeValidator, Field
 
 from p2ptrain.manifest.section import Digest, HubName, Revision, Section, Word
 
+MOST_TOKENS = 2_000_000_000
+"""Maximum of ``max_tokens``: up to 8 GB on each peer's disk. Guess: survey the volunteers' free disk space."""
+
 BYTE_VOCABULARY = 256
 """Token ids of the byte tokenizer, one per byte value, no special tokens."""
 
@@ -79,7 +82,7 @@ class _LargeCorpus(_CorpusSection):
     """Column that holds the text. (text: the usual name on the hub.)"""
 
     # Guess: survey the volunteers' free disk space.
-    max_tokens: int = Field(default=100_000_000, ge=1_000, le=2_000_000_000)
+    max_tokens: int = Field(default=100_000_000, ge=1_000, le=MOST_TOKENS)
     """Most tokens read; the rest is left out. Each peer keeps them on disk, 1 to 4 bytes per token."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +13,17 @@ import click
 
 from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.ids import RunId
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, Manifest
 from peer.doctor import findings as show
 from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
-from peer.home import Home, cache_directory, default_home
+from peer.home import Home, default_home
+from peer.options import FILE, LINK
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
+MATERIAL_CHECKS = ("packages", "data", "tokenizer")
 NETWORK_CHECKS = ("link", "admission", "clock", "router", "reach", "rates")
 REPORT = "If that does not help, please report it with this message."
 
@@ -35,16 +39,27 @@ def _unheard() -> Iterator[None]:
 
 
 @click.command(short_help="Diagnose this machine and its network.")
-@click.argument("link", required=False)
+@LINK
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Home of the peer; need not exist yet.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:<number>.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
 @click.option("--local", is_flag=True, help="Use loopback only: the whole swarm is on this machine.")
+@click.option("--data", type=FILE, help="Check that this is the run's corpus.", metavar="FILE")
+@click.option("--tokenizer", type=FILE, help="Check that this is the run's tokenizer.json.", metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_unheard()
-def doctor(link: str | None, home: Path | None, device: str, port: int | None, local: bool, as_json: bool) -> int:
+def doctor(
+    link: str | None,
+    home: Path | None,
+    device: str,
+    port: int | None,
+    local: bool,
+    data: Path | None,
+    tokenizer: Path | None,
+    as_json: bool,
+) -> int:
     """Check this machine, and with a join LINK its network; say how to fix each problem.
 
     Exits with status 0 if all is well, 1 if something must be fixed.
@@ -59,6 +74,10 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
         found += machine.versions()
     with _errors_as_findings("udp", found):
         found += machine.udp()
+    with _errors_as_findings("container", found):
+        found += machine.container()
+    with _errors_as_findings("proxy", found):
+        found += machine.proxies(os.environ)
     with _errors_as_findings("device", found):
         found += machine.device(device)
     place = home or default_home(parsed.run_id if parsed else RunId(""))
@@ -75,6 +94,7 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
             findings, signed = examine(parsed, Home(place), listens_at, local)
             found += findings
             manifest = None if signed is None else signed.manifest
+    found += _material(manifest, Home(place), data, tokenizer)
     with _errors_as_findings("memory", found):
         found += machine.memory(manifest, device)
     with _errors_as_findings("disk", found):
@@ -86,6 +106,26 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
     else:
         click.echo("\n".join(show.lines(found)))
     return show.exit_status(found)
+
+
+def _material(manifest: Manifest | None, home: Home, data: Path | None, tokenizer: Path | None) -> list[Finding]:
+    """Check what the run reads; needs its manifest, which a node of the link hands out."""
+    if manifest is None:
+        return [skipped(check, "needs the run's manifest: give a join LINK that answers") for check in MATERIAL_CHECKS]
+    found: list[Finding] = []
+    with _errors_as_findings("packages", found):
+        from peer.doctor.material import check_packages
+
+        found.append(check_packages(manifest, cache_directory()))
+    with _errors_as_findings("data", found):
+        from peer.doctor.material import check_data
+
+        found.append(check_data(manifest, cache_directory(), home, data))
+    with _errors_as_findings("tokenizer", found):
+        from peer.doctor.material import check_tokenizer
+
+        found.append(check_tokenizer(manifest, home, tokenizer))
+    return found
 
 
 def _link(text: str | None, home: Path | None) -> JoinLink | None:

@@ -8,10 +8,12 @@ import platform
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import p2ptrain
-from p2ptrain.base import udp_filter
+from p2ptrain.base import cgroups, udp_filter
+from p2ptrain.base.documents import document
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.cli import platform_fault
@@ -21,6 +23,7 @@ from peer.doctor.findings import Finding, bad, note, ok
 CHECKPOINT_BYTES = 60
 """Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32. Guess: the size
 of a home after a long session, per parameter."""
+PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
 SPARE_DISK_BYTES = 1_000_000_000
 """Additional disk space, for logs and everything else. Guess: the size of a home without checkpoints after a long
 session."""
@@ -43,8 +46,31 @@ def versions() -> list[Finding]:
 def udp() -> list[Finding]:
     if reason := udp_filter.unavailable():
         words = f"strangers can make the network daemon p2pd speak QUIC over UDP: {reason}"
-        return [note("udp", words, "Use Linux on x86-64 or ARM64, or see Known faults of p2pd in docs/SECURITY.md.")]
+        page = document("SECURITY.md")
+        return [note("udp", words, f"Use Linux on x86-64 or ARM64, or see Known faults of p2pd in {page}.")]
     return [ok("udp", "a seccomp filter will keep the network daemon p2pd from using it")]
+
+
+def container() -> list[Finding]:
+    """Report limits of CPU, memory and processes that a container or service has; nothing without them."""
+    limits, found = cgroups.limits(), []
+    if limits.cpus < (os.cpu_count() or 1):
+        found.append(f"{limits.cpus:g} CPUs")
+    if limits.memory_bytes < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        found.append(f"{limits.memory_bytes / 1e9:.1f} GB of memory")
+    if limits.free_pids < cgroups.NEEDED_PIDS * 10:
+        found.append(f"{limits.free_pids:g} more processes and threads")
+    cgroups.check_pids()
+    return [ok("container", f"its limits: {', '.join(found)}")] if found else []
+
+
+def proxies(environment: Mapping[str, str]) -> list[Finding]:
+    """Report proxies in the environment, which only some connections use; nothing without them."""
+    names = sorted(name for name in environment if name.upper() in PROXIES and environment[name])
+    if not names:
+        return []
+    words = f"{', '.join(names)}: used for downloads from the Hugging Face hub; peers connect directly, without a proxy"
+    return [note("proxy", words, "If only the proxy reaches the internet, join from another network.")]
 
 
 def device(name: str) -> list[Finding]:
@@ -58,8 +84,7 @@ def device(name: str) -> list[Finding]:
         total = torch.cuda.get_device_properties(chosen).total_memory
         driver = f", driver {card[1]}" if (card := _driver()) else ""
         return [ok("device", f"{torch.cuda.get_device_name(chosen)}, {total / 1e9:.1f} GB{driver}")]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found = f"CPU, {cores} cores"
+    found = f"CPU, {cgroups.usable_cpus()} cores"
     card = _driver()
     if card is not None and name == "auto":
         fix = (
@@ -127,7 +152,7 @@ def _home_bytes(manifest: Manifest | None) -> int:
 
 def _room(path: Path) -> tuple[Path, int | None]:
     """Return the nearest existing directory of ``path``, and the free bytes of its disk; None if not writable."""
-    place = path.expanduser().absolute()
+    place = path.absolute()
     try:
         while not place.exists():
             place = place.parent

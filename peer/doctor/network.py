@@ -23,6 +23,7 @@ from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_acces
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd.error_text import short_reason
 from p2ptrain.net.relay.dial_back import look, measure
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.net.transport import P2PTransport
@@ -105,7 +106,8 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Res
 
 def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) -> Finding:
     """Report an address of the link without a usable manifest: a note if another address has one, else BAD."""
-    words = f"{short(peer)} at {where}: {why.problem if isinstance(why, UserError) else plain(why)}"
+    reason = why.problem if isinstance(why, UserError) else short_reason(why)
+    words = f"{short(peer)} at {where}: {reason.removesuffix(f' ({where})')}"
     if others:
         return note("link", words)
     if isinstance(why, UserError):
@@ -117,11 +119,6 @@ def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) ->
         words,
         f"Ask the person who gave you the link whether {where} is up. If it is, allow outgoing TCP to it.",
     )
-
-
-def plain(words: str) -> str:
-    """Shorten p2pd's account of a failed dial to its final reason."""
-    return words.rpartition("] ")[2] if "failed to dial" in words else words
 
 
 async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLink) -> SignedManifest | UserError | str:
@@ -180,7 +177,7 @@ async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int)
         async with asyncio.timeout(COMPANY_S):
             ends = [each.place for each in await node.daemon.connections() if each.peer == peer]
     except (NetworkError, RemoteError, TimeoutError) as error:
-        why = plain(str(error)) or "no answer in time"
+        why = short_reason(str(error)) or "no answer in time"
         return f"{short(peer)}: {why}"
     left = sent_from(address.host_of(ends[0]), address.port_of(ends)) if ends else 0
     return Observation(sight, ahead_s, left)

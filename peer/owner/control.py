@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
+from p2ptrain.base import files
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.train.loop import Signals
@@ -109,10 +111,7 @@ class OwnerControl:
         self._sensors.start()
         self._count()
         self._apply()
-        try:
-            self._server = ControlServer(self._home.path)
-        except OSError as error:
-            self._notebook.note("no door", why=error.strerror or str(error))
+        self._listen()
         self._thread.start()
         return self
 
@@ -142,10 +141,8 @@ class OwnerControl:
     # --- the thread -----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        watched: list[Any] = (
-            [self._wake_receiver] if self._server is None else [self._wake_receiver, self._server.socket]
-        )
         while not self._ends.is_set():
+            watched: list[Any] = [self._wake_receiver, *([] if self._server is None else [self._server.socket])]
             try:
                 ready, _, _ = select.select(watched, [], [], POLL_S)
                 if self._wake_receiver in ready:
@@ -159,12 +156,34 @@ class OwnerControl:
 
     def look(self) -> None:
         """Check for changes and apply them, every ``POLL_S``. An error in one part does not stop the others."""
-        parts = (self._read, self._count, self._save_if_due, self._end_pause_if_due, self._note_faults, self._apply)
+        parts = (
+            self._read,
+            self._count,
+            self._save_if_due,
+            self._end_pause_if_due,
+            self._note_faults,
+            self._apply,
+            self._keep_listening,
+        )
         for part in parts:
             try:
                 part()
             except Exception as error:  # an internal error: the other parts still run
                 self._note_error(error)
+
+    def _listen(self) -> None:
+        try:
+            self._server = ControlServer(self._home.path)
+        except (OSError, DeviceError) as error:
+            self._server = None
+            why = error.problem.rstrip(".") if isinstance(error, DeviceError) else files.cause(error)
+            self._notebook.note("no door", why=why)
+
+    def _keep_listening(self) -> None:
+        """Create the control socket again if somebody has removed it."""
+        if self._server is not None and not self._server.exists():
+            self._server.close()
+            self._listen()
 
     def _note_error(self, error: Exception) -> None:
         """Note an internal error once; the thread goes on, because budget, hours and commands need it."""

@@ -51,7 +51,7 @@ class ControlServer:
     """The peer's side of the control socket; requires the home's lock. ``close`` removes all files."""
 
     def __init__(self, home: Path) -> None:
-        """Create and bind the socket. Raises OSError."""
+        """Create and bind the socket. Raises OSError, or DeviceError if nothing on this machine takes sockets."""
         home = home.resolve()
         _remove(home)
         self._home = home
@@ -87,6 +87,16 @@ class ControlServer:
                 connection.settimeout(REQUEST_DEADLINE_S)
                 connection.sendall(line)
         return True
+
+    def exists(self) -> bool:
+        """Return whether clients still find the socket, and mark it as used, for cleaners of temporary directories."""
+        try:
+            os.utime(self.socket.getsockname())
+            return self._folder is None or (self._home / POINTER).exists()
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         self.socket.close()

@@ -87,12 +87,12 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     if training is not None:
         loss = f", loss {training['loss']:.3f}" if training["loss"] is not None else ""
         rows += [
-            ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']}{loss}"),
+            ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
             ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far"),
             (
                 "swarm",
-                f"{status['peers']} other peers, {training['exchanges_ok']} exchanges, "
-                f"{status['exchanges_under_way']} under way, {training['exchanges_failed']} failed",
+                f"{status['peers']:,} other peers, {training['exchanges_ok']:,} exchanges, "
+                f"{status['exchanges_under_way']} under way, {training['exchanges_failed']:,} failed",
             ),
         ]
     if status["admission"]:

@@ -22,7 +22,8 @@ from rich.console import Console
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.text import PLAIN_WIDTH
-from p2ptrain.manifest import PRESETS, parameter_count
+from p2ptrain.data.file_store import named_files, stored
+from p2ptrain.manifest import PRESETS, Manifest, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import FiniteRange
 from peer.testnet import report as reports
@@ -95,7 +96,7 @@ def testnet(
     terminal, the page stays open after the end until Ctrl+C.
 
     With --scenario, run that scenario with real peers instead and check the outcome against its limits
-    (docs/LABORATORY.md). The exit status is 1 if a limit is missed.
+    (docs/LABORATORY.md in a clone). The exit status is 1 if a limit is missed.
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
@@ -108,6 +109,7 @@ def testnet(
         console = Console(highlight=False, width=PLAIN_WIDTH)
     if page is not None:
         check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
+    data, tokenizer = data or _kept(manifest, chosen, "corpus"), tokenizer or _kept(manifest, chosen, "tokenizer")
     means = Means(threads, data, tokenizer, page or "")
     with claimed(out):
         plan = lay_out(out, chosen, peers, not no_solo, seed)
@@ -122,6 +124,12 @@ def testnet(
                 watch.say("interrupted; all processes have stopped")
                 raise
     return EXIT_FAILED if report.failures else 0
+
+
+def _kept(source: Path | None, manifest: Manifest, what: str) -> Path | None:
+    """Return the corpus or tokenizer that the run's directory keeps; None if it has none or the run names no file."""
+    names = [file.sha256 for file in named_files(manifest) if file.what == what]
+    return stored(source, names[0]) if source is not None and names else None
 
 
 def _laboratory() -> ModuleType:

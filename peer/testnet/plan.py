@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from p2ptrain.base.errors import HomeError, ManifestError
-from p2ptrain.base.files import cause
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import (
     MANIFEST_FILE,
@@ -32,8 +31,8 @@ from p2ptrain.manifest import (
     SignedManifest,
     create_run,
     load_run,
-    parse_toml,
     preset,
+    read_run,
     render_toml,
     sign_run,
     with_changes,
@@ -93,7 +92,7 @@ class Plan:
 
 def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
     """Return the manifest to train: a preset's, a file's or a run directory's. Raises ManifestError."""
-    manifest = preset(preset_name, _NO_AUTHOR) if source is None else _read(source)
+    manifest = preset(preset_name, _NO_AUTHOR) if source is None else read_run(source)
     recipe = RECIPES[manifest.outer.recipe]
     if not recipe.exchanges:
         raise ManifestError(
@@ -101,20 +100,6 @@ def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
             "Choose a manifest whose recipe makes exchanges; the testnet adds the solo run by itself.",
         )
     return manifest
-
-
-def _read(source: Path) -> Manifest:
-    path = source
-    try:
-        if source.is_dir():
-            path = source / MANIFEST_FILE
-            if not path.exists():
-                return load_run(source).manifest
-        return parse_toml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(
-            f"Cannot read {path}: {cause(error)}.", "Name a manifest.toml or a run's directory."
-        ) from error
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.table import Table
 
+from p2ptrain.base.cgroups import usable_cpus
 from peer.messages import size
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def next_steps(command: str, out: Path) -> list[str]:
 
 def machine() -> str:
     """Return the processor, number of cores and system of this machine."""
-    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    return f"{_processor()}, {usable_cpus()} cores, {platform.system()} {platform.machine()}"
 
 
 def _processor() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,25 @@ def test_a_full_disk_leaves_no_part_of_a_new_file(tmp_path: Path, monkeypatch: p
 )
 def test_causes_are_told_without_pythons_words(error: OSError | ValueError, said: str) -> None:
     assert files.cause(error) == said
+
+
+@pytest.mark.parametrize(("number", "said"), [(errno.EINVAL, None), (errno.ENOTSUP, None), (errno.EIO, "I/O")])
+def test_a_directory_is_flushed_where_its_disk_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str | None
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, "I/O")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(OSError, match=said) if said else contextlib.nullcontext():
+        files.sync(tmp_path)
+    with pytest.raises(OSError, match="I/O"):  # a file's content may be lost
+        files.sync(tmp_path / "file")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EFBIG, errno.ENOLCK, errno.EACCES, errno.EIO])
+def test_each_cause_has_a_remedy_that_fits(number: int) -> None:
+    remedies = {each: files.remedy(OSError(each, "")) for each in (errno.ENOSPC, errno.EROFS, errno.EFBIG, errno.EIO)}
+    assert ("space" in files.remedy(OSError(number, ""))) == (number == errno.ENOSPC)
+    assert len(set(remedies.values())) == 4

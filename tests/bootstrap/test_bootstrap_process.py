@@ -207,12 +207,12 @@ def test_a_signal_ends_it_and_nothing_is_left(
         running.until("[peers]")
         children = psutil.Process(running.process.pid).children(recursive=True)
         assert children
-        assert list(Path(sockets).glob("p2ptrain-*"))
+        assert list(Path(sockets).glob("p2ptrain.*"))
         running.process.send_signal(number)
         assert running.process.wait(PATIENCE_S) == 0
         assert "[bootstrap] stopped" in running.printed
         assert not psutil.wait_procs(children, timeout=PATIENCE_S)[1]
-        assert list(Path(sockets).glob("p2ptrain-*")) == []
+        assert list(Path(sockets).glob("p2ptrain.*")) == []
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

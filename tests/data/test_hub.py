@@ -157,4 +157,4 @@ def test_a_hub_that_stops_midway_is_continued(hub, tmp_path):
     assert said == f"{2 * ROWS} {len(expected) - 2 * ROWS} 0 {len(expected)}"
     (stream,) = (tmp_path / "cache").glob("*.npy")
     assert np.load(stream).tobytes() == expected
-    assert {path.suffix for path in stream.parent.iterdir()} == {".npy", ".lock"}
+    assert {path.suffix for path in stream.parent.iterdir()} == {".npy", ".lock", ".json"}

@@ -15,9 +15,8 @@ from lab.inner_main import MARK, sockets_left
 
 def test_sockets_that_the_next_start_would_not_remove_are_counted(tmp_path: Path) -> None:
     assert sockets_left(tmp_path) == 0
-    abandoned = tmp_path / "p2ptrain-abandoned"
+    abandoned = tmp_path / "p2ptrain.abandoned"
     abandoned.mkdir()
-    (abandoned / "lock").touch()
     ends = [socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
     ends[0].bind(str(abandoned / "in-0.sock"))
     ends[1].bind(str(tmp_path / "stray.sock"))

@@ -63,9 +63,63 @@ def test_a_link_cut_anywhere_is_refused(length: int) -> None:
     assert problem(LINK[:length])
 
 
+TWO = f"{LINK},/ip4/203.0.113.8/tcp/31337/p2p/{RSA}/p2p-circuit/p2p/{ED25519}#aW52-aXRl_"
+
+
+def wrapped(text: str, width: int, join: str) -> str:
+    return join.join(text[at : at + width] for at in range(0, len(text), width))
+
+
+@pytest.mark.parametrize("link", [LINK, TWO])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "'{}'",
+        '"{}"',
+        "<{}>",
+        "`{}`",
+        "({}).",
+        "\u201c{}\u201d,",
+        "\u00ab {} \u00bb",
+        "p2ptrain peer '{}' --local",
+        "$ p2ptrain peer {} --local\n",
+        "[join] p2ptrain peer '{}'",
+        "Hi, please join:\n\n{}\n\nThanks",
+        "> > p2ptrain peer '{}'\n> >\n> > Thanks",
+        "{}<{}>",
+    ],
+)
+def test_what_surrounds_a_link_is_ignored(link: str, damage: str) -> None:
+    assert str(JoinLink.parse(damage.format(*[link] * damage.count("{}")))) == link
+
+
+@pytest.mark.parametrize("link", [LINK, TWO])
+@pytest.mark.parametrize(
+    "join", ["\n", "\r\n", " ", "\n    ", "\n> ", "\n>> ", "=\n", "=\r\n", "= ", "\u200b", "\u00a0"]
+)
+@pytest.mark.parametrize("width", [1, 7, 40, 76])
+def test_a_link_that_a_mail_program_broke(link: str, join: str, width: int) -> None:
+    begin, rest = link[:11], link[11:]
+    broken = begin + wrapped(rest, width, join)
+    assert str(JoinLink.parse(broken)) == link
+    assert str(JoinLink.parse(f"> p2ptrain peer '{broken}'\n")) == link
+
+
+def test_words_after_a_link_are_no_part_of_it() -> None:
+    assert str(JoinLink.parse(f"{LINK} see you there\nAnna")) == LINK
+    assert str(JoinLink.parse(f"{LINK}\n{TWO}")) == LINK
+    assert str(JoinLink.parse(f"Open {LINK}, and wait.")) == LINK
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (f"'{LINK[:-3]}'", "was the link cut off"),
+        (f"p2ptrain peer {LINK[:30]} --local", "seems cut off: its run id has 19 of 64 digits"),
+        (f"{LINK},\n/ip4/203.0.113.8/tcp/31337/p2p/{RSA[:-1]}", "is not a peer id"),
+        (f"{LINK}\n,/ip4/203.0.113.8/tcp/31337/p2p/{RSA[:-1]}", "is not a peer id"),
+        ("p2ptrain peer", "begins with p2ptrain://, but this is 'p2ptrain peer'"),
+        (" " * 20_000 + LINK, "at most 4,096"),
         (LINK[: len("p2ptrain://") + 20], "seems cut off: its run id has 20 of 64 digits"),
         (f"p2ptrain://5f0c…@{ADDRESS}", "is shortened"),
         (f"{LINK[:40]}...", "is shortened"),

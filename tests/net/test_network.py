@@ -464,6 +464,29 @@ def test_a_p2pd_that_lives_and_answers_nothing_is_ended(tmp_path: Path, monkeypa
     asyncio.run(main())
 
 
+def test_a_p2pd_whose_socket_was_removed_is_ended_and_its_end_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Check a socket for inbound streams: without it p2pd still answers."""
+    monkeypatch.setattr(daemon_module, "PULSE_S", 0.1)
+
+    async def main() -> None:
+        daemon = await Daemon.start(Identity.load_or_create(tmp_path / "id.key").path, LOOPBACK)
+        try:
+            for each in await asyncio.gather(*(daemon.serve_streams(f"/{i}", lambda stream: None) for i in range(2))):
+                place = Path(each.sockets[0].getsockname())
+                os.utime(place, (1.0, 1.0))
+            died = asyncio.create_task(daemon.died())
+            async with asyncio.timeout(60):
+                while place.stat().st_mtime == 1.0:  # a cleaner goes by age
+                    await asyncio.sleep(0.01)
+                place.unlink()
+                assert await died == -signal.SIGKILL
+            assert daemon.ending == f"its sockets in {daemon._folder.path} were removed"
+        finally:
+            await daemon.close()
+
+    asyncio.run(main())
+
+
 def test_strangers_lead_a_node_neither_to_its_own_machine_nor_elsewhere(tmp_path: Path, swarm: Swarm):
     """Check a public node: loopback addresses in records are not dialed, those that its owner names are."""
 

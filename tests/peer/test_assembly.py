@@ -74,9 +74,11 @@ def test_the_first_start_tells_how_far_it_is(
     heard: list[str] = []
     with contextlib.closing(EventLog(home.events)) as log:
         log.listen(lambda kind, fields: heard.append(kind))
-        build(PeerOptions(link=None), device, home, Identity.load_or_create(home.identity), signed_run(), log)
+        signed = signed_run(run__tokens_per_peer=30_000_000)
+        build(PeerOptions(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
     assert "tokenizing" in heard
     assert heard.count("text read") == 1
+    assert heard.count("text repeats") == 1
 
 
 def test_a_text_is_written_at_one_look_of_four(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import RunId
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import SignedManifest
-from peer.home import Addresses, Home, cache_directory, default_home
+from peer.home import Addresses, Home, default_home
 
 OWN = "/ip4/10.0.0.7/tcp/4001/p2p/me"
 BOOTSTRAP = "/ip4/203.0.113.7/tcp/31337/p2p/bootstrap"
@@ -73,3 +75,45 @@ def test_default_places(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_directory() == Path("/home/you/.cache/p2ptrain")
     monkeypatch.setenv("XDG_CACHE_HOME", "/fast")
     assert cache_directory() == Path("/fast/p2ptrain")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~/fast")
+    assert cache_directory() == Path("/home/you/fast/p2ptrain")
+
+
+@pytest.mark.parametrize("place", [cache_directory, lambda: default_home(RunId("ab" * 32))])
+def test_a_user_without_a_home_directory_is_told_to_set_one(
+    monkeypatch: pytest.MonkeyPatch, place: Callable[[], Path]
+) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(HomeError, match=r"User \d+ has no home directory: HOME is not set.*\n  Set HOME to"):
+        place()
+
+
+def test_a_read_only_home_has_no_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(lock: object, **_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    assert not Home(tmp_path).is_inhabited()
+    with (
+        pytest.raises(HomeError, match=r"Read-only file system\.\n  Choose a directory that you can write to.* --home"),
+        Home(tmp_path).locked(),
+    ):
+        pass
+
+
+def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")  # NFS without its lock service
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with (
+        pytest.raises(HomeError, match=r"No locks available\.\n  Choose a directory on a local disk"),
+        Home(tmp_path).locked(),
+    ):
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from rich.console import Console
 
 from p2ptrain.base.text import printable
 from peer.messages import line, size
-from peer.screen import Screen
+from peer.screen import REPEAT_S, Screen
 
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 PROGRESS: dict[str, Any] = {
-    "step": 12,
+    "step": 1234,
+    "progress": 345_000.0,
     "fraction": 0.345,
     "loss": 2.5,
     "tokens_per_s": 12345.6,
@@ -38,6 +40,7 @@ def test_sizes(size_bytes: float, text: str) -> None:
 def test_an_exchange() -> None:
     fields = {"peer": PEER, "seconds": 0.81, "sent_bytes": 550_000, "received_bytes": 550_000, "distance": 0.0123}
     assert line("exchanged", fields) == f"[exchange] exchanged with {PEER[-6:]}: 0.8 s, 1.1 MB, 1.2 % apart"
+    assert str(line("exchanged", fields | {"distance": 1.1})).endswith(" 110 % apart")
 
 
 def test_weights_that_were_taken_and_what_was_lost_on_the_way() -> None:
@@ -50,13 +53,16 @@ def test_weights_that_were_taken_and_what_was_lost_on_the_way() -> None:
 
 def test_progress_and_its_plurals() -> None:
     assert line("progress", PROGRESS) == (
-        "[train] step 12 · 34 % · loss 2.500 · 12,346 tokens/s · 1 other peer · 11 exchanges"
+        "[train] 34 % · 53.1 s left · loss 2.500 · 12,346 tokens/s · 1 other peer · step 1,234 · 11 exchanges"
     )
     assert "0 other peers" in str(line("progress", PROGRESS | {"peers": 0}))
+    for ends in {"fraction": 0.0}, {"fraction": 1.0}, {"tokens_per_s": 0.0}:
+        assert "left" not in str(line("progress", PROGRESS | ends))
 
 
 def test_what_a_tokenizer_loses_is_a_warning() -> None:
     assert line("text differs", {"why": "3.0% are unknown"}) == "[data] warning: 3.0% are unknown"
+    assert line("text repeats", {"why": "the text is small"}) == "[data] warning: the text is small"
 
 
 def test_how_far_the_tokens_are() -> None:
@@ -105,13 +111,35 @@ def test_printable_text_passes_unchanged() -> None:
     assert printable("Grüße, 世界 · [ok]") == "Grüße, 世界 · [ok]"
 
 
-def shown_on(terminal: bool, notes: list[tuple[str, dict[str, Any]]]) -> str:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=200, emoji=False, highlight=False, soft_wrap=True)
-    with Screen(console) as screen:
+class Terminal:
+    """A screen whose clock the test moves, on a terminal or in a file, and what it wrote."""
+
+    def __init__(self, is_terminal: bool, width: int = 200, verbose: bool = False) -> None:
+        self.out, self.now = io.StringIO(), 0.0
+        self.console = Console(
+            file=self.out,
+            force_terminal=is_terminal,
+            width=width,
+            emoji=False,
+            highlight=False,
+            soft_wrap=True,
+            _environ={"TERM": "xterm"},
+        )
+        self.screen = Screen(self.console, verbose, lambda: self.now)
+
+    def shows(self, kind: str, **fields: Any) -> str:
+        """Return what the screen writes for a note, without control sequences."""
+        before = len(self.out.getvalue())
+        self.screen.show(kind, fields)
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", self.out.getvalue()[before:])
+
+
+def shown_on(is_terminal: bool, notes: list[tuple[str, dict[str, Any]]]) -> str:
+    terminal = Terminal(is_terminal)
+    with terminal.screen as screen:
         for kind, fields in notes:
             screen.show(kind, fields)
-    return out.getvalue()
+    return terminal.out.getvalue()
 
 
 def test_hostile_words_reach_no_terminal() -> None:
@@ -125,14 +153,102 @@ def test_hostile_words_reach_no_terminal() -> None:
     assert "[bold red]markup[/] [/nothing] :skull:" in on_terminal
 
 
-def test_a_progress_bar_on_a_terminal() -> None:
-    shown = shown_on(True, [("progress", PROGRESS)])
-    assert "[train] step 12 · 34 %" in shown
+def test_a_status_line_on_a_terminal_is_renewed_and_news_stands_above() -> None:
+    terminal = Terminal(is_terminal=True)
+    with terminal.screen:
+        for _ in range(3):
+            assert "\n" not in (shown := terminal.shows("progress", **PROGRESS))
+            assert shown == line("progress", PROGRESS)
+        news, status = terminal.shows("lost", peer=PEER, why="gone").splitlines()
+        assert (news, status) == (f"[peers] lost {PEER[-6:]}: gone", line("progress", PROGRESS))
+    assert terminal.out.getvalue().endswith("\x1b[2K")  # it leaves no status line behind
 
 
-def test_plain_progress_is_not_a_flood() -> None:
-    shown = shown_on(False, [("progress", PROGRESS)] * 20 + [("saved", {"path": "here"})])
-    assert shown.splitlines() == [line("progress", PROGRESS), "[save] here"]
+@pytest.mark.parametrize("width", [20, 60, 80])
+def test_a_status_line_is_cut_at_the_width_that_the_terminal_has_now(width: int) -> None:
+    terminal = Terminal(is_terminal=True, width=200)
+    with terminal.screen:
+        assert "exchanges" in terminal.shows("progress", **PROGRESS)
+        terminal.console.width = width
+        shown = terminal.shows("progress", **PROGRESS)
+        assert (len(shown), shown[-1], "\n" in shown) == (width, "…", False)
+
+
+def test_a_dumb_terminal_gets_lines() -> None:
+    terminal = Terminal(is_terminal=True)
+    dumb = Console(file=terminal.out, force_terminal=True, _environ={"TERM": "dumb"}, soft_wrap=True)
+    with Screen(dumb) as screen:
+        screen.show("progress", PROGRESS)
+    assert terminal.out.getvalue() == f"{line('progress', PROGRESS)}\n"
+
+
+def test_the_status_line_says_why_a_peer_rests() -> None:
+    terminal = Terminal(is_terminal=True)
+    with terminal.screen:
+        terminal.shows("paused", why="by its owner")
+        assert terminal.shows("progress", **PROGRESS) == ""
+        assert "paused: by its owner" in terminal.shows("found", peer=PEER)
+        terminal.shows("goes on", step=1, tokens=1)
+        assert terminal.shows("progress", **PROGRESS) == line("progress", PROGRESS)
+
+
+def test_without_a_terminal_there_is_a_line_of_progress_a_minute() -> None:
+    log = Terminal(is_terminal=False)
+    told = [log.shows("progress", **PROGRESS) for log.now in range(0, 180, 2)]
+    assert [at for at, text in enumerate(told) if text] == [0, 30, 60]
+    assert log.shows("saved", path="here") == "[save] here\n"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_news_is_what_changed(is_terminal: bool) -> None:
+    terminal = Terminal(is_terminal)
+    exchange = {"peer": PEER, "seconds": 0.8, "distance": 0.01}
+    other = PEER[:-1] + "x"
+    assert terminal.shows("exchanged", **exchange)
+    assert not terminal.shows("exchanged", **exchange)
+    assert not terminal.shows("skipped", peer=PEER, why="busy")
+    assert terminal.shows("failed", peer=PEER, why="it broke")
+    assert not terminal.shows("failed", peer=PEER, why="it broke again")
+    assert terminal.shows("failed", peer=other, why="it broke")
+    for place in "a:1", "b:2":
+        assert terminal.shows("no manifest", peer=PEER, where=place, why="no answer")
+        assert not terminal.shows("no manifest", peer=PEER, where=place, why="no answer")
+        assert terminal.shows("no manifest", peer=PEER, where=place, why="another run")
+    assert terminal.shows("waiting", why="nobody answers", seconds=2.0, remedy="Wait.")
+    assert not terminal.shows("waiting", why="nobody answers", seconds=3.0, remedy="Wait.")
+    terminal.now += REPEAT_S
+    assert terminal.shows("waiting", why="nobody answers", seconds=30.0, remedy="Wait.")
+    assert terminal.shows("failed", peer=PEER, why="it broke")
+    for _ in range(2):
+        assert terminal.shows("found", peer=PEER)
+        assert terminal.shows("lost", peer=PEER)
+        assert terminal.shows("not saved", what="a checkpoint", why="the disk is full")
+
+
+def test_saves_are_news_now_and_then_and_always_at_the_end() -> None:
+    log = Terminal(is_terminal=False)
+    assert [bool(log.shows("saved", path="here")) for log.now in range(0, 1200, 120)] == [True, *[False] * 4] * 2
+    log.shows("stopping", signal="SIGINT", training=True)
+    assert log.shows("saved", path="here") == "[save] here\n"
+
+
+def test_a_new_lowest_loss_is_news() -> None:
+    log = Terminal(is_terminal=False)
+    for log.now, loss, is_news in (
+        (0, 3.0, False),
+        (60, 2.9, False),
+        (660, 2.8, True),
+        (720, 2.7, False),
+        (1320, 2.75, False),
+    ):
+        shown = log.shows("progress", **(PROGRESS | {"loss": loss}))
+        assert (f"lowest training loss so far: {loss:.3f}, at step 1,234" in shown) is is_news
+
+
+def test_verbose_shows_every_exchange() -> None:
+    terminal = Terminal(is_terminal=False, verbose=True)
+    for kind in ("exchanged", "skipped", "failed", "gave weights", "saved") * 2:
+        assert terminal.shows(kind, peer=PEER, path="here")
 
 
 def test_printed_commands_can_be_pasted() -> None:

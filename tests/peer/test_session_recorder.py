@@ -170,6 +170,22 @@ def test_the_last_checkpoint_waits_for_a_full_disk(record: SessionRecorder, monk
     ]
 
 
+def test_the_loss_of_what_the_final_gossip_left_is_told(
+    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(record, 0.0, monkeypatch)
+    monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: 2.5 - len(disk.kept))
+    monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *_: None)
+    cast(Any, record).home.trained = None
+    record.learner.state_dict = lambda: ({"slow": None}, {})  # type: ignore[method-assign, assignment, return-value]
+    record.learner.ended = True
+    record.training_ended()
+    record.end()
+    saved = "[train] held-out loss 1.5000 of the model that was saved and that export writes"
+    assert told(record) == ["[train] reached the run's end: held-out loss 2.500; the final gossip begins", saved]
+    assert record.summary()["val_loss_last"] == 1.5
+
+
 def test_a_disk_that_stays_full_is_an_error_in_the_end(
     record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from p2ptrain.base import udp_filter
+from p2ptrain.base.documents import document
 from p2ptrain.base.errors import DeviceError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.launcher import launched
@@ -77,7 +78,8 @@ class Daemon:
         self._folder = folder
         self._serials = itertools.count()
         self._reasons = BackoffReasons()
-        self._is_deaf = False
+        self._killed_because = ""
+        self._sockets: set[str] = {p2p._daemon_listen_maddr["unix"]}
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
             task.add_done_callback(self._connection_ended)
 
@@ -134,9 +136,7 @@ class Daemon:
     @property
     def ending(self) -> str:
         """The reason why the process ended, in a few words."""
-        if self._is_deaf:
-            return f"it did not answer {MAX_MISSED} times in a row and was killed"
-        return f"exit code {self.p2p._child.returncode}"
+        return self._killed_because or f"exit code {self.p2p._child.returncode}"
 
     async def own_addresses(self) -> list[str]:
         """Return the multiaddresses of all listening interfaces, or the announced ones, without ``/p2p/``.
@@ -203,11 +203,14 @@ class Daemon:
         except BaseException:
             server.close()
             raise
+        self._sockets.add(str(path))
         return server
 
     async def stop_serving(self, protocol: str, server: asyncio.Server) -> None:
         """Accept no more streams of that protocol. Raises NetworkError; no deadline."""
-        place = Multiaddr(f"/unix{server.sockets[0].getsockname()}").to_bytes()
+        path = server.sockets[0].getsockname()
+        place = Multiaddr(f"/unix{path}").to_bytes()
+        self._sockets.discard(path)
         server.close()
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.REMOVE_STREAM_HANDLER,
@@ -244,8 +247,22 @@ class Daemon:
             except (NetworkError, TimeoutError) as error:
                 missed += 1
                 logger.warning("p2pd did not answer: %s", error or "timeout")
-        self._is_deaf = True
+            if not self._keep_sockets():
+                self._killed_because = f"its sockets in {self._folder.path} were removed"
+                break
+        self._killed_because = self._killed_because or f"it did not answer {MAX_MISSED} times in a row and was killed"
         self._kill()
+
+    def _keep_sockets(self) -> bool:
+        """Return whether all sockets still exist, and mark them as used, for cleaners of the temporary directory."""
+        try:
+            for path in self._sockets:
+                os.utime(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            logger.debug("the sockets of p2pd cannot be marked as used: %s", error)
+        return True
 
     def _connection_ended(self, task: asyncio.Task[None]) -> None:
         """Kill p2pd soon after hivemind's connection task ended, because it cannot deliver anything any more.
@@ -278,7 +295,8 @@ def _check_binary() -> None:
 @functools.cache
 def _report_missing_filter() -> None:
     if reason := udp_filter.unavailable():
-        logger.warning("p2pd runs without the filter that forbids it UDP: %s; see docs/SECURITY.md", reason)
+        page = document("SECURITY.md")
+        logger.warning("p2pd runs without the filter that forbids it UDP: %s; see %s", reason, page)
 
 
 def _is_taken(place: str) -> bool:

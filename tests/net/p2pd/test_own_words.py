@@ -16,6 +16,7 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd.error_text import short_reason
 from p2ptrain.net.transport import P2PTransport
 
 pytestmark = pytest.mark.net
@@ -23,8 +24,11 @@ pytestmark = pytest.mark.net
 RUN = RunId("ab" * 32)
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 PAGE = (Path(__file__).parents[3] / "docs/ERRORS.md").read_text(encoding="utf-8")
-P2PDS = re.findall(r"^\| `([^`]+)`", PAGE.split("### In the network daemon's words")[1].split("\n## ")[0], re.MULTILINE)
+TABLE = PAGE.split("### In the network daemon's words")[1].split("\n## ")[0]
+P2PDS = re.findall(r"^\| `([^`]+)`", TABLE, re.MULTILINE)
 """go-libp2p's messages that p2ptrain passes on, as the page quotes them; ``…`` stands for inserted values."""
+SHOWN = re.findall(r"^\| `[^`]+` \| ([^|]+) \|", TABLE, re.MULTILINE)
+"""Short forms of these messages, in the same order."""
 
 
 def is_said_in(words: str, text: str) -> bool:
@@ -70,5 +74,7 @@ def test_its_words_are_those_that_are_explained(tmp_path: Path) -> None:
     assert "dial backoff after: dial tcp4" in texts[2]
     assert texts[2].endswith("connect: connection refused")
     assert len(P2PDS) == 6
+    expected = [SHOWN[at] for at in (4, 0, 0, 2, 3, 5)]
+    assert [text for text, words in zip(texts, expected, strict=True) if words not in short_reason(text)] == []
     assert [words for words in sorted(P2PDS) if not any(is_said_in(words, text) for text in texts)] == []
     assert [text for text in texts if not any(is_said_in(words, text) for words in P2PDS)] == []

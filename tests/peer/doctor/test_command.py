@@ -18,7 +18,6 @@ from p2ptrain.base import udp_filter
 from peer.doctor import command, network
 from peer.doctor.command import doctor
 from peer.doctor.findings import Finding
-from peer.doctor.network import plain
 from peer.home import Addresses, Home
 
 
@@ -129,9 +128,3 @@ def test_whatever_a_check_raises_is_its_finding(monkeypatch: pytest.MonkeyPatch,
     found = findings("--home", str(tmp_path), "--port", str(free), expected=False)
     assert "libcudart.so.12" in found["versions"]["found"]
     assert found["versions"]["fix"]
-
-
-def test_p2pds_account_of_a_dial_is_cut_down() -> None:
-    long = "failed to dial: failed to dial 12D3: all dials failed * [/ip4/8.8.8.8/tcp/1] dial tcp4 8.8.8.8:1: refused"
-    assert plain(long) == "dial tcp4 8.8.8.8:1: refused"
-    assert plain("another run [1] here") == "another run [1] here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.data.corpus import stream_key
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from peer.doctor import machine
@@ -89,3 +91,20 @@ def test_a_cache_that_is_closed_to_us(disks: dict[str, int], tmp_path: Path, mon
     for manifest in (None, run()):
         (found,) = machine.cache(tmp_path / "cache", tmp_path / "home", manifest)
         assert (found.state, "XDG_CACHE_HOME" in found.fix) == (FindingState.BAD, True)
+
+
+def test_a_proxy_is_told_and_that_a_swarm_does_not_use_it() -> None:
+    assert machine.proxies({"PATH": "/bin", "http_proxy": "", "NO_PROXY": "*"}) == []
+    (found,) = machine.proxies({"https_proxy": "http://user:secret@proxy:3128", "ALL_PROXY": "socks5://proxy:1080"})
+    assert found.state is FindingState.NOTE
+    assert found.found.startswith("ALL_PROXY, https_proxy: used for downloads from the Hugging Face hub; peers connect")
+    assert "secret" not in found.found
+
+
+def test_limits_of_a_container_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = CgroupLimits(math.inf, math.inf, math.inf)
+    monkeypatch.setattr(machine.cgroups, "limits", lambda root=None: limits)
+    assert machine.container() == []
+    limits = CgroupLimits(1e6, 0.5, 90)
+    (found,) = machine.container()
+    assert found.found == "its limits: 0.5 CPUs, 0.0 GB of memory, 90 more processes and threads"

@@ -3,6 +3,7 @@ peer."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -25,10 +26,10 @@ from p2ptrain.net.throttle import MBIT, Throttles
 from p2ptrain.train.loop import Signals
 from peer.home import Home
 from peer.messages import line
-from peer.owner import commands, status
+from peer.owner import commands, control_socket, status
 from peer.owner import control as control_module
 from peer.owner.control import OwnerControl, TrainingHandle
-from peer.owner.control_socket import ask
+from peer.owner.control_socket import POINTER, SOCKET, NotRunningError, ask
 from peer.owner.pause import parse_end
 from peer.owner.policy import GIVEN_SHARE
 from peer.owner.resting import CALM_S, STALE_S, Readings
@@ -669,6 +670,24 @@ def test_over_the_socket_and_gone_afterwards(desk: Desk, capsys: pytest.CaptureF
     assert json.loads(shown)["state"] == "pausing"
     assert sorted(path.name for path in home.iterdir()) == ["paused.json", "settings.toml"]
     assert not [thread for thread in threading.enumerate() if thread.name == "owner"]
+
+
+@pytest.mark.parametrize("removed", [SOCKET, POINTER])
+def test_a_removed_control_socket_is_made_again(desk: Desk, monkeypatch: pytest.MonkeyPatch, removed: str) -> None:
+    home = desk.home.path
+    monkeypatch.setattr(control_socket, "LONGEST_PATH", 1000 if removed == SOCKET else 1)
+    monkeypatch.setattr(control_module, "POLL_S", 0.01)
+    with desk.owner:
+        (home / removed).unlink()
+        end = time.monotonic() + 60
+        answer = None
+        while answer is None:
+            assert time.monotonic() < end
+            with contextlib.suppress(NotRunningError):
+                answer = ask(home, command="status")
+    assert answer["told"] == ""
+    assert [path.name for path in home.iterdir()] == ["settings.toml"]
+    assert "no door" not in desk.kinds()
 
 
 @pytest.mark.parametrize("order", [commands.status, commands.pause])

@@ -1,0 +1,142 @@
+"""Figures of a run's text: how many tokens there are, what was skipped, and how often peers read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from p2ptrain.data.corpus import TextSummary, check_vocabulary, stream_key
+from p2ptrain.data.file_store import stored
+from p2ptrain.data.split import Split, split_stream
+from p2ptrain.data.stream import stream_path
+from p2ptrain.data.tokenizer import load_tokenizer
+from p2ptrain.manifest import parameter_count
+from p2ptrain.manifest.fitting import epochs, repetition
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class TextFigures:
+    """Counts of a run's text, as ``p2ptrain tokens --json`` prints them. What was not counted is None."""
+
+    training_tokens: int
+    held_out_tokens: int
+    sequence_length: int
+    tokens_per_peer: int
+    epochs: float
+    """How often one peer reads the training tokens until the run ends; the run's peers together read them as often
+    each."""
+    parameters: int
+    tokens_per_parameter: float
+    """Training tokens per parameter of the model."""
+    vocabulary: int
+    """Ids of the tokenizer."""
+    model_vocabulary: int
+    """Ids of the model."""
+    is_cut: bool
+    """Whether corpus.max_tokens leaves out the rest of the text."""
+    documents: int | None
+    bytes: int | None
+    """Bytes of the text that was read, as UTF-8."""
+    tokens_per_byte: float | None
+    """None also if the text is cut, since more of it was read than is used."""
+    rows: int | None
+    """Rows of jsonl, parquet or a data set of the hub; 0 for plain text."""
+    skipped: int | None
+    """Rows without usable text."""
+    skipped_examples: list[str]
+    """The first skipped rows: line or row number, and reason."""
+    warnings: list[str]
+
+    def table(self) -> list[tuple[str, str]]:
+        """Return names and values for people."""
+        lines = [
+            ("training tokens", f"{self.training_tokens:,}"),
+            ("held-out tokens", f"{self.held_out_tokens:,}"),
+            ("tokens per peer", f"{self.tokens_per_peer:,} until the run ends, which is {self.epochs:,.2f} epochs"),
+            ("model", f"{self.parameters:,} parameters, {self.tokens_per_parameter:,.2f} training tokens for each"),
+            ("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),
+        ]
+        if self.documents is not None:
+            read = f"{self.documents:,}, {self.bytes:,} bytes"
+            if self.tokens_per_byte is not None:
+                read += f", {self.tokens_per_byte:.3f} tokens per byte"
+            lines.append(("documents", read))
+        if self.is_cut:
+            lines.append(("left out", "the text after corpus.max_tokens"))
+        if self.skipped and self.rows is not None:
+            more = self.skipped - len(self.skipped_examples)
+            examples = "; ".join(self.skipped_examples) + (f"; and {more:,} more" if more else "")
+            lines.append(("rows skipped", f"{self.skipped:,} of {self.rows:,} ({examples})"))
+        return lines
+
+
+def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: TextSummary | None) -> TextFigures:
+    """Return the figures of a token stream of ``tokens`` ids.
+
+    Args:
+        vocabulary: ids of the tokenizer.
+        summary: what was read; None if that is not known.
+
+    Raises:
+        CorpusError: too short for a training and a held-out sequence.
+    """
+    split = _split(manifest, tokens)
+    training = split.train_tokens
+    parameters = parameter_count(manifest.model)
+    is_cut = manifest.corpus.kind != "builtin" and tokens >= manifest.corpus.max_tokens
+    counts = None if summary is None else summary.counts
+    warning = repetition(manifest, training)
+    return TextFigures(
+        training_tokens=training,
+        held_out_tokens=split.held_out_tokens,
+        sequence_length=split.sequence_length,
+        tokens_per_peer=manifest.run.tokens_per_peer,
+        epochs=epochs(manifest, training),
+        parameters=parameters,
+        tokens_per_parameter=training / parameters,
+        vocabulary=vocabulary,
+        model_vocabulary=manifest.model.config.vocab_size,
+        is_cut=is_cut,
+        documents=counts.documents if counts else None,
+        bytes=counts.text_bytes if counts else None,
+        tokens_per_byte=None if counts is None or is_cut else tokens / counts.text_bytes,
+        rows=counts.rows if counts else None,
+        skipped=counts.skipped if counts else None,
+        skipped_examples=counts.examples if counts else [],
+        warnings=[*(summary.warnings if summary else ()), *([warning] if warning else ())],
+    )
+
+
+def known_warnings(manifest: Manifest, directory: Path, cache: Path) -> list[str]:
+    """Check a run before it is signed, as far as its text is tokenized and its tokenizer stored already.
+
+    Args:
+        directory: the run's directory.
+        cache: directory of token streams.
+
+    Returns:
+        Sentences without their full stops.
+
+    Raises:
+        CorpusError: the text is too short.
+        ManifestError: the tokenizer has more ids than the model.
+    """
+    if manifest.tokenizer.kind == "file" and (path := stored(directory, manifest.tokenizer.sha256)) is not None:
+        check_vocabulary(manifest, load_tokenizer(manifest.tokenizer, path))
+    try:
+        path = stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer))
+        tokens = len(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError):  # not tokenized yet, or damaged: the next peer builds it again
+        return []
+    warning = repetition(manifest, _split(manifest, tokens).train_tokens)
+    return [] if warning is None else [warning]
+
+
+def _split(manifest: Manifest, tokens: int) -> Split:
+    return split_stream(tokens, manifest.training.sequence_length, manifest.corpus.validation_fraction)

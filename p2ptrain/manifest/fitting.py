@@ -1,0 +1,117 @@
+"""Size of a run that fits its text: pure arithmetic on the presets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from p2ptrain.manifest.document import with_changes
+from p2ptrain.manifest.model import parameter_count
+from p2ptrain.manifest.presets import PRESETS, preset
+from p2ptrain.manifest.schema import Manifest
+
+TOKENS_PER_PARAMETER = 20
+"""Training tokens per parameter of the best model for a given compute (Hoffmann et al. 2022, arXiv 2203.15556)."""
+
+MOST_EPOCHS = 4
+"""Epochs up to which repeated text is worth about as much as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
+
+LEAST_OUTER_STEPS = 100
+"""Outer steps that a run has at least, or its peers exchange too seldom. Guess: measure the loss of short runs."""
+
+_NO_AUTHOR = "00" * 32
+
+
+class FittedRun(NamedTuple):
+    """A preset, and changes to it that fit a text."""
+
+    preset: str
+    changes: dict[str, Any]
+    """New values of the preset's fields, by dotted path."""
+    reason: str
+    """A sentence that says what was chosen and why."""
+
+
+def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = None) -> FittedRun:
+    """Choose model size and token budget for a text of ``tokens`` training tokens.
+
+    Without ``preset_name`` each peer reads the text once, and the model is that of ``_candidates`` which comes nearest
+    to ``TOKENS_PER_PARAMETER``. With it, model and budget are the preset's.
+
+    Args:
+        changes: further changes to the preset, such as its vocabulary.
+
+    Raises:
+        ManifestError: no such preset, or the changes do not fit it.
+    """
+    if preset_name is not None:
+        return _explained(preset_name, dict(changes), tokens)
+    target = tokens / TOKENS_PER_PARAMETER
+    found = [(name, {**sizes, **changes}) for name, sizes in _candidates(changes)]
+    name, chosen = min(found, key=lambda each: abs(math.log(_parameters(*each) / max(1.0, target))))
+    per_outer_step = preset(name, _NO_AUTHOR).tokens_per_outer_step
+    budget = max(_rounded(tokens), LEAST_OUTER_STEPS * per_outer_step)
+    run = PRESETS[name]
+    warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens_per_peer"])
+    chosen |= {"run.tokens_per_peer": budget, "training.warmup_tokens": warmup}
+    return _explained(name, chosen, tokens)
+
+
+def epochs(manifest: Manifest, tokens: int) -> float:
+    """Return how often one peer reads a text of ``tokens`` training tokens until the run ends."""
+    return manifest.run.tokens_per_peer / tokens
+
+
+def repetition(manifest: Manifest, tokens: int) -> str | None:
+    """Return a warning, without its full stop, if peers read the text more than ``MOST_EPOCHS`` times; else None."""
+    if epochs(manifest, tokens) <= MOST_EPOCHS:
+        return None
+    return (
+        f"the text is small for this run: each peer reads its {tokens:,} training tokens "
+        f"{epochs(manifest, tokens):,.1f} times, and beyond {MOST_EPOCHS} times repeated text is worth less and less "
+        f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens_per_peer, now "
+        f"{manifest.run.tokens_per_peer:,}, to {MOST_EPOCHS * tokens:,}"
+    )
+
+
+def _explained(name: str, changes: dict[str, Any], tokens: int) -> FittedRun:
+    manifest = with_changes(preset(name, _NO_AUTHOR), changes)
+    config, parameters = manifest.model.config, parameter_count(manifest.model)
+    reason = (
+        f"{parameters:,} parameters (preset {name}, {config.num_hidden_layers} layers of {config.hidden_size}): "
+        f"the text has {tokens / parameters:,.2f} training tokens per parameter, and about {TOKENS_PER_PARAMETER} are "
+        f"best (Hoffmann et al. 2022). Each peer reads it {epochs(manifest, tokens):,.1f} times."
+    )
+    return FittedRun(name, changes, reason)
+
+
+def _candidates(changes: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield presets and, between two of them, the larger one with fewer attention heads and layers."""
+    below = 0
+    for name, values in PRESETS.items():
+        config = values["model"]["config"]
+        heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+        for kept in range(heads // groups, heads, heads // groups):
+            sizes = {
+                "hidden_size": config["hidden_size"] * kept // heads,
+                "intermediate_size": config["intermediate_size"] * kept // heads,
+                "num_hidden_layers": max(1, round(config["num_hidden_layers"] * kept / heads)),
+                "num_attention_heads": kept,
+                "num_key_value_heads": groups * kept // heads,
+            }
+            smaller = {f"model.config.{field}": value for field, value in sizes.items()}
+            if below and _parameters(name, {**smaller, **changes}) > below:
+                yield name, smaller
+        below = _parameters(name, changes)
+        yield name, {}
+
+
+def _parameters(name: str, changes: Mapping[str, Any]) -> int:
+    return parameter_count(with_changes(preset(name, _NO_AUTHOR), changes).model)
+
+
+def _rounded(number: int) -> int:
+    """Round down to three digits."""
+    unit = int(10 ** max(0, len(str(number)) - 3))
+    return number // unit * unit

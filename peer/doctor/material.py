@@ -1,0 +1,94 @@
+"""Checks of what a run's manifest needs on this machine: packages, text and tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.data.corpus import check_named, check_vocabulary, has_stream
+from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_files
+from p2ptrain.data.rows import INSTALL_DATA
+from p2ptrain.data.sources import check_digest
+from p2ptrain.data.tokenizer import load_tokenizer
+from p2ptrain.manifest import Manifest
+from peer.doctor.findings import Finding, bad, note, ok
+from peer.home import Home
+from peer.owner.settings import Settings
+from peer.start_options import StartFile
+
+
+def check_packages(manifest: Manifest, cache: Path) -> Finding:
+    """Check the optional packages that reading the run's text takes; none if its tokens are in the cache."""
+    corpus = manifest.corpus
+    needed = []
+    if not has_stream(manifest, cache):
+        needed += ["datasets"] if corpus.kind == "hub" else []
+        needed += ["pyarrow"] if corpus.kind == "file" and corpus.format == "parquet" else []
+    missing = [each for each in needed if importlib.util.find_spec(each) is None]
+    if missing:
+        return bad("packages", f"the run's text needs {', '.join(missing)}, which is not installed", INSTALL_DATA)
+    return ok("packages", f"{', '.join(needed)} installed" if needed else "the run needs no optional package")
+
+
+def check_data(manifest: Manifest, cache: Path, home: Home, given: Path | None) -> Finding:
+    """Check that the run's text is here or can be had. Raises CorpusError if the given file is another one."""
+    corpus = manifest.corpus
+    named = {file.what: file for file in named_files(manifest)}
+    check_named(manifest, given, None, is_built=False)
+    if given is not None:
+        check_digest(given, named["corpus"].sha256, "corpus")
+    if has_stream(manifest, cache):
+        return ok("data", "the run's tokens are in the cache")
+    if corpus.kind == "builtin":
+        return ok("data", f"{corpus.name} comes with p2ptrain")
+    if corpus.kind == "hub":
+        return ok("data", f"{corpus.name} of the Hugging Face hub is downloaded at the first start")
+    path = _local(named["corpus"], home, given)
+    return _missing("data", named["corpus"]) if path is None else ok("data", f"{path} is the run's corpus")
+
+
+def check_tokenizer(manifest: Manifest, home: Home, given: Path | None) -> Finding:
+    """Check that the run's tokenizer is here or can be had, and that the model has an id for each of its tokens.
+
+    Raises CorpusError if the given file is another one or unusable, ManifestError if it does not fit.
+    """
+    spec = manifest.tokenizer
+    check_named(manifest, None, given, is_built=False)
+    if spec.kind == "hub":
+        return ok("tokenizer", f"that of {spec.name} of the Hugging Face hub is downloaded at the first start")
+    path = None
+    if spec.kind == "file":
+        named = next(file for file in named_files(manifest) if file.what == "tokenizer")
+        path = _local(named, home, given)
+        if path is None:
+            return _missing("tokenizer", named)
+    loaded = load_tokenizer(spec, path)
+    check_vocabulary(manifest, loaded)
+    fits = f"{loaded.vocabulary_size:,} ids, and the model has {manifest.model.config.vocab_size:,}"
+    return ok("tokenizer", f"{path or 'one token per byte'}: {fits}")
+
+
+def _local(file: NamedFile, home: Home, given: Path | None) -> Path | None:
+    """Return the path of a named file on this machine; None if there is none. Raises CorpusError for a wrong one."""
+    if given is not None:
+        check_digest(given, file.sha256, file.what)
+        return given
+    if (stored := home.files.find(file.sha256)) is not None:
+        return stored
+    remembered = StartFile(home.path).load(Settings())
+    path = remembered.data if file.what == "corpus" else remembered.tokenizer
+    if path is None:
+        return None
+    try:
+        check_digest(path, file.sha256, file.what)
+    except CorpusError:  # changed or removed since the last start
+        return None
+    return path
+
+
+def _missing(check: str, file: NamedFile) -> Finding:
+    words = f"the {file.what} with sha256 {file.sha256[:12]}… is not here; peers send it if they have it"
+    most = f"{MOST_STORED_BYTES >> 20} MiB"
+    fix = f"If it is larger than {most} or no peer has it, get it from the run's author and pass {file.option} FILE."
+    return note(check, words, fix)

@@ -1,0 +1,249 @@
+"""From an author's own files to a run: ``init --corpus --tokenizer``, ``tokens`` and ``sign``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from p2ptrain.base.errors import CorpusError, UserError
+from p2ptrain.cli import cli
+from p2ptrain.data import own_text
+from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.file_store import stored
+from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, Manifest, load_run, parse_toml
+
+LINES = [f"Line {number} of a text that nobody has read before, für alle.\n" for number in range(40_000)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("".join(LINES), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def tokenizer(place: Path) -> Path:
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer, trained.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    trained.train_from_iterator(LINES[:1000], trainer)
+    trained.save(str(place / "tokenizer.json"))
+    return place / "tokenizer.json"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(each) for each in arguments])
+
+
+def done(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output + str(result.exception)
+    return result.output
+
+
+def refused(*arguments: object) -> str:
+    """Return problem and remedy of a command that must be refused."""
+    error = invoke(*arguments).exception
+    assert isinstance(error, UserError), error
+    return f"{error.problem} | {error.remedy}"
+
+
+def manifest_of(run: str) -> Manifest:
+    return parse_toml((Path(run) / MANIFEST_FILE).read_text())
+
+
+def test_from_a_text_and_a_tokenizer_to_a_signed_run(place: Path, tokenizer: Path) -> None:
+    said = done("init", "run", "--corpus", "corpus.txt", "--tokenizer", tokenizer)
+    manifest = manifest_of("run")
+    assert (manifest.corpus.kind, manifest.corpus.format, manifest.tokenizer.kind) == ("file", "text", "file")
+    assert manifest.model.config.vocab_size == 400
+    assert "corpus.txt: read as text" in said
+    assert "Hoffmann et al. 2022" in said
+    comment = " ".join(Path("run", MANIFEST_FILE).read_text().split("\n\n")[0].replace("\n#", "").split())
+    assert comment.endswith(said.partition("size: ")[2].partition("\n")[0])
+    assert done("tokens", "run").splitlines() == said.splitlines()[1:7]
+    done("sign", "run")
+    assert load_run(Path("run")).manifest == manifest
+    for digest in (manifest.corpus.sha256, manifest.tokenizer.sha256):
+        assert stored(Path("run"), digest) is not None
+
+
+def test_a_peer_reads_the_tokens_that_init_made_and_none_is_left_out(place: Path) -> None:
+    done("init", "run", "--corpus", "corpus.txt")
+    corpus = open_corpus(manifest_of("run"), place / "cache" / "p2ptrain")
+    assert bytes(corpus.tokens) == "".join(LINES).encode()
+
+
+def test_tokens_are_counted_as_json(place: Path) -> None:
+    rows = [{"text": line} if number % 2 or number > 9 else {"content": line} for number, line in enumerate(LINES)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done("init", "run", "--corpus", "rows.jsonl")
+    figures = json.loads(done("tokens", "run", "--json"))
+    read = sum(len(row["text"].encode()) for row in rows if "text" in row)
+    assert figures["documents"] == len(LINES) - 5
+    assert figures["bytes"] == read
+    assert figures["tokens_per_byte"] == pytest.approx((read + len(LINES) - 5) / read)
+    assert (figures["rows"], figures["skipped"]) == (len(LINES), 5)
+    assert figures["skipped_examples"][0] == "line 1: no field 'text', but 'content'"
+    assert figures["epochs"] == pytest.approx(figures["tokens_per_peer"] / figures["training_tokens"])
+    assert 0 < figures["held_out_tokens"] < figures["training_tokens"] / 10
+    assert "rows skipped     5 of 40,000 (line 1: no field" in done("tokens", "run")
+
+
+def test_the_numbers_stay_known_without_the_summary(place: Path) -> None:
+    done("init", "run", "--corpus", "corpus.txt")
+    before = json.loads(done("tokens", "run", "--json"))
+    (summary,) = place.glob("cache/p2ptrain/*.json")
+    summary.write_text("{")
+    after = json.loads(done("tokens", "run", "--json"))
+    assert after["training_tokens"] == before["training_tokens"]
+    assert after["documents"] is None
+    assert "documents" not in done("tokens", "run")
+
+
+def test_a_text_that_max_tokens_cuts_is_named(place: Path) -> None:
+    done("init", "run", "--corpus", "corpus.txt")
+    path = Path("run", MANIFEST_FILE)
+    most = manifest_of("run").corpus.max_tokens
+    path.write_text(path.read_text().replace(f"max_tokens = {most:_}", "max_tokens = 100_000"))
+    assert "the text after corpus.max_tokens" in done("tokens", "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("rows.jsonl", b'{"text": "a"}\n', "jsonl"),
+        ("rows.data", b'{"text": "a"}\n{"text": "b"}\n', "jsonl"),
+        ("rows.jsonl.gz", gzip.compress(b'{"text": "a"}\n'), "jsonl"),
+        ("rows.jsonl", b"broken\n", "jsonl"),
+        ("table.bin", b"PAR1....", "parquet"),
+        ("main.py", b"{}['a']\n", "text"),
+        ("notes.txt", b"{\n", "text"),
+        ("notes", b"", "text"),
+    ],
+)
+def test_the_format_is_detected(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert own_text.detected_format(tmp_path / name) == expected
+
+
+def test_a_parquet_column_is_named_by_an_option(place: Path) -> None:
+    pq.write_table(pa.table({"body": LINES[:5000]}), "rows.parquet")
+    assert "Name the column with the text" in refused("init", "run", "--corpus", "rows.parquet")
+    assert not Path("run").exists()
+    done("init", "run", "--corpus", "rows.parquet", "--text-field", "body")
+    assert manifest_of("run").corpus.text_field == "body"
+
+
+def broken(name: str, content: bytes) -> Callable[[], str]:
+    def write() -> str:
+        Path(name).write_bytes(content)
+        return name
+
+    return write
+
+
+def folder() -> str:
+    Path("texts").mkdir()
+    return "texts"
+
+
+def pipe() -> str:
+    os.mkfifo("pipe")
+    return "pipe"
+
+
+@pytest.mark.parametrize(
+    ("option", "make", "why"),
+    [
+        ("--corpus", lambda: "nowhere.txt", r"nowhere.txt cannot be read: No such file"),
+        ("--corpus", folder, r"is a folder, and a run uses one file.*Join its files"),
+        ("--corpus", pipe, r"is a pipe or a device"),
+        ("--corpus", broken("e.txt", b""), r"The corpus is empty"),
+        ("--corpus", broken("l.txt", b"caf\xe9 " * 999), r"not UTF-8.*iconv"),
+        ("--corpus", broken("w.txt", b"a few words"), r"too short: 11 tokens"),
+        ("--corpus", broken("r.jsonl", b'{"content": "a"}\n' * 9), r"no field 'text', but 'content'.*--text-field"),
+        ("--corpus", broken("a.json", b'[\n{"text": "a"}\n]'), r"does not have one object per line.*Convert it"),
+        ("--corpus", broken("t.txt.gz", gzip.compress(b"text")), r"is packed.*Unpack it"),
+        ("--corpus", broken("t.txt.gz", gzip.compress(os.urandom(99))[:40]), r"cannot be read as text"),
+        ("--tokenizer", lambda: "nowhere.json", r"nowhere.json cannot be read: No such file"),
+        ("--tokenizer", folder, r"is a folder"),
+        ("--tokenizer", broken("e.json", b""), r"is not a tokenizer"),
+        ("--tokenizer", broken("o.json", b'{"a": 1}'), r"is not a tokenizer \(model.vocab is missing\)"),
+    ],
+)
+def test_unusable_files_are_refused_and_leave_nothing(
+    place: Path, option: str, make: Callable[[], str], why: str
+) -> None:
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(refused("init", "run", option, make()))
+    assert not Path("run").exists()
+
+
+def test_a_file_that_changes_meanwhile_is_refused(place: Path) -> None:
+    def change(tokens: int, most: int | None) -> None:
+        with Path("corpus.txt").open("a") as file:
+            file.write("more")
+
+    with pytest.raises(CorpusError, match=r"corpus\.txt changed while it was read"):
+        own_text.create(Path("run"), Path("corpus.txt"), None, None, "text", place / "cache", change)
+    assert not Path("run").exists()
+
+
+def test_nothing_is_created_if_a_file_cannot_be_stored(place: Path) -> None:
+    Path("run").mkdir()
+    Path("run", "files").write_text("in the way")
+    assert "cannot be written" in refused("init", "run", "--corpus", "corpus.txt")
+    assert not Path("run", MANIFEST_FILE).exists()
+    assert not Path("run", KEY_FILE).exists()
+
+
+def test_a_large_corpus_does_not_travel(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2ptrain.data.file_store.MOST_STORED_BYTES", 1000)
+    assert "each peer needs the file and --data FILE" in done("init", "run", "--corpus", "corpus.txt")
+    assert not Path("run", "files").exists()
+    assert "training tokens" in done("tokens", "run", "--data", "corpus.txt")
+
+
+def test_a_small_text_is_reported_by_init_tokens_and_sign(place: Path) -> None:
+    Path("small.txt").write_text("".join(LINES[:200]))
+    for arguments in (("init", "run", "--corpus", "small.txt"), ("tokens", "run"), ("sign", "run")):
+        assert "warning: the text is small for this run" in done(*arguments)
+
+
+def test_a_vocabulary_that_is_too_small_is_found_before_signing(place: Path, tokenizer: Path) -> None:
+    done("init", "run", "--tokenizer", tokenizer)
+    path = Path("run", MANIFEST_FILE)
+    path.write_text(path.read_text().replace("vocab_size = 400", "vocab_size = 399"))
+    for command in ("tokens", "sign"):
+        assert "The tokenizer has 400 ids, but the model has only 399" in refused(command, "run")
+    assert not Path("run", "manifest.signed").exists()
+
+
+def test_a_text_that_is_too_short_for_its_sequences_is_not_signed(place: Path) -> None:
+    Path("small.txt").write_text("".join(LINES[:10]))
+    done("init", "run", "--corpus", "small.txt")
+    path = Path("run", MANIFEST_FILE)
+    text = path.read_text().replace("sequence_length = 128", "sequence_length = 1024")
+    path.write_text(text.replace("max_position_embeddings = 128", "max_position_embeddings = 1024"))
+    assert "too short: 570 tokens" in refused("sign", "run")
+
+
+def test_tokens_of_no_run(place: Path) -> None:
+    folder()
+    assert "Create a run with `p2ptrain init texts`" in refused("tokens", "texts")
