@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from p2ptrain.manifest import Manifest
 
-STREAM_VERSION = 2
+STREAM_VERSION = 3
 """Version of the token stream. Raise it when the same corpus and tokenizer would yield another stream, so that old
 caches are not used."""
 

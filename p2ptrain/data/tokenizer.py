@@ -45,6 +45,9 @@ SEPARATORS = (
 """Tokens that separate documents, in order of preference. A tokenizer.json does not say which one it uses. Special
 tokens come first: in some vocabularies "</s>" is an ordinary token, the HTML tag."""
 
+REPLACEMENT = "\ufffd"
+"""Replacement character of Unicode, for what a text must not contain."""
+
 UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 """Byte values that occur in UTF-8 (RFC 3629, section 3)."""
 
@@ -75,24 +78,26 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """Tokenizer with 256 ids, one per byte of UTF-8. Byte 0, which text does not contain, separates documents."""
+    """Tokenizer with 256 ids, one per byte of UTF-8. Byte 0 separates documents; in a text U+FFFD takes its place."""
 
     vocabulary_size = 256
     separator = 0
     unknown = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8) for text in texts]
+        encoded = (text.replace("\0", REPLACEMENT).encode("utf-8", errors="replace") for text in texts)
+        return [np.frombuffer(each, dtype=np.uint8) for each in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
 
     def save(self, directory: Path) -> None:
         """Save as a byte-level BPE without merges: its alphabet names every byte, so ids and bytes stay equal."""
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
         vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        tokenizer.normalizer = normalizers.Replace("\0", REPLACEMENT)
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         _save(tokenizer, directory, separator=None)

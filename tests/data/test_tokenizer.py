@@ -13,7 +13,7 @@ from p2ptrain.data import tokenizer
 from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer, load_tokenizer
 from p2ptrain.manifest.sources import FileTokenizer
 
-TEXT = "Où est la bibliothèque? \x00\x7f 日本語\n"
+TEXT = "Où est la bibliothèque? \x01\x7f 日本語\n"
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +47,15 @@ def test_bytes_are_their_own_ids():
 def test_what_is_no_text_does_not_stop_bytes():
     assert bytes(ByteTokenizer().encode_batch(["\ud800"])[0]) == b"?"
     assert ByteTokenizer().decode([0xC3]) == "\ufffd"
+
+
+def test_a_zero_in_a_text_is_no_separator(tmp_path):
+    from transformers import AutoTokenizer
+
+    expected = list("one\ufffdtwo".encode())
+    assert ByteTokenizer().encode_batch(["one\0two"])[0].tolist() == expected
+    ByteTokenizer().save(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("one\0two")["input_ids"] == expected
 
 
 def test_saved_bytes_load_in_transformers_with_the_same_ids(tmp_path):
