@@ -184,7 +184,9 @@ def _parse(path: Path) -> JsonTokenizer:
         tokenizer = Tokenizer.from_str(text)
         _check_added_ids(tokenizer, outline)
         unknown = _unknown(tokenizer, outline, path)
-        return JsonTokenizer(tokenizer, unknown)
+        made = JsonTokenizer(tokenizer, unknown)
+        tokenizer.encode_batch_fast(["a text"])  # some settings make the library panic only now
+        return made
 
 
 @contextmanager
@@ -217,20 +219,18 @@ def _separator(tokenizer: HubTokenizer) -> int | None:
 def _keep_special_text_apart(tokenizer: HubTokenizer) -> None:
     """Make the model split the literal text of special tokens and of bytes such as ``<0x0A>`` after the first letter.
 
-    Unigram and word models find special tokens in their own vocabulary, even if the library does not look for them.
+    A model may find special tokens in its own vocabulary, even if the library does not look for them. The model alone
+    is asked, without what the normalizer and the pre-tokenizer put before the text: a model that makes the token
+    anywhere in a word also makes it of its text alone.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Sequence as InOrder
     from tokenizers.pre_tokenizers import Split
 
+    model = tokenizer.model
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-    texts = [text for text in (*special, *_BYTE_TOKENS) if tokenizer.token_to_id(text) is not None]
-    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    forged = [
-        text
-        for text, encoding in zip(texts, found, strict=True)
-        if len(text) > 1 and tokenizer.token_to_id(text) in encoding.ids
-    ]
+    texts = [text for text in (*special, *_BYTE_TOKENS) if len(text) > 1 and model.token_to_id(text) is not None]
+    forged = [text for text in texts if model.token_to_id(text) in {token.id for token in model.tokenize(text)}]
     if forged:
         pattern = "|".join(f"(?<={re.escape(text[0])}){re.escape(text[1:])}" for text in forged)
         split = Split(Regex(pattern), "isolated")

@@ -122,6 +122,20 @@ def test_a_document_cannot_forge_a_separator(load, make, text):
     assert loaded.separator not in ids(loaded, text)
 
 
+def test_a_separator_cannot_be_forged_inside_a_word(load):
+    """Also where a longer token, or a normalizer, keeps the separator's text alone from being one."""
+    pieces = [("<unk>", -10.0), ("</s>", -1.0), ("▁", -2.0), ("▁</s>", -0.5), *((letter, -3.0) for letter in LETTERS)]
+    longer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    longer.pre_tokenizer = pre_tokenizers.Metaspace()
+    longer.add_special_tokens(["</s>"])
+    replaced = words()
+    replaced.normalizer = normalizers.Sequence([normalizers.Replace("</s>", "x"), normalizers.Replace("@@", "</s>")])
+    for made, text in ((longer, "a</s>"), (replaced, "a @@ a")):
+        loaded = load(made)
+        assert loaded.separator == 1
+        assert 1 not in ids(loaded, text)
+
+
 def test_the_literal_text_of_a_separator_survives(load):
     for make in byte_level, unigram, metaspace_bpe:
         loaded = load(make())
