@@ -193,20 +193,24 @@ def _build(
     unfinished: Unfinished,
 ) -> Iterator[np.ndarray]:
     """Yield the ids of the stream, then check what was read: until then the stream has no name in the cache."""
-    counts, check = TextCounts(), FidelityCheck(tokenizer)
+    counts = TextCounts()
+    check = FidelityCheck(tokenizer, counts)
     most = _most_tokens(manifest)
     left = None if most is None else most - unfinished.tokens
     with contextlib.nullcontext() if data is None else unchanged(data):
         pieces = check.reading(read_pieces(manifest.corpus, data, counts, unfinished.position))
-        for ids in check.writing(tokenize(pieces, tokenizer, left, unfinished.save)):
-            tell(unfinished.tokens + len(ids), most)
-            yield ids
+        for chunk in check.writing(tokenize(pieces, tokenizer, left)):
+            tell(unfinished.tokens + len(chunk.ids), most)
+            yield chunk.ids
+            if chunk.position is not None:
+                unfinished.save(chunk.position)
         try:
             counts.check()
         except CorpusError:
             unfinished.forget()
             raise
     counts.where = ""
+    counts.is_cut = most is not None and unfinished.tokens >= most
     summary = TextSummary(counts, list(check.warnings()))
     files.replace(_summary_path(unfinished.path), json.dumps(asdict(summary)).encode())
     summarize(summary)

@@ -66,11 +66,13 @@ class TextCounts:
     where: str = ""
     """Name of the source in messages."""
     rows: int = 0
-    """Rows read; 0 for plain text."""
+    """Rows read; 0 for plain text. If the text is cut, up to a megabyte of them is read and not used."""
     documents: int = 0
-    """Documents with text."""
+    """Documents whose tokens are in the stream, the last perhaps in part."""
     text_bytes: int = 0
-    """Bytes of their text as UTF-8."""
+    """Bytes of their text as UTF-8; of a text that is cut, in proportion to its tokens."""
+    is_cut: bool = False
+    """Whether ``corpus.max_tokens`` leaves out the rest of the text."""
     skipped: int = 0
     """Rows without usable text; rows with an empty text are not among them."""
     examples: list[str] = field(default_factory=list)
@@ -88,7 +90,7 @@ class TextCounts:
 
 
 def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCounts) -> Iterator[str]:
-    """Yield the texts of rows, each a document; count them and the rows without text.
+    """Yield the texts of rows, each a document; count the rows, and those without text.
 
     Args:
         rows: number of the row, from 1, and its text.
@@ -107,8 +109,6 @@ def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCou
             if counts.skipped == counts.rows == SURE_ROWS:
                 counts.check()
         elif text:
-            counts.documents += 1
-            counts.text_bytes += len(text) if text.isascii() else len(text.encode())
             yield text
 
 

@@ -55,7 +55,7 @@ def read_pieces(
     Args:
         spec: the manifest's section.
         data: the file the owner named, for kind "file".
-        counts: filled in while the text is read.
+        counts: rows are counted here while the text is read.
         position: of the last chunk that is not wanted again, from the same ``reader``.
 
     Raises:
@@ -63,7 +63,7 @@ def read_pieces(
     """
     counts = counts if counts is not None else TextCounts()
     if spec.kind == "builtin":
-        return _text_pieces(_builtin_text(spec.name), counts)
+        return _text_pieces(_builtin_text(spec.name))
     if spec.kind == "hub":
         return _hub_pieces(spec, counts, position)
     if data is None:
@@ -74,7 +74,7 @@ def read_pieces(
     check_digest(data, spec.sha256, "corpus")
     counts.where = printable(data)
     if spec.format == "text":
-        return _text_file_pieces(data, counts)
+        return _text_file_pieces(data)
     if spec.format == "jsonl":
         return _cut(texts(jsonl_rows(data, spec.text_field), "line", counts))
     return _cut(texts(parquet_rows(data, spec.text_field), "row", counts))
@@ -169,10 +169,10 @@ def _builtin_text(name: str) -> TextIO:
     return io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", newline="")
 
 
-def _text_file_pieces(path: Path, counts: TextCounts) -> Iterator[TextChunk]:
+def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            yield from _text_pieces(file, counts)
+            yield from _text_pieces(file)
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path} is not UTF-8 text: {error.reason} (byte 0x{error.object[error.start]:02x}).",
@@ -182,12 +182,10 @@ def _text_file_pieces(path: Path, counts: TextCounts) -> Iterator[TextChunk]:
         raise CorpusError(f"{path} cannot be read: {error.strerror}.", "Check its disk and permissions.") from error
 
 
-def _text_pieces(file: TextIO, counts: TextCounts) -> Iterator[TextChunk]:
+def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
     """Yield one document in chunks that end at line ends, or anywhere within lines that are longer than a chunk."""
-    counts.documents = 1
     while text := file.read(PIECE_CHARACTERS):
         text += file.readline(PIECE_CHARACTERS)
-        counts.text_bytes += len(text.encode())
         yield TextChunk(text, ends_document=False)
 
 

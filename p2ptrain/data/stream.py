@@ -140,12 +140,18 @@ def token_type(vocabulary_size: int) -> np.dtype:
     return np.min_scalar_type(vocabulary_size - 1)
 
 
-def tokenize(
-    pieces: Iterable[TextChunk],
-    tokenizer: Tokenizer,
-    most_tokens: int | None,
-    save: Callable[[dict[str, Any]], None] = lambda position: None,  # called with a document's position after its ids
-) -> Iterator[np.ndarray]:
+class Encoded(NamedTuple):
+    """Ids of consecutive text of one document."""
+
+    ids: np.ndarray
+    text_bytes: int
+    """Bytes of that text as UTF-8; of a text that the limit cuts, in proportion to its ids."""
+    ends_document: bool
+    position: dict[str, Any] | None
+    """Position of the source after these ids, if it can continue there."""
+
+
+def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[Encoded]:
     """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total.
 
     The ids are those of whole documents, if the tokenizer separates words at ``BORDERS``.
@@ -157,14 +163,14 @@ def tokenize(
         for cut, ids in zip(batch, _encode(batch, tokenizer), strict=True):
             if cut.ends_document and tokenizer.separator is not None:
                 ids = np.append(ids, np.asarray(tokenizer.separator, dtype=ids.dtype))
+            text_bytes = len(cut.text.encode(errors="replace"))
             if left is not None:
-                ids = ids[:left]
+                whole, ids = len(ids), ids[:left]
+                text_bytes = text_bytes * len(ids) // max(1, whole)
                 left -= len(ids)
-            yield ids
+            yield Encoded(ids, text_bytes, cut.ends_document, cut.position)
             if left == 0:
                 return
-            if cut.position is not None:
-                save(cut.position)
 
 
 class _Cut(NamedTuple):

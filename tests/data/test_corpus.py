@@ -161,6 +161,18 @@ def test_what_was_read_is_reported_once(manifest_with, rows_file, text_file, tmp
     assert (reports[1][0].documents, reports[1][0].text_bytes) == (1, len(TEXT.encode()))
 
 
+def test_a_text_that_is_cut_is_reported_and_only_what_is_used_is_counted(manifest_with, rows_file, tmp_path):
+    reports: list[TextCounts] = []
+    manifest = manifest_with(file_corpus(rows_file, format="jsonl", max_tokens=1000))
+    open_corpus(manifest, tmp_path / "cache", rows_file, report=lambda counts, _: reports.append(counts))
+    (counts,) = reports
+    assert counts.is_cut
+    used = json.loads(rows_file.read_text().splitlines()[0])["text"]
+    documents, rest = divmod(1000, len(used) + 1)
+    assert counts.documents == documents + 1
+    assert abs(counts.text_bytes - documents * len(used) - rest) <= 1
+
+
 CONNECTIONS = """
 import sys
 from pathlib import Path
@@ -209,7 +221,7 @@ def test_at_most_max_tokens_are_read(manifest_with, text_file, tmp_path):
 
 def test_large_texts_pass_in_pieces(manifest_with, text_file, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "PIECE_CHARACTERS", 100)
-    assert all(len(piece.text) <= 200 for piece in sources._text_file_pieces(text_file, TextCounts()))
+    assert all(len(piece.text) <= 200 for piece in sources._text_file_pieces(text_file))
     tokens = open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache", text_file).tokens
     assert bytes(tokens) == TEXT.encode()
 

@@ -100,9 +100,12 @@ def test_separators_follow_documents_and_the_limit_holds():
     pieces = [TextChunk("ab", False), TextChunk("c", True), TextChunk("de", True)]
     whole = b"abc\0de\0"
     for limit in range(1, 9):
-        ids = np.concatenate(list(tokenize(pieces, ByteTokenizer(), limit)))
-        assert bytes(ids) == whole[:limit]
-    assert bytes(np.concatenate(list(tokenize(pieces, ByteTokenizer(), None)))) == whole
+        chunks = list(tokenize(pieces, ByteTokenizer(), limit))
+        assert b"".join(bytes(chunk.ids) for chunk in chunks) == whole[:limit]
+        assert sum(chunk.text_bytes for chunk in chunks) <= len(whole[:limit].replace(b"\0", b""))
+    chunks = list(tokenize(pieces, ByteTokenizer(), None))
+    assert b"".join(bytes(chunk.ids) for chunk in chunks) == whole
+    assert sum(chunk.text_bytes for chunk in chunks) == 5
 
 
 def continued(seen: list[object], stops: bool, forgets: bool = False):
