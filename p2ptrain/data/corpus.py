@@ -19,7 +19,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
-from p2ptrain.data.sources import check_digest, read_pieces, reader, unchanged
+from p2ptrain.data.sources import InterruptedCorpusError, check_digest, read_pieces, reader, unchanged
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import Unfinished, open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
@@ -197,18 +197,23 @@ def _build(
     check = FidelityCheck(tokenizer, counts)
     most = _most_tokens(manifest)
     left = None if most is None else most - unfinished.tokens
-    with contextlib.nullcontext() if data is None else unchanged(data):
-        pieces = check.reading(read_pieces(manifest.corpus, data, counts, unfinished.position))
-        for chunk in check.writing(tokenize(pieces, tokenizer, left)):
-            tell(unfinished.tokens + len(chunk.ids), most)
-            yield chunk.ids
-            if chunk.position is not None:
-                unfinished.save(chunk.position)
-        try:
+    position = None
+    if unfinished.position is not None:
+        position = unfinished.position["source"]
+        check.resume(unfinished.position["check"])
+    try:
+        with contextlib.nullcontext() if data is None else unchanged(data):
+            pieces = check.reading(read_pieces(manifest.corpus, data, counts, position))
+            for chunk in check.writing(tokenize(pieces, tokenizer, left)):
+                tell(unfinished.tokens + len(chunk.ids), most)
+                yield chunk.ids
+                if chunk.position is not None:
+                    unfinished.save({"source": chunk.position, "check": check.state()})
             counts.check()
-        except CorpusError:
+    except CorpusError as error:
+        if not isinstance(error, InterruptedCorpusError):
             unfinished.forget()
-            raise
+        raise
     counts.where = ""
     counts.is_cut = most is not None and unfinished.tokens >= most
     summary = TextSummary(counts, list(check.warnings()))

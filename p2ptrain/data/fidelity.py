@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,22 @@ class FidelityCheck:
         self._sampled = 0  # characters
         self._tokens = self._unknown = 0
 
+    def state(self) -> dict[str, Any]:
+        """Return everything counted so far as a JSON object, from which ``resume`` continues in a later process."""
+        return {
+            "documents": self._counts.documents,
+            "text_bytes": self._counts.text_bytes,
+            "tokens": self._tokens,
+            "unknown": self._unknown,
+            "sample": self._sample,
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue from a ``state`` that was saved at a document's end."""
+        self._counts.documents, self._counts.text_bytes = state["documents"], state["text_bytes"]
+        self._tokens, self._unknown, self._sample = state["tokens"], state["unknown"], state["sample"]
+        self._sampled = sum(map(len, self._sample))
+
     def reading(self, pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
         """Remember the start of the text as pairs of lines."""
         for piece in pieces:
@@ -73,10 +90,11 @@ class FidelityCheck:
                 f"{self._unknown_share:.1%} of the tokens are the unknown token, as the tokenizer's vocabulary lacks "
                 "that text"
             )
-        if self._counts.documents > 1 and self._tokenizer.separator is None:
+        documents = self._counts.documents
+        if documents > 1 and self._tokenizer.separator is None:
             yield (
-                f"the tokenizer has no token that separates documents, so {self._counts.documents:,} documents follow each "
-                "other without a mark"
+                f"the tokenizer has no token that separates documents, so {documents:,} documents follow each other "
+                "without a mark"
             )
         yield from self._changes()
 

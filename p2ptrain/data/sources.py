@@ -38,6 +38,10 @@ SAVED_CHARACTERS = 8 << 20
 settle it."""
 
 
+class InterruptedCorpusError(CorpusError):
+    """A source stopped midway for a reason that may pass; the next start continues from the last saved position."""
+
+
 class TextChunk(NamedTuple):
     """Consecutive text of one document."""
 
@@ -60,6 +64,7 @@ def read_pieces(
 
     Raises:
         CorpusError: at once or while iterating; names the source that failed.
+        InterruptedCorpusError: likewise, and reading can continue from the last position.
     """
     counts = counts if counts is not None else TextCounts()
     if spec.kind == "builtin":
@@ -201,8 +206,8 @@ def _hub_pieces(spec: HubCorpus, counts: TextCounts, position: dict[str, Any] | 
         rows = datasets.load_dataset(spec.name, spec.config, split=spec.split, revision=spec.revision, streaming=True)
         if position is not None:
             rows.load_state_dict(position["rows"])
-            for name, value in position["counts"].items():
-                setattr(counts, name, value)
+            for name in ("rows", "skipped", "examples"):
+                setattr(counts, name, position["counts"][name])
         numbered = enumerate(rows, start=counts.rows + 1)
         characters = 0
         for chunk in _cut(texts(((number, text_of(row, spec.text_field)) for number, row in numbered), "row", counts)):
@@ -215,7 +220,7 @@ def _hub_pieces(spec: HubCorpus, counts: TextCounts, position: dict[str, Any] | 
     except CorpusError:
         raise
     except Exception as error:  # also errors of datasets and of the HTTP library that it uses
-        raise CorpusError(
+        raise InterruptedCorpusError(
             f"The corpus {counts.where} could not be streamed from the Hugging Face hub ({one_line(str(error))}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
             " or you are logged in (`hf auth login`); then start again: reading continues near where it stopped.",
