@@ -19,7 +19,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
-from p2ptrain.data.sources import InterruptedCorpusError, check_digest, read_pieces, reader, unchanged
+from p2ptrain.data.sources import InterruptedCorpusError, check_digest, read_pieces, unchanged
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import Unfinished, open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
@@ -134,7 +134,6 @@ def open_corpus(
         stream_key(manifest.corpus, manifest.tokenizer),
         tokenizer.vocabulary_size,
         lambda unfinished: _build(manifest, tokenizer, data, built.append, tell, unfinished),
-        reader(manifest.corpus),
     )
     for summary in built:
         report(summary.counts, len(tokens))
@@ -269,6 +268,6 @@ def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:
         "corpus": corpus.model_dump(mode="json", exclude={"validation_fraction"}),
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
-    if getattr(corpus, "format", "text") != "text":
+    if getattr(corpus, "kind", "") == "hub" or getattr(corpus, "format", "text") != "text":
         description["rows"] = ROWS_VERSION
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

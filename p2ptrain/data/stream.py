@@ -42,9 +42,8 @@ BORDERS = (re.compile(r"(?<=\w)(?= \w)"), re.compile(r"(?<=\S\n)(?=\w)"))
 class Unfinished:
     """A stream that is being built, and the position from which a later build can continue."""
 
-    def __init__(self, path: Path, dtype: np.dtype, source: str) -> None:
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
         self._dtype = dtype
-        self._source = source
         self._note = path.with_suffix(".resume")
         self.path = path.with_suffix(".part")
         self.tokens = 0
@@ -62,7 +61,7 @@ class Unfinished:
         _write_header(file, 0, self._dtype)
         start = file.tell()
         end = start + saved.get("tokens", 0) * self._dtype.itemsize
-        if saved.get("source") == self._source and file.seek(0, os.SEEK_END) >= end:
+        if saved and file.seek(0, os.SEEK_END) >= end:
             self.tokens, self.position = saved["tokens"], saved["position"]
         else:
             self.forget()
@@ -76,7 +75,7 @@ class Unfinished:
         """Note that the tokens written so far end at a position of the source. Raises OSError."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        saved = {"source": self._source, "tokens": self.tokens, "position": position}
+        saved = {"tokens": self.tokens, "position": position}
         files.replace(self._note, json.dumps(saved).encode())
 
     def forget(self) -> None:
@@ -94,7 +93,6 @@ def open_stream(
     key: str,  # from ``stream_key``: identifies corpus and tokenizer
     vocabulary_size: int,
     build: Callable[[Unfinished], Iterator[np.ndarray]],  # called only if the stream is not cached
-    source: str = "",  # what the saved position depends on; a build continues only that of the same source
 ) -> np.ndarray:
     """Return the token stream ``key``, [tokens] ids, memory-mapped and read-only; build it if it is not cached.
 
@@ -113,7 +111,7 @@ def open_stream(
             tokens = _map(path, dtype)  # another peer may have built it during the wait
             if tokens is None:
                 logger.info("building the token stream %s", path)
-                _write(path, build, Unfinished(path, dtype, source), dtype)
+                _write(path, build, Unfinished(path, dtype), dtype)
                 tokens = _map(path, dtype)
     except OSError as error:
         full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"

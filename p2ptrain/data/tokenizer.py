@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
+from p2ptrain.data.hub import huggingface_hub
 from p2ptrain.data.sources import check_digest
 
 if TYPE_CHECKING:
@@ -158,10 +159,8 @@ def load_tokenizer(
 
 def _download(name: str, revision: str) -> Path:
     """Return tokenizer.json of a hub model at a revision, from the hub's local cache if it is there."""
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(name, "tokenizer.json", revision=revision))
+        return Path(huggingface_hub().hf_hub_download(name, "tokenizer.json", revision=revision))
     except Exception as error:  # also errors of the HTTP library that the hub's client uses
         raise CorpusError(
             f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub ({error}).",

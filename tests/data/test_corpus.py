@@ -193,7 +193,7 @@ for form, digest, tokenizer_digest in zip(sys.argv[2::3], sys.argv[3::3], sys.ar
     })
     open_corpus(manifest, folder / "cache", folder / f"rows.{form}", folder / "tokenizer.json")
 names = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg")
-print([attempt for attempt in attempts if attempt[0] in names], "datasets" in sys.modules)
+print([attempt for attempt in attempts if attempt[0] in names], "huggingface_hub" in sys.modules)
 """
 
 
@@ -280,54 +280,13 @@ def test_bad_rows_are_refused(manifest_with, tmp_path, content, fields, problem)
         open_corpus(manifest, tmp_path / "cache", path)
 
 
-def test_missing_libraries_are_explained(manifest_with, tmp_path, monkeypatch):
+def test_a_missing_library_is_explained(manifest_with, tmp_path, monkeypatch):
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1")
-    for library, corpus in (("datasets", HUB), ("pyarrow", file_corpus(path, format="parquet"))):
-        monkeypatch.setitem(sys.modules, library, None)
-        with pytest.raises(CorpusError, match=f"needs the package {library}") as caught:
-            open_corpus(manifest_with(corpus), tmp_path / "cache", path if library == "pyarrow" else None)
-        assert "with its extra data" in caught.value.remedy
-
-
-HUB = {"kind": "hub", "name": "someone/texts", "revision": "0" * 40}
-
-
-def test_a_hub_corpus_is_streamed_at_its_revision(manifest_with, tmp_path, monkeypatch):
-    import datasets
-
-    asked = []
-
-    def load(*names, **options):
-        asked.append((names, options))
-        return iter([{"text": "from the hub "}] * 100)
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    tokens = open_corpus(manifest_with(HUB), tmp_path).tokens
-    assert bytes(tokens[:14]) == b"from the hub \0"
-    assert asked == [
-        (("someone/texts", "default"), {"split": "train", "revision": "0" * 40, "streaming": True}),
-    ]
-
-
-class ProxyError(Exception):
-    """Error as HTTP libraries raise it: not an OSError."""
-
-
-@pytest.mark.parametrize("error", [ConnectionError, ProxyError])
-def test_an_unreachable_hub_says_what_was_tried(manifest_with, tmp_path, monkeypatch, error):
-    import datasets
-
-    def fail(*_, **__):
-        yield {"text": "the first row "}
-        raise error("Name or service not known")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(CorpusError, match=r"someone/texts .*revision 0{40}.*Name or service not known") as caught:
-        open_corpus(manifest_with(HUB), tmp_path)
-    assert "internet" in caught.value.remedy
-    assert not list(tmp_path.glob("*.npy"))
-    assert not list(tmp_path.glob("*.part"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(CorpusError, match="needs the package pyarrow") as caught:
+        open_corpus(manifest_with(file_corpus(path, format="parquet")), tmp_path / "cache", path)
+    assert "with its extra data" in caught.value.remedy
 
 
 def test_a_damaged_installation_is_recognized(manifest_with, tmp_path, monkeypatch):
@@ -339,14 +298,3 @@ def test_a_damaged_installation_is_recognized(manifest_with, tmp_path, monkeypat
 def test_a_cache_that_cannot_be_made_is_the_homes_fault(manifest_with, text_file):
     with pytest.raises(HomeError, match="token cache"):
         open_corpus(manifest_with(file_corpus(text_file)), text_file / "cache", text_file)
-
-
-def test_a_hub_name_never_reads_a_folder_of_the_owner(manifest_with, tmp_path, monkeypatch):
-    """Check a Hub name that is also a local folder: the datasets library prefers the folder."""
-    import datasets
-
-    (tmp_path / "someone" / "texts").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("it was asked"))
-    with pytest.raises(CorpusError, match="same name"):
-        open_corpus(manifest_with(HUB), tmp_path / "cache")
