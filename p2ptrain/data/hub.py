@@ -38,8 +38,11 @@ SPLIT_KEYWORDS = {
 }
 """Words in names of files or folders that put these into a split (the hub's documentation)."""
 
-NOT_DATA = {"README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "LICENSE"}
-"""Names that are never data (``datasets.data_files.FILES_TO_IGNORE``, and the licence)."""
+NOT_DATA = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
+"""Names that are never data (``datasets.data_files.FILES_TO_IGNORE``)."""
+
+NO_DATA_SUFFIXES = {"", ".md", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml", ".bib", ".cff", ".png", ".jpg", ".svg"}
+"""Suffixes of documentation and programs in repositories of text; other files of a split are read or refused."""
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
@@ -175,7 +178,8 @@ def _format(path: str) -> str:
 
 def _is_data(path: str) -> bool:
     parts = path.split("/")
-    return parts[-1] not in NOT_DATA and not any(part.startswith((".", "__")) for part in parts)
+    is_named = parts[-1] not in NOT_DATA and PurePosixPath(path).suffix not in NO_DATA_SUFFIXES
+    return is_named and not any(part.startswith((".", "__")) for part in parts)
 
 
 def _configs(card: str, spec: HubCorpus) -> dict[str, Mapping[str, Any]]:
@@ -227,7 +231,7 @@ def _by_names(paths: Sequence[str], spec: HubCorpus) -> list[str]:
 
     Words in names of folders come before those of files; without any, all files are ``train``.
     """
-    sharded = {path: {found[1]} for path in paths if (found := re.match(r"data/(.+)-\d{5}-of-\d{5}[^/]*$", path))}
+    sharded = {path: {found[1]} for path in paths if (found := re.match(r"data/([^/]+)-\d{5}-of-\d{5}[^/]*$", path))}
     by_folder = {path: _splits_in(path.split("/")[:-1]) for path in paths}
     by_file = {path: _splits_in(path.split("/")[-1:]) for path in paths}
     levels = (sharded, by_folder, by_file, {path: {"train"} for path in paths})

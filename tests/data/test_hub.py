@@ -248,7 +248,7 @@ def test_a_card_may_name_a_folder():
 @pytest.mark.parametrize(
     ("paths", "chosen"),
     [
-        (["b.jsonl", "a.jsonl", "README.md", "dataset_infos.json"], ["a.jsonl", "b.jsonl"]),
+        (["b.jsonl", "a.jsonl", "README.md", "dataset_infos.json", "LICENSE", "make.py"], ["a.jsonl", "b.jsonl"]),
         (
             ["data/train-00000-of-00002.parquet", "data/random-00000-of-00001.parquet"],
             ["data/train-00000-of-00002.parquet"],
