@@ -27,7 +27,7 @@ LAYERS = (
 STRANGERS = ({"swarm", "outer"}, {"swarm", "codec"}, {"net", "sim"})
 """Packages of one layer that never import each other: the two cores, and the two drivers."""
 
-HEAVY = {"torch", "transformers", "hivemind", "datasets"}
+HEAVY = {"torch", "transformers", "hivemind", "pyarrow"}
 
 FORBIDDEN_PACKAGES = {
     "swarm": HEAVY | {"numpy", "asyncio", "socket", "time"},

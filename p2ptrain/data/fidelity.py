@@ -10,7 +10,7 @@ import numpy as np
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import TextChunk
-from p2ptrain.data.stream import Encoded
+from p2ptrain.data.stream import EncodedText
 from p2ptrain.data.tokenizer import Tokenizer
 
 SAMPLE_CHARACTERS = 1 << 16
@@ -66,7 +66,7 @@ class FidelityCheck:
                 self._sampled += sum(map(len, lines))
             yield piece
 
-    def writing(self, chunks: Iterable[Encoded]) -> Iterator[Encoded]:
+    def writing(self, chunks: Iterable[EncodedText]) -> Iterator[EncodedText]:
         """Count what is used. Raises CorpusError at the end if more than ``MOST_UNKNOWN`` of the tokens are unknown."""
         begins_document = True
         for chunk in chunks:

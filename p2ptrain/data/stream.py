@@ -138,7 +138,7 @@ def token_type(vocabulary_size: int) -> np.dtype:
     return np.min_scalar_type(vocabulary_size - 1)
 
 
-class Encoded(NamedTuple):
+class EncodedText(NamedTuple):
     """Ids of consecutive text of one document."""
 
     ids: np.ndarray
@@ -149,7 +149,7 @@ class Encoded(NamedTuple):
     """Position of the source after these ids, if it can continue there."""
 
 
-def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[Encoded]:
+def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[EncodedText]:
     """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total.
 
     The ids are those of whole documents, if the tokenizer separates words at ``BORDERS``.
@@ -166,7 +166,7 @@ def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int
                 whole, ids = len(ids), ids[:left]
                 text_bytes = text_bytes * len(ids) // max(1, whole)
                 left -= len(ids)
-            yield Encoded(ids, text_bytes, cut.ends_document, cut.position)
+            yield EncodedText(ids, text_bytes, cut.ends_document, cut.position)
             if left == 0:
                 return
 
