@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.hub import huggingface_hub
-from p2ptrain.data.sources import check_digest
+from p2ptrain.data.sources import check_digest, unchanged
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer
@@ -153,8 +154,9 @@ def load_tokenizer(
             f"This run's tokenizer is a file with sha256 {spec.sha256}, but no file was given.",
             "Get that tokenizer.json from the run's author and pass it with --tokenizer FILE.",
         )
-    check_digest(tokenizer_file, spec.sha256, "tokenizer")
-    return _parse(tokenizer_file)
+    with unchanged(tokenizer_file):
+        check_digest(tokenizer_file, spec.sha256, "tokenizer")
+        return _parse(tokenizer_file)
 
 
 def _download(name: str, revision: str) -> Path:
@@ -163,7 +165,8 @@ def _download(name: str, revision: str) -> Path:
         return Path(huggingface_hub().hf_hub_download(name, "tokenizer.json", revision=revision))
     except Exception as error:  # also errors of the HTTP library that the hub's client uses
         raise CorpusError(
-            f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub ({error}).",
+            f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub "
+            f"({one_line(str(error))}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",
         ) from error
 
@@ -199,7 +202,8 @@ def _faults(problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise CorpusError(
-            f"{problem} ({error}).", "Name a tokenizer.json in the format of the tokenizers library."
+            f"{printable(problem)} ({one_line(str(error))}).",
+            "Name a tokenizer.json in the format of the tokenizers library.",
         ) from error
 
 

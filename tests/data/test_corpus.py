@@ -16,8 +16,10 @@ import torch
 from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data import sources
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.file_store import FileStore, named_files
 from p2ptrain.data.rows import TextCounts
-from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.data.tokenizer import ByteTokenizer, load_tokenizer
+from p2ptrain.manifest.sources import FileTokenizer
 
 TEXT = "".join(f"line {number} of a small text, für alle.\n" for number in range(200))
 
@@ -240,12 +242,21 @@ def test_another_file_than_the_runs_is_refused(manifest_with, text_file, tmp_pat
     assert not list((tmp_path / "cache").glob("*.npy"))
 
 
-def test_a_missing_file_and_a_directory_are_named(manifest_with, text_file, tmp_path):
+def test_what_is_no_regular_file_is_named(manifest_with, text_file, tmp_path):
     manifest = manifest_with(file_corpus(text_file))
     with pytest.raises(CorpusError, match=r"absent\.txt cannot be read: No such file"):
         open_corpus(manifest, tmp_path / "cache", tmp_path / "absent.txt")
     with pytest.raises(CorpusError, match="is a folder, and a run uses one file"):
         open_corpus(manifest, tmp_path / "cache", tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in tmp_path / "pipe", Path("/dev/zero"):
+        for use in (
+            lambda path: open_corpus(manifest, tmp_path / "cache", path),
+            lambda path: FileStore(tmp_path / "files").adopt(named_files(manifest)[0], path),
+            lambda path: load_tokenizer(FileTokenizer(kind="file", sha256="0" * 64), path),
+        ):
+            with pytest.raises(CorpusError, match="is a pipe or a device"):
+                use(path)
 
 
 @pytest.mark.parametrize(

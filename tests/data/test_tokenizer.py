@@ -98,6 +98,15 @@ def test_what_is_no_tokenizer_is_refused(manifest_with, tmp_path, content):
         load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), path)
 
 
+def test_a_file_that_changes_while_it_is_read_is_refused(manifest_with, json_file, tmp_path, monkeypatch):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(json_file.read_bytes())
+    changed = json_file.read_text().replace('"id": 0', '"id":  0')
+    monkeypatch.setattr(tokenizer, "check_digest", lambda *_: path.write_text(changed))
+    with pytest.raises(CorpusError, match=r"tokenizer\.json changed while it was read"):
+        load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": "0" * 64}), path)
+
+
 def test_an_oversized_tokenizer_is_refused_unread(manifest_with, json_file, monkeypatch):
     monkeypatch.setattr(tokenizer, "MOST_TOKENIZER_BYTES", 10)
     sha256 = hashlib.sha256(json_file.read_bytes()).hexdigest()
@@ -127,11 +136,12 @@ class ProxyError(Exception):
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError, ProxyError])
 def test_an_unreachable_hub_says_what_was_tried(manifest_with, monkeypatch, error):
     def fail(*_, **__):
-        raise error("no connection")
+        raise error("no connection\n\x1b[2J")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises(CorpusError, match=r"someone/model at revision 1{40}.*no connection"):
+    with pytest.raises(CorpusError, match=r"someone/model at revision 1{40}.*no connection") as caught:
         load_tokenizer(spec(manifest_with, HUB))
+    assert caught.value.problem.isprintable()
 
 
 def test_saved_json_is_readable(tmp_path):
