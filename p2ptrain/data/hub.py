@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import HubCorpus
 
 MAX_CARD_BYTES = 1 << 20
-"""Maximum size of a data set's README.md. FineWeb's, with a configuration per crawl, has 60 kB."""
+"""Maximum size of a data set's README.md. Guess: the longest cards of the hub would settle it."""
 
 MAX_PATTERN_CHARS = 200
-"""Maximum length of a pattern of the card. The hub's documentation has some of 30."""
+"""Maximum length of a pattern of the card. Guess: the patterns of the hub's most downloaded data sets."""
 
 READ_BYTES = 5 << 20
-"""Bytes of one request to the hub: the block of fsspec's files."""
+"""Bytes of one request to the hub: fsspec's ``DEFAULT_BLOCK_SIZE``."""
 
 SPLIT_KEYWORDS = {
     "train": {"train", "training"},
     "validation": {"validation", "valid", "dev", "val"},
     "test": {"test", "testing", "eval", "evaluation"},
 }
-"""Words in names of files or folders that put these into a split (the hub's documentation)."""
+"""Words in names of files or folders that put these into a split (``datasets.data_files.SPLIT_KEYWORDS``)."""
 
 NOT_DATA = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 """Names that are never data (``datasets.data_files.FILES_TO_IGNORE``)."""
@@ -129,8 +129,11 @@ def split_files(spec: HubCorpus) -> list[HubFile]:
     card = b""
     if "README.md" in paths:
         with HubFile(filesystem, root, "README.md").open() as file:
-            card = file.read(MAX_CARD_BYTES)
-    files = [HubFile(filesystem, root, path) for path in split_paths(card.decode(errors="replace"), paths, spec)]
+            card = file.read(MAX_CARD_BYTES + 1)
+    if len(card) > MAX_CARD_BYTES:
+        raise _unclear(f"its README.md is larger than {MAX_CARD_BYTES:,} bytes", spec)
+    text = card.decode("utf-8-sig", errors="replace")
+    files = [HubFile(filesystem, root, path) for path in split_paths(text, paths, spec)]
     for each in files:
         if not each.format:
             raise CorpusError(
@@ -160,7 +163,7 @@ def split_paths(card: str, paths: Sequence[str], spec: HubCorpus) -> list[str]:
     if chosen is None:
         listed = names(configs) or "'default' alone"
         raise CorpusError(f"The data set {spec.name} has no configuration {spec.config!r}, but {listed}.", _NAME_FILES)
-    folder = str(chosen.get("data_dir") or "").strip("/")
+    folder = _text(chosen.get("data_dir") or "").strip("/")
     inside = {path.removeprefix(f"{folder}/"): path for path in data if not folder or path.startswith(f"{folder}/")}
     if chosen.get("data_files") is None:
         return [inside[path] for path in _by_names([*inside], spec)]
@@ -184,11 +187,11 @@ def _is_data(path: str) -> bool:
 
 def _configs(card: str, spec: HubCorpus) -> dict[str, Mapping[str, Any]]:
     """Return the configurations of a card, by name; empty if it has none."""
-    if not card.lstrip("\ufeff").startswith("---"):
+    if not card.lstrip().startswith("---"):
         return {}
     try:
         listed = huggingface_hub().DatasetCard(card).data.to_dict().get("configs") or []
-        return {str(each.get("config_name", "default")): each for each in listed}
+        return {_text(each.get("config_name", "default")): each for each in listed}
     except Exception as error:  # of YAML, which the library does not catch, or another shape
         raise _unclear(f"its README.md cannot be read ({one_line(str(error))})", spec) from error
 
@@ -200,9 +203,9 @@ def _patterns(data_files: object, spec: HubCorpus) -> list[str]:
     ):
         data_files = {"train": data_files}
     if isinstance(data_files, list):
-        pairs = [(each.get("split"), each.get("path")) for each in data_files if isinstance(each, Mapping)]
+        pairs = [(_text(each.get("split")), each.get("path")) for each in data_files if isinstance(each, Mapping)]
     else:
-        pairs = [*data_files.items()] if isinstance(data_files, Mapping) else []
+        pairs = [(_text(split), path) for split, path in data_files.items()] if isinstance(data_files, Mapping) else []
     found = [value for split, value in pairs if split == spec.split]
     if not found:
         listed = names(dict.fromkeys(split for split, _ in pairs)) or "none"
@@ -210,11 +213,16 @@ def _patterns(data_files: object, spec: HubCorpus) -> list[str]:
             f"The configuration {spec.config!r} of {spec.name} has no split {spec.split!r}, but {listed}.", _NAME_FILES
         )
     patterns = []
-    for pattern in (each for value in found for each in (value if isinstance(value, list) else [value])):
-        if not isinstance(pattern, str) or len(pattern) > MAX_PATTERN_CHARS or pattern.count("**") > 2:
-            raise _unclear(f"its card has the pattern {one_line(str(pattern), 80)}", spec)
-        patterns.append(pattern)
+    for pattern in (_text(each) for value in found for each in (value if isinstance(value, list) else [value])):
+        if not pattern or len(pattern) > MAX_PATTERN_CHARS or pattern.count("**") > 2:
+            raise _unclear(f"its card has the pattern {one_line(pattern, 80)!r}", spec)
+        patterns.append(pattern.removeprefix("./"))
     return patterns
+
+
+def _text(value: object) -> str:
+    """Return a string of a card; "" for another type, whose text may be of any size, since YAML has references."""
+    return value if isinstance(value, str) else ""
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -237,6 +238,11 @@ def test_the_files_of_a_split_are_those_that_the_card_names(data_files, expected
         assert split_paths(listed, FILES, spec(name)) == expected
 
 
+@pytest.mark.parametrize("before", ["\n", " \r\n"])
+def test_a_card_that_begins_with_blank_lines_is_read(before):
+    assert split_paths(before + card({"data_files": "data/de/*"}), FILES, spec()) == DE
+
+
 def test_a_card_may_name_a_folder():
     listed = card({"config_name": "fr", "data_dir": "data/fr"}, {"config_name": "de", "data_dir": "data/de/"})
     assert split_paths(listed, FILES, spec("fr")) == ["data/fr/train-1.parquet"]
@@ -291,10 +297,10 @@ def test_the_hubs_own_conversion_is_read():
             FILES,
             "default",
             "train",
-            "unclear: its card has the pattern 3",
+            "unclear: its card has the pattern ''",
         ),
         (card({"data_files": "**/**/**"}), FILES, "default", "train", "unclear: its card has the pattern"),
-        (card({"data_files": "x" * 201}), FILES, "default", "train", "unclear: its card has the pattern x"),
+        (card({"data_files": "x" * 201}), FILES, "default", "train", "unclear: its card has the pattern 'x"),
         ("---\n{{{\n---\n", FILES, "default", "train", "unclear: its README.md cannot be read"),
         ("---\nconfigs: 3\n---\n", FILES, "default", "train", "unclear: its README.md cannot be read"),
         ("", ["train-test.jsonl"], "default", "train", "unclear: the name train-test.jsonl"),
@@ -345,10 +351,40 @@ def test_late_values_that_are_no_text_are_skipped(read, pack):
     assert counts.examples[0] == f"0.jsonl{suffix}, line 401: the field 'text' is an object, not text"
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        "config_name: *h",
+        "data_dir: *h",
+        "data_files: *h",
+        "data_files: [{split: *h, path: x}]",
+        "data_files: [{split: train, path: *h}]",
+        "data_files: {train: *h}",
+        "data_files: {? *h : x}",
+    ],
+)
+def test_a_card_of_references_takes_no_memory(config):
+    """Each level holds nine times the one before: the text of the last one would have half a gigabyte."""
+    levels = "".join(f"{name}: &{name} [{','.join(['*' + last] * 9)}]\n" for last, name in pairwise("abcdefgh"))
+    listed = f"---\na: &a [{','.join('x' * 9)}]\n{levels}configs:\n- {config}\n---\n"
+    with pytest.raises(CorpusError):
+        split_paths(listed, ["data/test.jsonl"], spec())
+
+
 def test_other_formats_are_refused(read):
     with pytest.raises(CorpusError, match=r"holds b.csv, and only jsonl and parquet can be read") as caught:
         read({"a.jsonl": lines(0), "b.csv": b"text\na\n"})
     assert caught.value.remedy.endswith("datasets/someone/texts refs/convert/parquet")
+
+
+def test_a_card_that_is_too_large_is_refused(read, monkeypatch):
+    """Check a large card: its configurations might be in the part that is not read."""
+    monkeypatch.setattr(hub_files, "MAX_CARD_BYTES", len(CARD))
+    content = {"README.md": CARD.encode(), "data/a.jsonl": lines(0)}
+    assert len(read(content)[0]) == ROWS
+    content["README.md"] += b"x"
+    with pytest.raises(CorpusError, match=r"README.md is larger than \d+ bytes"):
+        read(content)
 
 
 class ProxyError(Exception):
