@@ -105,21 +105,24 @@ def cli() -> None:
 @click.option(
     "--text-field", default="text", show_default=True, help="Column of a jsonl or parquet corpus with the text."
 )
-def init(run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | None, text_field: str) -> None:
+@click.option("--name", help="Name of the run for people.  [RUN's, if it has only letters, digits and . _ -]")
+def init(
+    run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | None, text_field: str, name: str | None
+) -> None:
     """Write a commented manifest and the run's signing key into the directory RUN.
 
     With --corpus, count the text's tokens, choose a model size for them, and store the files in RUN.
     """
-    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, parameter_count
+    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, name_change, parameter_count
 
     check_free(run)
     if corpus is None and tokenizer is None:
-        manifest = create_run(run, preset or "demo")
+        manifest = create_run(run, preset or "demo", name_change(run, name))
         size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"
     else:
         from p2ptrain.data.command import create_with_files
 
-        size = create_with_files(run, corpus, tokenizer, preset, text_field)
+        size = create_with_files(run, corpus, tokenizer, preset, text_field, name)
     click.echo(f"{run / MANIFEST_FILE}: {size}; edit it freely.")
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
     click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")

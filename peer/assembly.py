@@ -162,6 +162,7 @@ def noting_text(notebook: Notebook) -> Callable[[TextCounts, int], None]:
             documents=counts.documents,
             bytes=counts.text_bytes,
             tokens=tokens,
+            is_cut=counts.is_cut,
             rows=counts.rows,
             skipped=counts.skipped,
             examples=counts.examples,

@@ -81,6 +81,8 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
 def _text_read(fields: Mapping[str, Any]) -> str:
     said = f"[data] the run's text: {fields['documents']:,} document{'s' if fields['documents'] != 1 else ''}, "
     said += f"{size(fields['bytes'])}, {fields['tokens']:,} tokens"
+    if fields["is_cut"]:
+        said += ", the limit of the run (corpus.max_tokens); the rest of the text is left out"
     if not fields["skipped"]:
         return said
     more = fields["skipped"] - len(fields["examples"])

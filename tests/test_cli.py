@@ -51,7 +51,7 @@ def test_the_commands_are_frozen() -> None:
         "testnet",
     ]
     assert {name: [parameter.name for parameter in command.params] for name, command in cli.commands.items()} == {
-        "init": ["run", "preset", "corpus", "tokenizer", "text_field"],
+        "init": ["run", "preset", "corpus", "tokenizer", "text_field", "name"],
         "sign": ["run"],
         "docs": [],
     }
@@ -100,7 +100,7 @@ def test_init_then_sign(tmp_path: Path) -> None:
     sign = CliRunner().invoke(cli, ["sign", directory])
     assert sign.exit_code == 0
     signed = load_run(tmp_path / "run")
-    assert signed.manifest.run.name == "demo"
+    assert signed.manifest.run.name == "run"
     assert signed.run_id in sign.output
     assert "Unchanged since it was signed" in CliRunner().invoke(cli, ["sign", directory]).output
     path = tmp_path / "run" / "manifest.toml"

@@ -257,7 +257,8 @@ def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
         console.print(f"Output of each process: {plan.out}/*/output.log", markup=False, soft_wrap=True)
         return
     console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Next steps:", markup=False, soft_wrap=True)
-    for line in reports.next_steps(shlex.quote(_our_command()), plan.out):
+    is_shakespeare = plan.signed.manifest.corpus.kind == "builtin"
+    for line in reports.next_steps(shlex.quote(_our_command()), plan.out, is_shakespeare):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 

@@ -282,7 +282,9 @@ def test_bytes_load_as_bytes(family: str, signed_run: Callable[..., SignedManife
     for_tokens = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert for_tokens.items() >= {"add_bos_token": False, "add_eos_token": False}.items()
     text = "\x00Ā<|endoftext|> é"
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == list(text.encode())
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == list(
+        text.replace("\0", "\ufffd").encode()
+    )
 
 
 @pytest.mark.usefixtures("in_process")
