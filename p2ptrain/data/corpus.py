@@ -38,7 +38,7 @@ Tell = Callable[[int, int | None], None]
 """Progress callback: tokens of the stream so far, and the maximum at its end (None: unknown)."""
 
 Report = Callable[[TextCounts, int], None]
-"""Callback for the end of preparation: what was read, and tokens of the stream."""
+"""Callback for what was read, now or when the stream was built, and the tokens of the stream."""
 
 Warn = Callable[[str], None]
 """Callback that gets a sentence, without its full stop, on what the tokenizer loses of the text."""
@@ -111,8 +111,8 @@ def open_corpus(
     data: Path | None = None,  # the owner's corpus file, if the run names one by digest
     tokenizer_file: Path | None = None,  # the owner's tokenizer.json, if the run names one by digest
     tell: Tell = lambda tokens, most: None,  # called repeatedly while the stream is built
-    report: Report = lambda counts, tokens: None,  # called once when the stream is built
-    warn: Warn = lambda sentence: None,  # called after the stream was built
+    report: Report = lambda counts, tokens: None,  # called once, unless that is not known
+    warn: Warn = lambda sentence: None,  # called after that
 ) -> Corpus:
     """Open the run's corpus and build its token stream if it is not cached.
 
@@ -136,7 +136,8 @@ def open_corpus(
         lambda unfinished: _build(manifest, tokenizer, data, built.append, tell, unfinished),
         reader(manifest.corpus),
     )
-    for summary in built:
+    summary = built[0] if built else read_summary(manifest, cache)
+    if summary is not None:
         report(summary.counts, len(tokens))
         for sentence in summary.warnings:
             warn(sentence)

@@ -146,19 +146,20 @@ def test_a_file_that_is_cut_while_it_is_read_is_said_to_have_changed(manifest_wi
         open_corpus(manifest_with(file_corpus(rows_file, format="jsonl")), tmp_path / "cache", rows_file)
 
 
-def test_what_was_read_is_reported_once(manifest_with, rows_file, text_file, tmp_path):
+def test_what_was_read_is_reported_at_each_opening(manifest_with, rows_file, text_file, tmp_path):
     reports: list[tuple[TextCounts, int]] = []
     with rows_file.open("a") as file:
         file.write('{"text": null}\n{"text": "fin"}\n')
     manifest = manifest_with(file_corpus(rows_file, format="jsonl"))
     for _ in range(2):
         corpus = open_corpus(manifest, tmp_path / "cache", rows_file, report=lambda *given: reports.append(given))
-    ((counts, tokens),) = reports
+    (counts, tokens), again = reports
+    assert again == (counts, tokens)
     assert (counts.rows, counts.documents, counts.skipped) == (42, 41, 1)
     assert counts.examples == ["line 41: the field 'text' is null, not text"]
     assert tokens == len(corpus.tokens) == counts.text_bytes + 41
     open_corpus(manifest_with(file_corpus(text_file)), tmp_path, text_file, report=lambda *given: reports.append(given))
-    assert (reports[1][0].documents, reports[1][0].text_bytes) == (1, len(TEXT.encode()))
+    assert (reports[2][0].documents, reports[2][0].text_bytes) == (1, len(TEXT.encode()))
 
 
 CONNECTIONS = """

@@ -27,7 +27,7 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture
 def warnings(manifest_with, tmp_path):
-    """``warnings(tokenizer, text)``: what is said when the stream is built; a second opening says nothing."""
+    """``warnings(tokenizer, text)``: what is said, whether the stream is built or cached."""
 
     def build(made: Tokenizer, text: str, form: str = "text", vocabulary: int = 512) -> list[str]:
         data, file = tmp_path / "data", tmp_path / "tokenizer.json"
@@ -41,10 +41,12 @@ def warnings(manifest_with, tmp_path):
             update={"config": manifest.model.config.model_copy(update={"vocab_size": vocabulary})}
         )
         manifest = manifest.model_copy(update={"model": model})
-        said: list[str] = []
-        for _ in range(2):
+        first: list[str] = []
+        later: list[str] = []
+        for said in (first, later):
             open_corpus(manifest, tmp_path / "cache", data, file, warn=said.append)
-        return said
+        assert later == first
+        return first
 
     return build
 
