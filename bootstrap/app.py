@@ -36,10 +36,12 @@ from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import cgroups, files
-from p2ptrain.base.errors import CorpusError, HomeError, JoinLinkError, NetworkError, UserError
+from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import MemoryLog, lossy_output
+from p2ptrain.base.text import printable
+from p2ptrain.data.early import check_text
 from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, named_files
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import multiaddress, port_of, with_peer
@@ -220,18 +222,18 @@ class EntryPoint:
 
 
 def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> dict[str, Path]:
-    """Store the files that the owner gave, and return those to serve, by SHA-256. Raises CorpusError and HomeError."""
+    """Check and store the files that the owner gave, and return those to serve, by SHA-256.
+
+    Raises CorpusError, ManifestError and HomeError.
+    """
     store, found = FileStore(options.run / FILES_FOLDER), {}
-    given = {"--data": options.data, "--tokenizer": options.tokenizer}
+    given = {"corpus": options.data, "tokenizer": options.tokenizer}
     named = named_files(signed.manifest)
-    for option in given.keys() - {file.option for file in named}:
-        if given[option] is not None:
-            raise CorpusError(
-                f"{option} names {given[option]}, but the run in {options.run} names no such file by digest.",
-                f"Omit {option}.",
-            )
+    here = given | {file.what: given[file.what] or store.find(file.sha256) for file in named}
+    for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"]):
+        say("bootstrap", printable(f"warning: {warning}"))
     for file in named:
-        path = given[file.option]
+        path = given[file.what]
         is_large = path is not None and store.adopt(file, path) is None
         stored = store.find(file.sha256)
         if stored is not None:

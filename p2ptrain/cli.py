@@ -20,7 +20,7 @@ import p2ptrain
 from p2ptrain.base import cgroups
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
-from p2ptrain.base.text import command_line
+from p2ptrain.base.text import command_line, printable
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
 
@@ -128,12 +128,14 @@ def init(run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | N
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 def sign(run: Path) -> None:
     """Sign the manifest in the directory RUN. Its digest becomes the id of the run."""
-    from p2ptrain.data.figures import known_warnings
-    from p2ptrain.data.stream import cache_directory
+    from p2ptrain.data.early import check_text
+    from p2ptrain.data.file_store import named_files, stored
     from p2ptrain.manifest import read_run, sign_run
 
-    for warning in known_warnings(read_run(run), run, cache_directory()):
-        click.echo(f"warning: {warning}.", err=True)
+    manifest = read_run(run)
+    kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
+    for warning in check_text(manifest, kept.get("corpus"), kept.get("tokenizer")):
+        click.echo(printable(f"warning: {warning}."), err=True)
     signing = sign_run(run)
     match signing.previous:
         case None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import socket
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from click.testing import CliRunner
 
 from bootstrap import app, cli
 from p2ptrain.admission.author import LINK_FILE
-from p2ptrain.base.errors import JoinLinkError
-from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.base.errors import CorpusError, JoinLinkError
+from p2ptrain.manifest import JoinLink, SignedManifest, create_run, sign_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.relay.relay import NO_RELAY, RelayLimits
@@ -148,3 +149,33 @@ def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, mon
     for wrong in ("0.1", "-1", "nan", "inf", "1e7"):
         assert "0 (no cap), or a number from 0.25 to 1,000,000" in called("--upload-mbit", wrong)
     assert len(ran) == 2
+
+
+def test_unusable_files_are_refused_before_anything_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a bad file stops the bootstrap of its author, not every peer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    identity = Identity.load_or_create(tmp_path / "identity.key")
+    said: list[str] = []
+
+    def served(content: bytes, changes: dict[str, Any], **given: Path) -> None:
+        number = len([*tmp_path.iterdir()])
+        where = tmp_path / f"run-{number}"
+        changes = {name: value | {"sha256": hashlib.sha256(content).hexdigest()} for name, value in changes.items()}
+        create_run(where, "demo", changes)
+        options = replace(place(tmp_path, **given), run=where)
+        app.EntryPoint(options, sign_run(where).signed, identity, lambda tag, text: said.append(text))
+
+    file = tmp_path / "text"
+    corpus: dict[str, Any] = {"corpus": {"kind": "file", "format": "jsonl"}}
+    for content, problem in ((b"", "empty file"), (b'{"body": ""}\n', "'body'"), (b'{"text": "short"}', "too short")):
+        file.write_bytes(content)
+        with pytest.raises(CorpusError, match=problem):
+            served(content, corpus, data=file)
+    for given in ("data", "tokenizer"):
+        with pytest.raises(CorpusError, match=rf"--{given} names .*\n.*init NEW_RUN --corpus FILE --tokenizer FILE"):
+            served(b"", {}, **{given: file})
+    assert said == []
+    content = b'{"text": "a long text"}\n' * 99
+    file.write_bytes(content)
+    served(content, corpus, data=file)
+    assert "peers that lack the run's corpus get it here" in said

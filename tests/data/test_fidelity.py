@@ -89,5 +89,5 @@ def test_documents_without_a_separator_are_counted(warnings):
 
 def test_more_ids_than_the_model_has_are_refused_before_the_text_is_read(warnings, tmp_path):
     with pytest.raises(ManifestError, match="The tokenizer has 256 ids, but the model has only 255"):
-        warnings(byte_level(), "", vocabulary=255)
+        warnings(byte_level(), "the cat", vocabulary=255)
     assert not (tmp_path / "cache").exists()
