@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from p2ptrain.base.imports import command_imports
+from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.throttle import MBIT, MIN_RATE
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """Default address; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=UserPath)
 MIN_MBIT, MAX_MBIT = MIN_RATE / MBIT, 1e6
 """Bounds of a cap in Mbit/s, equal to those of a peer's settings."""
 
@@ -25,7 +26,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float) -> float
 
 
 @click.command(short_help="Run a swarm's entry point and print its join link.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 @click.option("--listen", multiple=True, metavar="MULTIADDR", help=f"Address to listen on; default {PUBLIC_LISTEN}.")
 @click.option(
     "--announce",
@@ -35,7 +36,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float) -> float
 )
 @click.option(
     "--home",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, path_type=UserPath),
     help="Directory for identity and link; else RUN/bootstrap.",
 )
 @click.option("--local", is_flag=True, help="Run a swarm on this machine only, on a free loopback port.")

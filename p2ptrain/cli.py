@@ -20,7 +20,7 @@ import p2ptrain
 from p2ptrain.base import cgroups
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
-from p2ptrain.base.text import command_line, printable
+from p2ptrain.base.text import UserPath, command_line, printable
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
 
@@ -28,7 +28,7 @@ EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
 
 
-FILE = click.Path(path_type=Path)
+FILE = click.Path(path_type=UserPath)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def cli() -> None:
 
 
 @cli.command(short_help="Create a run: write its manifest and signing key.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 @click.option(
     "--preset", help="Template: demo, llama-15m or llama-135m.  [demo; with --corpus: the size that fits the text]"
 )
@@ -125,7 +125,7 @@ def init(run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | N
 
 
 @cli.command(short_help="Sign and freeze a run's manifest.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 def sign(run: Path) -> None:
     """Sign the manifest in the directory RUN. Its digest becomes the id of the run."""
     from p2ptrain.data.early import check_text

@@ -13,6 +13,7 @@ import click
 
 from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.ids import RunId
+from p2ptrain.base.text import UserPath
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, Manifest
 from peer.doctor import findings as show
@@ -41,7 +42,9 @@ def _unheard() -> Iterator[None]:
 
 @click.command(short_help="Diagnose this machine and its network.")
 @LINK
-@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Home of the peer; need not exist yet.")
+@click.option(
+    "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of the peer; need not exist yet."
+)
 @click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
