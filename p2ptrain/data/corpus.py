@@ -165,7 +165,8 @@ def check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | No
     for what, spec in (("corpus", corpus), ("tokenizer", tokenizer)):
         if spec.kind == "file" and spec.sha256 == EMPTY:
             raise CorpusError(
-                f"This run's {what} is an empty file.", "Ask the run's author for another run; this one cannot train."
+                f"This run's {what} is an empty file.",
+                "Name a whole file before the run is signed. If the run is not yours, ask its author.",
             )
     if data is not None and corpus.kind != "file":
         found = f"{corpus.name}, which ships with p2ptrain" if corpus.kind == "builtin" else f"{corpus.name} of the hub"
