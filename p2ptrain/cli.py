@@ -18,11 +18,12 @@ import click
 
 import p2ptrain
 from p2ptrain.base import cgroups
+from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
 from p2ptrain.base.text import UserPath, command_line, printable
 
-MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
+MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
@@ -104,21 +105,24 @@ def cli() -> None:
 @click.option(
     "--text-field", default="text", show_default=True, help="Column of a jsonl or parquet corpus with the text."
 )
-def init(run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | None, text_field: str) -> None:
+@click.option("--name", help="Name of the run for people.  [RUN's, if it has only letters, digits and . _ -]")
+def init(
+    run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | None, text_field: str, name: str | None
+) -> None:
     """Write a commented manifest and the run's signing key into the directory RUN.
 
     With --corpus, count the text's tokens, choose a model size for them, and store the files in RUN.
     """
-    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, parameter_count
+    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, name_change, parameter_count
 
     check_free(run)
     if corpus is None and tokenizer is None:
-        manifest = create_run(run, preset or "demo")
+        manifest = create_run(run, preset or "demo", name_change(run, name))
         size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"
     else:
         from p2ptrain.data.command import create_with_files
 
-        size = create_with_files(run, corpus, tokenizer, preset, text_field)
+        size = create_with_files(run, corpus, tokenizer, preset, text_field, name)
     click.echo(f"{run / MANIFEST_FILE}: {size}; edit it freely.")
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
     click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")
@@ -146,6 +150,15 @@ def sign(run: Path) -> None:
             click.echo(f"Signed: run {signing.signed.run_id}")
             click.echo(f"This is a new run; peers of run {signing.previous} continue with the old one.")
     click.echo(f"Next: {command_line('p2ptrain', 'bootstrap', run)}")
+
+
+@cli.command(short_help="Print where the documents and example scenarios are.")
+def docs() -> None:
+    """Print the directory that has README.md, docs/ and bench/scenarios/, of which messages and documents speak."""
+    folder = documents()
+    if folder is None:
+        raise UserError("This installation has no documents.", "Reinstall p2ptrain from its wheel, or use a clone.")
+    click.echo(folder)
 
 
 def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:

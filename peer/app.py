@@ -100,7 +100,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        owner = OwnerControl(home, file, settings, rates, signals, log, Sensors(home.path, card_name(device)))
+        sensors = Sensors(cache_directory() / "cards", card_name(device))
+        owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
             identity = Identity.load_or_create(home.identity)

@@ -85,8 +85,8 @@ def build(
         cache_directory(),
         options.data,
         options.tokenizer,
-        telling(log),
-        reporting(log),
+        noting_progress(log),
+        noting_text(log),
         warn=lambda sentence: log.note("text differs", why=sentence),
     )
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
@@ -140,7 +140,7 @@ def build(
     return TrainingSession(new_core, record)
 
 
-def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
+def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
     """Return a progress callback that notes the length of the token stream every ``TOKENIZING_PERIOD_S``."""
     due = clock() + TOKENIZING_PERIOD_S
 
@@ -153,7 +153,7 @@ def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int,
     return tell
 
 
-def reporting(notebook: Notebook) -> Callable[[TextCounts, int], None]:
+def noting_text(notebook: Notebook) -> Callable[[TextCounts, int], None]:
     """Return a callback that notes what was read when the token stream is complete."""
 
     def report(counts: TextCounts, tokens: int) -> None:
@@ -162,6 +162,7 @@ def reporting(notebook: Notebook) -> Callable[[TextCounts, int], None]:
             documents=counts.documents,
             bytes=counts.text_bytes,
             tokens=tokens,
+            is_cut=counts.is_cut,
             rows=counts.rows,
             skipped=counts.skipped,
             examples=counts.examples,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +48,10 @@ SAMPLE = (
 """Text on which tokenizers tend to differ: spaces, digits, normal forms, rare letters, tokens with a meaning."""
 
 COMPARED_TOKENS = 2048
-"""Held-out tokens whose text and loss are compared. Guess: measure the time on slow machines, which read
-them twice."""
+"""Held-out tokens whose text and loss are compared. Guess: measure the time on slow machines, which read them twice."""
+
+LOAD_S = 1800.0
+"""Timeout of the process that loads the export. Guess: measure the largest models on slow machines."""
 
 TOLERANCE = 1e-3
 """Accepted difference of the losses, in nats; a tokenizer that is rebuilt raised the loss by 3.6. Guess: measure the
@@ -74,8 +76,17 @@ class _Expected:
 
 REBUILT = ("qwen2",)
 """Model types for which AutoTokenizer of transformers 5 ignores tokenizer_class and builds the original model's
-tokenizer from our vocabulary (its list MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS). If auto_map is set, it ignores that,
-too, and takes tokenizer_class."""
+tokenizer from our vocabulary (its list MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS). If auto_map is set, it takes
+tokenizer_class, and with trust_remote_code=True the class that auto_map names, from a file of the export."""
+CODE_FILE, CODE_CLASS = "own_tokenizer.py", "OwnTokenizer"
+CODE = f'''"""The tokenizer in tokenizer.json, of which transformers 5 otherwise takes the vocabulary alone."""
+
+from transformers import PreTrainedTokenizerFast
+
+
+class {CODE_CLASS}(PreTrainedTokenizerFast):
+    pass
+'''
 
 
 def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> Exported:
@@ -103,6 +114,11 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None) -> tuple[Expor
     model, tokenizer = load_model(home, tokenizer_file)
     signed = home.load_manifest(None)
     assert signed is not None, "load_model has read it"
+    if not bool(torch.isfinite(model.theta).all()):
+        raise UserError(
+            f"The model in {home.path} is unusable: some of its weights are infinite or not a number.",
+            "Export the home of another peer of this run.",
+        )
     found = _corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
     if isinstance(found, Corpus):
         exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS, patience_s=LOSS_PATIENCE_S))
@@ -130,12 +146,14 @@ def _expected(folder: Path, model: FlatModel, tokenizer: Tokenizer, corpus: Corp
     if corpus is not None:
         rows = [row.tolist() for batch in corpus.validation_batches(COMPARED_TOKENS, 1) for row in batch]
         texts += [tokenizer.decode(row) for row in rows]
+    ids = [each.tolist() for each in tokenizer.encode_batch(texts)]
     with torch.no_grad():
         total = sum(float(summed_loss(model.module, torch.tensor([row]), None)) for row in rows)
     return _Expected(
         request={"folder": str(folder), "texts": texts, "rows": rows},
         answer={
-            "ids": [ids.tolist() for ids in tokenizer.encode_batch(texts)],
+            "ids": ids,
+            "trusting_ids": ids,
             "loss": total / sum(len(row) - 1 for row in rows),
         },
     )
@@ -179,7 +197,8 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfi
         "model_max_length": config.max_position_embeddings,
     }
     if config.model_type in REBUILT:
-        changes["auto_map"] = {"AutoTokenizer": [None, "tokenizer.PreTrainedTokenizerFast"]}
+        (folder / CODE_FILE).write_text(CODE, encoding="utf-8")
+        changes["auto_map"] = {"AutoTokenizer": [None, f"{CODE_FILE.removesuffix('.py')}.{CODE_CLASS}"]}
     written = _edit(folder / "tokenizer_config.json", **changes)
     if written.get("eos_token") not in {token["content"] for token in saved["added_tokens"]}:
         # transformers would add it, and then find it in ordinary text, too
@@ -209,36 +228,41 @@ def _edit(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def _load(request: loading.Request) -> loading.Answer:
-    """Load the export in a fresh process, without network. Raises UserError if that fails."""
-    result = subprocess.run(
-        launched(sys.executable, "-P", loading.__file__, HF_HUB_OFFLINE="1"),
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    )
+    """Load the export in a fresh process, without network. Raises UserError if that fails or takes ``LOAD_S``."""
+    remedy = "Free some memory if it ran out, or upgrade transformers; then export again. Nothing was written."
+    with tempfile.TemporaryDirectory() as modules:  # to which transformers copies code of the export
+        try:
+            result = subprocess.run(
+                launched(sys.executable, "-P", loading.__file__, HF_HUB_OFFLINE="1", HF_MODULES_CACHE=modules),
+                input=json.dumps(request),
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=LOAD_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"The export was not loaded by transformers within {LOAD_S:g} s.", remedy) from None
     if result.returncode != 0:
         reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
-        raise UserError(
-            f"The export cannot be loaded by transformers: {reason}.",
-            "Free some memory if it ran out, or upgrade transformers; then export again. Nothing was written.",
-        )
+        raise UserError(f"The export cannot be loaded by transformers: {reason}.", remedy)
     answer: loading.Answer = json.loads(result.stdout.splitlines()[-1])
     return answer
 
 
 def _check(expected: _Expected, loaded: loading.Answer) -> None:
     """Raise UserError if the loaded model or tokenizer is not the one of training."""
-    for text, wanted, found in zip(expected.request["texts"], expected.answer["ids"], loaded["ids"], strict=True):
-        if wanted != found:
-            raise _different(
-                f"AutoTokenizer makes {len(found):,} ids of a text of {len(text):,} letters, and training "
-                f"made {len(wanted):,}; number {_first_difference(wanted, found):,} differs"
-            )
-    ours, theirs = expected.answer["loss"], loaded["loss"]
-    if not (abs(ours - theirs) <= TOLERANCE or (math.isnan(ours) and math.isnan(theirs))):
-        raise _different(f"AutoModelForCausalLM has a loss of {theirs:.4f}, and the peer's model {ours:.4f}")
+    texts, ids = expected.request["texts"], expected.answer["ids"]
+    for option, theirs in ("", loaded["ids"]), (" with trust_remote_code=True", loaded["trusting_ids"]):
+        for text, wanted, found in zip(texts, ids, theirs, strict=True):
+            if wanted != found:
+                raise _different(
+                    f"AutoTokenizer{option} makes {len(found):,} ids of a text of {len(text):,} letters, and training "
+                    f"made {len(wanted):,}; number {_first_difference(wanted, found):,} differs"
+                )
+    ours, loss = expected.answer["loss"], loaded["loss"]
+    if not abs(ours - loss) <= TOLERANCE:  # also if either is not a number
+        raise _different(f"AutoModelForCausalLM has a loss of {loss:.4f}, and the peer's model {ours:.4f}")
 
 
 def _first_difference(wanted: list[int], found: list[int]) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from p2ptrain.base.backoff import backoff
 from p2ptrain.base.errors import CorpusError, NetworkError, RemoteError
-from p2ptrain.base.ids import PeerId
-from p2ptrain.data.file_store import FileStore, NamedFile
+from p2ptrain.base.ids import PeerId, short
+from p2ptrain.data.file_store import MOST_STORED_BYTES, FileStore, NamedFile
 from p2ptrain.net.file_service import download
 from p2ptrain.ports import Link, Notebook
 from peer.manifest_fetch import PAUSE_S
@@ -18,6 +18,9 @@ from peer.manifest_fetch import PAUSE_S
 Source = tuple[PeerId, Sequence[str]]
 """Peer that may have a file, and its addresses."""
 
+SOURCE_DEADLINE_S = MOST_STORED_BYTES / 100e3
+"""Timeout of a download from one peer: 11 minutes, the largest file at 0.8 Mbit/s. The next peer continues it. Guess:
+measure upload rates of volunteers, who wait this long for each adversarial peer that sends slowly."""
 NOT_SPOKEN = "protocols not supported"
 """go-libp2p's words for a peer that does not know the protocol, an older p2ptrain."""
 
@@ -32,7 +35,7 @@ def local_file(file: NamedFile, store: FileStore, given: Path | None, remembered
         return store.adopt(file, given) or given
     if (stored := store.find(file.sha256)) is not None:
         return stored
-    if remembered is None or not remembered.exists():
+    if remembered is None:
         return None
     try:
         return store.adopt(file, remembered) or remembered
@@ -48,51 +51,58 @@ async def ask_for_file(
 ) -> bytes | None:
     """Download a file; None if no peer that can be asked has it. Retries with backoff while any of them fails.
 
-    Pieces of several peers may make up one file. If it then has another digest, each peer must send all of it.
+    Pieces of several peers may make up one file. If they do not, the last of these peers must send all of it, so that
+    false pieces of one peer cannot spoil what another sends.
 
     Args:
         sources: returns the peers to ask.
         dial: opens a link of the file protocol. Raises NetworkError.
     """
     pauses_s = backoff(*PAUSE_S)
-    have, senders, is_mixed_wrongly = bytearray(), set[PeerId](), False
+    have, senders = bytearray(), set[PeerId]()
     excluded: set[PeerId] = set()
-    while True:
-        failures = 0
-        for peer, addresses in await sources():
-            if peer in excluded:
-                continue
-            if is_mixed_wrongly:
-                have.clear()
-            if not have:
-                senders.clear()
-            before = len(have)
-            try:
+
+    async def is_sent_by(peer: PeerId, addresses: Sequence[str]) -> bool:
+        """Return whether the file is now whole and genuine. Raises NetworkError and RemoteError."""
+        before = len(have)
+        try:
+            async with asyncio.timeout(SOURCE_DEADLINE_S):
                 link = await dial(peer, addresses)
                 try:
                     is_whole = await download(link, file.sha256, have)
                 finally:
                     await link.close()
-            except (NetworkError, RemoteError) as error:
-                if NOT_SPOKEN not in str(error):
-                    failures += 1
-                    notebook.note("no file", what=file.what, peer=peer, why=str(error))
-                is_whole = False
+        except TimeoutError:
+            raise NetworkError(f"{short(peer)} sends too slowly: {SOURCE_DEADLINE_S:.0f} s were not enough") from None
+        finally:
             if len(have) > before:
                 senders.add(peer)
-            if not is_whole:
-                continue
-            data = bytes(have)
-            if await asyncio.to_thread(_digest, data) == file.sha256:
-                notebook.note("got file", what=file.what, peer=peer, size_bytes=len(data))
-                return data
-            have.clear()
-            notebook.note("no file", what=file.what, peer=peer, why="the digest of what it sent is wrong")
-            if len(senders) == 1:
-                excluded.add(peer)
-            else:
-                is_mixed_wrongly = True
-                failures += 1
+        if is_whole and await asyncio.to_thread(_digest, have) != file.sha256:
+            raise RemoteError("the digest of what it sent is wrong")
+        return is_whole
+
+    while True:
+        failures = 0
+        for peer, addresses in await sources():
+            while peer not in excluded:
+                is_mixed = bool(senders - {peer})
+                try:
+                    if await is_sent_by(peer, addresses):
+                        notebook.note("got file", what=file.what, peer=peer, size_bytes=len(have))
+                        return bytes(have)
+                except RemoteError as error:
+                    why = "its pieces do not continue those of other peers" if is_mixed else str(error)
+                    notebook.note("no file", what=file.what, peer=peer, why=why)
+                    have.clear()
+                    senders.clear()
+                    if is_mixed:
+                        continue
+                    excluded.add(peer)
+                except NetworkError as error:
+                    if NOT_SPOKEN not in str(error):
+                        failures += 1
+                        notebook.note("no file", what=file.what, peer=peer, why=str(error))
+                break
         if not failures:
             return None
         pause_s = next(pauses_s)
@@ -102,5 +112,5 @@ async def ask_for_file(
         await asyncio.sleep(pause_s)
 
 
-def _digest(data: bytes) -> str:
+def _digest(data: bytearray) -> str:
     return hashlib.sha256(data).hexdigest()

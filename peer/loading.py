@@ -23,6 +23,7 @@ class Answer(TypedDict):
     """What the loaded tokenizer and model compute."""
 
     ids: list[list[int]]  # of each text
+    trusting_ids: list[list[int]]  # the same, loaded with trust_remote_code=True
     loss: float  # mean cross entropy of all predicted tokens of the rows, in nats
 
 
@@ -32,15 +33,21 @@ def answer(request: Request) -> Answer:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(request["folder"])
-    tokenizer = AutoTokenizer.from_pretrained(request["folder"])
+    ids, trusting_ids = (
+        [tokenizer(text)["input_ids"] for text in request["texts"]]
+        for tokenizer in (
+            AutoTokenizer.from_pretrained(request["folder"]),
+            AutoTokenizer.from_pretrained(request["folder"], trust_remote_code=True),
+        )
+    )
     total, count = 0.0, 0
     with torch.no_grad():
         for row in request["rows"]:
-            ids = torch.tensor([row])
-            logits = model(input_ids=ids[:, :-1]).logits[0]  # [T, V]
-            total += float(torch.nn.functional.cross_entropy(logits.float(), ids[0, 1:], reduction="sum"))
+            inputs = torch.tensor([row])
+            logits = model(input_ids=inputs[:, :-1]).logits[0]  # [T, V]
+            total += float(torch.nn.functional.cross_entropy(logits.float(), inputs[0, 1:], reduction="sum"))
             count += len(row) - 1
-    return {"ids": [tokenizer(text)["input_ids"] for text in request["texts"]], "loss": total / count}
+    return {"ids": ids, "trusting_ids": trusting_ids, "loss": total / count}
 
 
 if __name__ == "__main__":

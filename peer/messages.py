@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from p2ptrain.base.documents import document
 from p2ptrain.base.ids import short
 from p2ptrain.base.text import command_line, printable
 from p2ptrain.net.p2pd.error_text import short_reason
@@ -80,6 +81,8 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
 def _text_read(fields: Mapping[str, Any]) -> str:
     said = f"[data] the run's text: {fields['documents']:,} document{'s' if fields['documents'] != 1 else ''}, "
     said += f"{size(fields['bytes'])}, {fields['tokens']:,} tokens"
+    if fields["is_cut"]:
+        said += ", the limit of the run (corpus.max_tokens); the rest of the text is left out"
     if not fields["skipped"]:
         return said
     more = fields["skipped"] - len(fields["examples"])
@@ -163,7 +166,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "unreachable": lambda f: (
         f"[peers] nobody can dial this peer{' at ' + f['where'] if f['where'] else ''} ({_why(f)}), so others reach it "
-        f"through a relay. For direct exchanges, {_forward(f)} (for IPv6 see docs/ERRORS.md)"
+        f"through a relay. For direct exchanges, {_forward(f)} (for IPv6 see {document('ERRORS.md')})"
     ),
     "relayed": lambda f: f"[peers] others reach this peer through the relay {_peer(f)}",
     "relay lost": lambda f: f"[peers] lost the relay {_peer(f)}: {_why(f)}; looking for another one",

@@ -29,7 +29,7 @@ import click
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, UserError
-from p2ptrain.base.text import command_line, one_line
+from p2ptrain.base.text import command_line, one_line, printable
 from peer.home import Home, check_no_other
 from peer.options import HOME
 
@@ -37,13 +37,15 @@ STOP_S = 330
 """Seconds in which the service may save and leave: ``session_recorder.LAST_PATIENCE_S`` for a full disk, and 30 s."""
 RESTART_S, BURST, BURST_S = 30, 5, 600
 """Seconds before a restart after a failure; most starts in ``BURST_S`` seconds, then systemd gives up. Guess: how often
-volunteers' peers crash, and how soon what they lack at boot is there."""
+volunteers' peers crash, and how long missing disks and networks take at boot."""
 NICE = 5
 """Priority below that of the owner's programs (nice(2)). Guess: the slowdown that owners notice."""
 COMMAND_S = 30.0
 """Timeout of a command of the service manager that does not stop the peer."""
 CARRIED = ("XDG_CACHE_HOME", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "TMPDIR")
 """Environment variables that the service keeps; none holds a secret, because others may read the file."""
+UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
+"""Characters that files of service managers cannot hold; surrogates stand for bytes that are not UTF-8 (PEP 383)."""
 LINGER = Path("/var/lib/systemd/linger")
 """Directory with one file for each user whose services run without a login (logind)."""
 
@@ -278,6 +280,12 @@ def manager_of(home: Path) -> ServiceManager:
     # Without -P, a directory in the service's working directory could stand in for a package of ours.
     command = [sys.executable, "-P", "-m", "p2ptrain.cli", "peer", "--home", str(here)]
     environment = {name: os.environ[name] for name in CARRIED if name in os.environ}
+    for text in *command, *environment.values():
+        if UNUSABLE.search(text):
+            raise UserError(
+                f"{printable(text)} has control characters or is not UTF-8, which service managers refuse.",
+                "Give the directory another name, or start the peer without a service.",
+            )
     if sys.platform == "darwin":
         return Launchd(here, command, environment, files.user_home())
     if shutil.which("systemctl") is not None:

@@ -80,7 +80,15 @@ def survivors() -> list[psutil.Process]:
     """Return other processes with this session's mark that do not end within the grace."""
     mark = os.environ[MARK]
     ours = [each for each in psutil.process_iter() if each.pid != os.getpid() and _has_mark(each, mark)]
-    return psutil.wait_procs(ours, timeout=GRACE_S)[1]
+    return psutil.wait_procs([each for each in ours if not _is_our_tracker(each)], timeout=GRACE_S)[1]
+
+
+def _is_our_tracker(process: psutil.Process) -> bool:
+    """Whether this is the child with which Python 3.14 tracks semaphores, until this process ends."""
+    try:
+        return process.ppid() == os.getpid() and any("resource_tracker" in word for word in process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def command(process: psutil.Process) -> str:

@@ -30,7 +30,7 @@ def run(command: click.Command, *arguments: str) -> int:
 
 def test_the_commands_are_frozen() -> None:
     """Check all options of init and sign against a list, since no option may change the algorithm."""
-    assert list(cli.commands) == ["init", "sign"]
+    assert list(cli.commands) == ["init", "sign", "docs"]
     assert list(LAZY_COMMANDS) == [
         "tokens",
         "bootstrap",
@@ -51,8 +51,9 @@ def test_the_commands_are_frozen() -> None:
         "testnet",
     ]
     assert {name: [parameter.name for parameter in command.params] for name, command in cli.commands.items()} == {
-        "init": ["run", "preset", "corpus", "tokenizer", "text_field"],
+        "init": ["run", "preset", "corpus", "tokenizer", "text_field", "name"],
         "sign": ["run"],
+        "docs": [],
     }
 
 
@@ -62,6 +63,22 @@ def test_help_lists_every_command_with_a_sentence(capsys: pytest.CaptureFixture[
     for name, lazy in LAZY_COMMANDS.items():
         assert name in listing
         assert lazy.help[:30] in listing
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("p2ptrain fi", "finish"), ("p2ptrain peer --nick", "--nickname"), ("p2ptrain init --pre", "--preset")],
+)
+def test_the_shell_completes_commands_and_options(
+    words: str, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_P2PTRAIN_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    with pytest.raises(SystemExit) as caught:
+        run_command(cli, [], name="p2ptrain")
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"plain,{offered}\n"
 
 
 def test_help_of_init_names_all_presets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +100,7 @@ def test_init_then_sign(tmp_path: Path) -> None:
     sign = CliRunner().invoke(cli, ["sign", directory])
     assert sign.exit_code == 0
     signed = load_run(tmp_path / "run")
-    assert signed.manifest.run.name == "demo"
+    assert signed.manifest.run.name == "run"
     assert signed.run_id in sign.output
     assert "Unchanged since it was signed" in CliRunner().invoke(cli, ["sign", directory]).output
     path = tmp_path / "run" / "manifest.toml"
@@ -182,7 +199,7 @@ def test_a_lazy_command_is_imported_when_called(monkeypatch: pytest.MonkeyPatch)
         run_command(cli, ["wrong"])
 
 
-@pytest.mark.parametrize("python", [(3, 11), (3, 13)])
+@pytest.mark.parametrize("python", [(3, 11), (3, 14)])
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_supported_platforms(python: tuple[int, int], platform: str) -> None:
     assert platform_fault(python, platform) is None
@@ -192,7 +209,7 @@ def test_supported_platforms(python: tuple[int, int], platform: str) -> None:
     ("python", "platform", "said"),
     [
         ((3, 10), "linux", "This is Python 3.10; p2ptrain needs 3.11 or newer"),
-        ((3, 14), "linux", "This is Python 3.14"),
+        ((3, 15), "linux", "This is Python 3.15"),
         ((3, 12), "win32", "and this is win32"),
     ],
 )

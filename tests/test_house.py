@@ -27,7 +27,7 @@ LAYERS = (
 STRANGERS = ({"swarm", "outer"}, {"swarm", "codec"}, {"net", "sim"})
 """Packages of one layer that never import each other: the two cores, and the two drivers."""
 
-HEAVY = {"torch", "transformers", "hivemind", "datasets"}
+HEAVY = {"torch", "transformers", "hivemind", "pyarrow"}
 
 FORBIDDEN_PACKAGES = {
     "swarm": HEAVY | {"numpy", "asyncio", "socket", "time"},
@@ -142,10 +142,9 @@ def test_no_circles_between_rooms() -> None:
     TopologicalSorter(graph).prepare()
 
 
-def test_datasets_is_for_the_hub_alone() -> None:
-    """The library contacts servers even for local files."""
-    users = [dotted(path) for path in MODULES if "datasets" in {name for name, _ in imports(path.read_text())}]
-    assert users == ["p2ptrain.data.sources"]
+def test_the_hubs_client_is_imported_without_its_telemetry() -> None:
+    users = [dotted(path) for path in MODULES if "huggingface_hub" in {name for name, _ in imports(path.read_text())}]
+    assert users == ["p2ptrain.data.hub"]
 
 
 @pytest.mark.parametrize(

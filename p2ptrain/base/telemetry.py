@@ -83,6 +83,9 @@ class EventLog:
                 self._file = None
                 self._path.replace(self._path.with_suffix(".1.jsonl"))
         except OSError:
+            with contextlib.suppress(OSError):  # Python 3.14 complains on standard error about unwritten text
+                if self._file is not None:
+                    self._file.close()
             self._file = None
 
 

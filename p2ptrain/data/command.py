@@ -50,7 +50,7 @@ def tokens(run: Path, data: Path | None, tokenizer: Path | None, as_json: bool) 
 
 
 def create_with_files(
-    run: Path, corpus: Path | None, tokenizer: Path | None, preset: str | None, text_field: str
+    run: Path, corpus: Path | None, tokenizer: Path | None, preset: str | None, text_field: str, name: str | None
 ) -> str:
     """Create a run for the author's files, print what was found, and return what was chosen. Raises UserError."""
     with command_imports():
@@ -60,7 +60,7 @@ def create_with_files(
         from p2ptrain.manifest import parameter_count
 
     with _progress() as tell:
-        made = create(run, corpus, tokenizer, preset, text_field, cache_directory(), tell)
+        made = create(run, corpus, tokenizer, preset, text_field, name, cache_directory(), tell)
     if made.figures is not None:
         spec = made.manifest.corpus
         click.echo(printable(f"{corpus}: read as {spec.format if spec.kind == 'file' else spec.kind}"))

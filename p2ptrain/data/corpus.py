@@ -19,7 +19,14 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
-from p2ptrain.data.sources import EMPTY, INIT_WITH_FILES, check_digest, read_pieces, reader, unchanged
+from p2ptrain.data.sources import (
+    EMPTY,
+    INIT_WITH_FILES,
+    InterruptedCorpusError,
+    check_digest,
+    read_pieces,
+    unchanged,
+)
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import Unfinished, open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 
     from p2ptrain.manifest import Manifest
 
-STREAM_VERSION = 2
+STREAM_VERSION = 3
 """Version of the token stream. Raise it when the same corpus and tokenizer would yield another stream, so that old
 caches are not used."""
 
@@ -134,7 +141,6 @@ def open_corpus(
         stream_key(manifest.corpus, manifest.tokenizer),
         tokenizer.vocabulary_size,
         lambda unfinished: _build(manifest, tokenizer, data, built.append, tell, unfinished),
-        reader(manifest.corpus),
     )
     summary = built[0] if built else read_summary(manifest, cache)
     if summary is not None:
@@ -200,20 +206,29 @@ def _build(
     unfinished: Unfinished,
 ) -> Iterator[np.ndarray]:
     """Yield the ids of the stream, then check what was read: until then the stream has no name in the cache."""
-    counts, check = TextCounts(), FidelityCheck(tokenizer)
+    counts = TextCounts()
+    check = FidelityCheck(tokenizer, counts)
     most = _most_tokens(manifest)
     left = None if most is None else most - unfinished.tokens
-    with contextlib.nullcontext() if data is None else unchanged(data):
-        pieces = check.reading(read_pieces(manifest.corpus, data, counts, unfinished.position))
-        for ids in check.writing(tokenize(pieces, tokenizer, left, unfinished.save)):
-            tell(unfinished.tokens + len(ids), most)
-            yield ids
-        try:
+    position = None
+    if unfinished.position is not None:
+        position = unfinished.position["source"]
+        check.resume(unfinished.position["check"])
+    try:
+        with contextlib.nullcontext() if data is None else unchanged(data):
+            pieces = check.reading(read_pieces(manifest.corpus, data, counts, position))
+            for chunk in check.writing(tokenize(pieces, tokenizer, left)):
+                tell(unfinished.tokens + len(chunk.ids), most)
+                yield chunk.ids
+                if chunk.position is not None:
+                    unfinished.save({"source": chunk.position, "check": check.state()})
             counts.check()
-        except CorpusError:
+    except CorpusError as error:
+        if not isinstance(error, InterruptedCorpusError):
             unfinished.forget()
-            raise
+        raise
     counts.where = ""
+    counts.is_cut = most is not None and unfinished.tokens >= most
     summary = TextSummary(counts, list(check.warnings()))
     files.replace(_summary_path(unfinished.path), json.dumps(asdict(summary)).encode())
     summarize(summary)
@@ -267,6 +282,6 @@ def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:
         "corpus": corpus.model_dump(mode="json", exclude={"validation_fraction"}),
         "tokenizer": tokenizer.model_dump(mode="json"),
     }
-    if getattr(corpus, "format", "text") != "text":
+    if getattr(corpus, "kind", "") == "hub" or getattr(corpus, "format", "text") != "text":
         description["rows"] = ROWS_VERSION
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

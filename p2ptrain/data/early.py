@@ -97,8 +97,8 @@ def _tried(manifest: Manifest, tokenizer: Tokenizer | None, data: Path) -> tuple
         for _ in beginning:
             pass
     else:
-        check = FidelityCheck(tokenizer)
-        tokens = sum(len(ids) for ids in check.writing(tokenize(check.reading(beginning), tokenizer, most)))
+        check = FidelityCheck(tokenizer, counts)
+        tokens = sum(len(chunk.ids) for chunk in check.writing(tokenize(check.reading(beginning), tokenizer, most)))
         warnings = list(check.warnings())
     if tokens != most and next(pieces, None) is not None:
         return None, warnings

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
+from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import TextChunk
+from p2ptrain.data.stream import EncodedText
 from p2ptrain.data.tokenizer import Tokenizer
 
 SAMPLE_CHARACTERS = 1 << 16
@@ -24,31 +27,56 @@ SHOWN_CHARACTERS = 20
 
 
 class FidelityCheck:
-    """Counts of one corpus while its token stream is built. The two iterators pass their items on unchanged."""
+    """Counts of one corpus while its token stream is built. The two iterators pass their items on unchanged.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: of the stream.
+        counts: documents and bytes are counted here when their ids are written.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, counts: TextCounts) -> None:
         self._tokenizer = tokenizer
+        self._counts = counts
         self._sample: list[str] = []
         self._sampled = 0  # characters
-        self._documents = self._tokens = self._unknown = 0
+        self._tokens = self._unknown = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return everything counted so far as a JSON object, from which ``resume`` continues in a later process."""
+        return {
+            "documents": self._counts.documents,
+            "text_bytes": self._counts.text_bytes,
+            "tokens": self._tokens,
+            "unknown": self._unknown,
+            "sample": self._sample,
+        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue from a ``state`` that was saved at a document's end."""
+        self._counts.documents, self._counts.text_bytes = state["documents"], state["text_bytes"]
+        self._tokens, self._unknown, self._sample = state["tokens"], state["unknown"], state["sample"]
+        self._sampled = sum(map(len, self._sample))
 
     def reading(self, pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
-        """Count documents and remember the start of the text as pairs of lines."""
+        """Remember the start of the text as pairs of lines."""
         for piece in pieces:
             if self._sampled < SAMPLE_CHARACTERS:
                 lines = piece.text[: SAMPLE_CHARACTERS - self._sampled].splitlines(keepends=True)
                 self._sample += ["".join(lines[start : start + 2]) for start in range(0, len(lines), 2)]
                 self._sampled += sum(map(len, lines))
-            self._documents += piece.ends_document
             yield piece
 
-    def writing(self, chunks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Count tokens. Raises CorpusError at the end if more than ``MOST_UNKNOWN`` of them are unknown."""
-        for ids in chunks:
-            self._tokens += len(ids)
+    def writing(self, chunks: Iterable[EncodedText]) -> Iterator[EncodedText]:
+        """Count what is used. Raises CorpusError at the end if more than ``MOST_UNKNOWN`` of the tokens are unknown."""
+        begins_document = True
+        for chunk in chunks:
+            self._counts.documents += begins_document
+            self._counts.text_bytes += chunk.text_bytes
+            begins_document = chunk.ends_document
+            self._tokens += len(chunk.ids)
             if self._tokenizer.unknown is not None:
-                self._unknown += int(np.count_nonzero(ids == self._tokenizer.unknown))
-            yield ids
+                self._unknown += int(np.count_nonzero(chunk.ids == self._tokenizer.unknown))
+            yield chunk
         if self._unknown > MOST_UNKNOWN * self._tokens:
             raise CorpusError(
                 f"The tokenizer does not know this text: {self._unknown_share:.0%} of the tokens are the unknown one.",
@@ -62,10 +90,11 @@ class FidelityCheck:
                 f"{self._unknown_share:.1%} of the tokens are the unknown token, as the tokenizer's vocabulary lacks "
                 "that text"
             )
-        if self._documents > 1 and self._tokenizer.separator is None:
+        documents = self._counts.documents
+        if documents > 1 and self._tokenizer.separator is None:
             yield (
-                f"the tokenizer has no token that separates documents, so {self._documents:,} documents follow each "
-                "other without a mark"
+                f"the tokenizer has no token that separates documents, so {documents:,} documents follow each other "
+                "without a mark"
             )
         yield from self._changes()
 

@@ -36,9 +36,8 @@ class TextFigures:
     """Whether corpus.max_tokens leaves out the rest of the text."""
     documents: int | None
     bytes: int | None
-    """Bytes of the text that was read, as UTF-8."""
+    """Bytes of the text that is used, as UTF-8."""
     tokens_per_byte: float | None
-    """None also if the text is cut, since more of it was read than is used."""
     rows: int | None
     """Rows of jsonl, parquet or a data set of the hub; 0 for plain text."""
     skipped: int | None
@@ -57,10 +56,8 @@ class TextFigures:
             ("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),
         ]
         if self.documents is not None:
-            read = f"{self.documents:,}, {self.bytes:,} bytes"
-            if self.tokens_per_byte is not None:
-                read += f", {self.tokens_per_byte:.3f} tokens per byte"
-            lines.append(("documents", read))
+            used = f"{self.documents:,}, {self.bytes:,} bytes, {self.tokens_per_byte:.3f} tokens per byte"
+            lines.append(("documents", used))
         if self.is_cut:
             lines.append(("left out", "the text after corpus.max_tokens"))
         if self.skipped and self.rows is not None:
@@ -99,7 +96,7 @@ def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: Text
         is_cut=is_cut,
         documents=counts.documents if counts else None,
         bytes=counts.text_bytes if counts else None,
-        tokens_per_byte=None if counts is None or is_cut else tokens / counts.text_bytes,
+        tokens_per_byte=tokens / max(1, counts.text_bytes) if counts else None,
         rows=counts.rows if counts else None,
         skipped=counts.skipped if counts else None,
         skipped_examples=counts.examples if counts else [],

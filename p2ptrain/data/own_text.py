@@ -17,7 +17,7 @@ from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
 from p2ptrain.data.rows import first_line
 from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.data.tokenizer import load_tokenizer
-from p2ptrain.manifest import Manifest, create_run, preset, with_changes
+from p2ptrain.manifest import Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.fitting import fitted
 from p2ptrain.manifest.sources import MOST_TOKENS, FileTokenizer
 
@@ -46,6 +46,7 @@ def create(
     tokenizer: Path | None,
     preset_name: str | None,
     text_field: str,
+    run_name: str | None,
     cache: Path,
     tell: Tell,
 ) -> NewRun:
@@ -57,6 +58,7 @@ def create(
         tokenizer: a tokenizer.json; None: the preset's.
         preset_name: None: the size that fits the text.
         text_field: column of the text in jsonl and parquet.
+        run_name: for people; None: the directory's name if the manifest allows it.
         cache: directory of token streams.
         tell: progress of tokenizing.
 
@@ -68,7 +70,7 @@ def create(
     with contextlib.ExitStack() as stack:
         for path in filter(None, (tokenizer, corpus)):
             stack.enter_context(unchanged(path))
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = name_change(directory, run_name)
         given: list[tuple[NamedFile, Path]] = []
         if tokenizer is not None:
             digest = file_digest(tokenizer, "tokenizer")

@@ -12,17 +12,19 @@ import gzip
 import io
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, Literal, NamedTuple, Protocol, cast
 
+from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
 
-ROWS_VERSION = 2
-"""Version of the text that jsonl and parquet files yield. Raise it when the same file would yield another text, so that
-cached token streams are not used. (1: the ``datasets`` library read them.)"""
+ROWS_VERSION = 3
+"""Version of the text that jsonl and parquet files yield. Raise it when the same files would yield another text, so
+that cached token streams are not used."""
 
 MOST_LINE_BYTES = 32 << 20
 """Maximum size of a line of jsonl; a longer one is skipped. Decoding takes up to ten times as much memory. Guess: the
@@ -46,10 +48,25 @@ NAME_COLUMN = (
     "the run is not yours, ask its author."
 )
 
-INSTALL_DATA = "Install it: pip install 'p2ptrain[data]'"
+INSTALL_DATA = install_extra("data")
 
-_OPENERS: dict[bytes, Callable[[Path], Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+}
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
+
+
+class RowFile(Protocol):
+    """File with rows: a local path, or a file of the hub; its string names it in messages."""
+
+    def open(self, mode: Literal["rb"], /) -> IO[bytes]:
+        """Open for reading and seeking."""
+
+
+class UnreadableError(CorpusError):
+    """A file, or what was received of it, is damaged."""
 
 
 class Unusable(NamedTuple):
@@ -65,11 +82,13 @@ class TextCounts:
     where: str = ""
     """Name of the source in messages."""
     rows: int = 0
-    """Rows read; 0 for plain text."""
+    """Rows read; 0 for plain text. If the text is cut, up to a megabyte of them is read and not used."""
     documents: int = 0
-    """Documents with text."""
+    """Documents whose tokens are in the stream, the last perhaps in part."""
     text_bytes: int = 0
-    """Bytes of their text as UTF-8."""
+    """Bytes of their text as UTF-8; of a text that is cut, in proportion to its tokens."""
+    is_cut: bool = False
+    """Whether ``corpus.max_tokens`` leaves out the rest of the text."""
     skipped: int = 0
     """Rows without usable text; rows with an empty text are not among them."""
     examples: list[str] = field(default_factory=list)
@@ -86,8 +105,8 @@ class TextCounts:
             )
 
 
-def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCounts) -> Iterator[str]:
-    """Yield the texts of rows, each a document; count them and the rows without text.
+def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCounts) -> Iterator[tuple[int, str]]:
+    """Yield number and text of rows that have text, each a document; count the rows, and those without text.
 
     Args:
         rows: number of the row, from 1, and its text.
@@ -106,9 +125,7 @@ def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCou
             if counts.skipped == counts.rows == SURE_ROWS:
                 counts.check()
         elif text:
-            counts.documents += 1
-            counts.text_bytes += len(text) if text.isascii() else len(text.encode())
-            yield text
+            yield number, text
 
 
 def text_of(row: object, text_field: str) -> str | Unusable:
@@ -127,48 +144,62 @@ def names(columns: Iterable[object]) -> str:
     return ", ".join(listed[:MOST_NAMES]) + (f" and {more} more" if (more := len(listed) - MOST_NAMES) > 0 else "")
 
 
-def jsonl_rows(path: Path, text_field: str) -> Iterator[tuple[int, str | Unusable]]:
+def jsonl_rows(file: RowFile, text_field: str, after: int = 0) -> Iterator[tuple[int, str | Unusable]]:
     """Yield line number and text of every line that is not blank; the file may be packed by gzip, bzip2, xz or zstd.
 
+    Args:
+        after: number of the last line that is not wanted again.
+
     Raises:
-        CorpusError: the file cannot be read or unpacked.
+        UnreadableError: the file cannot be read or unpacked.
     """
     try:
-        with _unpacked(path) as file:
-            for number, line in _lines(file):
+        with file.open("rb") as raw, _unpacked(raw, file) as content:
+            for number, line in _lines(content):
+                if number <= after:
+                    continue
                 if line is None:
                     yield number, Unusable(f"longer than {MOST_LINE_BYTES:,} bytes")
                 elif not line.isspace():
                     yield number, _parsed(line, text_field)
-    except (OSError, EOFError, lzma.LZMAError) as error:  # gzip raises EOFError for a truncated file
-        raise unreadable(path, "jsonl", error) from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:  # gzip raises EOFError for a truncated file
+        raise unreadable(file, "jsonl", error) from error
 
 
-def parquet_rows(path: Path, text_field: str) -> Iterator[tuple[int, str | Unusable]]:
+def parquet_rows(file: RowFile, text_field: str, after: int = 0) -> Iterator[tuple[int, str | Unusable]]:
     """Yield row number and text of every row, from batches of one column.
 
     One page of the column, about a megabyte in most files and at most 2 GiB, is decoded at once.
 
+    Args:
+        after: number of the last row that is not wanted again.
+
     Raises:
-        CorpusError: the file cannot be read, has no such column or another type there, or pyarrow is not installed.
+        UnreadableError: the file cannot be read.
+        CorpusError: it has no such column or another type there, or pyarrow is not installed.
     """
-    pyarrow, parquet = _import_pyarrow(f"The corpus {path}")
+    pyarrow, parquet = _import_pyarrow(f"The corpus {file}")
     try:
-        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-            _check_column(file.schema_arrow, text_field, path)
-            number = 0
-            for batch in file.iter_batches(BATCH_ROWS, columns=[text_field], use_threads=False):
-                for value in batch.column(0):
+        with file.open("rb") as raw, parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20) as table:
+            _check_column(table.schema_arrow, text_field, file)
+            number, groups = 0, 0
+            while groups < table.num_row_groups and number + table.metadata.row_group(groups).num_rows <= after:
+                number += table.metadata.row_group(groups).num_rows
+                groups += 1
+            wanted = range(groups, table.num_row_groups)
+            for batch in table.iter_batches(BATCH_ROWS, row_groups=wanted, columns=[text_field], use_threads=False):
+                for value in batch.column(text_field):  # by name: a dotted name also selects a field inside a column
                     number += 1
-                    yield number, _arrow_text(value, text_field)
+                    if number > after:
+                        yield number, _arrow_text(value, text_field)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise unreadable(path, "parquet", error) from error
+        raise unreadable(file, "parquet", error) from error
 
 
-def unreadable(path: Path, file_format: str, error: Exception) -> CorpusError:
+def unreadable(file: RowFile, file_format: str, error: Exception) -> UnreadableError:
     reason = one_line((error.strerror if isinstance(error, OSError) else None) or str(error))
-    return CorpusError(
-        f"{printable(path)} cannot be read as {file_format}: {reason.rstrip('.')}.",
+    return UnreadableError(
+        f"{printable(str(file))} cannot be read as {file_format}: {reason.rstrip('.')}.",
         f"Name a whole {file_format} file, as the run needs, and check its disk and permissions.",
     )
 
@@ -194,27 +225,29 @@ class FirstLine(NamedTuple):
 def first_line(path: Path) -> FirstLine:
     """Return the first line of a file, which may be packed. Raises CorpusError if it cannot be read or unpacked."""
     try:
-        is_packed = _head(path).startswith((*_OPENERS, _ZSTANDARD))
-        with _unpacked(path) as file:
-            return FirstLine(file.readline(MOST_LINE_BYTES), is_packed)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+        with path.open("rb") as raw:
+            is_packed = _head(raw).startswith((*_OPENERS, _ZSTANDARD))
+            with _unpacked(raw, path) as content:
+                return FirstLine(content.readline(MOST_LINE_BYTES), is_packed)
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise unreadable(path, "text", error) from error
 
 
-def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(6)
+def _head(raw: IO[bytes]) -> bytes:
+    head = raw.read(6)
+    raw.seek(0)
+    return head
 
 
-def _unpacked(path: Path) -> IO[bytes]:
-    head = _head(path)
+def _unpacked(raw: IO[bytes], file: RowFile) -> IO[bytes]:
+    head = _head(raw)
     for magic, opened in _OPENERS.items():
         if head.startswith(magic):
-            return cast("IO[bytes]", opened(path))
+            return cast("IO[bytes]", opened(raw))
     if head.startswith(_ZSTANDARD):
-        pyarrow, _ = _import_pyarrow(f"The packed corpus {path}")
-        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
-    return path.open("rb")
+        pyarrow, _ = _import_pyarrow(f"The packed corpus {file}")
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd"))
+    return raw
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -244,21 +277,19 @@ def _parsed(line: bytes, text_field: str) -> str | Unusable:
     return text_of(row, text_field)
 
 
-def _check_column(schema: Any, text_field: str, path: Path) -> None:
+def _check_column(schema: Any, text_field: str, file: RowFile) -> None:
     """Raise CorpusError unless an Arrow schema has one column of this name, with text."""
     import pyarrow.types as types
 
     if schema.names.count(text_field) != 1:
-        raise CorpusError(
-            f"{printable(path)} does not have one column {text_field!r}, but {names(schema.names) or 'none at all'}.",
-            NAME_COLUMN,
-        )
+        found = names(schema.names) or "none at all"
+        raise CorpusError(f"{printable(str(file))} does not have one column {text_field!r}, but {found}.", NAME_COLUMN)
     kind = schema.field(text_field).type
     value = kind.value_type if types.is_dictionary(kind) else kind
     is_text = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
     if not (is_text or types.is_null(value)):
         raise CorpusError(
-            f"The column {text_field!r} of {printable(path)} holds {one_line(str(kind), 80)}, not text.",
+            f"The column {text_field!r} of {printable(str(file))} holds {one_line(str(kind), 80)}, not text.",
             NAME_COLUMN,
         )
 

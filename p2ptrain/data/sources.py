@@ -1,26 +1,26 @@
 """Sources of a corpus's text: the package itself, the Hugging Face hub at a revision, or a file with a given digest.
 
-Every source is an iterator of chunks of at most about a megabyte, so memory is bounded for any corpus. The ``datasets``
-library streams rows of the hub and nothing else: it contacts servers even for local files. ``rows`` reads jsonl and
-parquet. A manifest comes from a stranger and never contains a path: the owner names the file, and its digest must be
-the manifest's.
+Every source is an iterator of chunks of at most about a megabyte, so memory is bounded for any corpus. ``rows`` reads
+jsonl and parquet; ``hub`` finds and opens files of the hub. A manifest comes from a stranger and never contains a path:
+the owner names the file, and its digest must be the manifest's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import copy
 import hashlib
 import io
 import lzma
 from collections.abc import Iterable, Iterator
-from importlib import metadata, resources
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
-from p2ptrain.data.rows import INSTALL_DATA, TextCounts, jsonl_rows, parquet_rows, text_of, texts
+from p2ptrain.data.hub import split_files
+from p2ptrain.data.rows import TextCounts, UnreadableError, jsonl_rows, parquet_rows, texts
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
@@ -43,6 +43,14 @@ SAVED_CHARACTERS = 8 << 20
 settle it."""
 
 
+COUNTED = ("rows", "skipped", "examples")
+"""Fields of ``TextCounts`` that are counted while a text is read."""
+
+
+class InterruptedCorpusError(CorpusError):
+    """A source stopped midway for a reason that may pass; the next start continues from the last saved position."""
+
+
 class TextChunk(NamedTuple):
     """Consecutive text of one document."""
 
@@ -60,15 +68,16 @@ def read_pieces(
     Args:
         spec: the manifest's section.
         data: the file the owner named, for kind "file".
-        counts: filled in while the text is read.
-        position: of the last chunk that is not wanted again, from the same ``reader``.
+        counts: rows are counted here while the text is read.
+        position: of the last chunk that is not wanted again.
 
     Raises:
         CorpusError: at once or while iterating; names the source that failed.
+        InterruptedCorpusError: likewise, and reading can continue from the last position.
     """
     counts = counts if counts is not None else TextCounts()
     if spec.kind == "builtin":
-        return _text_pieces(_builtin_text(spec.name), counts)
+        return _text_pieces(_builtin_text(spec.name))
     if spec.kind == "hub":
         return _hub_pieces(spec, counts, position)
     if data is None:
@@ -79,18 +88,10 @@ def read_pieces(
     check_digest(data, spec.sha256, "corpus")
     counts.where = printable(data)
     if spec.format == "text":
-        return _text_file_pieces(data, counts)
+        return _text_file_pieces(data)
     if spec.format == "jsonl":
-        return _cut(texts(jsonl_rows(data, spec.text_field), "line", counts))
-    return _cut(texts(parquet_rows(data, spec.text_field), "row", counts))
-
-
-def reader(spec: CorpusSpec) -> str:
-    """Return the name and version of the library that determines what a position means; "" if there are none."""
-    try:
-        return f"datasets {metadata.version('datasets')}" if spec.kind == "hub" else ""
-    except metadata.PackageNotFoundError:  # reading explains it
-        return ""
+        return _cut(text for _, text in texts(jsonl_rows(data, spec.text_field), "line", counts))
+    return _cut(text for _, text in texts(parquet_rows(data, spec.text_field), "row", counts))
 
 
 @contextlib.contextmanager
@@ -177,10 +178,10 @@ def _builtin_text(name: str) -> TextIO:
     return io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", newline="")
 
 
-def _text_file_pieces(path: Path, counts: TextCounts) -> Iterator[TextChunk]:
+def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            yield from _text_pieces(file, counts)
+            yield from _text_pieces(file)
     except UnicodeDecodeError as error:
         raise CorpusError(
             f"{path} is not UTF-8 text: {error.reason} (byte 0x{error.object[error.start]:02x}).",
@@ -190,46 +191,50 @@ def _text_file_pieces(path: Path, counts: TextCounts) -> Iterator[TextChunk]:
         raise CorpusError(f"{path} cannot be read: {error.strerror}.", "Check its disk and permissions.") from error
 
 
-def _text_pieces(file: TextIO, counts: TextCounts) -> Iterator[TextChunk]:
+def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
     """Yield one document in chunks that end at line ends, or anywhere within lines that are longer than a chunk."""
-    counts.documents = 1
     while text := file.read(PIECE_CHARACTERS):
         text += file.readline(PIECE_CHARACTERS)
-        counts.text_bytes += len(text.encode())
         yield TextChunk(text, ends_document=False)
 
 
 def _hub_pieces(spec: HubCorpus, counts: TextCounts, position: dict[str, Any] | None) -> Iterator[TextChunk]:
-    datasets = _import_datasets(f"The hub corpus {spec.name}")
-    if Path(spec.name).exists():  # datasets would read it, and a stranger must not name local folders
-        raise CorpusError(
-            f"The run's corpus is {spec.name} on the hub, but a folder here has the same name.",
-            "Start from another directory.",
-        )
     counts.where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
+    place = {"file": 0, "row": 0}
+    if position is not None:
+        place = {name: position[name] for name in place}
+        counts.rows, counts.skipped, counts.examples = (position[name] for name in COUNTED)
+    characters = 0
     try:
-        rows = datasets.load_dataset(spec.name, spec.config, split=spec.split, revision=spec.revision, streaming=True)
-        if position is not None:
-            rows.load_state_dict(position["rows"])
-            for name, value in position["counts"].items():
-                setattr(counts, name, value)
-        numbered = enumerate(rows, start=counts.rows + 1)
-        characters = 0
-        for chunk in _cut(texts(((number, text_of(row, spec.text_field)) for number, row in numbered), "row", counts)):
+        for chunk in _cut(_hub_texts(spec, counts, place)):
             characters += len(chunk.text)
             if characters < SAVED_CHARACTERS or not chunk.ends_document:
                 yield chunk
             else:
-                yield chunk._replace(position={"rows": rows.state_dict(), "counts": dataclasses.asdict(counts)})
+                saved = {**place, **{name: copy.copy(getattr(counts, name)) for name in COUNTED}}
+                yield chunk._replace(position=saved)
                 characters = 0
-    except CorpusError:
-        raise
-    except Exception as error:  # also errors of datasets and of the HTTP library that it uses
-        raise CorpusError(
-            f"The corpus {counts.where} could not be streamed from the Hugging Face hub ({one_line(str(error))}).",
+    except Exception as error:  # also errors of the hub's client and of the HTTP library that it uses
+        if isinstance(error, CorpusError) and not isinstance(error, UnreadableError):
+            raise
+        why = error.problem.rstrip(".") if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}"
+        raise InterruptedCorpusError(
+            f"The corpus {counts.where} could not be streamed from the Hugging Face hub ({one_line(why)}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
-            " or you are logged in (`hf auth login`); then start again: reading continues near where it stopped.",
+            " or you are logged in (`hf auth login`); then start again: reading continues near where it stopped. If it"
+            " stops there again, tell the run's author that the data set is damaged.",
         ) from error
+
+
+def _hub_texts(spec: HubCorpus, counts: TextCounts, place: dict[str, int]) -> Iterator[str]:
+    """Yield the texts after ``place``, which follows: index of the file, and number of the row that was yielded."""
+    for index, file in enumerate(split_files(spec)):
+        if index >= place["file"]:
+            after = place["row"] if index == place["file"] else 0
+            read, unit = (jsonl_rows, "line") if file.format == "jsonl" else (parquet_rows, "row")
+            for number, text in texts(read(file, spec.text_field, after), f"{one_line(file.path)}, {unit}", counts):
+                place.update(file=index, row=number)
+                yield text
 
 
 def _cut(documents: Iterable[str]) -> Iterator[TextChunk]:
@@ -238,16 +243,3 @@ def _cut(documents: Iterable[str]) -> Iterator[TextChunk]:
         for start in range(0, len(text), PIECE_CHARACTERS):
             end = start + PIECE_CHARACTERS
             yield TextChunk(text[start:end], ends_document=end >= len(text))
-
-
-def _import_datasets(purpose: str) -> Any:
-    """Import the optional ``datasets`` library; done late because it takes seconds."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise CorpusError(f"{purpose} needs the package datasets, which is not installed.", INSTALL_DATA) from error
-    import huggingface_hub.constants
-
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # else it tells s3.amazonaws.com the data set's name
-    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
-    return datasets

@@ -42,9 +42,8 @@ BORDERS = (re.compile(r"(?<=\w)(?= \w)"), re.compile(r"(?<=\S\n)(?=\w)"))
 class Unfinished:
     """A stream that is being built, and the position from which a later build can continue."""
 
-    def __init__(self, path: Path, dtype: np.dtype, source: str) -> None:
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
         self._dtype = dtype
-        self._source = source
         self._note = path.with_suffix(".resume")
         self.path = path.with_suffix(".part")
         self.tokens = 0
@@ -62,7 +61,7 @@ class Unfinished:
         _write_header(file, 0, self._dtype)
         start = file.tell()
         end = start + saved.get("tokens", 0) * self._dtype.itemsize
-        if saved.get("source") == self._source and file.seek(0, os.SEEK_END) >= end:
+        if saved and file.seek(0, os.SEEK_END) >= end:
             self.tokens, self.position = saved["tokens"], saved["position"]
         else:
             self.forget()
@@ -76,7 +75,7 @@ class Unfinished:
         """Note that the tokens written so far end at a position of the source. Raises OSError."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        saved = {"source": self._source, "tokens": self.tokens, "position": position}
+        saved = {"tokens": self.tokens, "position": position}
         files.replace(self._note, json.dumps(saved).encode())
 
     def forget(self) -> None:
@@ -94,7 +93,6 @@ def open_stream(
     key: str,  # from ``stream_key``: identifies corpus and tokenizer
     vocabulary_size: int,
     build: Callable[[Unfinished], Iterator[np.ndarray]],  # called only if the stream is not cached
-    source: str = "",  # what the saved position depends on; a build continues only that of the same source
 ) -> np.ndarray:
     """Return the token stream ``key``, [tokens] ids, memory-mapped and read-only; build it if it is not cached.
 
@@ -113,7 +111,7 @@ def open_stream(
             tokens = _map(path, dtype)  # another peer may have built it during the wait
             if tokens is None:
                 logger.info("building the token stream %s", path)
-                _write(path, build, Unfinished(path, dtype, source), dtype)
+                _write(path, build, Unfinished(path, dtype), dtype)
                 tokens = _map(path, dtype)
     except OSError as error:
         full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
@@ -140,12 +138,18 @@ def token_type(vocabulary_size: int) -> np.dtype:
     return np.min_scalar_type(vocabulary_size - 1)
 
 
-def tokenize(
-    pieces: Iterable[TextChunk],
-    tokenizer: Tokenizer,
-    most_tokens: int | None,
-    save: Callable[[dict[str, Any]], None] = lambda position: None,  # called with a document's position after its ids
-) -> Iterator[np.ndarray]:
+class EncodedText(NamedTuple):
+    """Ids of consecutive text of one document."""
+
+    ids: np.ndarray
+    text_bytes: int
+    """Bytes of that text as UTF-8; of a text that the limit cuts, in proportion to its ids."""
+    ends_document: bool
+    position: dict[str, Any] | None
+    """Position of the source after these ids, if it can continue there."""
+
+
+def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[EncodedText]:
     """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total.
 
     The ids are those of whole documents, if the tokenizer separates words at ``BORDERS``.
@@ -157,14 +161,14 @@ def tokenize(
         for cut, ids in zip(batch, _encode(batch, tokenizer), strict=True):
             if cut.ends_document and tokenizer.separator is not None:
                 ids = np.append(ids, np.asarray(tokenizer.separator, dtype=ids.dtype))
+            text_bytes = len(cut.text.encode(errors="replace"))
             if left is not None:
-                ids = ids[:left]
+                whole, ids = len(ids), ids[:left]
+                text_bytes = text_bytes * len(ids) // max(1, whole)
                 left -= len(ids)
-            yield ids
+            yield EncodedText(ids, text_bytes, cut.ends_document, cut.position)
             if left == 0:
                 return
-            if cut.position is not None:
-                save(cut.position)
 
 
 class _Cut(NamedTuple):

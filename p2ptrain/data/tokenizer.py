@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.sources import check_digest
+from p2ptrain.base.text import one_line, printable
+from p2ptrain.data.hub import huggingface_hub
+from p2ptrain.data.sources import check_digest, unchanged
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer
@@ -44,6 +46,9 @@ SEPARATORS = (
 )
 """Tokens that separate documents, in order of preference. A tokenizer.json does not say which one it uses. Special
 tokens come first: in some vocabularies "</s>" is an ordinary token, the HTML tag."""
+
+REPLACEMENT = "\ufffd"
+"""Replacement character of Unicode, for what a text must not contain."""
 
 UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 """Byte values that occur in UTF-8 (RFC 3629, section 3)."""
@@ -75,24 +80,26 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """Tokenizer with 256 ids, one per byte of UTF-8. Byte 0, which text does not contain, separates documents."""
+    """Tokenizer with 256 ids, one per byte of UTF-8. Byte 0 separates documents; in a text U+FFFD takes its place."""
 
     vocabulary_size = 256
     separator = 0
     unknown = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8) for text in texts]
+        encoded = (text.replace("\0", REPLACEMENT).encode("utf-8", errors="replace") for text in texts)
+        return [np.frombuffer(each, dtype=np.uint8) for each in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
 
     def save(self, directory: Path) -> None:
         """Save as a byte-level BPE without merges: its alphabet names every byte, so ids and bytes stay equal."""
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
         vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        tokenizer.normalizer = normalizers.Replace("\0", REPLACEMENT)
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
         _save(tokenizer, directory, separator=None)
@@ -147,19 +154,19 @@ def load_tokenizer(
             f"This run's tokenizer is a file with sha256 {spec.sha256}, but no file was given.",
             "Get that tokenizer.json from the run's author and pass it with --tokenizer FILE.",
         )
-    check_digest(tokenizer_file, spec.sha256, "tokenizer")
-    return _parse(tokenizer_file)
+    with unchanged(tokenizer_file):
+        check_digest(tokenizer_file, spec.sha256, "tokenizer")
+        return _parse(tokenizer_file)
 
 
 def _download(name: str, revision: str) -> Path:
     """Return tokenizer.json of a hub model at a revision, from the hub's local cache if it is there."""
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(name, "tokenizer.json", revision=revision))
+        return Path(huggingface_hub().hf_hub_download(name, "tokenizer.json", revision=revision))
     except Exception as error:  # also errors of the HTTP library that the hub's client uses
         raise CorpusError(
-            f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub ({error}).",
+            f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub "
+            f"({one_line(str(error))}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",
         ) from error
 
@@ -179,7 +186,9 @@ def _parse(path: Path) -> JsonTokenizer:
         tokenizer = Tokenizer.from_str(text)
         _check_added_ids(tokenizer, outline)
         unknown = _unknown(tokenizer, outline, path)
-        return JsonTokenizer(tokenizer, unknown)
+        made = JsonTokenizer(tokenizer, unknown)
+        tokenizer.encode_batch_fast(["a text"])  # some settings make the library panic only now
+        return made
 
 
 @contextmanager
@@ -193,7 +202,8 @@ def _faults(problem: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise CorpusError(
-            f"{problem} ({error}).", "Name a tokenizer.json in the format of the tokenizers library."
+            f"{printable(problem)} ({one_line(str(error))}).",
+            "Name a tokenizer.json in the format of the tokenizers library.",
         ) from error
 
 
@@ -212,20 +222,18 @@ def _separator(tokenizer: HubTokenizer) -> int | None:
 def _keep_special_text_apart(tokenizer: HubTokenizer) -> None:
     """Make the model split the literal text of special tokens and of bytes such as ``<0x0A>`` after the first letter.
 
-    Unigram and word models find special tokens in their own vocabulary, even if the library does not look for them.
+    A model may find special tokens in its own vocabulary, even if the library does not look for them. The model alone
+    is asked, without what the normalizer and the pre-tokenizer put before the text: a model that makes the token
+    anywhere in a word also makes it of its text alone.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Sequence as InOrder
     from tokenizers.pre_tokenizers import Split
 
+    model = tokenizer.model
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-    texts = [text for text in (*special, *_BYTE_TOKENS) if tokenizer.token_to_id(text) is not None]
-    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    forged = [
-        text
-        for text, encoding in zip(texts, found, strict=True)
-        if len(text) > 1 and tokenizer.token_to_id(text) in encoding.ids
-    ]
+    texts = [text for text in (*special, *_BYTE_TOKENS) if len(text) > 1 and model.token_to_id(text) is not None]
+    forged = [text for text in texts if model.token_to_id(text) in {token.id for token in model.tokenize(text)}]
     if forged:
         pattern = "|".join(f"(?<={re.escape(text[0])}){re.escape(text[1:])}" for text in forged)
         split = Split(Regex(pattern), "isolated")

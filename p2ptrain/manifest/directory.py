@@ -25,6 +25,7 @@ from p2ptrain.base.text import command_line, printable
 from p2ptrain.manifest.document import differences, parse_toml, render_toml, with_changes
 from p2ptrain.manifest.presets import preset
 from p2ptrain.manifest.schema import Manifest
+from p2ptrain.manifest.section import TITLE
 from p2ptrain.manifest.signing import SignedManifest, public_key_of, sign
 
 MANIFEST_FILE = "manifest.toml"
@@ -56,6 +57,14 @@ def check_free(directory: Path) -> None:
             f"{directory} already holds a run: {taken[0]} exists.",
             "Choose another directory; to change this run, edit its manifest.toml and sign it.",
         )
+
+
+def name_change(directory: Path, wanted: str | None) -> dict[str, Any]:
+    """Return the change that names a run as wanted, or after its directory if the manifest allows that name."""
+    if wanted is not None:
+        return {"run.name": wanted}
+    own = directory.resolve().name
+    return {"run.name": own} if TITLE.fullmatch(own) else {}
 
 
 def create_run(

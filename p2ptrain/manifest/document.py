@@ -28,6 +28,7 @@ INSTALL_THEIRS = "Install the p2ptrain version of the run's author; peers of dif
 _HEADER = """\
 # The manifest of a p2ptrain run. All peers of the run share it, byte for byte.
 # Edit it, then sign it with `p2ptrain sign`. Any later change makes another run.
+# `p2ptrain docs` prints where docs/ is.
 """
 
 _COMMENT_WIDTH = 110

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,7 +23,9 @@ class Section(BaseModel):
 # No pattern allows a control character, a space at an end, or a path.
 _WORD = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 
-Title = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9 ._-]{0,62}[A-Za-z0-9])?$")]
+TITLE = re.compile(r"^[A-Za-z0-9]([A-Za-z0-9 ._-]{0,62}[A-Za-z0-9])?$")
+
+Title = Annotated[str, Field(pattern=TITLE.pattern)]
 """Name for people: 1 to 64 letters, digits, blanks, dots, dashes, underscores."""
 
 Word = Annotated[str, Field(pattern=rf"^{_WORD}$", max_length=96)]

@@ -4,8 +4,8 @@
 
     initiator                          responder
     ["piece", sha256, offset]  ->
-                               <-      ["piece", total]: the file's size, 0 if it is not here;
-                                       then the payload: at most PIECE_BYTES from the offset
+                               <-      ["piece", total]: the file's size, 0 if it is not here; then,
+                                       if total > offset, at most PIECE_BYTES from there as payload
     ["enough"]                 ->
 
 Requests and responses alternate on one stream. A download that breaks off continues at its offset, also from another
@@ -15,6 +15,7 @@ peer. The initiator must compare the whole file's digest; nothing else protects 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -80,8 +81,6 @@ class FileServer:
         total, piece = (0, b"") if path is None else await asyncio.to_thread(_read, path, offset)
         if not self._limits.admits(link.peer, self._clock(), max(len(piece), MIN_COST)):
             raise NetworkError(f"{short(link.peer)} sent too many file requests")
-        if total and not piece:
-            raise RemoteError(f"expected an offset below {total}, got {offset}")
         await send_message(link, ["piece", total])
         if piece:
             await send_payload(link, [piece])
@@ -90,8 +89,8 @@ class FileServer:
 async def download(link: Link, sha256: str, have: bytearray) -> bool:
     """Append to ``have`` what is missing of a file, at most ``MOST_STORED_BYTES`` in all, without checking its digest.
 
-    Returns False if the other side does not have it. Raises NetworkError and RemoteError; ``have`` then keeps all whole
-    pieces.
+    Returns False if the other side does not have it. Raises NetworkError and RemoteError, the latter also if the other
+    side's file is not longer than ``have``, which keeps all whole pieces.
     """
     while True:
         await send_message(link, ["piece", bytes.fromhex(sha256), len(have)])
@@ -105,7 +104,8 @@ async def download(link: Link, sha256: str, have: bytearray) -> bool:
         [piece] = await receive_payload(link, [min(PIECE_BYTES, total - len(have))])
         have += piece
         if len(have) == total:
-            await send_message(link, ["enough"])
+            with contextlib.suppress(NetworkError):  # the other side may have closed the link
+                await send_message(link, ["enough"])
             return True
 
 

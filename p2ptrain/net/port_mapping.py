@@ -1,5 +1,8 @@
 """Port mapping by UPnP: asks the router to forward a TCP port to this machine, renews the lease, removes it at the end.
 
+After SIGKILL a router without leases (error 725) keeps a mapping until it restarts, or until a peer that listens on the
+same port, as the next one with the same home does, has ended.
+
 Sources: UPnP Device Architecture 1.1 (search, description, control) and UPnP WANIPConnection:1 (actions, error codes).
 
 Any machine of the local network may pose as a router. Therefore a description and its control URL are read only from
@@ -39,7 +42,7 @@ REQUEST_DEADLINE_S = 5.0
 ATTEMPT_DEADLINE_S = 15.0
 """Timeout of one attempt with all routers. Guess: the response times of real routers."""
 CLOSE_DEADLINE_S = 2.0
-"""Time to remove the mapping at the end; a lease that stays expires. Guess: the response times of real routers."""
+"""Time to remove mappings at the end. Guess: the response times of real routers."""
 LEASE_S = 7200
 """Lifetime of a mapping, as RFC 6886 (section 3.3) recommends for its kind of port mapping."""
 RENEW_S = 600.0
@@ -50,6 +53,7 @@ MAX_ANSWER_BYTES = 1 << 16
 MAX_DATAGRAM_BYTES = 2048
 MAX_DEPTH = 32  # of nested elements
 MAX_ROUTERS = 4  # that are asked after one search
+MAX_REMEMBERED = 8  # mappings that are removed at the end
 PORTS_TRIED = 3
 
 SEARCH_AT = ("239.255.255.250", 1900)
@@ -77,7 +81,7 @@ class RouterRefusedError(NetworkError):
 
 
 class PortMapper:
-    """Keeper of a mapping of one TCP port. ``run`` ends by cancellation; ``close`` then removes the mapping.
+    """Keeper of a mapping of one TCP port. ``run`` ends by cancellation; ``close`` then removes all mappings.
 
     Args:
         port: port on which this machine listens.
@@ -92,6 +96,7 @@ class PortMapper:
         self._random = random or Random()
         self._router: Router | None = None  # which holds the mapping
         self._outer = port  # port on the router
+        self._made: dict[tuple[Router, int], None] = {}  # routers and their ports that may be mapped to us, newest last
         self.tried = asyncio.Event()
         """Set after the first attempt."""
 
@@ -108,12 +113,15 @@ class PortMapper:
             await asyncio.sleep(RENEW_S)
 
     async def close(self) -> None:
-        """Remove the mapping; a router that does not answer forgets it when the lease ends."""
-        router, self._router = self._router, None
-        if router is not None:
-            with contextlib.suppress(NetworkError, TimeoutError):
-                async with asyncio.timeout(CLOSE_DEADLINE_S):
-                    await _act(router, "DeletePortMapping", _key(self._outer))
+        """Remove all mappings, also those whose renewal failed.
+
+        A router that does not answer forgets them when the lease ends; see above for one without leases.
+        """
+        self._router = None
+        made, self._made = self._made, {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_DEADLINE_S):
+                await asyncio.gather(*(_remove(*place) for place in made))
 
     async def _holder(self) -> Router | None:
         """Return the router that now holds the mapping; None if none does."""
@@ -131,9 +139,16 @@ class PortMapper:
 
     async def _maps(self, router: Router) -> bool:
         for _ in range(PORTS_TRIED):
+            place = router, self._outer
+            is_new = place not in self._made
+            self._made[place] = None  # before the request: its answer may be lost
+            if len(self._made) > MAX_REMEMBERED:
+                del self._made[next(iter(self._made))]
             try:
                 await self._add(router)
             except RouterRefusedError as refused:
+                if is_new or refused.code == _CONFLICT:
+                    del self._made[place]
                 if refused.code != _CONFLICT:
                     logger.info("no port mapping: %s", refused)
                     return False
@@ -266,6 +281,11 @@ async def _search(target: tuple[str, int], source: str, may_be_router: Callable[
     finally:
         transport.close()
     return list(urls)
+
+
+async def _remove(router: Router, port: int) -> None:
+    with contextlib.suppress(NetworkError):
+        await _act(router, "DeletePortMapping", _key(port))
 
 
 async def _act(router: Router, action: str, arguments: dict[str, object]) -> None:

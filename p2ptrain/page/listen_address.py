@@ -10,6 +10,7 @@ import socket
 from dataclasses import dataclass
 from typing import Self
 
+from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import UserError
 
 LOOPBACK = "127.0.0.1"
@@ -49,9 +50,7 @@ def check_installed() -> None:
         import aiohttp
         import prometheus_client
     except ImportError as error:
-        raise UserError(
-            f"The page needs {error.name}, which is not installed.", "Install it: pip install 'p2ptrain[page]'"
-        ) from None
+        raise UserError(f"The page needs {error.name}, which is not installed.", install_extra("page")) from None
     del aiohttp, prometheus_client
 
 

@@ -48,7 +48,7 @@ def simulate(
     """Simulate the swarm of SCENARIO, a TOML file, and print the result.
 
     Simulated peers run the protocol and arithmetic of real peers on simulated computers and lines. docs/SIMULATOR.md
-    explains scenarios and reports.
+    explains scenarios and reports; `p2ptrain docs` prints where it is.
     """
     with command_imports():
         import torch

@@ -1,4 +1,4 @@
-"""Drawing of a report's curves. matplotlib is an extra: ``pip install 'p2ptrain[plot]'``."""
+"""Drawing of a report's curves. matplotlib comes with the extra ``plot``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 
 from p2ptrain.base import files
+from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.tables import title
@@ -19,7 +20,7 @@ def form(path: Path) -> str:
     if path.suffix.lower() not in FORMATS:
         raise ScenarioError(f"Unsupported image format: {path}.", f"Use one of {', '.join(FORMATS)}.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ScenarioError("Drawing needs matplotlib, which is not installed.", "Run: pip install 'p2ptrain[plot]'")
+        raise ScenarioError("Drawing needs matplotlib, which is not installed.", install_extra("plot"))
     return path.suffix.lower().removeprefix(".")
 
 

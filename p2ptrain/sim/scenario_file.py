@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from p2ptrain.base.documents import document
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.files import cause
 from p2ptrain.base.text import printable
@@ -41,7 +42,7 @@ TESTNET_GROUP_KEYS = (
 )
 """Fields of a group that only a testnet supports."""
 
-REMEDY = "Correct these fields; docs/SIMULATOR.md explains all of them."
+REMEDY = f"Correct these fields; {document('SIMULATOR.md')} explains all of them."
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> Scenario:

@@ -145,6 +145,8 @@ class LinkFailed:
     """Whether the other side ended it in good order before any byte of its payload had arrived."""
     misfit: bool = False
     """Whether their payload did not fit the agreed step widths, which this side has learnt from."""
+    unrelated: bool = False
+    """Whether their weights and ours are unrelated, and this side cannot tell whose are the wrong ones."""
 
 
 @dataclass(frozen=True, slots=True)

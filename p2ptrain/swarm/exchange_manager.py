@@ -274,8 +274,7 @@ class ExchangeManager:
             withdrawn = event.unbegun and exchange.state is ExchangeState.SWAPPING and not event.link.outbound
             core.counters.offers_withdrawn += withdrawn
             core.counters.exchanges_failed += not withdrawn
-            broken = FailureKind.MISFIT if event.misfit else FailureKind.BROKEN
-            failure, ending = FailureKind.WITHDRAWN if withdrawn else broken, MeetingEvent.FAILURE
+            failure, ending = _failure_of(event, withdrawn), MeetingEvent.FAILURE
             if exchange.is_timed:
                 self._slow_partners.exchanged(exchange, now)
             if event.link.outbound and not exchange.round:  # still due, with another partner, in this outer step
@@ -355,3 +354,11 @@ class ExchangeManager:
         exchange.swap(fragments, theirs, now, now + patience_s)
         self.book.put(exchange)
         core.emit(Swap(exchange.link, fragments))
+
+
+def _failure_of(event: LinkFailed, withdrawn: bool) -> FailureKind:
+    if withdrawn:
+        return FailureKind.WITHDRAWN
+    if event.unrelated:
+        return FailureKind.UNRELATED
+    return FailureKind.MISFIT if event.misfit else FailureKind.BROKEN

@@ -9,6 +9,7 @@ from __future__ import annotations
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
+from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.peer_info import FailureKind
 from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.trust import TIMES_UNRELATED, Replays, are_unrelated, per_fragment
@@ -25,10 +26,11 @@ class Judge:
         if not rules.judges_distances:
             return None
         if _are_unrelated(done):
-            is_offence = self._can_tell_who_is_unrelated(exchange) and (
-                self._core.members.times_unrelated(link.peer) + 1 >= TIMES_UNRELATED
-            )
-            return LinkFailed(link, "its weights have nothing in common with ours", their_fault=is_offence)
+            why = "its weights have nothing in common with ours"
+            if not self._can_tell_who_is_unrelated(exchange):
+                return LinkFailed(link, why, unrelated=True)
+            times = self._core.members.times_unrelated(link.peer) + 1
+            return LinkFailed(link, why, their_fault=times >= TIMES_UNRELATED)
         if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
             return LinkFailed(link, "it sends the same weights repeatedly", their_fault=True)
         return None
@@ -36,7 +38,7 @@ class Judge:
     def rejected(self, exchange: Exchange, done: SwapDone) -> None:
         if not _are_unrelated(done):
             return
-        if exchange.theirs is not None and exchange.theirs.settled:
+        if exchange.theirs is not None and exchange.theirs.settled and self._have_begun(exchange.theirs):
             self._core.record_unrelated(done.link.peer)
         if self._can_tell_who_is_unrelated(exchange):
             self._core.members.count_unrelated(done.link.peer)
@@ -44,14 +46,18 @@ class Judge:
     def _can_tell_who_is_unrelated(self, exchange: Exchange) -> bool:
         """Report whether this peer can tell which of the two sides has unrelated weights.
 
-        Beginners cannot: without a warm-up the first steps are longer than the weights. Nor can peers so far apart in
-        progress that a newcomer would pull instead of mixing, as settled peers may be if outer steps take milliseconds.
+        Beginners cannot. Nor can peers so far apart in progress that a newcomer would pull instead of mixing, as
+        settled peers may be if outer steps take milliseconds.
         """
         core, theirs = self._core, exchange.theirs
         if theirs is None or not core.settled:
             return False
-        began = min(core.counters.outer_steps, theirs.step) >= BEGINNER_STEPS
-        return began and abs(theirs.progress - exchange.mine.progress) <= core.rules.catch_up_tokens
+        apart = abs(theirs.progress - exchange.mine.progress)
+        return self._have_begun(theirs) and apart <= core.rules.catch_up_tokens
+
+    def _have_begun(self, theirs: Terms) -> bool:
+        """Report whether both sides are no beginners: without a warm-up the first steps are longer than the weights."""
+        return min(self._core.counters.outer_steps, theirs.step) >= BEGINNER_STEPS
 
     def mixed(self, exchange: Exchange, now: float) -> None:
         """Record the distance of a committed exchange. A partner beyond our radius was clipped and gets a pause."""

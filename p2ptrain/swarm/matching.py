@@ -90,9 +90,10 @@ class OfferView:
     is_crossing: bool
     """Whether we have an unanswered offer to the sender; the smaller peer id's offer wins."""
     is_offering: bool
-    """Whether we have a recent unanswered offer to any peer that answered the last one. Accepting another's now would
-    break one of two agreements and, if offers run in a circle, all of them, forever. An answer takes one round trip; an
-    offer unanswered for longer does not make this peer busy."""
+    """Whether we have a recent unanswered offer to any peer that answered the last one. A sender with a smaller peer id
+    is accepted all the same, and our offer withdrawn: if offers run in a circle, one of them is accepted. If all were
+    declined, eight peers whose outer steps last as long as an exchange made a third as many exchanges (simulated). An
+    answer takes one round trip; an offer unanswered for longer does not make this peer busy."""
     is_engaged: bool
     """Whether an exchange with the sender is under way, or others come first after a slow one. A second exchange would
     only let it hold more of our fragments."""
@@ -131,7 +132,7 @@ def answer(offer: Offer, sender: PeerId, view: OfferView) -> Answer:
         return _answer_planned(offer, view.planned, our_offer_wins)
     if our_offer_wins:
         return DeclineReason.CROSSING
-    if view.is_offering and not view.is_crossing:
+    if view.is_offering and not view.is_crossing and view.me < sender:
         return DeclineReason.BUSY
     offered = set(offer.fragments)
     both = [fragment for fragment in view.free_fragments if fragment in offered][: rules.most_per_exchange]

@@ -22,9 +22,8 @@ REST = 4.0
 """Pause of a peer that held us in vain or for too long (``slow_partners``), as a multiple of that time; so it takes at
 most a fifth of our time. Guess: compare swarms with other values."""
 LONE_PAUSE_S = 0.5
-"""Pause of a partner while no other one can be called. Pauses make room for others; without others they only
-lose exchanges: on a computer that many programs keep busy, two peers that paused up to 20 s made three quarters of
-their outer steps alone. Guess: compare swarms of two on a busy machine with other values."""
+"""Pause of a partner while no other one can be called. Pauses make room for others; without others they only lose
+exchanges. Guess: compare swarms of two on a busy machine with other values."""
 MISFITS_FORGIVEN = 3
 """Payloads of a peer that may misfit the agreed step widths before it is paused for that: each one teaches half an
 octave (``codec.steps.PACE``). Each exchange that fits forgets half of them. Measured: of three tiny peers in lockstep
@@ -40,6 +39,7 @@ class FailureKind(Enum):
     FAR = "its weights were beyond our radius"
     WITHDRAWN = "it withdrew its offer before any byte of its payload"
     MISFIT = "its payload did not fit the agreed step widths"
+    UNRELATED = "its weights and ours are unrelated, and either may be wrong"
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +110,8 @@ class PeerInfo:
         if failure is FailureKind.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
             self.withdrawn += 1
             return now + max(first, REST * held_s) if self.withdrawn > WITHDRAWALS_FORGIVEN else 0.0
+        if failure is FailureKind.UNRELATED:  # not doubled: beginners meet often until their weights settle
+            return now + first
         if failure is FailureKind.MISFIT:
             self.misfits += 1
             if self.misfits <= MISFITS_FORGIVEN:

@@ -36,8 +36,8 @@ loss after a join for several values would settle it."""
 
 SHOWINGS = 4
 """Times per phase, its end included, that partners get newer weights if the recipe mixes the fast ones; each due
-exchange adds one. Each is a copy of the model to the CPU. Guess:
-the loss with other numbers of copies per phase would settle it."""
+exchange adds one. Each is a copy of the model to the CPU. Guess: the loss with other numbers of copies per phase would
+settle it."""
 
 
 class Learner:
@@ -315,4 +315,4 @@ class Learner:
         self._weights.publish(self.step)
         if self._shows_fast:
             self._show()
-            self.payloads.predict_widths(())  # the saved part of this phase does not tell how far others are now
+            self.payloads.predict_widths(())  # the saved part of this phase does not show how far others are now

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import p2ptrain
 from p2ptrain.base import cgroups, udp_filter
+from p2ptrain.base.documents import document
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.cli import platform_fault
@@ -45,7 +46,8 @@ def versions() -> list[Finding]:
 def udp() -> list[Finding]:
     if reason := udp_filter.unavailable():
         words = f"strangers can make the network daemon p2pd speak QUIC over UDP: {reason}"
-        return [note("udp", words, "Use Linux on x86-64 or ARM64, or see Known faults of p2pd in docs/SECURITY.md.")]
+        page = document("SECURITY.md")
+        return [note("udp", words, f"Use Linux on x86-64 or ARM64, or see Known faults of p2pd in {page}.")]
     return [ok("udp", "a seccomp filter will keep the network daemon p2pd from using it")]
 
 

@@ -21,14 +21,12 @@ from peer.start_options import StartFile
 def check_packages(manifest: Manifest, cache: Path) -> Finding:
     """Check the optional packages that reading the run's text takes; none if its tokens are in the cache."""
     corpus = manifest.corpus
-    needed = []
-    if not has_stream(manifest, cache):
-        needed += ["datasets"] if corpus.kind == "hub" else []
-        needed += ["pyarrow"] if corpus.kind == "file" and corpus.format == "parquet" else []
-    missing = [each for each in needed if importlib.util.find_spec(each) is None]
-    if missing:
-        return bad("packages", f"the run's text needs {', '.join(missing)}, which is not installed", INSTALL_DATA)
-    return ok("packages", f"{', '.join(needed)} installed" if needed else "the run needs no optional package")
+    is_parquet = corpus.kind == "hub" or (corpus.kind == "file" and corpus.format == "parquet")
+    if not is_parquet or has_stream(manifest, cache):
+        return ok("packages", "the run needs no optional package")
+    if importlib.util.find_spec("pyarrow") is None:
+        return bad("packages", "the run's text needs pyarrow, which is not installed", INSTALL_DATA)
+    return ok("packages", "pyarrow installed")
 
 
 def check_data(manifest: Manifest, cache: Path, home: Home, given: Path | None) -> Finding:

@@ -32,7 +32,7 @@ from peer.owner import status
 from peer.owner.control_socket import ControlServer
 from peer.owner.pause import PauseFile, end_in_words, end_of
 from peer.owner.policy import GIVEN_SHARE, PolicyDecision, decide
-from peer.owner.resting import RestRule
+from peer.owner.resting import Readings, RestRule, current
 from peer.owner.sensors import Sensors
 from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import TrafficCount
@@ -203,7 +203,7 @@ class OwnerControl:
 
     def _note_faults(self) -> None:
         """Note each option that has no effect, once after each edit."""
-        for option, why in self._sensors.readings.faults.items():
+        for option, why in self._readings().faults.items():
             if option not in self._noted_faults and getattr(self._settings, option):
                 self._noted_faults.add(option)
                 self._notebook.note("not in effect", option=option, why=why)
@@ -253,9 +253,12 @@ class OwnerControl:
 
     def _decide(self) -> PolicyDecision:
         now = self._now()
-        rest = self._rest_rule.reason(self._settings, self._sensors.readings, self._clock())
+        rest = self._rest_rule.reason(self._settings, self._readings(), self._clock())
         month = self._traffic.month(now)
         return decide(self._settings, paused_until=self._paused_until, now=now, month=month, rest=rest)
+
+    def _readings(self) -> Readings:
+        return current(self._sensors.readings, self._settings, self._clock())
 
     def _restore_pause(self) -> None:
         self._paused_until, fault = self._pause.load()
@@ -376,7 +379,7 @@ class OwnerControl:
             },
             "settings": self._settings.model_dump(),
             "settings_fault": self._fault,
-            "not_in_effect": dict(self._sensors.readings.faults),
+            "not_in_effect": dict(self._readings().faults),
             "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],
         }
 

@@ -17,6 +17,9 @@ COOLED_CELSIUS = 10.0
 and processors at the beginning and end of training."""
 STALE_S = 60.0
 """Age in seconds from which readings no longer count: the sensors' thread is stuck in the kernel."""
+SILENT = f"the sensors have not answered for {STALE_S:.0f} s"
+SENSED = ("pause_while", "pause_on_battery", "pause_above_celsius", "pause_while_active_minutes", "gpu_watts")
+"""Settings that need the sensors' thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,13 @@ class Readings:
     """Settings that have no effect, each with the reason."""
 
 
+def current(readings: Readings, settings: Settings, now: float) -> Readings:
+    """Return the readings, or, if they are too old, none and a fault for each setting that needs them."""
+    if now - readings.at <= STALE_S:
+        return readings
+    return Readings(faults={option: SILENT for option in SENSED if getattr(settings, option)})
+
+
 class RestRule:
     """The reason to rest, from settings, readings and time; it keeps what makes a rest longer than its cause."""
 
@@ -47,11 +57,13 @@ class RestRule:
         self._active_at = -math.inf
 
     def reason(self, settings: Settings, readings: Readings, now: float) -> str:
-        """Return why the peer rests now, or "". Changed settings apply at once, without ``CALM_S``."""
+        """Return why the peer rests now, or "". Changed settings apply at once, without ``CALM_S``.
+
+        Args:
+            readings: ``current`` ones.
+        """
         if settings is not self._settings:
             self._settings, self._why, self._is_hot = settings, "", False
-        if now - readings.at > STALE_S:
-            readings = Readings()
         if why := self._cause(settings, readings, now):
             self._why, self._calm_at = why, now + CALM_S
         elif now >= self._calm_at:

@@ -9,7 +9,7 @@ option                      source
 pause_while                 names of all processes but our own, by psutil
 pause_on_battery            psutil
 pause_above_celsius         the processor's sensors, by psutil; the card's that trains, by nvidia-smi
-pause_while_active_minutes  ``IdleHint`` of logind, by loginctl: the desktop tells it, or the terminals' last input
+pause_while_active_minutes  ``IdleHint`` of logind, by loginctl: the desktop reports it, or the terminals' last input
 gpu_watts                   nvidia-smi
 ==========================  ========================================================================================
 """
@@ -17,6 +17,7 @@ gpu_watts                   nvidia-smi
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -29,7 +30,7 @@ from p2ptrain.base.system_tool import DEADLINE_S, ToolError, output_of
 from p2ptrain.base.text import one_line
 from p2ptrain.ports import Clock
 from peer.owner.power_cap import PowerCap
-from peer.owner.resting import Readings
+from peer.owner.resting import SILENT, Readings
 from peer.owner.settings import Settings
 
 T = TypeVar("T")
@@ -37,10 +38,12 @@ T = TypeVar("T")
 PERIOD_S = 5.0
 """Seconds between two readings, and so the delay until the peer yields. Reading the names of 80 processes takes 13 ms.
 Guess: how soon volunteers expect a game to have the machine."""
-JOIN_S = 4 * DEADLINE_S
-"""Seconds to wait for the thread at the end: it may be in the middle of a few calls, each with its own deadline."""
+JOIN_S = 7 * DEADLINE_S
+"""Seconds to wait for the thread at the end: the calls of one reading, each with its own deadline, and of the cap."""
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal", "acpitz")
 """Names of the processor's sensors in Linux, most exact first: Intel, AMD, ARM, and the firmware's thermal zone."""
+NAME_BYTES = 15
+"""Length at which Linux cuts the name of a process (``TASK_COMM_LEN`` in linux/sched.h, without its NUL)."""
 PLAUSIBLE_CELSIUS = (1.0, 150.0)
 """Range of real temperatures; missing sensors show values like 0, -128 or 255."""
 
@@ -49,14 +52,14 @@ class Sensors:
     """The sensors of one peer, read between ``start`` and ``stop``. ``readings`` is safe to read from any thread.
 
     Args:
-        home: the peer's home.
+        directory: files about cards, of all peers of this user.
         card: name of the card that trains, as nvidia-smi knows it; None on the CPU.
     """
 
-    def __init__(self, home: Path, card: str | None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, directory: Path, card: str | None, clock: Clock = time.monotonic) -> None:
         self.readings = Readings()
         self._card = card
-        self._cap = PowerCap(home, card)
+        self._cap = PowerCap(directory, card)
         self._clock = clock
         self._settings = Settings()
         self._wake = threading.Event()
@@ -64,6 +67,7 @@ class Sensors:
         self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
 
     def start(self) -> None:
+        self.readings = Readings(at=self._clock())
         self._thread.start()
 
     def stop(self) -> str:
@@ -71,7 +75,8 @@ class Sensors:
         self._ends = True
         self._wake.set()
         self._thread.join(JOIN_S)
-        self._cap.release()
+        if self._thread.is_alive():
+            return f"{SILENT}; {self._cap.way_back}" if self._cap.way_back else ""
         return self._cap.left_capped
 
     def watch(self, settings: Settings) -> None:
@@ -105,23 +110,36 @@ class Sensors:
         )
 
     def _run(self) -> None:
-        while not self._ends:
-            self._wake.clear()
-            self.readings = self.read()
-            if not self._ends:
-                self._wake.wait(PERIOD_S)
+        try:
+            while not self._ends:
+                self._wake.clear()
+                self.readings = self.read()
+                if not self._ends:
+                    self._wake.wait(PERIOD_S)
+        finally:
+            self._cap.release()
 
 
 def running(wanted: Iterable[str]) -> frozenset[str]:
-    """Return the wanted names that processes other than this one and its children have, case and ``.exe`` ignored."""
+    """Return the wanted names that processes other than this one and its children have, case and ``.exe`` ignored.
+
+    A name may be whole, or cut as ``ps -e`` shows it.
+    """
     me = psutil.Process()
     own = {me.pid, *(each.pid for each in me.children(recursive=True))}
-    names = {_plain(each.info["name"] or "") for each in psutil.process_iter(["name"]) if each.pid not in own}
-    return frozenset(each for each in wanted if _plain(each) in names)
+    listed = {each.info["name"] or "" for each in psutil.process_iter(["name"]) if each.pid not in own}
+    names = {_plain(name) for each in listed for name in (each, _cut(each))}
+    # psutil completes a name from the command line, unless a program has changed that
+    cut = {_plain(each) for each in listed if len(os.fsencode(each)) == NAME_BYTES}
+    return frozenset(each for each in wanted if _plain(each) in names or _plain(_cut(each)) in cut)
 
 
 def _plain(name: str) -> str:
     return name.casefold().removesuffix(".exe")
+
+
+def _cut(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:NAME_BYTES])
 
 
 def is_on_battery() -> bool:
@@ -160,7 +178,7 @@ def is_in_use() -> bool:
     try:
         hint = output_of("loginctl", "show-user", "--property=IdleHint", "--value").strip()
     except ToolError as error:
-        raise ToolError(f"this system does not say whether somebody uses it ({error})") from None
+        raise ToolError(f"this system does not report whether somebody uses it ({error})") from None
     if hint not in ("yes", "no"):
-        raise ToolError("this system does not say whether somebody uses it")
+        raise ToolError("this system does not report whether somebody uses it")
     return hint == "no"

@@ -124,7 +124,7 @@ class Settings(Section):
     one ended. Allowed: a list of at most 32 names like ["steam", "blender"]."""
 
     pause_while_active_minutes: int = Field(default=0, ge=0, le=MAX_MINUTES)
-    """Minutes for which the peer is paused after somebody used this computer. Linux with logind says so, on many
+    """Minutes for which the peer is paused after somebody used this computer. Linux with logind reports it, on many
     desktops only after some minutes. Allowed: 0 (never), or a whole number up to 1,440."""
 
     pause_on_battery: bool = False

@@ -96,7 +96,7 @@ def testnet(
     terminal, the page stays open after the end until Ctrl+C.
 
     With --scenario, run that scenario with real peers instead and check the outcome against its limits
-    (docs/LABORATORY.md). The exit status is 1 if a limit is missed.
+    (docs/LABORATORY.md in a clone). The exit status is 1 if a limit is missed.
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
@@ -257,7 +257,8 @@ def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
         console.print(f"Output of each process: {plan.out}/*/output.log", markup=False, soft_wrap=True)
         return
     console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Next steps:", markup=False, soft_wrap=True)
-    for line in reports.next_steps(shlex.quote(_our_command()), plan.out):
+    is_shakespeare = plan.signed.manifest.corpus.kind == "builtin"
+    for line in reports.next_steps(shlex.quote(_our_command()), plan.out, is_shakespeare):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 
 

@@ -226,11 +226,12 @@ def comparison(report: TestnetReport) -> list[str]:
     return lines
 
 
-def next_steps(command: str, out: Path) -> list[str]:
+def next_steps(command: str, out: Path, is_shakespeare: bool) -> list[str]:
     """Return commands to try next; ``command`` is how the user's shell finds p2ptrain."""
     home = out / "peer-1"
+    prompt = "'To be, or not'" if is_shakespeare else "''    # or, in the quotes, how the text begins"
     return [
-        f"{command} generate {home} 'To be, or not'",
+        f"{command} generate {home} {prompt}",
         f"{command} export {home} {out / 'exported'}    # for AutoModelForCausalLM.from_pretrained",
         f"{command} init my-run && {command} sign my-run && {command} bootstrap my-run"
         "    # a run of your own; prints the command with which others join",

@@ -16,8 +16,10 @@ import torch
 from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data import sources
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.file_store import FileStore, named_files
 from p2ptrain.data.rows import TextCounts
-from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.data.tokenizer import ByteTokenizer, load_tokenizer
+from p2ptrain.manifest.sources import FileTokenizer
 
 TEXT = "".join(f"line {number} of a small text, für alle.\n" for number in range(200))
 
@@ -162,6 +164,18 @@ def test_what_was_read_is_reported_at_each_opening(manifest_with, rows_file, tex
     assert (reports[2][0].documents, reports[2][0].text_bytes) == (1, len(TEXT.encode()))
 
 
+def test_a_text_that_is_cut_is_reported_and_only_what_is_used_is_counted(manifest_with, rows_file, tmp_path):
+    reports: list[TextCounts] = []
+    manifest = manifest_with(file_corpus(rows_file, format="jsonl", max_tokens=1000))
+    open_corpus(manifest, tmp_path / "cache", rows_file, report=lambda counts, _: reports.append(counts))
+    (counts,) = reports
+    assert counts.is_cut
+    used = json.loads(rows_file.read_text().splitlines()[0])["text"]
+    documents, rest = divmod(1000, len(used) + 1)
+    assert counts.documents == documents + 1
+    assert abs(counts.text_bytes - documents * len(used) - rest) <= 1
+
+
 CONNECTIONS = """
 import sys
 from pathlib import Path
@@ -182,7 +196,7 @@ for form, digest, tokenizer_digest in zip(sys.argv[2::3], sys.argv[3::3], sys.ar
     })
     open_corpus(manifest, folder / "cache", folder / f"rows.{form}", folder / "tokenizer.json")
 names = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg")
-print([attempt for attempt in attempts if attempt[0] in names], "datasets" in sys.modules)
+print([attempt for attempt in attempts if attempt[0] in names], "huggingface_hub" in sys.modules)
 """
 
 
@@ -210,7 +224,7 @@ def test_at_most_max_tokens_are_read(manifest_with, text_file, tmp_path):
 
 def test_large_texts_pass_in_pieces(manifest_with, text_file, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "PIECE_CHARACTERS", 100)
-    assert all(len(piece.text) <= 200 for piece in sources._text_file_pieces(text_file, TextCounts()))
+    assert all(len(piece.text) <= 200 for piece in sources._text_file_pieces(text_file))
     tokens = open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache", text_file).tokens
     assert bytes(tokens) == TEXT.encode()
 
@@ -229,12 +243,21 @@ def test_another_file_than_the_runs_is_refused(manifest_with, text_file, tmp_pat
     assert not list((tmp_path / "cache").glob("*.npy"))
 
 
-def test_a_missing_file_and_a_directory_are_named(manifest_with, text_file, tmp_path):
+def test_what_is_no_regular_file_is_named(manifest_with, text_file, tmp_path):
     manifest = manifest_with(file_corpus(text_file))
     with pytest.raises(CorpusError, match=r"absent\.txt cannot be read: No such file"):
         open_corpus(manifest, tmp_path / "cache", tmp_path / "absent.txt")
     with pytest.raises(CorpusError, match="is a folder, and a run uses one file"):
         open_corpus(manifest, tmp_path / "cache", tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in tmp_path / "pipe", Path("/dev/zero"):
+        for use in (
+            lambda path: open_corpus(manifest, tmp_path / "cache", path),
+            lambda path: FileStore(tmp_path / "files").adopt(named_files(manifest)[0], path),
+            lambda path: load_tokenizer(FileTokenizer(kind="file", sha256="0" * 64), path),
+        ):
+            with pytest.raises(CorpusError, match="is a pipe or a device"):
+                use(path)
 
 
 @pytest.mark.parametrize(
@@ -268,54 +291,13 @@ def test_bad_rows_are_refused(manifest_with, tmp_path, content, fields, problem)
         open_corpus(manifest, tmp_path / "cache", path)
 
 
-def test_missing_libraries_are_explained(manifest_with, tmp_path, monkeypatch):
+def test_a_missing_library_is_explained(manifest_with, tmp_path, monkeypatch):
     path = tmp_path / "rows.parquet"
     path.write_bytes(b"PAR1")
-    for library, corpus in (("datasets", HUB), ("pyarrow", file_corpus(path, format="parquet"))):
-        monkeypatch.setitem(sys.modules, library, None)
-        with pytest.raises(CorpusError, match=f"needs the package {library}") as caught:
-            open_corpus(manifest_with(corpus), tmp_path / "cache", path if library == "pyarrow" else None)
-        assert "pip install" in caught.value.remedy
-
-
-HUB = {"kind": "hub", "name": "someone/texts", "revision": "0" * 40}
-
-
-def test_a_hub_corpus_is_streamed_at_its_revision(manifest_with, tmp_path, monkeypatch):
-    import datasets
-
-    asked = []
-
-    def load(*names, **options):
-        asked.append((names, options))
-        return iter([{"text": "from the hub "}] * 100)
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    tokens = open_corpus(manifest_with(HUB), tmp_path).tokens
-    assert bytes(tokens[:14]) == b"from the hub \0"
-    assert asked == [
-        (("someone/texts", "default"), {"split": "train", "revision": "0" * 40, "streaming": True}),
-    ]
-
-
-class ProxyError(Exception):
-    """Error as HTTP libraries raise it: not an OSError."""
-
-
-@pytest.mark.parametrize("error", [ConnectionError, ProxyError])
-def test_an_unreachable_hub_says_what_was_tried(manifest_with, tmp_path, monkeypatch, error):
-    import datasets
-
-    def fail(*_, **__):
-        yield {"text": "the first row "}
-        raise error("Name or service not known")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(CorpusError, match=r"someone/texts .*revision 0{40}.*Name or service not known") as caught:
-        open_corpus(manifest_with(HUB), tmp_path)
-    assert "internet" in caught.value.remedy
-    assert not list(tmp_path.glob("*.npy"))
-    assert not list(tmp_path.glob("*.part"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(CorpusError, match="needs the package pyarrow") as caught:
+        open_corpus(manifest_with(file_corpus(path, format="parquet")), tmp_path / "cache", path)
+    assert "with its extra data" in caught.value.remedy
 
 
 def test_a_damaged_installation_is_recognized(manifest_with, tmp_path, monkeypatch):
@@ -327,14 +309,3 @@ def test_a_damaged_installation_is_recognized(manifest_with, tmp_path, monkeypat
 def test_a_cache_that_cannot_be_made_is_the_homes_fault(manifest_with, text_file):
     with pytest.raises(HomeError, match="token cache"):
         open_corpus(manifest_with(file_corpus(text_file)), text_file / "cache", text_file)
-
-
-def test_a_hub_name_never_reads_a_folder_of_the_owner(manifest_with, tmp_path, monkeypatch):
-    """Check a Hub name that is also a local folder: the datasets library prefers the folder."""
-    import datasets
-
-    (tmp_path / "someone" / "texts").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("it was asked"))
-    with pytest.raises(CorpusError, match="same name"):
-        open_corpus(manifest_with(HUB), tmp_path / "cache")

@@ -1,12 +1,16 @@
 """What a tokenizer loses of a text is counted, and told or refused."""
 
+import contextlib
 import hashlib
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from p2ptrain.base.errors import CorpusError, ManifestError
+from p2ptrain.data import corpus, stream
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.sources import InterruptedCorpusError, TextChunk
+from p2ptrain.data.tokenizer import JsonTokenizer
 
 WORDS = {"[UNK]": 0, "the": 1, "cat": 2}
 
@@ -64,6 +68,51 @@ def test_a_text_that_is_mostly_unknown_is_refused(warnings, tmp_path):
     with pytest.raises(CorpusError, match="100% of the tokens are the unknown one"):
         warnings(words(), "один два три\n" * 100)
     assert not list((tmp_path / "cache").glob("*.npy"))
+
+
+KNOWN, UNKNOWN = "the cat " * 300, "один два " * 300
+
+
+@pytest.mark.parametrize(
+    ("documents", "stops_at", "share"),
+    [([UNKNOWN] * 10, [], 1.0), ([KNOWN] * 10 + [UNKNOWN], [10], 1 / 11), ([KNOWN] + [UNKNOWN] * 9, [3, 9], 0.9)],
+)
+def test_a_text_that_is_continued_is_judged_as_a_whole(
+    manifest_with, tmp_path, monkeypatch, documents, stops_at, share
+):
+    """Whatever of it the last start reads; a refusal is repeated by the next start."""
+    made = words()
+    stops = [*stops_at]
+
+    def read_pieces(spec, data, counts, position):
+        for number in range(position or 0, len(documents)):
+            if stops and number >= stops[0]:
+                stops.pop(0)
+                raise InterruptedCorpusError("The hub stops.", "Start again.")
+            yield TextChunk(documents[number], True, number + 1)
+
+    monkeypatch.setattr(corpus, "read_pieces", read_pieces)
+    monkeypatch.setattr(corpus, "load_tokenizer", lambda *_: JsonTokenizer(made, 0))
+    monkeypatch.setattr(stream, "PIECE_CHARACTERS", 100)
+    manifest = manifest_with({"kind": "hub", "name": "some/texts", "revision": "0" * 40})
+    reported, said = [], []
+
+    def start():
+        open_corpus(manifest, tmp_path, report=lambda *found: reported.append(found), warn=said.append)
+
+    for _ in range(len(stops)):
+        with contextlib.suppress(InterruptedCorpusError):
+            start()
+    if share > 0.5:
+        for _ in range(2):
+            with pytest.raises(CorpusError, match=f"{share:.0%} of the tokens are the unknown one"):
+                start()
+            assert not list(tmp_path.glob("*.resume"))
+    else:
+        start()
+        [(counts, _)] = reported
+        assert (counts.documents, counts.text_bytes) == (len(documents), len("".join(documents).encode()))
+        assert any(sentence.startswith(f"{share:.1%} of the tokens") for sentence in said)
 
 
 def test_a_lossy_normalizer_is_shown_by_an_example(warnings):

@@ -1,5 +1,6 @@
-"""A data set of the hub, served on loopback, that stops midway: reading continues, and nobody else is contacted."""
+"""Data sets of the hub: which files make up a split, rows without text, and a hub on loopback that stops midway."""
 
+import gzip
 import io
 import json
 import os
@@ -8,12 +9,20 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.data import hub as hub_files
+from p2ptrain.data.hub import split_paths
+from p2ptrain.data.rows import TextCounts
+from p2ptrain.data.sources import InterruptedCorpusError, read_pieces
+from p2ptrain.manifest import HubCorpus
 
 REVISION = "0" * 40
 API = f"/api/datasets/someone/texts/(?:revision|tree)/{REVISION}/?(.*)"
@@ -31,16 +40,39 @@ def shard(first: int) -> bytes:
     return buffer.getvalue()
 
 
+LATE = [{"text": {"a": 1}}, {"text": 99}, {"text": None}]
+"""Rows without text after many with it; the ``datasets`` library makes text of the first two."""
+
+CARD = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/*
+---
+"""
+
+
+def lines(first: int) -> bytes:
+    rows = [{"text": text} for text in texts(first)] + LATE
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
 class FakeHub(ThreadingHTTPServer):
-    """Hub with one data set of two shards; the second one fails as ``failures`` say, once for each request."""
+    """Hub with one data set of three files; the later ones fail as ``failures`` say, once for each request."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), FakeHubHandler)
-        self.shards = {"data/train-0.parquet": shard(0), "data/train-1.parquet": shard(ROWS)}
-        self.failures = ["reset", "429", "torn"]
-        self.sent: list[str] = []
+        self.shards = {
+            "README.md": CARD.encode(),
+            "data/0.parquet": shard(0),
+            "data/1.parquet": shard(ROWS),
+            "data/2.jsonl": lines(2 * ROWS),
+        }
+        self.failures = {"data/1.parquet": ["reset", "429", "torn"], "data/2.jsonl": ["short"]}
+        self.agents: set[str] = set()
 
 
 class FakeHubHandler(BaseHTTPRequestHandler):
@@ -58,8 +90,6 @@ class FakeHubHandler(BaseHTTPRequestHandler):
             listed = [
                 {"type": "file", "path": name, "size": len(each), "oid": "1" * 40} for name, each in shards.items()
             ]
-            if not found[1]:
-                listed = [{"type": "directory", "path": "data", "oid": "1" * 40}]
             about = {"id": "someone/texts", "sha": REVISION, "siblings": [{"rfilename": name} for name in shards]}
             self._answer(200, json.dumps(listed if "/tree/" in path else about).encode())
         elif (found := re.fullmatch(FILE, path)) and (content := shards.get(found[1])):
@@ -68,15 +98,18 @@ class FakeHubHandler(BaseHTTPRequestHandler):
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
 
     def _shard(self, name: str, content: bytes) -> None:
-        self.server.sent.append(name)
+        self.server.agents.add(self.headers["User-Agent"])
         first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
         part = content[first : last + 1]
-        failure = self.server.failures.pop(0) if name.endswith("1.parquet") and self.server.failures else ""
+        failures = self.server.failures.get(name)
+        failure = failures.pop(0) if failures else ""
         if failure == "429":
             self._answer(429, b"", {"Retry-After": "0"})
         elif failure == "reset":
             self._answer(206, part[: len(part) // 2], {"Content-Length": str(len(part))})
             self.close_connection = True
+        elif failure == "short":
+            self._answer(206, part[: len(part) // 2])
         else:
             torn = part[: len(part) // 3] + bytes(len(part) - len(part) // 3)
             self._answer(206, torn if failure == "torn" else part)
@@ -147,14 +180,231 @@ def test_a_hub_that_stops_midway_is_continued(hub, tmp_path):
 
     said, (first, last, reached) = start()
     assert said.startswith("The corpus someone/texts (")
-    assert "not a parquet file" in said
-    assert hub.failures == []  # the library repeats a request after a reset and 429
+    assert "data/1.parquet cannot be read as parquet" in said
+    assert hub.failures["data/1.parquet"] == []  # the library repeats a request after a reset and 429
     assert reached == ["127.0.0.1"]
-    expected = "".join(f"{text}\0" for text in texts(0) + texts(ROWS)).encode()
-    said, (first_again, _, _) = start()
+    said, (first_again, last_again, _) = start()
     assert last - 25_000 < first_again <= last, "it does not continue"
+    assert "data/2.jsonl cannot be read as jsonl: the hub sent" in said
+    expected = "".join(f"{text}\0" for text in texts(0) + texts(ROWS) + texts(2 * ROWS)).encode()
+    said, (first_at_last, _, _) = start()
+    assert last_again - 25_000 < first_at_last <= last_again, "it does not continue"
     assert first < 1000
-    assert said == f"{2 * ROWS} {len(expected) - 2 * ROWS} 0 {len(expected)}"
+    assert said == f"{3 * ROWS} {len(expected) - 3 * ROWS} 3 {len(expected)}"
     (stream,) = (tmp_path / "cache").glob("*.npy")
     assert np.load(stream).tobytes() == expected
     assert {path.suffix for path in stream.parent.iterdir()} == {".npy", ".lock", ".json"}
+    assert not [agent for agent in hub.agents if "torch" in agent]
+
+
+def spec(config: str = "default", split: str = "train") -> HubCorpus:
+    return HubCorpus(kind="hub", name="someone/texts", revision=REVISION, config=config, split=split)
+
+
+def card(*configs: dict[str, object]) -> str:
+    return f"---\n{json.dumps({'configs': configs})}\n---\nA data set.\n"
+
+
+FILES = [
+    ".gitattributes",
+    "README.md",
+    "LICENSE",
+    "data/de/b.parquet",
+    "data/de/a.parquet",
+    "data/de/deep/c.parquet",
+    "data/fr/test-1.parquet",
+    "data/fr/train-1.parquet",
+    "data/fr/.hidden.parquet",
+]
+DE = ["data/de/a.parquet", "data/de/b.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("data_files", "expected"),
+    [
+        ("data/de/*", DE),
+        ("data/de/**", [*DE, "data/de/deep/c.parquet"]),
+        ("**/[!c].parquet", DE),
+        ("*/*/?.parquet", DE),
+        (["data/de/b.parquet", "data/de/*"], DE[::-1]),
+        ([{"split": "test", "path": "data/fr/*"}, {"split": "train", "path": "data/de/*"}], DE),
+        ([{"split": "train", "path": ["data/de/a*", "data/de/b*"]}], DE),
+        ({"test": "data/fr/*", "train": ["data/de/*"]}, DE),
+    ],
+)
+def test_the_files_of_a_split_are_those_that_the_card_names(data_files, expected):
+    for name in "default", "de":
+        listed = card({"config_name": "other", "data_files": "x"}, {"config_name": name, "data_files": data_files})
+        assert split_paths(listed, FILES, spec(name)) == expected
+
+
+@pytest.mark.parametrize("before", ["\n", " \r\n"])
+def test_a_card_that_begins_with_blank_lines_is_read(before):
+    assert split_paths(before + card({"data_files": "data/de/*"}), FILES, spec()) == DE
+
+
+def test_a_card_may_name_a_folder():
+    listed = card({"config_name": "fr", "data_dir": "data/fr"}, {"config_name": "de", "data_dir": "data/de/"})
+    assert split_paths(listed, FILES, spec("fr")) == ["data/fr/train-1.parquet"]
+    assert split_paths(listed, FILES, spec("fr", "test")) == ["data/fr/test-1.parquet"]
+    assert split_paths(listed, FILES, spec("de")) == [*DE, "data/de/deep/c.parquet"]
+
+
+@pytest.mark.parametrize("text", ["", "A data set.", "---\nlicense: mit\n---\n"])
+@pytest.mark.parametrize(
+    ("paths", "chosen"),
+    [
+        (["b.jsonl", "a.jsonl", "README.md", "dataset_infos.json", "LICENSE", "make.py"], ["a.jsonl", "b.jsonl"]),
+        (
+            ["data/train-00000-of-00002.parquet", "data/random-00000-of-00001.parquet"],
+            ["data/train-00000-of-00002.parquet"],
+        ),
+        (["my_train_file.jsonl", "my_test_file.jsonl", "more.jsonl"], ["my_train_file.jsonl"]),
+        (["training/1.jsonl", "dev/1.jsonl", "constrained/1.jsonl"], ["training/1.jsonl"]),
+        (["train.jsonl", "train/test.jsonl"], ["train/test.jsonl"]),
+        (["default/train/0000.parquet", "default/test/0000.parquet"], ["default/train/0000.parquet"]),
+    ],
+)
+def test_without_configurations_the_names_tell_the_split(text, paths, chosen):
+    assert split_paths(text, paths, spec()) == chosen
+
+
+def test_the_hubs_own_conversion_is_read():
+    paths = [
+        "sample-10BT/train/0000.parquet",
+        "sample-10BT/train/0001.parquet",
+        "sample-10BT/partial-train/0000.parquet",
+    ]
+    assert split_paths("", paths, spec("sample-10BT")) == paths[:2]
+
+
+@pytest.mark.parametrize(
+    ("text", "paths", "config", "split", "problem"),
+    [
+        (
+            card({"config_name": "de", "data_files": "x"}),
+            FILES,
+            "default",
+            "train",
+            "no configuration 'default', but 'de'",
+        ),
+        ("", FILES, "fr", "train", "no configuration 'fr', but 'default' alone"),
+        (card({"data_files": "data/none/*"}), FILES, "default", "train", "No file .* matches 'data/none/\\*'"),
+        (card({"data_files": "data/de/*"}), FILES, "default", "test", "has no split 'test', but 'train'"),
+        (card({"data_files": 3}), FILES, "default", "train", "has no split 'train', but none"),
+        (
+            card({"data_files": [{"split": "train", "path": 3}]}),
+            FILES,
+            "default",
+            "train",
+            "unclear: its card has the pattern ''",
+        ),
+        (card({"data_files": "**/**/**"}), FILES, "default", "train", "unclear: its card has the pattern"),
+        (card({"data_files": "x" * 201}), FILES, "default", "train", "unclear: its card has the pattern 'x"),
+        ("---\n{{{\n---\n", FILES, "default", "train", "unclear: its README.md cannot be read"),
+        ("---\nconfigs: 3\n---\n", FILES, "default", "train", "unclear: its README.md cannot be read"),
+        ("", ["train-test.jsonl"], "default", "train", "unclear: the name train-test.jsonl"),
+        ("", ["a.jsonl"], "default", "test", "has no split 'test', but 'train'"),
+        ("", ["README.md"], "default", "train", "has no split 'train', but no data"),
+    ],
+)
+def test_files_that_are_not_plainly_named_are_refused(text, paths, config, split, problem):
+    with pytest.raises(CorpusError, match=problem) as caught:
+        split_paths(text, paths, spec(config, split))
+    assert caught.value.problem.isprintable()
+
+
+class Files:
+    """File system of the hub's client, with these files."""
+
+    def __init__(self, content: dict[str, bytes]) -> None:
+        self.content = {f"datasets/someone/texts@{REVISION}/{name}": each for name, each in content.items()}
+
+    def find(self, root: str) -> list[str]:
+        assert root == f"datasets/someone/texts@{REVISION}"
+        return [*self.content]
+
+    def open(self, path: str, mode: str, cache_type: str) -> io.BytesIO:
+        file = io.BytesIO(self.content[path])
+        file.size = len(self.content[path])
+        return file
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """``read(content)``: texts and counts of a data set with these files."""
+
+    def read(content: dict[str, bytes]) -> tuple[list[str], TextCounts]:
+        monkeypatch.setattr(hub_files.huggingface_hub(), "HfFileSystem", lambda: Files(content))
+        counts = TextCounts()
+        return [chunk.text for chunk in read_pieces(spec(), None, counts)], counts
+
+    return read
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda plain: pa.compress(plain, "zstd", asbytes=True)])
+def test_late_values_that_are_no_text_are_skipped(read, pack):
+    suffix = {"bytes": "", "compress": ".gz"}.get(pack.__name__, ".zst")
+    found, counts = read({f"{first}.jsonl{suffix}": pack(lines(first)) for first in (0, ROWS)})
+    assert found == texts(0) + texts(ROWS)
+    assert (counts.rows, counts.skipped) == (2 * ROWS + 6, 6)
+    assert counts.examples[0] == f"0.jsonl{suffix}, line 401: the field 'text' is an object, not text"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "config_name: *h",
+        "data_dir: *h",
+        "data_files: *h",
+        "data_files: [{split: *h, path: x}]",
+        "data_files: [{split: train, path: *h}]",
+        "data_files: {train: *h}",
+        "data_files: {? *h : x}",
+    ],
+)
+def test_a_card_of_references_takes_no_memory(config):
+    """Each level holds nine times the one before: the text of the last one would have half a gigabyte."""
+    levels = "".join(f"{name}: &{name} [{','.join(['*' + last] * 9)}]\n" for last, name in pairwise("abcdefgh"))
+    listed = f"---\na: &a [{','.join('x' * 9)}]\n{levels}configs:\n- {config}\n---\n"
+    with pytest.raises(CorpusError):
+        split_paths(listed, ["data/test.jsonl"], spec())
+
+
+def test_other_formats_are_refused(read):
+    with pytest.raises(CorpusError, match=r"holds b.csv, and only jsonl and parquet can be read") as caught:
+        read({"a.jsonl": lines(0), "b.csv": b"text\na\n"})
+    assert caught.value.remedy.endswith("datasets/someone/texts refs/convert/parquet")
+
+
+def test_a_card_that_is_too_large_is_refused(read, monkeypatch):
+    """Check a large card: its configurations might be in the part that is not read."""
+    monkeypatch.setattr(hub_files, "MAX_CARD_BYTES", len(CARD))
+    content = {"README.md": CARD.encode(), "data/a.jsonl": lines(0)}
+    assert len(read(content)[0]) == ROWS
+    content["README.md"] += b"x"
+    with pytest.raises(CorpusError, match=r"README.md is larger than \d+ bytes"):
+        read(content)
+
+
+class ProxyError(Exception):
+    """Error as HTTP libraries raise it: not an OSError."""
+
+
+@pytest.mark.parametrize("error", [ConnectionError, ProxyError])
+def test_an_unreachable_hub_says_what_was_tried(monkeypatch, error):
+    def fail():
+        raise error("Name or service not known")
+
+    monkeypatch.setattr(hub_files.huggingface_hub(), "HfFileSystem", fail)
+    with pytest.raises(InterruptedCorpusError, match=r"someone/texts .*revision 0{40}.*service not known") as caught:
+        list(read_pieces(spec(), None))
+    assert "internet" in caught.value.remedy
+
+
+def test_the_clients_telemetry_is_off():
+    import huggingface_hub.constants as constants
+
+    constants.HF_HUB_DISABLE_TELEMETRY = False
+    hub_files.huggingface_hub()
+    assert constants.HF_HUB_DISABLE_TELEMETRY

@@ -83,6 +83,18 @@ def test_from_a_text_and_a_tokenizer_to_a_signed_run(place: Path, tokenizer: Pat
         assert stored(Path("run"), digest) is not None
 
 
+def test_a_run_is_named_by_option_or_directory(place: Path) -> None:
+    for number, arguments in enumerate(([], ["--corpus", "corpus.txt"], ["--preset", "llama-15m"])):
+        done("init", f"Run {number}", *arguments)
+        assert manifest_of(f"Run {number}").run.name == f"Run {number}"
+        done("init", f"named {number}", "--name", "Ours", *arguments)
+        assert manifest_of(f"named {number}").run.name == "Ours"
+        assert "run.name" in refused("init", f"refused {number}", "--name", "a/b", *arguments)
+        assert not Path(f"refused {number}").exists()
+    done("init", "für alle")
+    assert manifest_of("für alle").run.name == "demo"
+
+
 def test_a_peer_reads_the_tokens_that_init_made_and_none_is_left_out(place: Path) -> None:
     done("init", "run", "--corpus", "corpus.txt")
     corpus = open_corpus(manifest_of("run"), place / "cache" / "p2ptrain")
@@ -201,7 +213,7 @@ def test_a_file_that_changes_meanwhile_is_refused(place: Path) -> None:
             file.write("more")
 
     with pytest.raises(CorpusError, match=r"corpus\.txt changed while it was read"):
-        own_text.create(Path("run"), Path("corpus.txt"), None, None, "text", place / "cache", change)
+        own_text.create(Path("run"), Path("corpus.txt"), None, None, "text", None, place / "cache", change)
     assert not Path("run").exists()
 
 

@@ -23,7 +23,7 @@ def jsonl(tmp_path):
     def read(content: bytes) -> tuple[list[str], TextCounts]:
         path, counts = tmp_path / "some.jsonl", TextCounts("some.jsonl")
         path.write_bytes(content)
-        return list(texts(jsonl_rows(path, "text"), "line", counts)), counts
+        return [text for _, text in texts(jsonl_rows(path, "text"), "line", counts)], counts
 
     return read
 
@@ -35,7 +35,7 @@ def parquet(tmp_path):
     def read(table: pa.Table, **options: object) -> tuple[list[str], TextCounts]:
         path, counts = tmp_path / "some.parquet", TextCounts("some.parquet")
         pq.write_table(table, path, **options)
-        return list(texts(parquet_rows(path, "text"), "row", counts)), counts
+        return [text for _, text in texts(parquet_rows(path, "text"), "row", counts)], counts
 
     return read
 
@@ -63,7 +63,7 @@ def test_a_row_without_text_is_skipped_and_named(jsonl, monkeypatch, line, why):
     monkeypatch.setattr(rows, "MOST_LINE_BYTES", 150_000)
     found, counts = jsonl(b'{"text": "a"}\n' + line + b'\n\n{"text": ""}\n{"text": "\xc3\xa9"}\n')
     assert found == ["a", "é"]
-    assert (counts.rows, counts.documents, counts.text_bytes, counts.skipped) == (4, 2, 3, 1)
+    assert (counts.rows, counts.skipped) == (4, 1)
     assert counts.examples == [f"line 2: {why}"]
     counts.check()
 
@@ -128,7 +128,7 @@ def test_every_type_of_text_in_parquet_is_read(parquet, kind):
     table = pa.table({"id": range(1000), "text": pa.array(expected).cast(kind), "null": pa.nulls(1000)})
     found, counts = parquet(table, row_group_size=300)
     assert found == expected
-    assert (counts.rows, counts.documents, counts.skipped) == (1000, 1000, 0)
+    assert (counts.rows, counts.skipped) == (1000, 0)
 
 
 def test_only_the_texts_column_of_parquet_is_read(parquet, monkeypatch):
@@ -142,6 +142,22 @@ def test_only_the_texts_column_of_parquet_is_read(parquet, monkeypatch):
     parquet(pa.table({"id": range(1000), "text": ["a"] * 1000}))
     assert {tuple(each.schema.names) for each in taken} == {("text",)}
     assert max(map(len, taken)) <= rows.BATCH_ROWS
+
+
+def test_a_dotted_column_is_not_a_field_of_another_one(tmp_path):
+    path = tmp_path / "some.parquet"
+    pq.write_table(pa.table({"meta": [{"text": "no"}] * 3, "meta.text": ["a", "b", "c"]}), path)
+    assert list(parquet_rows(path, "meta.text")) == [(1, "a"), (2, "b"), (3, "c")]
+
+
+@pytest.mark.parametrize("after", [0, 1, 299, 300, 301, 999, 1000])
+def test_rows_are_continued_after_any_of_them(tmp_path, after):
+    table = pa.table({"text": [f"text {number}" for number in range(1, 1001)]})
+    pq.write_table(table, tmp_path / "some.parquet", row_group_size=300)
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    expected = [(number, f"text {number}") for number in range(after + 1, 1001)]
+    assert list(parquet_rows(tmp_path / "some.parquet", "text", after)) == expected
+    assert list(jsonl_rows(tmp_path / "some.jsonl", "text", after)) == expected
 
 
 def test_rows_of_parquet_without_text_are_skipped(parquet):

@@ -13,7 +13,7 @@ from p2ptrain.data import tokenizer
 from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer, load_tokenizer
 from p2ptrain.manifest.sources import FileTokenizer
 
-TEXT = "Où est la bibliothèque? \x00\x7f 日本語\n"
+TEXT = "Où est la bibliothèque? \x01\x7f 日本語\n"
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +47,15 @@ def test_bytes_are_their_own_ids():
 def test_what_is_no_text_does_not_stop_bytes():
     assert bytes(ByteTokenizer().encode_batch(["\ud800"])[0]) == b"?"
     assert ByteTokenizer().decode([0xC3]) == "\ufffd"
+
+
+def test_a_zero_in_a_text_is_no_separator(tmp_path):
+    from transformers import AutoTokenizer
+
+    expected = list("one\ufffdtwo".encode())
+    assert ByteTokenizer().encode_batch(["one\0two"])[0].tolist() == expected
+    ByteTokenizer().save(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)("one\0two")["input_ids"] == expected
 
 
 def test_saved_bytes_load_in_transformers_with_the_same_ids(tmp_path):
@@ -89,6 +98,15 @@ def test_what_is_no_tokenizer_is_refused(manifest_with, tmp_path, content):
         load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), path)
 
 
+def test_a_file_that_changes_while_it_is_read_is_refused(manifest_with, json_file, tmp_path, monkeypatch):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(json_file.read_bytes())
+    changed = json_file.read_text().replace('"id": 0', '"id":  0')
+    monkeypatch.setattr(tokenizer, "check_digest", lambda *_: path.write_text(changed))
+    with pytest.raises(CorpusError, match=r"tokenizer\.json changed while it was read"):
+        load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": "0" * 64}), path)
+
+
 def test_an_oversized_tokenizer_is_refused_unread(manifest_with, json_file, monkeypatch):
     monkeypatch.setattr(tokenizer, "MOST_TOKENIZER_BYTES", 10)
     sha256 = hashlib.sha256(json_file.read_bytes()).hexdigest()
@@ -118,11 +136,12 @@ class ProxyError(Exception):
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError, ProxyError])
 def test_an_unreachable_hub_says_what_was_tried(manifest_with, monkeypatch, error):
     def fail(*_, **__):
-        raise error("no connection")
+        raise error("no connection\n\x1b[2J")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
-    with pytest.raises(CorpusError, match=r"someone/model at revision 1{40}.*no connection"):
+    with pytest.raises(CorpusError, match=r"someone/model at revision 1{40}.*no connection") as caught:
         load_tokenizer(spec(manifest_with, HUB))
+    assert caught.value.problem.isprintable()
 
 
 def test_saved_json_is_readable(tmp_path):

@@ -122,6 +122,20 @@ def test_a_document_cannot_forge_a_separator(load, make, text):
     assert loaded.separator not in ids(loaded, text)
 
 
+def test_a_separator_cannot_be_forged_inside_a_word(load):
+    """Also where a longer token, or a normalizer, keeps the separator's text alone from being one."""
+    pieces = [("<unk>", -10.0), ("</s>", -1.0), ("▁", -2.0), ("▁</s>", -0.5), *((letter, -3.0) for letter in LETTERS)]
+    longer = Tokenizer(models.Unigram(pieces, unk_id=0))
+    longer.pre_tokenizer = pre_tokenizers.Metaspace()
+    longer.add_special_tokens(["</s>"])
+    replaced = words()
+    replaced.normalizer = normalizers.Sequence([normalizers.Replace("</s>", "x"), normalizers.Replace("@@", "</s>")])
+    for made, text in ((longer, "a</s>"), (replaced, "a @@ a")):
+        loaded = load(made)
+        assert loaded.separator == 1
+        assert 1 not in ids(loaded, text)
+
+
 def test_the_literal_text_of_a_separator_survives(load):
     for make in byte_level, unigram, metaspace_bpe:
         loaded = load(make())
@@ -225,27 +239,31 @@ def pieces(text: str, size: int) -> list[TextChunk]:
     return [TextChunk(text[start : start + size], ends_document=False) for start in range(0, len(text), size)]
 
 
+def all_ids(chunks: list[TextChunk], tokenizer: JsonTokenizer) -> np.ndarray:
+    return np.concatenate([chunk.ids for chunk in stream.tokenize(chunks, tokenizer, None)])
+
+
 @EVERY
 @pytest.mark.parametrize("size", [50, 61, 1000])
 @pytest.mark.parametrize("text", ["the cat sat on the mat\n\n" * 40, "the\ncat\n\nsat\n" * 60, "the cat  on \n" * 50])
 def test_chunks_give_the_ids_of_the_whole_document(load, make, size, text):
     """Also the prefix space, which a tokenizer puts at the start of all that it is given."""
     loaded = load(make())
-    found = np.concatenate(list(stream.tokenize(pieces(text, size), loaded, None)))
+    found = all_ids(pieces(text, size), loaded)
     assert found.tolist() == ids(loaded, text)
 
 
 def test_a_chunk_never_joins_the_document_before_it(load):
     loaded = load(unigram())
     chunks = [TextChunk("the ca", False), TextChunk("t", True), TextChunk("the", True)]
-    found = np.concatenate(list(stream.tokenize(chunks, loaded, None))).tolist()
+    found = all_ids(chunks, loaded).tolist()
     assert found == [*ids(loaded, "the cat"), 1, *ids(loaded, "the"), 1]
 
 
 def test_text_without_borders_is_cut_anyway(load, monkeypatch):
     monkeypatch.setattr(stream, "BORDER_CHARACTERS", 20)
     loaded = load(byte_level())
-    found = np.concatenate(list(stream.tokenize(pieces("日本語" * 100, 50), loaded, None)))
+    found = all_ids(pieces("日本語" * 100, 50), loaded)
     assert loaded.decode(found.tolist()) == "日本語" * 100
 
 

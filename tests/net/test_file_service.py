@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -22,12 +23,12 @@ from p2ptrain.net.rate_limiter import RateLimit
 from p2ptrain.net.rpc import receive_message, send_message
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Link
-from peer.file_fetch import Source, ask_for_file, local_file
+from peer.file_fetch import SOURCE_DEADLINE_S, Source, ask_for_file, local_file
 
 CONTENT = bytes(range(256)) * (PIECE_BYTES // 100)  # three pieces, the last one short
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 FILE = NamedFile("tokenizer", "--tokenizer", SHA256)
-HOST, OTHER, ME = PeerId("host"), PeerId("other"), PeerId("me")
+HOST, OTHER, LIAR, ME = PeerId("host"), PeerId("other"), PeerId("liar"), PeerId("me")
 Handler = Callable[[Link], Awaitable[None]]
 
 
@@ -66,7 +67,7 @@ def breaking(server: FileServer, after: int) -> Handler:
     return answer
 
 
-def fetch(hosts: dict[PeerId, Handler], log: MemoryLog | None = None) -> bytes | None:
+def fetch(hosts: dict[PeerId, Handler], log: MemoryLog | None = None, within_s: float = 3600.0) -> bytes | None:
     async def main() -> bytes | None:
         network = MemoryNetwork(latency=0.001)
         for name, handler in hosts.items():
@@ -76,7 +77,8 @@ def fetch(hosts: dict[PeerId, Handler], log: MemoryLog | None = None) -> bytes |
         async def sources() -> Sequence[Source]:
             return [(name, ()) for name in hosts]
 
-        return await ask_for_file(FILE, sources, mine.open, log or MemoryLog())
+        async with asyncio.timeout(within_s):
+            return await ask_for_file(FILE, sources, mine.open, log or MemoryLog())
 
     return virtual_time.run(main())
 
@@ -111,18 +113,33 @@ def test_a_false_file_is_not_taken_and_its_sender_not_asked_again(server: FileSe
     assert fetch({HOST: false(b"short")}) is None
 
 
-def test_pieces_of_a_false_and_of_an_honest_peer_do_not_keep_the_file_away(server: FileServer) -> None:
-    """The one that breaks off after false pieces spoils the honest one's; then each must send all."""
+@pytest.mark.parametrize("total", [len(CONTENT), len(CONTENT) - 1, PIECE_BYTES + 1, MOST_STORED_BYTES])
+@pytest.mark.parametrize("pieces", [1, 2, 64])
+def test_false_pieces_do_not_keep_the_file_away(server: FileServer, total: int, pieces: int) -> None:
+    """Check that false pieces of a peer that breaks off, however long its file is said to be, cost no round."""
 
     async def liar(link: Link) -> None:
-        await receive_message(link, "files", 64)
-        await send_message(link, ["piece", len(CONTENT)])
-        await send_payload(link, [bytes(PIECE_BYTES)])
+        for _ in range(min(pieces, -(-total // PIECE_BYTES) - 1)):
+            await receive_message(link, "files", 64)
+            await send_message(link, ["piece", total])
+            await send_payload(link, [bytes(PIECE_BYTES)])
         raise NetworkError("gone")
 
-    log = MemoryLog()
-    assert fetch({HOST: liar, OTHER: server.answer}, log) == CONTENT
-    assert "waiting" in log.kinds()
+    for hosts in {HOST: liar, OTHER: server.answer}, {HOST: breaking(server, 1), LIAR: liar, OTHER: server.answer}:
+        log = MemoryLog()
+        assert fetch(hosts, log) == CONTENT
+        assert "waiting" not in log.kinds()
+
+
+def test_a_peer_that_sends_slowly_gives_way_to_the_next(server: FileServer) -> None:
+    async def slow(link: Link) -> None:
+        while True:
+            await receive_message(link, "files", 64)
+            await asyncio.sleep(60)
+            await send_message(link, ["piece", MOST_STORED_BYTES])
+            await send_payload(link, [bytes(PIECE_BYTES)])
+
+    assert fetch({HOST: slow, OTHER: server.answer}, within_s=SOURCE_DEADLINE_S + 5) == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -221,6 +238,7 @@ def test_the_owners_file_is_stored_unless_it_is_too_large_or_another(tmp_path: P
 def test_a_remembered_file_that_changed_or_vanished_is_as_none_and_a_given_one_is_an_error(tmp_path: Path) -> None:
     store, own = FileStore(tmp_path / "files"), tmp_path / "own.json"
     assert local_file(FILE, store, None, own) is None
+    assert local_file(FILE, store, None, tmp_path / ("x" * 300)) is None  # as a path that may not be read: an OSError
     own.write_bytes(b"changed")
     assert local_file(FILE, store, None, own) is None
     with pytest.raises(CorpusError):

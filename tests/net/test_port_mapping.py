@@ -38,6 +38,7 @@ class FakeRouter:
         self.actions: list[str] = []
         self.searches = self.requests = 0
         self.only_permanent = False
+        self.loses_answers = False
         self.location = ""
         self.answer: bytes | None = None  # instead of every answer over HTTP
 
@@ -75,7 +76,8 @@ class FakeRouter:
             self.requests += 1
             status, answer = self._answer(head, body)
             raw = f"HTTP/1.1 {status} x\r\nContent-Length: {len(answer)}\r\n\r\n{answer}".encode()
-            writer.write(raw if self.answer is None else self.answer)
+            is_lost = self.loses_answers and b"<r/>" in raw
+            writer.write(b"" if is_lost else raw if self.answer is None else self.answer)
             await writer.drain()
         writer.close()
 
@@ -171,6 +173,64 @@ def test_a_router_without_leases_maps_until_the_mapping_is_removed() -> None:
         assert router.mappings == {}
 
     asyncio.run(main())
+
+
+def test_a_mapping_is_removed_whose_answer_or_renewal_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port_mapping, "RENEW_S", 0.1)
+
+    async def main() -> None:
+        lost, silent = FakeRouter(), FakeRouter()
+        lost.only_permanent = silent.only_permanent = True
+        lost.loses_answers = True
+        async with lost.running() as find:
+            mapper = PortMapper(31337, find)
+            task = await attempted(mapper)
+            assert mapper.mapped_port == 0
+            assert 31337 in lost.mappings
+            await ended(mapper, task)
+        assert lost.mappings == {}
+        async with silent.running() as find:
+            mapper = PortMapper(31337, find)
+            task = await attempted(mapper)
+            silent.answer = b""
+            async with asyncio.timeout(30):
+                while mapper.mapped_port:
+                    await asyncio.sleep(0.02)
+            assert 31337 in silent.mappings
+            await ended(mapper, task)
+        assert silent.mappings == {}
+
+    asyncio.run(main())
+
+
+def test_few_mappings_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check with routers that are another one at each search and do not answer."""
+    monkeypatch.setattr(port_mapping, "RENEW_S", 0.0)
+    searches = 0
+    removed: list[str] = []
+
+    async def find() -> list[port_mapping.Router]:
+        nonlocal searches
+        searches += 1
+        return [port_mapping.Router(f"http://127.0.0.1:{searches}/", WAN)]
+
+    async def act(router: port_mapping.Router, action: str, arguments: dict[str, object]) -> None:
+        if action == "DeletePortMapping":
+            removed.append(router.url)
+        raise NetworkError("no answer")
+
+    monkeypatch.setattr(port_mapping, "_act", act)
+
+    async def main() -> None:
+        mapper = PortMapper(31337, find)
+        task = await attempted(mapper)
+        while searches < 20:
+            await asyncio.sleep(0)
+        await ended(mapper, task)
+
+    asyncio.run(main())
+    last = range(searches - port_mapping.MAX_REMEMBERED + 1, searches + 1)
+    assert removed == [f"http://127.0.0.1:{each}/" for each in last]
 
 
 @pytest.mark.net

@@ -160,7 +160,7 @@ class Swarm:
         dotted = {path.replace("__", "."): value for path, value in changes.items()}
         create_run(self.root / "run", "demo", TINY | dotted)
         sign_run(self.root / "run")
-        self._environment = {
+        self.environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "TMPDIR": str(self.sockets),
@@ -219,7 +219,7 @@ class Swarm:
                 process.kill()
 
     def _start(self, home: Path, *arguments: str) -> Program:
-        program = Program(home, [sys.executable, *arguments], self._environment)
+        program = Program(home, [sys.executable, *arguments], self.environment)
         self.programs.append(program)
         return program
 

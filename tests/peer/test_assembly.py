@@ -19,7 +19,7 @@ from p2ptrain.outer.fragments import slices
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, matrices_of
 from peer import assembly
-from peer.assembly import PeerOptions, build, telling
+from peer.assembly import PeerOptions, build, noting_progress
 from peer.home import Home
 
 
@@ -57,7 +57,7 @@ def test_low_rank_messages_are_of_the_models_matrices(
 def test_who_makes_tokens_says_so_every_ten_seconds() -> None:
     """Check the progress of tokenization: a testnet takes longer silence for a hang."""
     now, log = 100.0, MemoryLog()
-    tell = telling(log, lambda: now)
+    tell = noting_progress(log, lambda: now)
     for tokens in range(1, 36):
         now += 1.0
         tell(tokens, 50)

@@ -47,13 +47,13 @@ class FarFlung(Swarm):
         """Return the doctor's exit status on that host, and its findings by check."""
         command = [sys.executable, "-m", "p2ptrain.cli", "doctor", self.link, "--home", str(self.root / name), "--json"]
         inside = self.network.hosts[name].inside(*command)
-        done = subprocess.run(inside, env=self._environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(inside, env=self.environment, capture_output=True, text=True, timeout=120)
         assert done.stderr == ""
         return done.returncode, {each["check"]: each for each in json.loads(done.stdout)["findings"]}
 
     def _start(self, home: Path, *arguments: str) -> Program:
         command = self.network.hosts[home.name].inside(sys.executable, *arguments)
-        program = Program(home, command, self._environment)
+        program = Program(home, command, self.environment)
         self.programs.append(program)
         return program
 

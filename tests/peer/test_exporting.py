@@ -129,9 +129,12 @@ def with_extras(tokenizer: Tokenizer) -> Tokenizer:
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Load exports in this process, which takes a fraction of the time."""
     monkeypatch.setattr(exporting, "_load", loading.answer)
+    modules = tmp_path_factory.getbasetemp() / "modules"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
+    monkeypatch.syspath_prepend(modules)
 
 
 Trained = Callable[..., tuple[Home, Path]]
@@ -279,7 +282,9 @@ def test_bytes_load_as_bytes(family: str, signed_run: Callable[..., SignedManife
     for_tokens = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert for_tokens.items() >= {"add_bos_token": False, "add_eos_token": False}.items()
     text = "\x00Ā<|endoftext|> é"
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == list(text.encode())
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == list(
+        text.replace("\0", "\ufffd").encode()
+    )
 
 
 @pytest.mark.usefixtures("in_process")
@@ -349,10 +354,8 @@ def test_a_umask_decides_who_may_read(home: Home, tmp_path: Path) -> None:
     [
         ({"loss": 9.0}, "AutoModelForCausalLM has a loss of 9.0000, and the peer's model"),
         ({"loss": float("nan")}, "AutoModelForCausalLM has a loss of nan"),
-        (
-            {"ids": [[1, 2]]},
-            "AutoTokenizer makes 2 ids of a text of .*; number 1 differs",
-        ),
+        ({"ids": [[1, 2]] * 2}, "AutoTokenizer makes 2 ids of a text of .*; number 1 differs"),
+        ({"trusting_ids": [[1, 2]] * 2}, "AutoTokenizer with trust_remote_code=True makes 2 ids of a text of .*"),
     ],
 )
 def test_what_loads_as_something_else_is_no_export(
@@ -360,11 +363,34 @@ def test_what_loads_as_something_else_is_no_export(
 ) -> None:
     def load(request: loading.Request) -> loading.Answer:
         right = loading.answer(request)
-        ids = fault.get("ids", []) + right["ids"][len(fault.get("ids", [])) :]
-        return {"ids": ids, "loss": fault.get("loss", right["loss"])}
+        return {**right, **fault}  # type: ignore[typeddict-item]
 
     monkeypatch.setattr(exporting, "_load", load)
     with pytest.raises(UserError, match=message):
+        export(home, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_no_export(
+    signed_run: Callable[..., SignedManifest], tmp_path: Path, value: float
+) -> None:
+    home = home_of(signed_run(), tmp_path / "home")
+    theta = flat_model(home.load_manifest(None).manifest.model, 1, torch.device("cpu")).theta  # type: ignore[union-attr]
+    theta[-1] = value
+    checkpoint.save(home.checkpoints, {"slow": theta}, {"step": 2})
+    with pytest.raises(UserError, match="home is unusable: some of its weights are infinite or not a number"):
+        export(home, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_does_not_load_in_time_is_none(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setattr(loading, "__file__", str(tmp_path / "stuck.py"))
+    monkeypatch.setattr(exporting, "LOAD_S", 0.2)
+    with pytest.raises(UserError, match=r"was not loaded by transformers within 0\.2 s"):
         export(home, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -73,11 +73,15 @@ def test_how_far_the_tokens_are() -> None:
 
 def test_what_was_read_names_the_rows_that_were_skipped() -> None:
     fields = {"documents": 1200, "bytes": 3_200_000, "tokens": 3_201_200, "rows": 1207, "skipped": 0, "examples": []}
+    fields["is_cut"] = False
     said = "[data] the run's text: 1,200 documents, 3.2 MB, 3,201,200 tokens"
     assert line("text read", fields) == said
     fields |= {"skipped": 7, "examples": ["line 3: invalid JSON", "line 9: invalid UTF-8"]}
     some = "line 3: invalid JSON; line 9: invalid UTF-8; and 5 more"
     assert line("text read", fields) == f"{said}; skipped 7 of 1,207 rows, which have no text ({some})"
+    fields |= {"skipped": 0, "is_cut": True}
+    cut = "the limit of the run (corpus.max_tokens); the rest of the text is left out"
+    assert line("text read", fields) == f"{said}, {cut}"
 
 
 def test_no_loss_is_shown_before_there_is_one() -> None:

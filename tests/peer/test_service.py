@@ -206,6 +206,21 @@ def test_without_a_service_manager_cron_is_named(home: Path, tmp_path: Path, mon
     assert not (tmp_path / ".config").exists()
 
 
+@pytest.mark.parametrize("name", [b"home\xff", b"home\x01", b"home\n"])
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_names_that_no_service_manager_takes_are_refused(
+    name: bytes, system: str, machine: Callable[[], list[str]], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    odd = home.rename(home.with_name(os.fsdecode(name)))
+    error = refused("install", odd)
+    assert "\ufffd has control characters or is not UTF-8, which service managers refuse." in error.problem
+    assert error.problem.isprintable()
+    monkeypatch.setenv("HF_HOME", str(odd))
+    assert refused("install", odd.rename(home)).problem == error.problem
+    assert machine() == []
+
+
 def test_a_unit_that_cannot_be_written_is_named(machine: Callable[[], list[str]], home: Path, tmp_path: Path) -> None:
     (tmp_path / ".config").write_text("a file")
     assert "cannot be written" in refused("install", home).problem

@@ -184,7 +184,7 @@ def test_drawing_without_matplotlib_is_told_before_anything_runs(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run(path, "--plot", "x.png") == cli.EXIT_USER_ERROR
-    assert "pip install 'p2ptrain[plot]'" in capsys.readouterr().err
+    assert "with its extra plot" in capsys.readouterr().err
 
 
 def test_what_python_cannot_read_is_one_clear_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,8 @@ class PlainMembership:
                     entry.times[failure] += 1
             if failure is FailureKind.WITHDRAWN:
                 until = now + max(first, REST * held_s)
+            elif failure is FailureKind.UNRELATED:
+                until = now + first
             else:
                 until = now + min(first * 2 ** min(entry.times[failure] - 1, 16), longest)
         if failure in (FailureKind.OFFENCE, FailureKind.FAR):

@@ -86,6 +86,7 @@ def test_the_first_check_decides():
         (LARGER, {"is_crossing": True, "is_offering": True}, DeclineReason.CROSSING),
         (SMALLER, {"is_crossing": True, "is_offering": True}, (1, 2)),
         (LARGER, {"is_offering": True}, DeclineReason.BUSY),
+        (SMALLER, {"is_offering": True}, (1, 2)),
         (LARGER, {"is_engaged": True}, DeclineReason.BUSY),
         (LARGER, {"exchanges": MAX_EXCHANGES}, DeclineReason.BUSY),
         (LARGER, {"settled": False, "effective_progress": 0.0}, DeclineReason.CATCHING_UP),

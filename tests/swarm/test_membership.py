@@ -95,6 +95,13 @@ def alone_with_birch() -> Membership:
     return members
 
 
+def test_pauses_after_unrelated_weights_do_not_double(members: Membership) -> None:
+    for meeting in range(20):
+        members.record_failure(BIRCH, float(meeting), FailureKind.UNRELATED)
+    assert not calls(members, 19.0 + FAILURE_PAUSE_S[0] - 0.1)
+    assert calls(members, 19.0 + FAILURE_PAUSE_S[0])
+
+
 @pytest.mark.parametrize("failure", [FailureKind.BROKEN, FailureKind.WITHDRAWN])
 def test_pauses_are_short_while_no_other_partner_can_be_called(failure: FailureKind) -> None:
     members = alone_with_birch()

@@ -938,10 +938,11 @@ def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type 
         10.0,
     )
     for _ in range(30):
-        if cedar.core._core.is_outlier:
-            return table, cedar
         table.step(tokens=1.0)
-        table.run(0.2)
+        for _ in range(20):  # before it has others' weights
+            if cedar.core._core.is_outlier:
+                return table, cedar
+            table.run(0.01)
     raise AssertionError("nobody seemed strange")
 
 

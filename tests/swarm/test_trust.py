@@ -239,6 +239,7 @@ def test_who_begins_blames_nobody_for_being_strange_until_it_has_made_a_few_step
     assert lines
     assert not any("broke protocol" in line for line in lines)
     assert all(table[name].core.counters.offences == 0 for name in HONEST)
+    assert not any(table[name].core._core.is_outlier for name in HONEST)
     table.apart = lambda me, partner: (0.05, 10.0)
     train(table, 12)
     assert all(table[name].core.counters.exchanges_ok > BEGINNER_STEPS for name in HONEST)

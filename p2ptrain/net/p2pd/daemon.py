@@ -32,6 +32,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from p2ptrain.base import udp_filter
+from p2ptrain.base.documents import document
 from p2ptrain.base.errors import DeviceError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.launcher import launched
@@ -294,7 +295,8 @@ def _check_binary() -> None:
 @functools.cache
 def _report_missing_filter() -> None:
     if reason := udp_filter.unavailable():
-        logger.warning("p2pd runs without the filter that forbids it UDP: %s; see docs/SECURITY.md", reason)
+        page = document("SECURITY.md")
+        logger.warning("p2pd runs without the filter that forbids it UDP: %s; see %s", reason, page)
 
 
 def _is_taken(place: str) -> bool:

@@ -98,7 +98,7 @@ def test_packages_that_the_text_needs(files: dict[str, Path], tmp_path: Path, mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     found = check_packages(run(files, format="parquet", text_field="text"), tmp_path)
     assert (found.state, "pyarrow" in found.found) == (FindingState.BAD, True)
-    assert "p2ptrain[data]" in found.fix
+    assert "extra data" in found.fix
     assert check_packages(run(files), tmp_path).state is FindingState.OK
 
 

@@ -32,7 +32,7 @@ from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.control_socket import POINTER, SOCKET, NotRunningError, ask
 from peer.owner.pause import parse_end
 from peer.owner.policy import GIVEN_SHARE
-from peer.owner.resting import CALM_S, Readings
+from peer.owner.resting import CALM_S, STALE_S, Readings
 from peer.owner.sensors import Sensors
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Month, TrafficCount
@@ -91,7 +91,7 @@ class FakeSensors:
     """Sensors that tell what a test sets."""
 
     def __init__(self) -> None:
-        self.readings = Readings()
+        self.readings = Readings(at=math.inf)
         self.watched: list[Settings] = []
         self.left_capped = ""
         self.runs = False
@@ -554,6 +554,16 @@ def test_an_option_without_effect_is_told_once_after_each_edit(desk: Desk) -> No
     assert "pause_on_battery has no effect: this system shows no battery still" in status.screen(desk.status())
     desk.edit("pause_on_battery = true\nupload_mbit = 8")
     assert desk.kinds() == ["settings", "not in effect"] * 2
+
+
+def test_sensors_that_do_not_answer_are_faults_of_the_settings_that_need_them(desk: Desk) -> None:
+    desk.edit("pause_on_battery = true")
+    desk.sense(on_battery=True)
+    assert desk.status()["not_in_effect"] == {}
+    desk.look(round(STALE_S))
+    why = "the sensors have not answered for 60 s"
+    assert desk.notebook.notes[-1] == ("not in effect", {"option": "pause_on_battery", "why": why})
+    assert desk.status()["not_in_effect"] == {"pause_on_battery": why}
 
 
 def test_a_card_that_stays_capped_is_told(desk: Desk) -> None:

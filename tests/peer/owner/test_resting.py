@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from peer.owner.resting import CALM_S, COOLED_CELSIUS, STALE_S, Readings, RestRule
+from peer.owner.resting import CALM_S, COOLED_CELSIUS, SENSED, STALE_S, Readings, RestRule, current
 from peer.owner.settings import Settings
 
 ALL = Settings(
@@ -77,5 +77,12 @@ def test_the_minutes_count_from_the_last_use() -> None:
 def test_readings_of_sensors_that_are_stuck_do_not_count() -> None:
     rule, now = RestRule(), 1000.0
     hot = replace(CALM, celsius={"the processor": 90.0}, at=now)
-    assert rule.reason(ALL, hot, now + STALE_S)
-    assert rule.reason(ALL, hot, now + STALE_S + CALM_S) == ""
+    assert rule.reason(ALL, current(hot, ALL, now + STALE_S), now + STALE_S)
+    later = now + STALE_S + CALM_S
+    assert rule.reason(ALL, current(hot, ALL, later), later) == ""
+    assert current(hot, Settings(), later).faults == {}
+    assert current(hot, ALL, later).faults.keys() == set(SENSED) - {"gpu_watts"}
+
+
+def test_every_setting_that_needs_the_sensors_is_listed() -> None:
+    assert {each for each in Settings.model_fields if each.startswith(("pause_", "gpu_"))} == set(SENSED)

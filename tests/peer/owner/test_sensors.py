@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 
 from p2ptrain.base.system_tool import ToolError
 from peer.owner import sensors as sensors_module
-from peer.owner.power_cap import FILE, PowerCap
+from peer.owner.power_cap import PowerCap
 from peer.owner.sensors import Sensors, is_in_use, is_on_battery, running, temperatures
 from peer.owner.settings import Settings
 
 CARD = "GPU-0a1b"
+FILE = f"{CARD}.json"
 
 NVIDIA = """#!/bin/sh
 echo "$*" >>{folder}/calls
@@ -62,6 +64,14 @@ def test_a_running_program_is_found_whatever_its_case(tools: Path, monkeypatch: 
         monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
         assert running(names) == {"game", "GAME.EXE"}
     assert running(names) == frozenset()
+
+
+def test_long_names_are_found_whole_and_as_ps_shows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ["gnome-terminal-server", "plasma-systemmo", "日本語の端末エミュレータ"]
+    processes = [SimpleNamespace(pid=-1, info={"name": each}) for each in listed]
+    monkeypatch.setattr(psutil, "process_iter", lambda _: processes)
+    found = {"Gnome-Terminal-", "gnome-terminal-server", "plasma-systemmo", "plasma-systemmonitor", "日本語の端"}
+    assert running({*found, "gnome-terminal-client", "gnome-terminal", "plasma-system", "日本語"}) == found
 
 
 @pytest.mark.parametrize(("plugged", "expected"), [(True, False), (False, True)])
@@ -112,7 +122,7 @@ def test_logind_tells_whether_somebody_is_here(tools: Path, told: str, expected:
 @pytest.mark.parametrize("script", ["echo", "echo maybe", "echo 'System has not been booted with systemd'; exit 1"])
 def test_where_the_system_is_silent_about_its_users_one_line_says_so(tools: Path, script: str) -> None:
     write(tools, "loginctl", f"#!/bin/sh\n{script}\n")
-    with pytest.raises(ToolError, match="this system does not say whether somebody uses it"):
+    with pytest.raises(ToolError, match="this system does not report whether somebody uses it"):
         is_in_use()
 
 
@@ -153,6 +163,30 @@ def test_the_thread_reads_at_once_after_an_edit_and_puts_the_limit_back(tools: P
     assert sensors.stop() == ""
     assert (tools / "watts").read_text() == "350.00\n"
     assert not (tmp_path / FILE).exists()
+
+
+@pytest.mark.parametrize(("gpu_watts", "said"), [(0, ""), (200, f"sudo nvidia-smi -i {CARD} -pl 350")])
+def test_sensors_that_are_stuck_at_the_end_say_how_to_put_the_limit_back(
+    gpu_watts: int, said: str, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_stuck, goes_on = threading.Event(), threading.Event()
+
+    def stuck() -> bool:
+        is_stuck.set()
+        return goes_on.wait(60)
+
+    monkeypatch.setattr(sensors_module, "is_on_battery", stuck)
+    monkeypatch.setattr(sensors_module, "JOIN_S", 0.1)
+    sensors = Sensors(tmp_path, CARD)
+    sensors.watch(Settings(gpu_watts=gpu_watts, pause_on_battery=True))
+    sensors.start()
+    assert is_stuck.wait(60)
+    why = sensors.stop()
+    goes_on.set()
+    sensors._thread.join()
+    assert why.endswith(said)
+    assert bool(why) is bool(said)
+    assert watts(tools) == 350  # by the thread itself
 
 
 # --- the card's power limit -------------------------------------------------------------------------------------------
@@ -202,7 +236,7 @@ def test_a_limit_that_the_card_refuses_changes_nothing(tools: Path, tmp_path: Pa
     (tools / "unsupported").touch()
     assert cap.apply(300) == "the card did not take the limit"
     (tools / "watts").write_text("[N/A]")
-    assert cap.apply(310) == "the card does not tell its power limit"
+    assert cap.apply(310) == "the card does not report its power limit"
     assert PowerCap(tmp_path, None).apply(200) == "this peer does not train on an NVIDIA card"
     assert not (tmp_path / FILE).exists()
 
@@ -218,19 +252,41 @@ def test_a_limit_that_cannot_be_put_back_is_told_and_kept_for_the_next_start(too
     assert watts(tools) == 350
 
 
-def test_another_card_is_capped_only_once_the_first_has_its_limit_back(tools: Path, tmp_path: Path) -> None:
+def test_the_limits_of_killed_peers_cards_come_back_too(tools: Path, tmp_path: Path) -> None:
     PowerCap(tmp_path, CARD).apply(200)
     other = PowerCap(tmp_path, "GPU-other")
-    (tools / "forbidden").touch()
-    assert "put the limit back with" in other.apply(250)
-    assert json.loads((tmp_path / FILE).read_text())["card"] == CARD
-    (tools / "forbidden").unlink()
     assert other.apply(260) == ""
-    assert json.loads((tmp_path / FILE).read_text()) == {"card": "GPU-other", "watts": 350.0}
+    other.release()
+    pairs = re.findall("-i (GPU-[a-z0-9]+) -pl ([0-9]+)", (tools / "calls").read_text())
+    assert pairs == [(CARD, "200"), ("GPU-other", "260"), (CARD, "350"), ("GPU-other", "200")]
+
+
+def test_of_two_peers_on_a_card_one_caps_it_and_the_other_takes_over(tools: Path, tmp_path: Path) -> None:
+    first, second = PowerCap(tmp_path, CARD), PowerCap(tmp_path, CARD)
+    assert first.apply(200) == ""
+    for _ in range(2):
+        assert second.apply(250) == "another peer on this computer sets this card's limit"
+    second.release()  # it ends
+    assert watts(tools) == 200
+    assert second.apply(260) == "another peer on this computer sets this card's limit"
+    first.release()
+    assert watts(tools) == 350
+    assert second.apply(260) == ""
+    assert watts(tools) == 260
+    second.release()
+    assert watts(tools) == 350
+
+
+def test_a_cap_that_fails_leaves_the_card_to_others(tools: Path, tmp_path: Path) -> None:
+    assert PowerCap(tmp_path, CARD).apply(500)
+    other = PowerCap(tmp_path, CARD)
+    assert other.apply(300) == ""
+    other.release()
+    assert watts(tools) == 350
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b'{"card": "-r", "watts": 5}', b'{"card": "GPU-1", "watts": "5"}', b"[" * 9999]
+    "content", [b"", b"[]", b"{", b'{"watts": -5}', b'{"watts": "5"}', b'{"watts": NaN}', b"[" * 9999]
 )
 def test_a_damaged_file_puts_nothing_back(tools: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
@@ -238,12 +294,13 @@ def test_a_damaged_file_puts_nothing_back(tools: Path, tmp_path: Path, content: 
     assert not (tools / "calls").exists()
 
 
-def test_a_home_that_cannot_be_written_caps_nothing(tools: Path, tmp_path: Path) -> None:
-    cap = PowerCap(tmp_path / "nowhere", CARD)
-    assert "card.json cannot be written" in cap.apply(200)
+def test_a_directory_that_cannot_be_written_caps_nothing(tools: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cap = PowerCap(tmp_path / "file", CARD)
+    assert f"{FILE} cannot be written" in cap.apply(200)
     assert watts(tools) == 350
 
 
 def test_the_file_says_what_is_to_be_put_back(tools: Path, tmp_path: Path) -> None:
     PowerCap(tmp_path, CARD).apply(200)
-    assert json.loads((tmp_path / FILE).read_text()) == {"card": CARD, "watts": 350.0}
+    assert json.loads((tmp_path / FILE).read_text()) == {"watts": 350.0}

@@ -194,7 +194,9 @@ def test_the_table_shows_everyone() -> None:
 
 
 def test_the_next_steps_name_this_testnet() -> None:
-    steps = next_steps(".venv/bin/p2ptrain", Path("out/demo"))
+    steps = next_steps(".venv/bin/p2ptrain", Path("out/demo"), is_shakespeare=True)
     assert steps[0] == ".venv/bin/p2ptrain generate out/demo/peer-1 'To be, or not'"
     assert all(".venv/bin/p2ptrain" in step for step in steps)
     assert "cores" in machine()
+    other = next_steps("p2ptrain", Path("out/demo"), is_shakespeare=False)
+    assert other[0].startswith("p2ptrain generate out/demo/peer-1 ''    #")

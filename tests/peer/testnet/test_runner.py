@@ -97,7 +97,8 @@ def test_afterwards_the_bootstrap_alone_is_still_there(stage: Path) -> None:
     with (stage / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
         asyncio.run(conduct(plan, Means(threads=1), None, watch, look))
     assert len(there) == 1
-    assert sum("bootstrap" in each for each in there[0]) == len(there[0]) == 1
+    programs = [each for each in there[0] if "resource_tracker" not in each]  # Python 3.14's, for semaphores
+    assert ["bootstrap" in each for each in programs] == [True]
     assert psutil.Process().children() == []
 
 
