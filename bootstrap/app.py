@@ -5,6 +5,7 @@ Everything runs on one uvloop in the main thread. The home has::
     HOME/identity.key     the peer id in every join link; keep it
     HOME/join-link.txt    the last join link
     HOME/peers.json       addresses of peers, to find the swarm after a restart
+    HOME/start.json       options of earlier starts (p2ptrain.net.start_options)
     HOME/guests.json      register of used invites (bootstrap.admission_server)
     HOME/lock             held while the program runs
     RUN/files/            files that the run names by digest (p2ptrain.data.file_store)
@@ -22,7 +23,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,10 +37,12 @@ from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import cgroups, files
-from p2ptrain.base.errors import CorpusError, HomeError, JoinLinkError, NetworkError, UserError
+from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import MemoryLog, lossy_output
+from p2ptrain.base.text import command_line, printable
+from p2ptrain.data.early import check_text
 from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, named_files
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import multiaddress, port_of, with_peer
@@ -53,14 +56,16 @@ from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay.dial_back import serve_reach
 from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.start_options import NodeOptions, OptionsFile, merged
 from p2ptrain.net.supervisor import NodeSupervisor
 from p2ptrain.net.throttle import MBIT, Throttles
 from p2ptrain.net.transport import P2PTransport
-from p2ptrain.page.listen_address import ListenAddress as PagePlace
 from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Link
 
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
+PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
+"""Default address; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """Environment variable that our container images set."""
 OWN_WORD_S = 10.0
@@ -70,58 +75,85 @@ MAX_NAMED = 8
 """Most addresses in our link, another bootstrap's included: half of what a link may have."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedOptions(NodeOptions):
+    """Options that the home remembers; None: not given."""
+
+    beside: str | None = None
+    """Join link of another bootstrap of the same swarm, which our link then names, too."""
+    upload_mbit: float | None = None
+    """Upload cap in Mbit/s, relayed bytes included; 0: no cap."""
+    download_mbit: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class BootstrapOptions:
+class BootstrapOptions(RememberedOptions):
     """Options of the command line."""
 
     run: Path
     home: Path
-    listen: tuple[str, ...]
-    announce: tuple[str, ...]  # addresses to announce; empty: our own
-    local: bool  # whether the swarm runs on this machine only
-    relay: bool = True  # whether to relay, within limits, for peers that nobody can dial
-    data: Path | None = None  # the corpus, if the manifest names it by digest; None: the one in the run's directory
-    tokenizer: Path | None = None  # the tokenizer.json, likewise
-    beside: JoinLink | None = None  # join link of another bootstrap of the same swarm, which our link then names, too
-    page: PagePlace | None = None  # address of the web page; None: no page
-    upload_mbit: float = 0.0  # upload cap in Mbit/s, relayed bytes included; 0: no cap
-    download_mbit: float = 0.0
+    forget: bool = False
+    """Use only the options of this start."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Addresses to listen on."""
+        return self.listen or (LOCAL_LISTEN if self.local else PUBLIC_LISTEN,)
+
+    @property
+    def other(self) -> JoinLink | None:
+        """Link of the other bootstrap. Raises JoinLinkError."""
+        return None if self.beside is None else JoinLink.parse(self.beside)
 
     def rates(self) -> Throttles:
         """Return throttles with both caps, for all services together."""
         rates = Throttles()
-        rates.up.rate = self.upload_mbit * MBIT or math.inf
-        rates.down.rate = self.download_mbit * MBIT or math.inf
+        rates.up.rate = (self.upload_mbit or 0.0) * MBIT or math.inf
+        rates.down.rate = (self.download_mbit or 0.0) * MBIT or math.inf
         return rates
 
 
-def run(place: BootstrapOptions, say: Say) -> None:
+def run(given: BootstrapOptions, say: Say) -> None:
     """Serve the run until a signal. Raises UserError."""
-    for each in (place.run, place.home):
+    for each in (given.run, given.home):
         _check_no_peer(each)
     cgroups.check_pids()
-    signed = load_run(place.run)
-    if place.beside is not None and place.beside.run_id != signed.run_id:
-        raise JoinLinkError(
-            f"The link of the other bootstrap is of run {short(place.beside.run_id)}, but {place.run} has run"
-            f" {short(signed.run_id)}.",
-            "Give both the same signed run: copy only manifest.signed (and rulings.signed, if there is one) to the"
-            " second machine.",
-        )
-    with files.locked(place.home), lossy_output(), logging_installed():
-        identity = Identity.load_or_create(place.home / "identity.key")
+    signed = load_run(given.run)
+    with files.locked(given.home), lossy_output(), logging_installed():
+        start = OptionsFile(given.home, RememberedOptions)
+        saved = RememberedOptions() if given.forget else start.load()[0]
+        options = merged(given, saved)
+        if (other := options.other) is not None and other.run_id != signed.run_id:
+            raise JoinLinkError(
+                f"The link of the other bootstrap is of run {short(other.run_id)}, but {given.run} has run"
+                f" {short(signed.run_id)}.",
+                "Give both the same signed run: copy only manifest.signed (and rulings.signed, if there is one) to the"
+                " second machine.",
+            )
+        if words := saved.words():
+            say("bootstrap", f"options of earlier starts: {command_line(*words)} (--forget drops them)")
+        identity = Identity.load_or_create(given.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(EntryPoint(place, signed, identity, say).run())
+            lasting = replace(options, data=None, tokenizer=None)  # RUN/files keeps them
+            runner.run(EntryPoint(options, signed, identity, say, lambda: start.save(lasting)).run())
 
 
 class EntryPoint:
     """A run's entry point: a node, the services on it, and what its owner sees."""
 
-    def __init__(self, options: BootstrapOptions, signed: SignedManifest, identity: Identity, say: Say) -> None:
+    def __init__(
+        self,
+        options: BootstrapOptions,
+        signed: SignedManifest,
+        identity: Identity,
+        say: Say,
+        remember: Callable[[], None] = lambda: None,  # called when the options have proved usable
+    ) -> None:
         self._options = options
         self._signed = signed
         self._identity = identity
         self._say = say
+        self._remember = remember
         self._view = SwarmView(signed)
         self._cache = PeerCache(options.home / "peers.json")
         self._rates = options.rates()
@@ -148,8 +180,8 @@ class EntryPoint:
             f"run {run.name}, {self._signed.run_id[:12]}; our peer id is {self._identity.peer_id}",
         )
         with contextlib.ExitStack() as page:
-            if self._options.page is not None:
-                server = page.enter_context(PageServer(self._options.page, self._view.document))
+            if (place := self._options.page_address) is not None:
+                server = page.enter_context(PageServer(place, self._view.document))
                 self._view.on_event(server.tell)
                 self._say("page", server.url)
             try:
@@ -164,24 +196,24 @@ class EntryPoint:
             self._identity,
             self._signed.run_id,
             listen=self._listen,
-            announce=self._options.announce,
-            bootstraps=_addresses(self._options.beside),
+            announce=self._options.announce or (),
+            bootstraps=_addresses(self._options.other),
             known=self._cache.load(self._signed.run_id),
-            local=self._options.local,
+            local=bool(self._options.local),
             rates=self._rates,
         )
 
     async def _equip(self, node: Node) -> None:
         if self._link is None:
             self._publish_link(node)
-            self._listen = await same_ports(self._options.listen, node)
+            self._listen = await same_ports(self._options.addresses, node)
         services, rates = self._supervisor.services, self._rates
         services.append(await serve_manifest(node, self._signed.to_bytes(), rates))
         services.append(await self._serve_files(node))
         services.append(await serve_reach(node, rates))
         if self._admission is not None:
             services.append(await self._admission.serve(node, rates))
-        services.append(await Relay.start(node, RelayLimits() if self._options.relay else NO_RELAY, rates))
+        services.append(await Relay.start(node, NO_RELAY if self._options.relay is False else RelayLimits(), rates))
 
     async def _serve_files(self, node: Node) -> P2PTransport:
         """Serve the run's files; in a closed run only to peers that it admits."""
@@ -194,14 +226,16 @@ class EntryPoint:
         return transport
 
     def _publish_link(self, node: Node) -> None:
-        options, me = self._options, self._identity.peer_id
-        own = [with_peer(each, me) for each in messages.link_addresses(node.addresses, options.announce, options.local)]
-        if options.beside is not None:
-            messages.check_beside(options.beside, me, own, options.home)
-        addresses = dict.fromkeys([*own, *_addresses(options.beside)])
+        options, me, local = self._options, self._identity.peer_id, bool(self._options.local)
+        ours = messages.link_addresses(node.addresses, options.announce or (), local)
+        own = [with_peer(each, me) for each in ours]
+        if (other := options.other) is not None:
+            messages.check_beside(other, me, own, options.home)
+        addresses = dict.fromkeys([*own, *_addresses(other)])
         self._link = JoinLink(self._signed.run_id, tuple(addresses)[:MAX_NAMED])
         _write_link(options.home / LINK_FILE.name, self._link)
-        lines = messages.join_lines(self._link, options.local, IN_CONTAINER in os.environ)
+        self._remember()
+        lines = messages.join_lines(self._link, local, IN_CONTAINER in os.environ)
         for line in lines:
             self._say("join", line)
         self._view.join(*lines)
@@ -220,18 +254,18 @@ class EntryPoint:
 
 
 def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> dict[str, Path]:
-    """Store the files that the owner gave, and return those to serve, by SHA-256. Raises CorpusError and HomeError."""
+    """Check and store the files that the owner gave, and return those to serve, by SHA-256.
+
+    Raises CorpusError, ManifestError and HomeError.
+    """
     store, found = FileStore(options.run / FILES_FOLDER), {}
-    given = {"--data": options.data, "--tokenizer": options.tokenizer}
+    given = {"corpus": options.data, "tokenizer": options.tokenizer}
     named = named_files(signed.manifest)
-    for option in given.keys() - {file.option for file in named}:
-        if given[option] is not None:
-            raise CorpusError(
-                f"{option} names {given[option]}, but the run in {options.run} names no such file by digest.",
-                f"Omit {option}.",
-            )
+    here = given | {file.what: given[file.what] or store.find(file.sha256) for file in named}
+    for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"]):
+        say("bootstrap", printable(f"warning: {warning}"))
     for file in named:
-        path = given[file.option]
+        path = given[file.what]
         is_large = path is not None and store.adopt(file, path) is None
         stored = store.find(file.sha256)
         if stored is not None:
@@ -251,8 +285,8 @@ def _addresses(link: JoinLink | None) -> tuple[str, ...]:
 
 def as_before(place: BootstrapOptions, me: PeerId) -> tuple[str, ...]:
     """Return the addresses to listen on; a swarm on one machine reuses the last free port, so that links stay valid."""
-    if not place.local or place.announce or place.listen != (LOCAL_LISTEN,):
-        return place.listen
+    if not place.local or place.announce or place.addresses != (LOCAL_LISTEN,):
+        return place.addresses
     try:
         before = JoinLink.parse((place.home / LINK_FILE.name).read_text(encoding="utf-8"))
         own = [each for each in before.addresses if each.startswith("/ip4/127.0.0.1/") and each.endswith(f"/p2p/{me}")]
@@ -261,7 +295,7 @@ def as_before(place: BootstrapOptions, me: PeerId) -> tuple[str, ...]:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may linger
             trial.bind(("127.0.0.1", port))
     except (OSError, ValueError, UserError):  # there is no link, or the port is taken
-        return place.listen
+        return place.addresses
     return (multiaddress("127.0.0.1", port),)
 
 

@@ -7,26 +7,26 @@ from pathlib import Path
 import click
 
 from p2ptrain.base.imports import command_imports
+from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.throttle import MBIT, MIN_RATE
-from p2ptrain.page.listen_address import ListenAddress as PagePlace
 
-PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
-"""Default address; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=UserPath)
 MIN_MBIT, MAX_MBIT = MIN_RATE / MBIT, 1e6
 """Bounds of a cap in Mbit/s, equal to those of a peer's settings."""
 
 
-def _cap(context: click.Context, option: click.Parameter, value: float) -> float:
-    if value == 0 or MIN_MBIT <= value <= MAX_MBIT:  # NaN is neither
+def _cap(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is None or value == 0 or MIN_MBIT <= value <= MAX_MBIT:  # NaN is neither
         return value
     raise click.BadParameter(f"0 (no cap), or a number from {MIN_MBIT:g} to {MAX_MBIT:,.0f}.")
 
 
 @click.command(short_help="Run a swarm's entry point and print its join link.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--listen", multiple=True, metavar="MULTIADDR", help=f"Address to listen on; default {PUBLIC_LISTEN}.")
+@click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
+@click.option(
+    "--listen", multiple=True, metavar="MULTIADDR", help="Address to listen on; default /ip4/0.0.0.0/tcp/31337."
+)
 @click.option(
     "--announce",
     multiple=True,
@@ -35,64 +35,66 @@ def _cap(context: click.Context, option: click.Parameter, value: float) -> float
 )
 @click.option(
     "--home",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, path_type=UserPath),
     help="Directory for identity and link; else RUN/bootstrap.",
 )
-@click.option("--local", is_flag=True, help="Run a swarm on this machine only, on a free loopback port.")
-@click.option(
-    "--relay/--no-relay", default=True, show_default=True, help="Relay traffic of peers that nobody can dial."
-)
-@click.option("--upload-mbit", default=0.0, callback=_cap, help="Upload cap, relayed bytes included. 0: no cap.")
-@click.option("--download-mbit", default=0.0, callback=_cap, help="Download cap, relayed bytes included. 0: no cap.")
+@click.option("--local/--no-local", default=None, help="Run a swarm on this machine only, on a free loopback port.")
+@click.option("--relay/--no-relay", default=None, help="Relay traffic of peers that nobody can dial.  [relay]")
+@click.option("--upload-mbit", type=float, callback=_cap, help="Upload cap, relayed bytes included. 0: no cap.")
+@click.option("--download-mbit", type=float, callback=_cap, help="Download cap, relayed bytes included. 0: no cap.")
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the run names it by digest; peers get it here.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
 @click.option("--beside", metavar="LINK", help="Join link of another bootstrap of the same swarm.")
 @click.option("--page", metavar="[HOST:]PORT", help="Serve a web page about the swarm on this port.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that a page beyond this machine requires.")
 @click.option("--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names of the page.")
+@click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
 def bootstrap(
     run: Path,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     home: Path | None,
-    local: bool,
-    relay: bool,
-    upload_mbit: float,
-    download_mbit: float,
+    local: bool | None,
+    relay: bool | None,
+    upload_mbit: float | None,
+    download_mbit: float | None,
     data: Path | None,
     tokenizer: Path | None,
     beside: str | None,
     page: str | None,
     page_token: str | None,
     page_hosts: str | None,
+    forget: bool,
 ) -> None:
     """Serve as the entry point of the signed run in the directory RUN, until Ctrl+C.
 
     Prints the command that others join with, then a line whenever a peer joins or leaves. With --beside the command
-    names both bootstraps, and one of them is enough to join.
+    names both bootstraps, and one of them is enough to join. The home remembers the options of earlier starts.
     """
-    other = None if beside is None else JoinLink.parse(beside)
+    if beside is not None:
+        JoinLink.parse(beside)
     with command_imports():
         from bootstrap import app
 
-    default = app.LOCAL_LISTEN if local else PUBLIC_LISTEN
-    shown = None if page is None else PagePlace.parse(page, page_token or "", page_hosts or "")
-    place = home or run / "bootstrap"
-    where = app.BootstrapOptions(
+    options = app.BootstrapOptions(
         run,
-        place,
-        listen or (default,),
-        announce,
-        local,
-        relay,
+        home or run / "bootstrap",
+        forget,
+        listen=listen or None,
+        announce=announce or None,
+        local=local,
+        relay=relay,
         data=data,
         tokenizer=tokenizer,
-        beside=other,
-        page=shown,
+        beside=beside,
+        page=page,
+        page_token=page_token,
+        page_hosts=page_hosts,
         upload_mbit=upload_mbit,
         download_mbit=download_mbit,
     )
-    app.run(where, _say)
+    options.page_address  # noqa: B018 -- raises UserError before anything is written
+    app.run(options, _say)
 
 
 def _say(tag: str, text: str) -> None:

@@ -112,4 +112,5 @@ def name(record: Presence) -> str:
 
 def doing(record: Presence, tokens_per_peer: int) -> str:
     """Return a peer's state and progress: ``training, step 12, 34 %``."""
-    return f"{record.state}, step {record.step:,}, {100 * record.progress / tokens_per_peer:.0f} %"
+    percent = min(100 * record.progress / tokens_per_peer, 100.0)  # the last inner phase may end beyond the budget
+    return f"{record.state}, step {record.step:,}, {percent:.0f} %"

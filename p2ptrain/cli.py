@@ -21,7 +21,7 @@ from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
-from p2ptrain.base.text import command_line
+from p2ptrain.base.text import UserPath, command_line, printable
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
@@ -29,7 +29,7 @@ EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
 
 
-FILE = click.Path(path_type=Path)
+FILE = click.Path(path_type=UserPath)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def cli() -> None:
 
 
 @cli.command(short_help="Create a run: write its manifest and signing key.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 @click.option(
     "--preset", help="Template: demo, llama-15m or llama-135m.  [demo; with --corpus: the size that fits the text]"
 )
@@ -129,15 +129,17 @@ def init(
 
 
 @cli.command(short_help="Sign and freeze a run's manifest.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 def sign(run: Path) -> None:
     """Sign the manifest in the directory RUN. Its digest becomes the id of the run."""
-    from p2ptrain.data.figures import known_warnings
-    from p2ptrain.data.stream import cache_directory
+    from p2ptrain.data.early import check_text
+    from p2ptrain.data.file_store import named_files, stored
     from p2ptrain.manifest import read_run, sign_run
 
-    for warning in known_warnings(read_run(run), run, cache_directory()):
-        click.echo(f"warning: {warning}.", err=True)
+    manifest = read_run(run)
+    kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
+    for warning in check_text(manifest, kept.get("corpus"), kept.get("tokenizer")):
+        click.echo(printable(f"warning: {warning}."), err=True)
     signing = sign_run(run)
     match signing.previous:
         case None:

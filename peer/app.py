@@ -35,6 +35,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
 from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
 from p2ptrain.net.relay.relay import RelayLimits
+from p2ptrain.net.start_options import merged
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import COPIES_PROTOCOL, WeightServer
@@ -63,7 +64,7 @@ from peer.paths import PathNotebook, Paths
 from peer.screen import Screen
 from peer.session_recorder import SAVE_PERIOD_S, SessionRecorder
 from peer.sharing import Sharing
-from peer.start_options import StartFile, StartOptions, merged
+from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
+from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
 from peer.options import FILE, HOME, LINK, FiniteRange
 
@@ -29,7 +30,9 @@ TOKENIZER = click.option(
 @click.command(short_help="Join a run by its link and train.")
 @LINK
 @click.option(
-    "--home", type=click.Path(file_okay=False, path_type=Path), help="Home directory of this peer. [~/.p2ptrain/RUN]"
+    "--home",
+    type=click.Path(file_okay=False, path_type=UserPath),
+    help="Home directory of this peer. [~/.p2ptrain/RUN]",
 )
 @click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
@@ -105,7 +108,7 @@ def peer(
 
 
 @click.command(short_help="Print a join link, or invite peers to your run.")
-@click.argument("place", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("place", type=click.Path(file_okay=False, path_type=UserPath))
 @click.option("--expires", default="7d", show_default=True, help="How long the invite is valid: 30m, 12h, 7d.")
 @click.option("--uses", default=1, show_default=True, type=int, help="How many peers the invite admits.")
 @click.option(
@@ -215,7 +218,7 @@ def _invite_guests(run: Path, expires: str, uses: int, link: str | None, has_ter
     click.echo(str(made))
 
 
-RUN = click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+RUN = click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
 
 
@@ -264,7 +267,7 @@ def _print_access_list(run: Path, access_list: AccessList) -> None:
 
 @click.command(short_help="Write a peer's model in Hugging Face format.")
 @HOME
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=UserPath))
 @TOKENIZER
 def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     """Write the newest checkpoint in HOME to the directory OUT, for AutoModelForCausalLM.from_pretrained(OUT)."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from p2ptrain.base.errors import JoinLinkError
+from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
 
-FILE = click.Path(dir_okay=False, path_type=Path)
-HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
+FILE = click.Path(dir_okay=False, path_type=UserPath)
+HOME = click.argument("home", type=click.Path(file_okay=False, path_type=UserPath))
 
 
 def _joined(context: click.Context, _: click.Parameter, words: Sequence[str]) -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from p2ptrain.base.errors import HomeError
+from p2ptrain.base.text import UserPath
 
 _LACKING = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 """Errors of file systems without locks, as some NFS."""
@@ -53,7 +54,7 @@ def replace(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) ->
 def user_home() -> Path:
     """Return the user's home directory. Raises HomeError if neither HOME nor the system's list of users names one."""
     try:
-        return Path.home()
+        return UserPath(Path.home())
     except RuntimeError:
         raise HomeError(
             f"User {os.getuid()} has no home directory: HOME is not set, and the system has no entry for this user.",
@@ -63,7 +64,7 @@ def user_home() -> Path:
 
 def expanded(path: str) -> Path:
     """Replace a leading ``~`` by the user's home directory. Raises HomeError as ``user_home`` does."""
-    return user_home() / path[2:] if path.startswith("~/") else Path(path)
+    return user_home() / path[2:] if path.startswith("~/") else UserPath(path)
 
 
 def sync(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 MOST_CHARS = 300
 """Characters of one line; enough for a path and an error. Guess: the lengths of real warnings would settle it."""
@@ -18,7 +18,18 @@ PLAIN_WIDTH = 120
 
 def printable(text: str | Path) -> str:
     """Replace unprintable characters by U+FFFD, so that text from strangers cannot control the terminal."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in f"{text}")
+
+
+class UserPath(PosixPath):
+    """A path of the command line, or one derived from it.
+
+    An f-string shows it quoted if a shell needs that, so that sentences name it as the user would type it. ``str``
+    and the system get the plain path.
+    """
+
+    def __format__(self, spec: str) -> str:
+        return format(shlex.quote(printable(str(self))), spec)
 
 
 def one_line(text: str, most: int = MOST_CHARS) -> str:
@@ -27,8 +38,10 @@ def one_line(text: str, most: int = MOST_CHARS) -> str:
 
 
 def command_line(*words: str | Path) -> str:
-    """Return a command that can be pasted into a shell, whatever spaces and quotes its words contain."""
-    return shlex.join(map(str, words))
+    """Return a command that can be pasted into a shell, whatever spaces, quotes and first letters its words have."""
+    return shlex.join(
+        f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words
+    )
 
 
 def lifetime_s(text: str) -> int:

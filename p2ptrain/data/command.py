@@ -12,13 +12,13 @@ import click
 from rich.console import Console
 
 from p2ptrain.base.imports import command_imports
-from p2ptrain.base.text import printable
+from p2ptrain.base.text import UserPath, printable
 
-FILE = click.Path(path_type=Path)
+FILE = click.Path(path_type=UserPath)
 
 
 @click.command(short_help="Count the tokens of a run's text.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, if it is a file.  [the one that RUN keeps]")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -19,7 +19,14 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
-from p2ptrain.data.sources import InterruptedCorpusError, check_digest, read_pieces, unchanged
+from p2ptrain.data.sources import (
+    EMPTY,
+    INIT_WITH_FILES,
+    InterruptedCorpusError,
+    check_digest,
+    read_pieces,
+    unchanged,
+)
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import Unfinished, open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
@@ -38,7 +45,7 @@ Tell = Callable[[int, int | None], None]
 """Progress callback: tokens of the stream so far, and the maximum at its end (None: unknown)."""
 
 Report = Callable[[TextCounts, int], None]
-"""Callback for the end of preparation: what was read, and tokens of the stream."""
+"""Callback for what was read, now or when the stream was built, and the tokens of the stream."""
 
 Warn = Callable[[str], None]
 """Callback that gets a sentence, without its full stop, on what the tokenizer loses of the text."""
@@ -111,8 +118,8 @@ def open_corpus(
     data: Path | None = None,  # the owner's corpus file, if the run names one by digest
     tokenizer_file: Path | None = None,  # the owner's tokenizer.json, if the run names one by digest
     tell: Tell = lambda tokens, most: None,  # called repeatedly while the stream is built
-    report: Report = lambda counts, tokens: None,  # called once when the stream is built
-    warn: Warn = lambda sentence: None,  # called after the stream was built
+    report: Report = lambda counts, tokens: None,  # called once, unless that is not known
+    warn: Warn = lambda sentence: None,  # called after that
 ) -> Corpus:
     """Open the run's corpus and build its token stream if it is not cached.
 
@@ -135,7 +142,8 @@ def open_corpus(
         tokenizer.vocabulary_size,
         lambda unfinished: _build(manifest, tokenizer, data, built.append, tell, unfinished),
     )
-    for summary in built:
+    summary = built[0] if built else read_summary(manifest, cache)
+    if summary is not None:
         report(summary.counts, len(tokens))
         for sentence in summary.warnings:
             warn(sentence)
@@ -155,25 +163,31 @@ def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
 
 
 def check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
-    """Raise CorpusError if a named file is not one that the run names by digest.
+    """Raise CorpusError if a named file is not one that the run names by digest, or the run names an empty one.
 
     The digest of ``data`` is checked if its tokens are cached (``is_built``); otherwise building them checks it.
     """
-    spec = manifest.corpus
-    if data is not None and spec.kind != "file":
-        comes = "ships with p2ptrain" if spec.kind == "builtin" else "is downloaded"
+    corpus, tokenizer = manifest.corpus, manifest.tokenizer
+    for what, spec in (("corpus", corpus), ("tokenizer", tokenizer)):
+        if spec.kind == "file" and spec.sha256 == EMPTY:
+            raise CorpusError(
+                f"This run's {what} is an empty file.",
+                "Name a whole file before the run is signed. If the run is not yours, ask its author.",
+            )
+    if data is not None and corpus.kind != "file":
+        found = f"{corpus.name}, which ships with p2ptrain" if corpus.kind == "builtin" else f"{corpus.name} of the hub"
         raise CorpusError(
-            f"--data names {data}, but this run uses another text: it {comes}.",
-            "Omit --data; a run trains on the corpus that its manifest names.",
+            f"--data names {data}, but this run's text is {found}.",
+            f"Omit --data. To train on that file, begin another run: {INIT_WITH_FILES}",
         )
-    if tokenizer_file is not None and manifest.tokenizer.kind != "file":
-        comes = "has one token per byte" if manifest.tokenizer.kind == "bytes" else "is downloaded"
+    if tokenizer_file is not None and tokenizer.kind != "file":
+        found = "bytes" if tokenizer.kind == "bytes" else f"that of {tokenizer.name} of the hub"
         raise CorpusError(
-            f"--tokenizer names {tokenizer_file}, but this run uses another tokenizer: it {comes}.",
-            "Omit --tokenizer; a run uses the tokenizer that its manifest names.",
+            f"--tokenizer names {tokenizer_file}, but this run's tokenizer is {found}.",
+            f"Omit --tokenizer. To train with that file, begin another run: {INIT_WITH_FILES}",
         )
-    if data is not None and spec.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
-        check_digest(data, spec.sha256, "corpus")
+    if data is not None and corpus.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
+        check_digest(data, corpus.sha256, "corpus")
 
 
 def _size(data: Path) -> int:

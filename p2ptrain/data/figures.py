@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from p2ptrain.data.corpus import TextSummary, check_vocabulary, stream_key
-from p2ptrain.data.file_store import stored
-from p2ptrain.data.split import Split, split_stream
-from p2ptrain.data.stream import stream_path
-from p2ptrain.data.tokenizer import load_tokenizer
+from p2ptrain.data.corpus import TextSummary
+from p2ptrain.data.split import split_stream
 from p2ptrain.manifest import parameter_count
 from p2ptrain.manifest.fitting import epochs, repetition
 
@@ -83,7 +77,7 @@ def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: Text
     Raises:
         CorpusError: too short for a training and a held-out sequence.
     """
-    split = _split(manifest, tokens)
+    split = split_stream(tokens, manifest.training.sequence_length, manifest.corpus.validation_fraction)
     training = split.train_tokens
     parameters = parameter_count(manifest.model)
     is_cut = manifest.corpus.kind != "builtin" and tokens >= manifest.corpus.max_tokens
@@ -108,32 +102,3 @@ def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: Text
         skipped_examples=counts.examples if counts else [],
         warnings=[*(summary.warnings if summary else ()), *([warning] if warning else ())],
     )
-
-
-def known_warnings(manifest: Manifest, directory: Path, cache: Path) -> list[str]:
-    """Check a run before it is signed, as far as its text is tokenized and its tokenizer stored already.
-
-    Args:
-        directory: the run's directory.
-        cache: directory of token streams.
-
-    Returns:
-        Sentences without their full stops.
-
-    Raises:
-        CorpusError: the text is too short.
-        ManifestError: the tokenizer has more ids than the model.
-    """
-    if manifest.tokenizer.kind == "file" and (path := stored(directory, manifest.tokenizer.sha256)) is not None:
-        check_vocabulary(manifest, load_tokenizer(manifest.tokenizer, path))
-    try:
-        path = stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer))
-        tokens = len(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError):  # not tokenized yet, or damaged: the next peer builds it again
-        return []
-    warning = repetition(manifest, _split(manifest, tokens).train_tokens)
-    return [] if warning is None else [warning]
-
-
-def _split(manifest: Manifest, tokens: int) -> Split:
-    return split_stream(tokens, manifest.training.sequence_length, manifest.corpus.validation_fraction)

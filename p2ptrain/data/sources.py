@@ -32,6 +32,11 @@ PIECE_CHARACTERS = 1 << 20
 BUILTIN_DIGESTS = {"shakespeare": "2351fe17efb0c9982030b513ac35819deca6548a8a2ebb9d47c2aacb56f92e44"}
 """SHA-256 of the unpacked text of every corpus in ``corpora/``."""
 
+INIT_WITH_FILES = "p2ptrain init NEW_RUN --corpus FILE --tokenizer FILE"
+"""Command that begins a run for an author's own files; either option may be omitted."""
+
+EMPTY = hashlib.sha256().hexdigest()
+"""SHA-256 of an empty file, which no run can use."""
 
 SAVED_CHARACTERS = 8 << 20
 """Characters of a hub's data set between two saved positions. Guess: how long slow links take to send them again would
@@ -122,7 +127,7 @@ def _changed(path: Path) -> CorpusError:
 
 
 def file_digest(path: Path, what: str) -> str:
-    """Return the SHA-256 of a file. Raises CorpusError if it is not a readable regular file."""
+    """Return the SHA-256 of a file. Raises CorpusError if it is empty or not a readable regular file."""
     try:
         if path.is_dir():
             raise CorpusError(
@@ -135,12 +140,15 @@ def file_digest(path: Path, what: str) -> str:
                 "Write its content to a file, and name that.",
             )
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CorpusError(
             f"The {what} file {printable(path)} cannot be read: {error.strerror}.",
             "Check its name and permissions.",
         ) from error
+    if digest == EMPTY:
+        raise CorpusError(f"The {what} {printable(path)} is an empty file.", "Name the whole file.")
+    return digest
 
 
 def check_digest(path: Path, expected: str, what: str) -> None:
@@ -149,8 +157,8 @@ def check_digest(path: Path, expected: str, what: str) -> None:
     if found != expected:
         raise CorpusError(
             f"{path} is not this run's {what}: its sha256 is {found}, but the run names {expected}.",
-            "Get the file that this run was started with, unchanged and uncompressed. To use another one in a run "
-            "that is not signed yet, change the sha256 in manifest.toml.",
+            "Get the file that this run was started with, unchanged and uncompressed. To use this one, begin another "
+            f"run: {INIT_WITH_FILES}",
         )
 
 

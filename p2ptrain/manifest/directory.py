@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from p2ptrain.base import files
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import RunId
-from p2ptrain.base.text import command_line
+from p2ptrain.base.text import command_line, printable
 from p2ptrain.manifest.document import differences, parse_toml, render_toml, with_changes
 from p2ptrain.manifest.presets import preset
 from p2ptrain.manifest.schema import Manifest
@@ -45,7 +45,9 @@ class Signing:
 
 
 def check_free(directory: Path) -> None:
-    """Raise ManifestError if a directory holds a run already, or cannot be looked at."""
+    """Raise ManifestError if a directory holds a run already, has an unusable name, or cannot be looked at."""
+    if not str(directory).isprintable():
+        raise ManifestError(f"The name {printable(directory)} has invisible characters.", "Choose another name.")
     try:
         taken = [directory / name for name in (MANIFEST_FILE, KEY_FILE, SIGNED_FILE) if (directory / name).exists()]
     except OSError as error:

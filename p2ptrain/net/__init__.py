@@ -7,10 +7,19 @@ Only ``p2pd.daemon``, ``p2pd.control``, ``p2pd.unary``, ``dht_protocol``, ``dht`
 import its modules, and the fakes load without hivemind.
 """
 
+import multiprocessing
 import os
 import sys
+import threading
 
 if sys.platform == "linux":
     # hivemind sets "file_system" for the whole process by default: the first tensor that the data library shares would
     # start a torch_shm_manager process for every peer.
     os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
+
+try:
+    multiprocessing.Lock()
+except (OSError, ImportError):
+    # hivemind makes locks at its import, which fails without a writable /dev/shm. They are for processes that share its
+    # DHT, and ours has one.
+    multiprocessing.Lock = threading.Lock  # type: ignore[assignment]

@@ -13,6 +13,7 @@ import click
 
 from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.ids import RunId
+from p2ptrain.base.text import UserPath
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, Manifest
 from peer.doctor import findings as show
@@ -20,6 +21,7 @@ from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, default_home
 from peer.options import FILE, LINK
+from peer.owner.settings import Settings, SettingsFile
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
@@ -40,8 +42,10 @@ def _unheard() -> Iterator[None]:
 
 @click.command(short_help="Diagnose this machine and its network.")
 @LINK
-@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Home of the peer; need not exist yet.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:<number>.")
+@click.option(
+    "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of the peer; need not exist yet."
+)
+@click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
@@ -53,7 +57,7 @@ def _unheard() -> Iterator[None]:
 def doctor(
     link: str | None,
     home: Path | None,
-    device: str,
+    device: str | None,
     port: int | None,
     local: bool,
     data: Path | None,
@@ -78,9 +82,13 @@ def doctor(
         found += machine.container()
     with _errors_as_findings("proxy", found):
         found += machine.proxies(os.environ)
+    place = home or default_home(parsed.run_id if parsed else RunId(""))
+    settings = Settings()
+    with _errors_as_findings("settings", found):
+        settings = SettingsFile(place).load(create=False)
+    device = device or settings.device
     with _errors_as_findings("device", found):
         found += machine.device(device)
-    place = home or default_home(parsed.run_id if parsed else RunId(""))
     with _errors_as_findings("port", found):
         findings, listens_at = _port(Home(place), port, local)
         found += findings
@@ -96,7 +104,7 @@ def doctor(
             manifest = None if signed is None else signed.manifest
     found += _material(manifest, Home(place), data, tokenizer)
     with _errors_as_findings("memory", found):
-        found += machine.memory(manifest, device)
+        found += machine.memory(manifest, device, settings.memory_bytes)
     with _errors_as_findings("disk", found):
         found += machine.disk(place, manifest)
     with _errors_as_findings("cache", found):

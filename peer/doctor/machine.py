@@ -97,15 +97,17 @@ def device(name: str) -> list[Finding]:
     return [ok("device", found)]
 
 
-def memory(manifest: Manifest | None, name: str) -> list[Finding]:
+def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[Finding]:
+    """Check that the run's model fits the memory of this machine and what the owner allows in settings.toml."""
     from p2ptrain.train.autofit import choose_device
-    from peer.capacity import check_memory, installed_memory
+    from peer.capacity import activation_bytes, check_memory, installed_memory
 
     there = f"{installed_memory() / 1e9:.1f} GB"
     if manifest is None:
         return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
     try:
         check_memory(manifest, choose_device(name))
+        activation_bytes(manifest, choose_device(name), allowed_bytes)
     except DeviceError as error:
         return [bad("memory", error.problem, error.remedy)]
     return [ok("memory", f"{there}, enough for the run's {parameter_count(manifest.model):,} parameters")]

@@ -24,6 +24,7 @@ from typing import Any
 
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.text import command_line
+from p2ptrain.manifest import SIGNED_FILE
 from p2ptrain.net.p2pd.socket_folder import SocketFolder
 from peer.home import check_no_other
 
@@ -123,6 +124,10 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             check_no_other(home)
         except HomeError as error:
             raise NotRunningError(error.problem, error.remedy) from None
+        if not (home / SIGNED_FILE).exists():
+            raise NotRunningError(
+                f"There is no peer in {home} yet.", "Name the peer's home directory, as with --home."
+            ) from None
         raise NotRunningError(
             f"No peer runs in {home}.", f"Start it: {command_line('p2ptrain', 'peer', '--home', home)}"
         ) from None

@@ -220,10 +220,15 @@ class SettingsFile:
         self._looked_at: Mark = None
         self._is_unread = False  # the last look or read failed
 
-    def load(self) -> Settings:
-        """Read the file; write the template first if there is none. Raises HomeError if it is faulty."""
+    def load(self, create: bool = True) -> Settings:
+        """Read the file; if there is none, write the template first, or without ``create`` return the defaults.
+
+        Raises HomeError if it is faulty.
+        """
         try:
             if not self.path.exists():
+                if not create:
+                    return Settings()
                 files.write_new(self.path, template().encode())
             self._read_at = self._looked_at = self._mark()
             return self._read()

@@ -134,6 +134,7 @@ class Watch:
         self.heard_at = self._told_at = time.monotonic()
         """Monotonic time of the latest note of any trainer."""
         self._told: dict[str, TrainerProgress] = {}
+        self._warned: set[object] = set()
         self._tails = {trainer.name: Tail(trainer.home.events) for trainer in trainers}
         self._names = {trainer.peer_id: trainer.name for trainer in trainers}
         self._bars = Progress(
@@ -174,7 +175,8 @@ class Watch:
         for name, tail in self._tails.items():
             for note in tail.read():
                 self.views[name] = noted(self.views[name], note, self._names)
-                if note.get("kind") == "text differs":  # only the trainer that tokenizes says it
+                if note.get("kind") == "text differs" and note.get("why") not in self._warned:  # each trainer says it
+                    self._warned.add(note.get("why"))
                     self.say(f"warning: {note.get('why')}")
                 self.heard_at = time.monotonic()
         if self.console.is_terminal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import socket
 from collections.abc import Callable
@@ -16,40 +17,40 @@ from click.testing import CliRunner
 
 from bootstrap import app, cli
 from p2ptrain.admission.author import LINK_FILE
-from p2ptrain.base.errors import JoinLinkError
-from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.base.errors import CorpusError, JoinLinkError, UserError
+from p2ptrain.manifest import JoinLink, SignedManifest, create_run, sign_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.relay.relay import NO_RELAY, RelayLimits
-from p2ptrain.net.throttle import Throttles
+from p2ptrain.net.throttle import MBIT, Throttles
 
 HERE = "/ip4/8.8.8.8/tcp/31337"
 
 
 def place(folder: Path, **chosen: Any) -> app.BootstrapOptions:
-    return app.BootstrapOptions(folder / "run", folder / "home", (HERE,), (), False, **chosen)
+    return app.BootstrapOptions(folder / "run", folder / "home", listen=(HERE,), **chosen)
 
 
 def test_a_swarm_on_one_machine_listens_where_it_did_if_nobody_else_does(tmp_path: Path) -> None:
     """Check that a bootstrap keeps its port if it is free, so that links that were passed on stay valid."""
     me = Identity.load_or_create(tmp_path / "identity.key").peer_id
-    here = app.BootstrapOptions(tmp_path, tmp_path, (app.LOCAL_LISTEN,), (), local=True)
-    assert app.as_before(here, me) == here.listen
+    here = app.BootstrapOptions(tmp_path, tmp_path, local=True)
+    assert app.as_before(here, me) == here.addresses
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         before = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
         (tmp_path / LINK_FILE.name).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
-        assert app.as_before(here, me) == here.listen
+        assert app.as_before(here, me) == here.addresses
     assert app.as_before(here, me) == (before,)
     for public in ("/ip4/192.168.1.5/tcp/31337", "/dns4/swarm.example.org/tcp/31337"):
         (tmp_path / LINK_FILE.name).write_text(f"{JoinLink('a' * 64, (with_peer(public, me),))}\n")
-        assert app.as_before(here, me) == here.listen
+        assert app.as_before(here, me) == here.addresses
     (tmp_path / LINK_FILE.name).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
-    assert app.as_before(replace(here, local=False), me) == here.listen
+    assert app.as_before(replace(here, local=False), me) == (app.PUBLIC_LISTEN,)
     chosen = replace(here, listen=("/ip4/127.0.0.1/tcp/4001",))
-    assert app.as_before(chosen, me) == chosen.listen
+    assert app.as_before(chosen, me) == chosen.addresses
     (tmp_path / LINK_FILE.name).write_text("no link")
-    assert app.as_before(here, me) == here.listen
+    assert app.as_before(here, me) == here.addresses
 
 
 def test_a_copy_of_the_first_one_is_refused_before_it_prints_a_link(
@@ -67,7 +68,7 @@ def test_a_copy_of_the_first_one_is_refused_before_it_prints_a_link(
 
     monkeypatch.setattr(app.Node, "start", start)
     first = JoinLink(signed.run_id, (f"/ip4/9.9.9.9/tcp/31337/p2p/{identity.peer_id}",))
-    bootstrap = app.EntryPoint(place(tmp_path, beside=first), signed, identity, lambda tag, text: None)
+    bootstrap = app.EntryPoint(place(tmp_path, beside=str(first)), signed, identity, lambda tag, text: None)
     with pytest.raises(JoinLinkError, match="names this one itself"):
         asyncio.run(bootstrap.run())
     assert closed == [True]
@@ -142,9 +143,91 @@ def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, mon
         return CliRunner().invoke(cli.bootstrap, [str(tmp_path / "run"), *options]).output
 
     assert called() == ""
-    assert (ran[-1].upload_mbit, ran[-1].download_mbit) == (0.0, 0.0)
+    assert ran[-1].rates().up.rate == ran[-1].rates().down.rate == math.inf
     assert called("--upload-mbit", "20", "--download-mbit", "0.25") == ""
     assert (ran[-1].upload_mbit, ran[-1].download_mbit) == (20.0, 0.25)
     for wrong in ("0.1", "-1", "nan", "inf", "1e7"):
         assert "0 (no cap), or a number from 0.25 to 1,000,000" in called("--upload-mbit", wrong)
     assert len(ran) == 2
+
+
+def test_unusable_files_are_refused_before_anything_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a bad file stops the bootstrap of its author, not every peer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    identity = Identity.load_or_create(tmp_path / "identity.key")
+    said: list[str] = []
+
+    def served(content: bytes, changes: dict[str, Any], **given: Path) -> None:
+        number = len([*tmp_path.iterdir()])
+        where = tmp_path / f"run-{number}"
+        changes = {name: value | {"sha256": hashlib.sha256(content).hexdigest()} for name, value in changes.items()}
+        create_run(where, "demo", changes)
+        options = replace(place(tmp_path, **given), run=where)
+        app.EntryPoint(options, sign_run(where).signed, identity, lambda tag, text: said.append(text))
+
+    file = tmp_path / "text"
+    corpus: dict[str, Any] = {"corpus": {"kind": "file", "format": "jsonl"}}
+    for content, problem in ((b"", "empty file"), (b'{"body": ""}\n', "'body'"), (b'{"text": "short"}', "too short")):
+        file.write_bytes(content)
+        with pytest.raises(CorpusError, match=problem):
+            served(content, corpus, data=file)
+    for given in ("data", "tokenizer"):
+        with pytest.raises(CorpusError, match=rf"--{given} names .*\n.*init NEW_RUN --corpus FILE --tokenizer FILE"):
+            served(b"", {}, **{given: file})
+    assert said == []
+    content = b'{"text": "a long text"}\n' * 99
+    file.write_bytes(content)
+    served(content, corpus, data=file)
+    assert "peers that lack the run's corpus get it here" in said
+
+
+def test_a_bootstrap_started_again_has_the_options_of_its_first_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that options are remembered once they led to a link, and not before."""
+    create_run(tmp_path / "run", "demo")
+    other = with_peer("/ip4/9.9.9.9/tcp/1", Identity.load_or_create(tmp_path / "other.key").peer_id)
+    link = str(JoinLink(sign_run(tmp_path / "run").signed.run_id, (other,)))
+    seen: list[app.BootstrapOptions] = []
+
+    async def start(*_: Any, **__: Any) -> Any:
+        return SimpleNamespace(addresses=(HERE,), close=close)
+
+    async def close() -> None:
+        pass
+
+    async def equip(self: app.EntryPoint, node: Any) -> None:
+        seen.append(self._options)
+        self._publish_link(node)
+        raise UserError("Enough.", "Stop.")
+
+    monkeypatch.setattr(app.Node, "start", start)
+    monkeypatch.setattr(app.EntryPoint, "_equip", equip)
+
+    def started(*words: str) -> str:
+        done = CliRunner().invoke(cli.bootstrap, [str(tmp_path / "run"), *words])
+        assert isinstance(done.exception, UserError), done.output + str(done.exception)
+        return done.output
+
+    assert "earlier starts" not in started("--announce", "/ip4/127.0.0.1/tcp/1")  # reaches nobody: not remembered
+    assert "earlier starts" not in started(
+        "--announce",
+        HERE,
+        "--beside",
+        link,
+        "--no-relay",
+        "--upload-mbit",
+        "20",
+        "--page",
+        "0",
+        "--page-token",
+        "secret",
+    )
+    said = started()
+    assert f"--no-relay --page 0 --beside {link} --upload-mbit 20.0 (--forget" in said
+    assert "secret" not in said
+    assert (seen[-1].announce, seen[-1].relay, seen[-1].beside, seen[-1].page_token) == ((HERE,), False, link, "secret")
+    assert seen[-1].rates().up.rate == 20 * MBIT
+    started("--relay", "--upload-mbit", "0")
+    started("--forget")
+    assert (seen[-2].relay, seen[-2].upload_mbit, seen[-1].announce) == (True, 0.0, None)

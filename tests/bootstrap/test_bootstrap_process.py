@@ -172,7 +172,7 @@ def test_a_second_one_beside_it_names_both_and_meets_its_peers(bootstrap: Runnin
 
 def test_a_bootstrap_of_another_run_is_no_company(bootstrap: Running, tmp_path: Path) -> None:
     run = signed_run(tmp_path / "run")
-    place = app.BootstrapOptions(run, tmp_path / "home", ("/ip4/127.0.0.1/tcp/0",), (), True, beside=bootstrap.link)
+    place = app.BootstrapOptions(run, tmp_path / "home", local=True, beside=str(bootstrap.link))
     with pytest.raises(UserError) as caught:
         app.run(place, lambda tag, text: None)
     assert "The link of the other bootstrap is of run" in caught.value.problem
@@ -228,7 +228,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
 
 def refused(run: Path, *, local: bool = True) -> UserError:
     """Return the error that ends a bootstrap started in this process."""
-    place = app.BootstrapOptions(run, run / "bootstrap", ("/ip4/127.0.0.1/tcp/0",), (), local)
+    place = app.BootstrapOptions(run, run / "bootstrap", listen=("/ip4/127.0.0.1/tcp/0",), local=local)
     with pytest.raises(UserError) as caught:
         app.run(place, lambda tag, text: None)
     return caught.value
@@ -255,7 +255,7 @@ def test_a_peers_home_is_left_as_it_is(tmp_path: Path) -> None:
     (home / "settings.toml").write_text("")
     before = sorted(home.iterdir())
     assert f"{home} is a peer's home, which a bootstrap cannot use" in refused(home).problem
-    place = app.BootstrapOptions(signed_run(tmp_path / "run"), home, ("/ip4/127.0.0.1/tcp/0",), (), local=True)
+    place = app.BootstrapOptions(signed_run(tmp_path / "run"), home, local=True)
     with pytest.raises(UserError, match="is a peer's home"):
         app.run(place, lambda tag, text: None)
     assert sorted(home.iterdir()) == before

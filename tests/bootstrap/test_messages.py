@@ -105,7 +105,7 @@ def test_peers_come_change_and_go() -> None:
     fox, owl = record("peer-fox"), record("peer-owl", nickname="owl")
     before = living([fox])
     assert news(before, living([fox, owl]), 1000) == ["owl (er-owl) came: training, step 12, 34 %"]
-    finishing = replace(fox, state=PeerState.FINISHING, step=20, progress=1000.0)
+    finishing = replace(fox, state=PeerState.FINISHING, step=20, progress=1024.0)
     assert news(before, living([finishing]), 1000) == ["fox (er-fox) is finishing, step 20, 100 %"]
     assert news(before, living([replace(fox, step=13)]), 1000) == []
     assert news(before, living([replace(fox, state=PeerState.LEAVING)]), 1000) == ["fox (er-fox) left"]

@@ -32,7 +32,7 @@ def byte_level() -> Tokenizer:
 
 @pytest.fixture
 def warnings(manifest_with, tmp_path):
-    """``warnings(tokenizer, text)``: what is said when the stream is built; a second opening says nothing."""
+    """``warnings(tokenizer, text)``: what is said, whether the stream is built or cached."""
 
     def build(made: Tokenizer, text: str, form: str = "text", vocabulary: int = 512) -> list[str]:
         data, file = tmp_path / "data", tmp_path / "tokenizer.json"
@@ -46,10 +46,12 @@ def warnings(manifest_with, tmp_path):
             update={"config": manifest.model.config.model_copy(update={"vocab_size": vocabulary})}
         )
         manifest = manifest.model_copy(update={"model": model})
-        said: list[str] = []
-        for _ in range(2):
+        first: list[str] = []
+        later: list[str] = []
+        for said in (first, later):
             open_corpus(manifest, tmp_path / "cache", data, file, warn=said.append)
-        return said
+        assert later == first
+        return first
 
     return build
 
@@ -137,7 +139,7 @@ def test_documents_without_a_separator_are_counted(warnings):
 
 def test_more_ids_than_the_model_has_are_refused_before_the_text_is_read(warnings, tmp_path):
     with pytest.raises(ManifestError, match="The tokenizer has 256 ids, but the model has only 255"):
-        warnings(byte_level(), "", vocabulary=255)
+        warnings(byte_level(), "the cat", vocabulary=255)
     assert not (tmp_path / "cache").exists()
     manifest = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(vocab_size=1999)))
     with pytest.raises(ManifestError, match="The tokenizer has 2,000 ids, but the model has only 1,999") as caught:

@@ -89,7 +89,7 @@ def test_the_wrong_file_and_no_file_are_refused(manifest_with, json_file):
         load_tokenizer(wanted)
 
 
-@pytest.mark.parametrize("content", ["", "no json", "[]", "{}", '{"model": 3}', '{"model": {"vocab": {}}}'])
+@pytest.mark.parametrize("content", [" ", "no json", "[]", "{}", '{"model": 3}', '{"model": {"vocab": {}}}'])
 def test_what_is_no_tokenizer_is_refused(manifest_with, tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)

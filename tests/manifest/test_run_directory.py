@@ -223,3 +223,10 @@ def test_the_mark_that_some_editors_begin_with_is_no_fault(run: Path) -> None:
     path = run / MANIFEST_FILE
     path.write_text(path.read_text(), encoding="utf-8-sig")
     assert sign_run(run).signed == load_run(run)
+
+
+@pytest.mark.parametrize("name", ["run\n2", "\x1b[31mred", "caf\udce9"])
+def test_a_name_with_invisible_characters_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ManifestError, match="invisible characters"):
+        create_run(tmp_path / name, "demo")
+    assert [*tmp_path.iterdir()] == []

@@ -61,7 +61,7 @@ def test_a_peer_with_nothing_but_the_link_trains(tmp_path: Path, policy: str) ->
         assert f"to resume: p2ptrain peer --home {anna.home}" in anna.output
         again = swarm._start(anna.home, "-m", "peer", "--home", str(anna.home))
         again.wait_for("first inner step")
-        assert again.events("remembered")[0]["options"] == "--nickname anna --local"
+        assert again.events("remembered")[0]["options"] == "--local --nickname anna"
         assert again.events("got file") == []
         stored = FileStore(swarm.root / "anna" / "files")
         assert all(stored.find(digest) for digest in digests.values())

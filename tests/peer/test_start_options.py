@@ -14,12 +14,14 @@ from click.testing import CliRunner
 
 from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.manifest import SignedManifest
+from p2ptrain.net.start_options import START_FILE, merged, names
 from peer import app
 from peer.cli import peer
 from peer.home import Home
 from peer.owner.settings import Settings
-from peer.start_options import NAMES, START_FILE, StartFile, StartOptions, merged
+from peer.start_options import StartFile, StartOptions
 
+NAMES = names(StartOptions)
 EVERYTHING = StartOptions(
     device="cpu",
     nickname="Ada's",
@@ -98,7 +100,7 @@ def test_a_faulty_file_is_named(tmp_path: Path, text: str) -> None:
         StartFile(tmp_path).load(Settings())
     assert str(tmp_path / START_FILE) in caught.value.problem
     assert "\n" not in caught.value.problem
-    assert "give the peer's options again" in caught.value.remedy
+    assert "give the options again" in caught.value.remedy
 
 
 def test_a_file_that_is_not_text_or_not_readable_is_named(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_a_peer_started_with_its_home_alone_has_the_options_of_its_first_start(
     first = start("--nickname", "Ada's", "--local", "--device", "cpu", "--page", "0", "--page-token", "secret")
     assert "options of earlier starts" not in first
     again = start()
-    assert """--device cpu --nickname 'Ada'"'"'s' --local --page 0 (--forget""" in again
+    assert """--local --page 0 --device cpu --nickname 'Ada'"'"'s' (--forget""" in again
     assert "secret" not in again
     start("--no-local", "--nickname", "Bob")
     start("--forget", "--device", "cpu")

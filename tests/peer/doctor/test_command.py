@@ -9,12 +9,14 @@ import logging
 import os
 import random
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from p2ptrain.base import udp_filter
+from p2ptrain.manifest import SignedManifest
 from peer.doctor import command, network
 from peer.doctor.command import doctor
 from peer.doctor.findings import Finding
@@ -128,3 +130,17 @@ def test_whatever_a_check_raises_is_its_finding(monkeypatch: pytest.MonkeyPatch,
     found = findings("--home", str(tmp_path), "--port", str(free), expected=False)
     assert "libcudart.so.12" in found["versions"]["found"]
     assert found["versions"]["fix"]
+
+
+def test_the_homes_settings_count(
+    signed_run: Callable[..., SignedManifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """Check that the doctor plans with the device and the memory with which the peer of this home would start."""
+    monkeypatch.setattr(network, "examine", lambda *_: ([], signed_run()))
+    (tmp_path / "settings.toml").write_text('memory_gb = 0.25\ndevice = "cpu"\n')
+    link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    found = findings(link, "--home", str(tmp_path), "--port", str(free), expected=False)
+    assert "memory_gb in settings.toml allows 0.25 GB" in found["memory"]["found"]
+    (tmp_path / "settings.toml").write_text("memory_gb = lots\n")
+    found = findings(link, "--home", str(tmp_path), "--port", str(free), expected=False)
+    assert "settings.toml is faulty" in found["settings"]["found"]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.base.errors import HomeError
+from p2ptrain.manifest import SIGNED_FILE
 from peer.owner import control_socket as doors
 from peer.owner.control_socket import LONGEST_PATH, MAX_REQUEST, ControlServer, ask
 
@@ -111,7 +112,12 @@ def test_an_order_that_is_no_longer_waited_for_is_not_obeyed(home: Path, monkeyp
 
 
 def test_nobody_is_there(home: Path) -> None:
-    with pytest.raises(HomeError, match="No peer runs in"):
+    """Check that a start is advised only where it can succeed."""
+    with pytest.raises(HomeError, match=r"There is no peer in .* yet") as none:
+        ask(home, command="status")
+    assert "Start it" not in none.value.remedy
+    (home / SIGNED_FILE).touch()
+    with pytest.raises(HomeError, match=r"No peer runs in .*\n.*Start it"):
         ask(home, command="status")
 
 
@@ -121,7 +127,7 @@ def test_nobody_is_there_in_a_home_whose_path_is_too_long_for_a_socket(
     monkeypatch.setattr(doors, "LONGEST_PATH", LONGEST_PATH)
     deep = home / ("x" * LONGEST_PATH)
     deep.mkdir()
-    with pytest.raises(HomeError, match="No peer runs in"):
+    with pytest.raises(HomeError, match="There is no peer in"):
         ask(deep, command="status")
 
 
@@ -129,7 +135,7 @@ def test_what_a_killed_peer_left_is_nobody_and_is_swept(home: Path) -> None:
     dead = ControlServer(home)
     dead.socket.close()  # as the kernel does when the process dies
     assert left_in(home) != []
-    with pytest.raises(HomeError, match="No peer runs in"):
+    with pytest.raises(HomeError, match="There is no peer in"):
         ask(home, command="status")
     alive = ControlServer(home)
     with serving(alive, 1, lambda request: {"alive": True}):

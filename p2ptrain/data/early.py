@@ -1,0 +1,116 @@
+"""Checks of a run's text and tokenizer before the run is signed or served, with the sentences that a peer would print.
+
+Only files of this machine are read, and of a long text only the beginning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from p2ptrain.base.errors import CorpusError, HomeError
+from p2ptrain.data.corpus import (
+    HASHED_BYTES,
+    check_named,
+    check_vocabulary,
+    has_stream,
+    read_summary,
+    stream_key,
+)
+from p2ptrain.data.fidelity import FidelityCheck
+from p2ptrain.data.rows import TextCounts
+from p2ptrain.data.sources import TextChunk, read_pieces
+from p2ptrain.data.split import split_stream
+from p2ptrain.data.stream import cache_directory, stream_path, tokenize
+from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
+from p2ptrain.manifest.fitting import repetition
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Manifest
+
+TRIED_CHARACTERS = 4 << 20
+"""Characters of the text that are tokenized: seconds on one core. Guess: the time that this takes on rented servers."""
+
+
+def check_text(manifest: Manifest, data: Path | None, tokenizer_file: Path | None) -> list[str]:
+    """Check the run's files as far as they are here: a bad one would otherwise stop every peer at its first start.
+
+    Args:
+        data: the corpus, if the run names it by digest and it is here.
+        tokenizer_file: the tokenizer.json, likewise.
+
+    Returns:
+        Sentences, without their full stops, that the author should know.
+
+    Raises:
+        CorpusError: the text or the tokenizer is not the named one, unusable or empty, or the text is too short.
+        ManifestError: the tokenizer has more ids than the model.
+    """
+    cached = _cached(manifest)
+    check_named(manifest, data, tokenizer_file, is_built=cached is not None)
+    tokenizer: Tokenizer | None = None
+    if manifest.tokenizer.kind == "bytes" or tokenizer_file is not None:
+        tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
+        check_vocabulary(manifest, tokenizer)
+    if cached is None:
+        try:
+            cached = (None, []) if data is None else _tried(manifest, tokenizer, data)
+        except CorpusError as error:
+            if not isinstance(error.__cause__, ImportError):
+                raise
+            return [f"the text was not checked: {error.problem.rstrip('.')}"]  # a bootstrap can do without the package
+    tokens, warnings = cached
+    if tokens is None:
+        return warnings
+    split = split_stream(tokens, manifest.training.sequence_length, manifest.corpus.validation_fraction)
+    repeated = repetition(manifest, split.train_tokens)
+    return warnings if repeated is None else [*warnings, repeated]
+
+
+def _cached(manifest: Manifest) -> tuple[int | None, list[str]] | None:
+    """Return tokens and warnings of the run's token stream in the cache; None if there is none."""
+    with contextlib.suppress(HomeError, OSError, ValueError, EOFError):  # damaged: the next peer builds it again
+        cache = cache_directory()
+        if has_stream(manifest, cache):
+            path = stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer))
+            summary = read_summary(manifest, cache)
+            tokens = len(np.load(path, mmap_mode="r", allow_pickle=False))
+            return tokens, [] if summary is None else summary.warnings
+    return None
+
+
+def _tried(manifest: Manifest, tokenizer: Tokenizer | None, data: Path) -> tuple[int | None, list[str]]:
+    """Tokenize the beginning of the text; return its tokens, None unless it is all of the text, and warnings."""
+    with contextlib.suppress(OSError):  # reading reports it
+        if data.stat().st_size > HASHED_BYTES:
+            return None, [f"the corpus was not checked, as it is larger than {HASHED_BYTES >> 30} GiB"]
+    counts = TextCounts()
+    pieces = iter(read_pieces(manifest.corpus, data, counts))
+    beginning = _first(pieces, TRIED_CHARACTERS)
+    most = None if manifest.corpus.kind == "builtin" else manifest.corpus.max_tokens
+    if tokenizer is None:
+        tokens, warnings = None, []
+        for _ in beginning:
+            pass
+    else:
+        check = FidelityCheck(tokenizer, counts)
+        tokens = sum(len(chunk.ids) for chunk in check.writing(tokenize(check.reading(beginning), tokenizer, most)))
+        warnings = list(check.warnings())
+    if tokens != most and next(pieces, None) is not None:
+        return None, warnings
+    counts.check()
+    return tokens, warnings
+
+
+def _first(pieces: Iterable[TextChunk], characters: int) -> Iterator[TextChunk]:
+    """Yield pieces until they hold that many characters."""
+    left = characters
+    for piece in pieces:
+        yield piece
+        left -= len(piece.text)
+        if left <= 0:
+            return

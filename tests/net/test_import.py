@@ -1,0 +1,22 @@
+"""Import of the network shell on unusual machines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+WITHOUT_SEMAPHORES = """
+import _multiprocessing, errno
+
+class Refused(_multiprocessing.SemLock):
+    def __new__(cls, *_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+_multiprocessing.SemLock = Refused
+import p2ptrain.net.dht
+"""
+
+
+def test_the_network_works_without_a_writable_dev_shm() -> None:
+    """Check that hivemind can be imported where the system gives no semaphores, as in some containers."""
+    subprocess.run([sys.executable, "-c", WITHOUT_SEMAPHORES], check=True, timeout=120)
