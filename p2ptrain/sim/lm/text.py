@@ -49,7 +49,7 @@ class Text:
         """Return the shipped Shakespeare. Raises CorpusError if sequences are too long for two held-out blocks."""
         tokenizer = ByteTokenizer()
         pieces = read_pieces(BuiltinCorpus(kind="builtin", name="shakespeare"), None)
-        tokens = np.concatenate(list(tokenize(pieces, tokenizer, None)))
+        tokens = np.concatenate([text.ids for text in tokenize(pieces, tokenizer, None)])
         split = split_stream(len(tokens), sequence_length, HELD_OUT_FRACTION)
         if split.regions < 2:
             raise CorpusError(
