@@ -8,7 +8,7 @@ that belongs to the core.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
@@ -43,9 +43,20 @@ def step_seconds(peer: PeerId):
     return lambda: 0.1 * random.uniform(0.8, 1.2)
 
 
-def latencies() -> dict[tuple[PeerId, PeerId], float]:
-    random = Random("latencies")
-    return {(a, b): random.uniform(0.005, 0.06) for a in PEERS for b in PEERS if a != b}
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Latency (seconds) of each new link from one peer to another, in the order of their opening.
+
+    Each has its own, so that messages that a peer sends over two links at one instant arrive one after the other: the
+    simulator would deliver them in sending order, the driver an offer last.
+    """
+
+    draws: dict[tuple[PeerId, PeerId], Random] = field(
+        default_factory=lambda: {(a, b): Random(f"latencies of {a} and {b}") for a in PEERS for b in PEERS if a != b}
+    )
+
+    def __call__(self, sender: PeerId, receiver: PeerId) -> float:
+        return self.draws[sender, receiver].uniform(0.005, 0.06)
 
 
 @dataclass(frozen=True)
@@ -81,12 +92,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """Conditions without failures; each direction of each pair has its own latency, so that no two events coincide."""
+    """Conditions without failures."""
 
-    latencies_s: dict[tuple[PeerId, PeerId], float]
-
-    def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
-        return self.latencies_s[sender, receiver]
+    latency_s: Latencies
 
     def breaks_swap(self, sender: PeerId, receiver: PeerId) -> float | None:
         return None
@@ -119,7 +127,7 @@ def make_peer(peer: PeerId, case: Case) -> tuple[Peer, Learner]:
 
 def simulate(case: Case) -> dict[PeerId, SimulatedPeer]:
     world = World()
-    network = SimulatedNetwork(world, RUN, Calm(latencies()), lookup_s=LOOKUP_S)
+    network = SimulatedNetwork(world, RUN, Calm(Latencies()), lookup_s=LOOKUP_S)
     for index, peer in enumerate(PEERS):
         core, learner = make_peer(peer, case)
         network.peers[peer] = SimulatedPeer(network, peer, core, learner, step_seconds(peer), MemoryLog())
@@ -129,7 +137,6 @@ def simulate(case: Case) -> dict[PeerId, SimulatedPeer]:
 
 
 def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
-    delays = latencies()
     ended: dict[PeerId, tuple[Peer, Learner, MemoryLog]] = {}
 
     async def one(network: MemoryNetwork, peer: PeerId, delay: float) -> None:
@@ -172,7 +179,7 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
         ended[peer] = core, learner, notebook
 
     async def everybody() -> None:
-        network = MemoryNetwork(latency=lambda sender, receiver: delays[sender, receiver])
+        network = MemoryNetwork(latency=Latencies())
         async with asyncio.TaskGroup() as tasks:
             for index, peer in enumerate(PEERS):
                 tasks.create_task(one(network, peer, 0.001 * index))
@@ -181,9 +188,6 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
     return ended
 
 
-# Not for every seed. Without computing time a peer may offer and accept at one instant, on two links, and both messages
-# arrive at one instant. The simulator delivers them in sending order, the driver the offer last, since it starts a
-# handler first.
 CASES = [
     Case(),
     Case(codec="int8", fragments=3, seed=1),
