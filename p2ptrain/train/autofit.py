@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.train.cross_entropy import CHUNK_LOGITS
 from p2ptrain.train.model import FlatModel, summed_loss
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ ACTIVATIONS_PER_LAYER = 17
 bytes at 16 bits without attention scores, which the fused kernel does not keep."""
 
 LOGIT_COPIES = 3
-"""Copies of the logits: logits, log-softmax, gradient."""
+"""Copies of a chunk of logits: product, in the weights' type, gradient in the products' type."""
 
 TRIALS = 3
 """Trials of each placement, alternating; the shortest counts. Guess: the spread of trials on real cards would settle
@@ -211,9 +212,9 @@ def cpu_micro_batch(description: Decoder, training: TrainingSection, budget_byte
 def cpu_sequence_bytes(description: Decoder, training: TrainingSection) -> int:
     """Estimate the bytes that the activations of one sequence take on the CPU in fp32."""
     config = description.config
-    values = LOGIT_COPIES * config.vocab_size
-    values += ACTIVATIONS_PER_LAYER * config.hidden_size * config.num_hidden_layers
-    return 4 * values * training.sequence_length
+    tokens = training.sequence_length
+    kept = ACTIVATIONS_PER_LAYER * config.hidden_size * config.num_hidden_layers * tokens
+    return 4 * (kept + LOGIT_COPIES * min(config.vocab_size * tokens, CHUNK_LOGITS))
 
 
 def _micro_batch(model: FlatModel, training: TrainingSection, budget_bytes: int, autocast: torch.dtype | None) -> int:

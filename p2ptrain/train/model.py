@@ -6,7 +6,7 @@ a function of (model, seed), drawn on the CPU in fp32 for any device, so that th
 point. (The last bits may differ between processor families, because samplers are vectorized differently. Exchanges
 average such differences out.)
 
-Dimension letters: P parameters, B sequences, T tokens a sequence, V vocabulary.
+Dimension letters: P parameters, B sequences, T tokens a sequence, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import Module, functional
+from torch.nn import Module
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.imports import large_imports
 from p2ptrain.manifest import MAX_PARAMETERS
 from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.train.cross_entropy import summed_cross_entropy
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -86,8 +87,9 @@ def summed_loss(
     device = module.device
     batch = batch.to(device)
     with autocast_to(device, autocast):
-        logits = module(input_ids=batch[:, :-1], use_cache=False).logits  # [B, T, V]
-        return functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
+        hidden = module.base_model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state  # [B, T, D]
+    output = module.get_output_embeddings().weight  # [V, D]; no allowed architecture has a bias there
+    return summed_cross_entropy(hidden.flatten(0, 1), output, batch[:, 1:].flatten(), autocast)
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:

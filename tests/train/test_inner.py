@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.train import inner
+from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.inner import learning_rate
 from p2ptrain.train.model import build_module
 
@@ -19,7 +19,7 @@ def run(task, steps, start=0):
 
 
 def plain_loop(tiny, steps, peer="alice"):
-    """Return the result of a plain loop: a module with its own tensors, torch's optimizers, torch's mean loss."""
+    """Return the result of a plain loop: a module with its own tensors, torch's optimizers."""
     manifest = tiny.manifest
     training = manifest.training
     module = build_module(manifest.model, manifest.run.seed)
@@ -49,7 +49,9 @@ def plain_loop(tiny, steps, peer="alice"):
             manifest.run.seed, peer, step, training.sequences_per_step, tiny.corpus.train_sequences
         )
         batch = tiny.corpus.batch(indices)
-        loss = functional.cross_entropy(module(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten())
+        hidden = module.base_model(batch[:, :-1]).last_hidden_state.flatten(0, 1)
+        tokens = training.tokens_per_step
+        loss = summed_cross_entropy(hidden, module.lm_head.weight, batch[:, 1:].flatten()) / tokens
         module.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, training.gradient_clip)

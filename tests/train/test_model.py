@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import parameter_count, preset, with_changes
@@ -50,6 +51,20 @@ def test_every_allowed_architecture_builds_and_learns_without_dropout(architectu
     assert torch.equal(one, other)
     torch.autograd.backward(one)
     assert all(parameter.grad is not None for parameter in built.module.parameters())
+
+
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_the_loss_is_the_cross_entropy_of_the_logits(architecture):
+    module = build_module(description(architecture), 5).double()
+    batch = torch.arange(34).reshape(2, 17) * 7 % 256
+    expected = functional.cross_entropy(
+        module(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum"
+    )
+    found = model.summed_loss(module, batch, None)
+    gradients = [torch.autograd.grad(loss, list(module.parameters())) for loss in (found, expected)]
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, rtol=1e-11, atol=1e-12)
 
 
 def test_initial_weights_are_a_function_of_the_seed_alone(tiny_run):

@@ -1,0 +1,87 @@
+"""Cross entropy in chunks of tokens equals the plain one, and never holds all logits."""
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from p2ptrain.train import cross_entropy
+from p2ptrain.train.cross_entropy import summed_cross_entropy
+
+N, D, V = 50, 12, 37
+
+
+def drawn(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(N, D, dtype=dtype, generator=generator, requires_grad=True)
+    weight = torch.randn(V, D, dtype=dtype, generator=generator, requires_grad=True)
+    return hidden, weight, torch.randint(V, (N,), generator=generator)
+
+
+def plain(hidden, weight, targets):
+    return functional.cross_entropy(hidden @ weight.T, targets, reduction="sum")
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 25, N, 1000])
+def test_chunks_equal_the_whole(monkeypatch, tokens):
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", tokens * V)
+    ours, plains = [], []
+    for loss, results in ((summed_cross_entropy, ours), (plain, plains)):
+        hidden, weight, targets = drawn()
+        value = loss(hidden, weight, targets) / 7
+        value.backward()
+        results += [value, hidden.grad, weight.grad]
+    for one, other in zip(ours, plains, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_are_right():
+    hidden, weight, targets = drawn()
+    assert torch.autograd.gradcheck(lambda h, w: summed_cross_entropy(h, w, targets), (hidden, weight))
+
+
+def test_without_gradients_none_are_computed(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "exp_", None)
+    hidden, weight, targets = drawn()
+    with torch.no_grad():
+        assert torch.allclose(summed_cross_entropy(hidden, weight, targets), plain(hidden, weight, targets))
+
+
+@pytest.mark.parametrize("compute", [torch.bfloat16, torch.float16])
+def test_products_in_16_bits_differ_by_their_rounding_only(compute):
+    hidden, weight, targets = drawn(torch.float32)
+    value = summed_cross_entropy(hidden, weight, targets, compute)
+    expected = plain(hidden, weight, targets)
+    assert value.dtype == torch.float32
+    assert value != expected
+    assert torch.allclose(value, expected, rtol=1e-2)
+    gradients = torch.autograd.grad(value, (hidden, weight))
+    for ours, exact in zip(gradients, torch.autograd.grad(expected, (hidden, weight)), strict=True):
+        assert (ours - exact).norm() < 0.02 * exact.norm()
+
+
+def test_a_sure_prediction_has_no_gradient():
+    hidden = torch.tensor([[200.0]], requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)
+    summed_cross_entropy(hidden, weight, torch.tensor([0])).backward()
+    assert hidden.grad.item() == 0.0
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements of a tensor that any operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_no_tensor_is_as_large_as_all_logits(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 10 * V)
+    hidden, weight, targets = drawn()
+    with Largest() as largest:
+        summed_cross_entropy(hidden, weight, targets).backward()
+    assert largest.elements <= max(10 * V, N * D, V * D)
