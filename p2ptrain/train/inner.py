@@ -4,7 +4,7 @@ One inner step reads the sequences for (seed, peer id, own step counter), accumu
 micro-batches as the device needs, clips it, and takes one step of AdamW or Muon (``optimizer``) at the learning rate
 that the schedule gives for the swarm's progress. Weights and moments are always fp32; bf16 is used only by autocast.
 
-Weights, both moments and the counters are flat tensors: parameters and optimizer state are views of them, so saving,
+Weights, their gradient and both moments are flat tensors: parameters and optimizer state are views of them, so saving,
 resetting and replacing them copies vectors, and no parameter names appear. A single peer computes bitwise the same as a
 plain loop over a plain module, which a test checks.
 
@@ -28,7 +28,7 @@ from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.model import FlatModel, summed_loss
-from p2ptrain.train.optimizer import build_optimizers
+from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import TrainingSection
@@ -88,8 +88,17 @@ class LanguageModelTask:
         self._rewarm_steps = 0  # length of the current warm-up after a reset
         self._rewarmed = 0  # steps of that warm-up already made
         self._moments = torch.zeros_like(model.theta), torch.zeros_like(model.theta)
-        self._adam_steps = torch.zeros(len(self._parameters), device=model.theta.device)
-        self._optimizers = build_optimizers(model.module, model.layout, training, *self._moments, self._adam_steps)
+        self._gradient = torch.zeros_like(model.theta)
+        for parameter, gradient in zip(self._parameters, model.layout.views(self._gradient).values(), strict=True):
+            parameter.grad = gradient
+        self._optimizer = FlatOptimizer(
+            model.layout,
+            training,
+            muon_parameters(model.module, training),
+            model.theta,
+            self._gradient,
+            *self._moments,
+        )
 
     @property
     def theta(self) -> Tensor:
@@ -115,12 +124,8 @@ class LanguageModelTask:
         if bool(torch.isfinite(norm)):
             rate = learning_rate(progress + training.tokens_per_step, training, self._tokens_per_peer)
             self.learning_rate = rate * self._rewarm_factor()
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = self.learning_rate
-                optimizer.step()
+            self._optimizer.step(self.learning_rate)
             self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
-        self._drop_gradients()
         self.step += 1
         return InnerStepResult(loss, training.tokens_per_step)
 
@@ -128,12 +133,12 @@ class LanguageModelTask:
         """Clear the moments and raise the learning rate linearly over the next ``warmup_steps`` steps."""
         for moment in self._moments:
             moment.zero_()
-        self._adam_steps.zero_()
+        self._optimizer.steps = 0
         self._rewarm_steps, self._rewarmed = warmup_steps, 0
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return moments [P] and counters, views of live memory as torch's own: copy them before the next step."""
-        counters = (self.step, int(self._adam_steps.max()), self._rewarm_steps, self._rewarmed)
+        counters = (self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed)
         return {
             "first_moment": self._moments[0],
             "second_moment": self._moments[1],
@@ -150,8 +155,7 @@ class LanguageModelTask:
             )
         self._moments[0].copy_(first)
         self._moments[1].copy_(second)
-        self.step, adam_steps, self._rewarm_steps, self._rewarmed = counters.tolist()
-        self._adam_steps.fill_(adam_steps)
+        self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = counters.tolist()
 
     def _backward(
         self,
@@ -162,7 +166,6 @@ class LanguageModelTask:
             try:
                 return self._accumulate(batch)
             except torch.OutOfMemoryError as error:
-                self._drop_gradients()
                 if self.micro_batch == 1:
                     raise DeviceError(
                         f"The model does not fit {self.theta.device}: one sequence of"
@@ -181,6 +184,7 @@ class LanguageModelTask:
     ) -> float:
         tokens = self._training.tokens_per_step
         total = torch.zeros((), device=self.theta.device)
+        self._gradient.zero_()
         for part in torch.split(batch, self.micro_batch):
             loss = summed_loss(self.model.module, part, self._autocast) / tokens
             torch.autograd.backward(loss)
@@ -191,10 +195,6 @@ class LanguageModelTask:
         if self._rewarmed >= self._rewarm_steps:
             return 1.0
         return (self._rewarmed + 1) / self._rewarm_steps
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
 
 
 def learning_rate(

