@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,6 +178,16 @@ def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:
     return None
 
 
+def prepare_threads(environment: MutableMapping[str, str]) -> None:
+    """Set what the libraries' threads read when they are loaded, unless the owner has set it.
+
+    OpenMP's threads otherwise spin while they wait for each other. Beside two busy programs on two cores they spend
+    their time slices on it: 168 tokens/s instead of 6,588 (one thread: 8,634).
+    """
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    cgroups.limit_threads(environment)
+
+
 def run_command(command: click.Command, arguments: list[str] | None = None, name: str | None = None) -> NoReturn:
     """Run a click command as a process: the error boundary of every entry point.
 
@@ -187,7 +198,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         fault = platform_fault(sys.version_info[:2], sys.platform)
         if fault is not None:
             raise fault
-        cgroups.limit_threads(os.environ)  # before torch is imported
+        prepare_threads(os.environ)  # before torch is imported
         with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
     except UserError as error:

@@ -17,7 +17,7 @@ import p2ptrain
 from p2ptrain import cli as cli_module
 from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import UserError
-from p2ptrain.cli import LAZY_COMMANDS, LazyCommand, cli, main, platform_fault, run_command
+from p2ptrain.cli import LAZY_COMMANDS, LazyCommand, cli, main, platform_fault, prepare_threads, run_command
 from p2ptrain.manifest import PRESETS, load_run
 
 
@@ -232,3 +232,17 @@ def test_python_versions_agree_with_the_package_metadata() -> None:
     setup = (Path(__file__).parent.parent / "setup.cfg").read_text()
     lowest, end = (".".join(map(str, version)) for version in (cli_module.MIN_PYTHON, cli_module.END_PYTHON))
     assert f"python_requires = >={lowest},<{end}" in setup
+
+
+def test_torchs_threads_wait_without_spinning() -> None:
+    script = "import os; from p2ptrain.cli import prepare_threads; prepare_threads(os.environ); import torch"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment["OMP_DISPLAY_ENV"] = "TRUE"  # OpenMP prints its settings when it is loaded
+    shown = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in shown.stderr
+
+
+def test_the_owners_wait_policy_is_kept() -> None:
+    environment = {"OMP_WAIT_POLICY": "ACTIVE"}
+    prepare_threads(environment)
+    assert environment["OMP_WAIT_POLICY"] == "ACTIVE"
