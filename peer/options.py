@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,8 +19,10 @@ HOME = click.argument("home", type=click.Path(file_okay=False, path_type=UserPat
 
 
 def _joined(context: click.Context, _: click.Parameter, words: Sequence[str]) -> str | None:
-    """Return the words as one text, or None; words after the link are a usage error."""
+    """Return the words as one text, or None; words after the link, and options among them, are usage errors."""
     text = " ".join(words)
+    if options := re.findall(r"(?<=\s)--[a-z][\w-]*", text):
+        raise click.UsageError(f"Give {', '.join(options)} after the link, outside of its quotes.", context)
     with contextlib.suppress(JoinLinkError):  # the command reports it
         if len(words) > 1 and not "".join(words).endswith(str(JoinLink.parse(text))):
             raise click.UsageError(f"Got unexpected words after the link: {text}", context)

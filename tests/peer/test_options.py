@@ -27,7 +27,7 @@ def command(link: str | None, local: bool) -> None:
         ([TEXT, "--local"], f"{TEXT} True"),
         ([TEXT[:40], TEXT[40:90], TEXT[90:]], f"{TEXT} False"),
         (["p2ptrain", "peer", TEXT, "--local"], f"{TEXT} True"),
-        ([f"p2ptrain peer '{TEXT}' --local"], f"{TEXT} False"),
+        ([f"p2ptrain peer '{TEXT}'"], f"{TEXT} False"),
     ],
 )
 def test_a_link_in_several_words(words: list[str], printed: str) -> None:
@@ -39,3 +39,9 @@ def test_words_after_the_link_are_no_link() -> None:
     done = CliRunner().invoke(command, [TEXT, "here"])
     assert done.exit_code == 2
     assert "unexpected words after the link" in done.output
+
+
+def test_options_within_the_text_are_not_lost() -> None:
+    done = CliRunner().invoke(command, [f"p2ptrain peer '{TEXT}' --local"])
+    assert done.exit_code == 2
+    assert "Give --local after the link, outside of its quotes." in done.output
