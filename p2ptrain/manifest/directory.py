@@ -139,6 +139,11 @@ def load_run(directory: Path) -> SignedManifest:
     try:
         signed = SignedManifest.from_bytes(path.read_bytes())
     except FileNotFoundError:
+        if not directory.is_dir():
+            raise ManifestError(
+                f"There is no directory {directory}.",
+                f"Name a run's directory, or create a run with `{_command('init', directory)}`.",
+            ) from None
         raise ManifestError(
             f"{directory} holds no {SIGNED_FILE}.",
             f"Sign the manifest with `{_command('sign', directory)}`.",

@@ -14,6 +14,9 @@ from p2ptrain.manifest.schema import Manifest
 TOKENS_PER_PARAMETER = 20
 """Training tokens per parameter of the best model for a given compute (Hoffmann et al. 2022, arXiv 2203.15556)."""
 
+FEW = 0.5
+"""Share of these tokens below which the author is told. Guess: losses on short texts."""
+
 MOST_EPOCHS = 4
 """Epochs up to which repeated text is worth about as much as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
@@ -83,6 +86,8 @@ def _explained(name: str, changes: dict[str, Any], tokens: int) -> FittedRun:
         f"the text has {tokens / parameters:,.2f} training tokens per parameter, and about {TOKENS_PER_PARAMETER} are "
         f"best (Hoffmann et al. 2022). Each peer reads it {epochs(manifest, tokens):,.1f} times."
     )
+    if tokens < FEW * TOKENS_PER_PARAMETER * parameters:
+        reason += " No smaller model is offered: use a longer text if you can."
     return FittedRun(name, changes, reason)
 
 

@@ -31,7 +31,7 @@ from p2ptrain.train.weights import Weights
 
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. AdamW's second moment
-(beta2 .95 to .999) needs tens to hundreds of steps; its bias correction bounds the step size from the start. Guess: the
+(beta2 .95 to .999) needs tens to hundreds of steps; its bias correction bounds the step size from the start. Guess:
 loss after a join for several values would settle it."""
 
 SHOWINGS = 4

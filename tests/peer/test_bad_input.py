@@ -366,7 +366,7 @@ def test_orders_about_an_open_run(tmp_path: Path, refused: Callable[..., str]) -
     for command in (admit, revoke):
         assert "is open" in refused(tmp_path / "run", STRANGER, command=command)
     assert "has printed a link here" in refused(tmp_path / "run", command=invite)
-    assert "holds no manifest.signed" in refused(tmp_path / "nowhere", STRANGER, command=admit)
+    assert "There is no directory" in refused(tmp_path / "nowhere", STRANGER, command=admit)
 
 
 def test_an_open_runs_link_is_had_again(
