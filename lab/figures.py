@@ -46,7 +46,7 @@ BLAMED: Mapping[str, str] = {
     "broke protocol": "",
     "clipped": "",
     "failed": "^no answer for |sends slower than |sent nothing for too long"
-    "|nothing in common with ours|not where it said they are|too far ahead of ours",
+    "|nothing in common with ours|not fit the agreed step widths|too far ahead of ours",
     "refused": "^implausible progress",
 }
 """Kinds of notes that blame a peer, with a pattern for the reasons that count. A peer that is busy, unreachable or

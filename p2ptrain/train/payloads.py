@@ -35,7 +35,7 @@ from p2ptrain.outer.mixing import l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths
 
-ELSEWHERE = "its weights are not where it said they are"
+MISFIT = "its weights do not fit the agreed step widths; the next exchange adapts them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class Payloads:
         for (number, _, _, terms), each, fit in zip(pairs, compared, fits, strict=True):
             self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
         if verdict is not WidthFeedback.FITS:
-            raise MisfitError(ELSEWHERE)
+            raise MisfitError(MISFIT)
         own = max(mine.norm, torch.finfo(torch.float32).tiny)
         sketched = math.hypot(*(fit.sketched for fit in fits))
         return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)

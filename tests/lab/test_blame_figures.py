@@ -12,7 +12,7 @@ from lab.figures import HEARD_S, blame, broken_exchanges
 from lab.script import ActKind
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
-from p2ptrain.train.payloads import ELSEWHERE
+from p2ptrain.train.payloads import MISFIT
 
 DIES = 10.0
 
@@ -71,7 +71,7 @@ def noticed(kind: str, why: str) -> int:
         ("failed", "liar sends slower than 5 kB/s"),
         ("failed", "liar sent nothing for too long"),
         ("failed", "its weights have nothing in common with ours"),
-        ("failed", ELSEWHERE),
+        ("failed", MISFIT),
         ("refused", DeclineReason.IMPLAUSIBLE_PROGRESS.value),
     ],
 )

@@ -41,7 +41,7 @@ def test_bytes_that_are_no_weights_are_refused_and_teach_little() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     before = acquainted(one, other)
     widths = one.proposals([0])[0]
-    with pytest.raises(MisfitError, match="not where it said"):
+    with pytest.raises(MisfitError, match="do not fit the agreed step widths"):
         met(one, other, random)
     assert all(0 <= after - known <= PACE for known, after in zip(widths, one.proposals([0])[0], strict=True))
     assert met(one, other).distance == pytest.approx(before, rel=0.2)
@@ -66,7 +66,7 @@ def test_weights_other_than_the_sketch_told_of_are_refused(factor: float) -> Non
     proposals = one.proposals([0]), other.proposals([0])
     part = factor * other.published.parts[0]
     false = other.encode([0], *reversed(proposals), Snapshot(1, (part,), (part,)))
-    with pytest.raises(MisfitError, match="not where it said"):
+    with pytest.raises(MisfitError, match="do not fit the agreed step widths"):
         one.difference(one.encode([0], *proposals), false.parts)
 
 
@@ -101,7 +101,7 @@ def test_weights_that_moved_since_the_sketch_are_refused_however_near() -> None:
     proposals = one.proposals([0]), other.proposals([0])
     part = other.published.parts[0] + 0.1 * torch.randn(len(COMMON), generator=torch.Generator().manual_seed(4))
     moved = other.encode([0], *reversed(proposals), Snapshot(2, (part,), (part,)))
-    with pytest.raises(MisfitError, match="not where it said"):
+    with pytest.raises(MisfitError, match="do not fit the agreed step widths"):
         one.difference(one.encode([0], *proposals), moved.parts)
 
 
@@ -174,7 +174,7 @@ def test_a_liar_that_has_drifted_far_away_is_refused_as_well(factor: float) -> N
     for _ in range(2):
         proposals = one.proposals([0]), other.proposals([0])
         false = other.encode([0], *reversed(proposals), Snapshot(9, (part,), (part,)))
-        with pytest.raises(MisfitError, match="not where it said"):
+        with pytest.raises(MisfitError, match="do not fit the agreed step widths"):
             one.difference(one.encode([0], *proposals), false.parts)
 
 
