@@ -41,19 +41,13 @@ ACTIVITIES = frozenset(
 RESTS, ENDS_OF_REST = frozenset({"paused", "still paused"}), frozenset({"called back", "goes on"})
 
 
-class ActivityLine:
-    """What a command does meanwhile: one line on a terminal, elsewhere one for each activity.
+class StatusLine:
+    """Line at the bottom of a terminal that renews itself; a context manager that removes it at its end."""
 
-    A context manager; the terminal's line is gone at its end.
-    """
-
-    def __init__(self, console: Console | None = None, clock: Clock = time.monotonic) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True, emoji=False)
-        self._clock = clock
-        self._has_status = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._live = Live(_status(""), console=self._console, auto_refresh=False, transient=True)
-        self._shown = ""
-        self._shown_at = float("-inf")
+    def __init__(self, console: Console, text: str = "") -> None:
+        self._console = console
+        self._has_status = console.is_terminal and not console.is_dumb_terminal
+        self._live = Live(_status(text), console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
         if self._has_status:
@@ -63,40 +57,42 @@ class ActivityLine:
     def __exit__(self, *_: object) -> None:
         if self._has_status:
             self._live.stop()
+
+    def _renew(self, text: str) -> None:
+        self._live.update(_status(text), refresh=True)
+
+
+class ActivityLine(StatusLine):
+    """What a command does meanwhile: one line on a terminal, elsewhere one for each activity."""
+
+    def __init__(self, console: Console | None = None, clock: Clock = time.monotonic) -> None:
+        super().__init__(console or Console(highlight=False, soft_wrap=True, emoji=False))
+        self._clock = clock
+        self._shown = ""
+        self._shown_at = float("-inf")
 
     def tell(self, activity: str, done: str = "") -> None:
         """Show an activity, and how much of it is done."""
         text = f"{activity}: {done}" if done else activity
         if self._has_status:
-            self._live.update(_status(text), refresh=True)
+            self._renew(text)
         elif activity != self._shown or self._clock() - self._shown_at >= PLAIN_ACTIVITY_S:
             self._shown, self._shown_at = activity, self._clock()
             self._console.print(text, markup=False)
 
 
-class Screen:
-    """Shows notes of the event log; a context manager that restores the terminal. Safe from any thread."""
+class Screen(StatusLine):
+    """Shows notes of the event log. Safe from any thread."""
 
     def __init__(self, console: Console | None = None, verbose: bool = False, clock: Clock = time.monotonic) -> None:
-        self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
+        super().__init__(console or Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False), "starting")
         self._verbose = verbose
         self._clock = clock
         self._lock = threading.RLock()
-        self._has_status = self._console.is_terminal and not self._console.is_dumb_terminal
-        self._live = Live(_status("starting"), console=self._console, auto_refresh=False, transient=True)
         self._rests = self._is_ending = False
         self._lowest = float("inf")
         self._fraction = 0.0
         self._shown_at: BoundedDict[tuple[str, ...], float] = BoundedDict(MAX_REMEMBERED)
-
-    def __enter__(self) -> Self:
-        if self._has_status:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._has_status:
-            self._live.stop()
 
     def show(self, kind: str, fields: dict[str, Any]) -> None:
         with self._lock:
@@ -109,7 +105,7 @@ class Screen:
             if text is None:
                 return
             if self._has_status and (kind in ACTIVITIES or kind in RESTS or (kind == "progress" and not self._rests)):
-                self._live.update(_status(text), refresh=True)
+                self._renew(text)
             if self._is_news(kind, fields):
                 self._console.print(text, markup=False)
             if kind == "progress" and self._is_lowest(fields.get("loss", float("inf"))):
