@@ -19,7 +19,7 @@ from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.data.tokenizer import load_tokenizer
 from p2ptrain.manifest import Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.fitting import fitted
-from p2ptrain.manifest.sources import MOST_TOKENS, FileTokenizer
+from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer
 
 _NO_AUTHOR = "00" * 32
 JSON_LINES = (".jsonl", ".ndjson")
@@ -92,7 +92,7 @@ def create(
                 "sha256": digest,
                 "format": detected_format(corpus),
                 "text_field": text_field,
-                "max_tokens": MOST_TOKENS,
+                "max_tokens": MAX_TOKENS,
             }
             name, changes, reason, figures = _sized(corpus, tokenizer, preset_name, changes, cache, tell)
         kept: list[str] = []
@@ -129,7 +129,7 @@ def _sized(
 def _just_above(tokens: int) -> int:
     """Return a limit of at least 1,000 tokens that leaves nothing out, rounded up to three digits."""
     unit = 10 ** max(0, len(str(tokens)) - 3)
-    return min(MOST_TOKENS, max(1000, (tokens // unit + 1) * unit))
+    return min(MAX_TOKENS, max(1000, (tokens // unit + 1) * unit))
 
 
 def detected_format(path: Path) -> str:

@@ -14,13 +14,13 @@ from p2ptrain.manifest.schema import Manifest
 TOKENS_PER_PARAMETER = 20
 """Training tokens per parameter of the best model for a given compute (Hoffmann et al. 2022, arXiv 2203.15556)."""
 
-FEW = 0.5
-"""Share of these tokens below which the author is told. Guess: losses on short texts."""
+SHORT_TEXT = 0.5
+"""Share of ``TOKENS_PER_PARAMETER`` below which ``init`` advises a longer text. Guess: losses on short texts."""
 
-MOST_EPOCHS = 4
+MAX_EPOCHS = 4
 """Epochs up to which repeated text is worth about as much as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
-LEAST_OUTER_STEPS = 100
+MIN_OUTER_STEPS = 100
 """Outer steps that a run has at least, or its peers exchange too seldom. Guess: measure the loss of short runs."""
 
 _NO_AUTHOR = "00" * 32
@@ -54,7 +54,7 @@ def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = No
     found = [(name, {**sizes, **changes}) for name, sizes in _candidates(changes)]
     name, chosen = min(found, key=lambda each: abs(math.log(_parameters(*each) / max(1.0, target))))
     per_outer_step = preset(name, _NO_AUTHOR).tokens_per_outer_step
-    budget = max(_rounded(tokens), LEAST_OUTER_STEPS * per_outer_step)
+    budget = max(_rounded(tokens), MIN_OUTER_STEPS * per_outer_step)
     run = PRESETS[name]
     warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens_per_peer"])
     chosen |= {"run.tokens_per_peer": budget, "training.warmup_tokens": warmup}
@@ -67,14 +67,14 @@ def epochs(manifest: Manifest, tokens: int) -> float:
 
 
 def repetition(manifest: Manifest, tokens: int) -> str | None:
-    """Return a warning, without its full stop, if peers read the text more than ``MOST_EPOCHS`` times; else None."""
-    if epochs(manifest, tokens) <= MOST_EPOCHS:
+    """Return a warning, without its full stop, if peers read the text more than ``MAX_EPOCHS`` times; else None."""
+    if epochs(manifest, tokens) <= MAX_EPOCHS:
         return None
     return (
         f"the text is small for this run: each peer reads its {tokens:,} training tokens "
-        f"{epochs(manifest, tokens):,.1f} times, and beyond {MOST_EPOCHS} times repeated text is worth less and less "
+        f"{epochs(manifest, tokens):,.1f} times, and beyond {MAX_EPOCHS} times repeated text is worth less and less "
         f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens_per_peer, now "
-        f"{manifest.run.tokens_per_peer:,}, to {MOST_EPOCHS * tokens:,}"
+        f"{manifest.run.tokens_per_peer:,}, to {MAX_EPOCHS * tokens:,}"
     )
 
 
@@ -86,7 +86,7 @@ def _explained(name: str, changes: dict[str, Any], tokens: int) -> FittedRun:
         f"the text has {tokens / parameters:,.2f} training tokens per parameter, and about {TOKENS_PER_PARAMETER} are "
         f"best (Hoffmann et al. 2022). Each peer reads it {epochs(manifest, tokens):,.1f} times."
     )
-    if tokens < FEW * TOKENS_PER_PARAMETER * parameters:
+    if tokens < SHORT_TEXT * TOKENS_PER_PARAMETER * parameters:
         reason += " No smaller model is offered: use a longer text if you can."
     return FittedRun(name, changes, reason)
 

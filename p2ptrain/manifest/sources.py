@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from p2ptrain.manifest.section import Digest, HubName, Revision, Section, Word
 
-MOST_TOKENS = 2_000_000_000
+MAX_TOKENS = 2_000_000_000
 """Maximum of ``max_tokens``: up to 8 GB on each peer's disk. Guess: survey the volunteers' free disk space."""
 
 BYTE_VOCABULARY = 256
@@ -45,7 +45,7 @@ class HubTokenizer(Section):
 
 
 class FileTokenizer(Section):
-    """Local tokenizer.json; start the bootstrap with --tokenizer FILE, and peers get it by the link."""
+    """Local tokenizer.json; peers get it by the link if `init` or the bootstrap got it with --tokenizer FILE."""
 
     kind: Literal["file"]
     """Source of the tokenizer: bytes, hub or file."""
@@ -82,7 +82,7 @@ class _LargeCorpus(_CorpusSection):
     """Column that holds the text. (text: the usual name on the hub.)"""
 
     # Guess: survey the volunteers' free disk space.
-    max_tokens: int = Field(default=100_000_000, ge=1_000, le=MOST_TOKENS)
+    max_tokens: int = Field(default=100_000_000, ge=1_000, le=MAX_TOKENS)
     """Most tokens read; the rest is left out. Each peer keeps them on disk, 1 to 4 bytes per token."""
 
 
@@ -106,7 +106,7 @@ class HubCorpus(_LargeCorpus):
 
 
 class FileCorpus(_LargeCorpus):
-    """Local file; if it is small, start the bootstrap with --data FILE, and peers get it by the link."""
+    """Local file; up to 64 MiB, peers get it by the link if `init --corpus` or `bootstrap --data` got it."""
 
     kind: Literal["file"]
     """Source of the text: builtin, hub or file."""

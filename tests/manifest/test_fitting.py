@@ -4,7 +4,7 @@ import pytest
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
-from p2ptrain.manifest.fitting import MOST_EPOCHS, TOKENS_PER_PARAMETER, FittedRun, epochs, fitted, repetition
+from p2ptrain.manifest.fitting import MAX_EPOCHS, TOKENS_PER_PARAMETER, FittedRun, epochs, fitted, repetition
 
 AUTHOR = "ab" * 32
 
@@ -52,9 +52,9 @@ def test_a_chosen_preset_stays_as_it_is() -> None:
 
 def test_repetition_is_reported_above_four_epochs() -> None:
     manifest = preset("demo", AUTHOR)
-    enough = manifest.run.tokens_per_peer // MOST_EPOCHS
+    enough = manifest.run.tokens_per_peer // MAX_EPOCHS
     assert repetition(manifest, enough) is None
-    assert f"to {MOST_EPOCHS * (enough - 1):,}" in str(repetition(manifest, enough - 1))
+    assert f"to {MAX_EPOCHS * (enough - 1):,}" in str(repetition(manifest, enough - 1))
 
 
 @pytest.mark.parametrize("name", ["demo", "llama-135m"])
