@@ -117,6 +117,11 @@ class Recipe:
         """Mix of the weights, slow or fast (never both); None if they are not mixed."""
         return self.mix("slow") or self.mix("fast")
 
+    def mixes_at_any_time(self, stream: Stream) -> bool:
+        """Report whether peers exchange this stream with random partners, at any time."""
+        mix = self.mix(stream)
+        return mix is not None and mix.who == "random"
+
     def mix(self, stream: Stream) -> Mix | None:
         """Return the mix of this stream; None if it is not mixed."""
         return next((mix for mix in self.mixes if mix.stream == stream), None)

@@ -114,7 +114,7 @@ class Session:
     async def _swap(self, link: Link, swap: Swap) -> None:
         payloads, work = self.tools.payloads, self.tools.work
         sizes, lengths = payloads.proposal_sizes(swap.fragments), payloads.encoded_sizes(swap.fragments)
-        snapshot = payloads.published  # one for proposals and payload, whatever is published meanwhile
+        snapshot = await work(payloads.current, swap.fragments)  # one for proposals and payload
         proposals: Sequence[bytes] = ()
         their_proposals: Sequence[bytearray] = ()
         try:

@@ -182,14 +182,14 @@ class CountingLearner:
 
     inbox = payloads
 
-    published = None
-    """Snapshot for partners: none."""
+    def current(self, fragments: Sequence[int]) -> None:
+        """Return the snapshot for partners: none."""
 
     def proposals(self, fragments: Sequence[int], snapshot: None) -> list[Blank]:
         return [self._rules.proposals[fragment] for fragment in fragments] if self._rules.proposals else []
 
     def proposal_sizes(self, fragments: Sequence[int]) -> list[int]:
-        return [proposal.size for proposal in self.proposals(fragments, self.published)]
+        return [proposal.size for proposal in self.proposals(fragments, None)]
 
     def encode(
         self, fragments: Sequence[int], mine: Sequence[Blank], theirs: Sequence[Blank], snapshot: None

@@ -4,8 +4,9 @@ Events go in and effects come out; time and randomness are arguments. The core h
 reads no clock. A shell (``p2ptrain.net`` or ``p2ptrain.sim``) performs the effects. ``docs/generated/MAP.md`` lists the
 modules; begin with ``messages``, ``events`` and ``rules``, then ``peer``, the entry point, and ``exchange``.
 
-Three rules keep asynchronous mixing stable: a fragment is engaged from its snapshot until its displacement is applied;
-the smaller peer id wins when offers cross; a newcomer pulls before it exchanges. ``docs/PROTOCOL.md`` has the tables.
+Three rules keep asynchronous mixing stable: a fragment is in one exchange at a time, and each snapshot contains the
+displacements committed before; the smaller peer id wins when offers cross; a newcomer pulls before it exchanges.
+``docs/PROTOCOL.md`` has the tables.
 """
 
 from p2ptrain.swarm.core_state import Counters

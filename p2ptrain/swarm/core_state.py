@@ -55,6 +55,9 @@ class CoreState:
     members: Membership
     step: int = 0
     progress: float = 0.0
+    """Tokens per peer: the trainer's progress and what committed exchanges will add to it."""
+    unapplied: dict[LinkId, float] = field(default_factory=dict)
+    """Progress (tokens) that each committed exchange adds and the trainer has not applied yet."""
     rate: float = 0.0
     """This peer's own tokens per second, 0 until an outer step is done."""
     seconds_per_outer_step: float = 0.0
@@ -86,6 +89,10 @@ class CoreState:
 
     def note(self, kind: str, peer: PeerId | None = None, why: str = "", seconds: float = 0.0) -> None:
         self.emit(Note(kind=kind, peer=peer, why=why, seconds=seconds))
+
+    def trained_to(self, progress: float) -> None:
+        """Take over the trainer's progress, which lacks what is not applied yet."""
+        self.progress = progress + sum(self.unapplied.values())
 
     @property
     def effective_progress(self) -> float:

@@ -1,11 +1,13 @@
 """The state machine of one exchange, and the book of all exchanges under way.
 
-``TRANSITIONS`` holds the table; docs/PROTOCOL.md shows it. A fragment is engaged from SWAPPING (its snapshot) until its
-displacement is applied. An offer engages nothing.
+``TRANSITIONS`` holds the table; docs/PROTOCOL.md shows it. A fragment is engaged from SWAPPING (its snapshot) until the
+exchange commits, if later snapshots contain its displacement at once (``MAX_UNAPPLIED``), else until the trainer has
+applied that. An offer engages nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -85,7 +87,7 @@ TRANSITIONS: TransitionTable[ExchangeState, ExchangeEvent] = TransitionTable(
         (ExchangeState.COMMITTED,),
         ExchangeEvent.END,
         None,
-        "the trainer applied the displacement; the fragments are free. A failure changes nothing in this state",
+        "the trainer applied the displacement; all its fragments are free. A failure changes nothing in this state",
     ),
 )
 
@@ -95,6 +97,11 @@ DRAGGED = 0.75
 side's exchanges take, believed up to 16 times what ours take (``deadlines``). So a connection at its usual speed needs
 a quarter, and one 12 times slower than others does not drag. Guess: compare durations of honest and adversarial slow
 partners."""
+
+MAX_UNAPPLIED = 2
+"""Committed displacements of a fragment that the trainer may not have applied when the next exchange of it begins. Each
+takes four bytes per weight. With none, peers whose inner steps took up to a second, since other programs ran beside
+them, answered `busy` so often that 18 % of their outer steps passed alone. Guess: measure longer inner steps."""
 
 _UNDER_WAY = (ExchangeState.SWAPPING, ExchangeState.CONFIRMING)
 
@@ -166,11 +173,18 @@ class Exchange:
 
 
 class ExchangeBook:
-    """All exchanges under way, by link, and the free fragments."""
+    """All exchanges under way, by link, and the free fragments.
 
-    def __init__(self, fragments: Iterable[int]) -> None:
+    Args:
+        fragments: those that may enter unplanned exchanges.
+        weights: number of fragments of the weights; higher ones are pseudo-gradients.
+    """
+
+    def __init__(self, fragments: Iterable[int], weights: int) -> None:
+        fragments = sorted(fragments)
+        self._early = frozenset(fragment for fragment in fragments if fragment < weights)  # free at the commit
         self._exchanges: dict[LinkId, Exchange] = {}
-        self._last_exchanged = dict.fromkeys(sorted(fragments), -1)  # commit counter by fragment, longest waiting first
+        self._last_exchanged = dict.fromkeys(fragments, -1)  # commit counter by fragment, longest waiting first
         self._commits = 0
 
     def __iter__(self) -> Iterator[Exchange]:
@@ -205,13 +219,18 @@ class ExchangeBook:
         return sum(exchange.state in _UNDER_WAY for exchange in self._exchanges.values())
 
     def engaged(self) -> set[int]:
-        """Return the fragments between snapshot and application; they must not be snapshot again."""
-        return {
-            fragment
-            for exchange in self._exchanges.values()
-            if exchange.state is not ExchangeState.OFFERED
-            for fragment in exchange.fragments
-        }
+        """Return the fragments that must not be snapshot again now."""
+        unapplied: Counter[int] = Counter()
+        engaged: set[int] = set()
+        for exchange in self._exchanges.values():
+            if exchange.state is ExchangeState.COMMITTED:
+                unapplied.update(exchange.fragments)
+            elif exchange.state is not ExchangeState.OFFERED:
+                engaged.update(exchange.fragments)
+        for fragment, count in unapplied.items():
+            if count >= MAX_UNAPPLIED or fragment not in self._early:
+                engaged.add(fragment)
+        return engaged
 
     def free_fragments(self) -> list[int]:
         """Return the fragments that may enter an unplanned exchange, longest waiting first."""
@@ -238,4 +257,6 @@ class ExchangeBook:
         return min([exchange.deadline for exchange in self._exchanges.values()], default=inf)
 
     def partners(self) -> set[PeerId]:
-        return {exchange.link.peer for exchange in self._exchanges.values()}
+        """Return the partners of exchanges that have not committed."""
+        committed = ExchangeState.COMMITTED
+        return {exchange.link.peer for exchange in self._exchanges.values() if exchange.state is not committed}

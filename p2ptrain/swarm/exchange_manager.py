@@ -27,7 +27,7 @@ of exactly enough were declined twice per exchange (simulated: 16 fragments, 4 a
 class ExchangeManager:
     def __init__(self, core: CoreState) -> None:
         self._core = core
-        self.book = ExchangeBook(core.rules.free)
+        self.book = ExchangeBook(core.rules.free, core.rules.fragments)
         self.rounds = Rounds(core)
         self._judge = Judge(core)
         self._slow_partners = SlowPartnerPenalty(core)
@@ -228,10 +228,13 @@ class ExchangeManager:
         # Agreed on before this peer's end: nothing would raise its progress again.
         if core.state is PeerState.FINISHING:
             moved = max(moved, 0.0)
+        moved = core.budget.take(moved, link.peer)
+        core.unapplied[link] = moved
+        core.progress += moved
         core.emit(
             Commit(
                 link,
-                progress_displacement=core.budget.take(moved, link.peer),
+                progress_displacement=moved,
                 share=mine.share(theirs),
                 clip_radius=min(mine.clip_radius, theirs.clip_radius),
                 finished=PeerState.FINISHING in (mine.state, theirs.state),

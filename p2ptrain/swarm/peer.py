@@ -159,7 +159,7 @@ class Peer:
             case events.ExchangeDue():
                 self._exchanges.one_due(now)
             case events.PhaseDone():
-                self._core.progress = event.progress
+                self._core.trained_to(event.progress)
                 self._stopwatch.wait(now)
                 self._exchanges.phase_done(event.step, now)
             case events.TrainingEnded():
@@ -169,7 +169,8 @@ class Peer:
             case events.SwapDone():
                 self._exchanges.swapped(event, now)
             case events.Applied():
-                self._core.progress = event.progress
+                self._core.unapplied.pop(event.link, None)
+                self._core.trained_to(event.progress)
                 self._exchanges.applied(event.link, now)
             case events.Pulled():
                 self._exchanges.abandon()
@@ -253,7 +254,8 @@ class Peer:
 
     def _outer_step_done(self, event: events.OuterStepDone, now: float) -> None:
         core = self._core
-        core.step, core.progress = event.step, event.progress
+        core.step = event.step
+        core.trained_to(event.progress)
         core.counters.outer_steps += 1
         if lap := self._stopwatch.lap(now):
             took_s, core.seconds_per_outer_step = lap
@@ -264,7 +266,8 @@ class Peer:
     def _training_ended(self, event: events.TrainingEnded, now: float) -> None:
         if self._final_gossip.has_begun or self._core.state is PeerState.LEAVING:
             return
-        self._core.step, self._core.progress = event.step, event.progress
+        self._core.step = event.step
+        self._core.trained_to(event.progress)
         self._core.settled = True  # nothing ahead is further than the end
         self._catch_up.drop()
         self._exchanges.training_ended(now)

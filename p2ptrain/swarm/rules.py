@@ -29,7 +29,8 @@ class SwarmRules:
     streams: int
     """Tensors that a fragment stands for: with two, the upper half of the numbers are the second stream's fragments."""
     free: tuple[int, ...]
-    """Fragments exchanged beside training with any free partner."""
+    """Fragments exchanged beside training with any free partner. The shell adds committed displacements to those of the
+    weights before the trainer does."""
     beside: tuple[int, ...]
     """Fragments exchanged beside training with the partners that the topology plans for an outer step."""
     between: tuple[int, ...]

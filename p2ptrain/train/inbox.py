@@ -8,6 +8,7 @@ Legend: F elements of one fragment.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -17,11 +18,12 @@ from torch import Tensor
 
 from p2ptrain.base.ids import LinkId
 from p2ptrain.swarm.events import Commit
-from p2ptrain.train.payloads import Difference
+from p2ptrain.train.payloads import Difference, Payloads
 
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
+    serial: int
     commit: Commit
     difference: Difference
     follow: float
@@ -52,17 +54,22 @@ class Inbox:
 
     Args:
         follow: the recipe's share of a displacement of theta that x takes at once.
+        payloads: learns of each displacement, since partners get the weights that contain it from now on.
     """
 
-    def __init__(self, follow: float) -> None:
+    def __init__(self, follow: float, payloads: Payloads) -> None:
         self._follow = follow
+        self._payloads = payloads
+        self._serials = itertools.count(1)
         self._queue: SimpleQueue[Delivery] = SimpleQueue()
 
     def deliver(self, commit: Commit, difference: Difference) -> None:
-        """Queue a committed exchange's displacement and the progress that it adds."""
+        """Queue a committed exchange's displacement and the progress that it adds. Only one thread may call it."""
         # A finished peer has no pseudo-gradient to come, and both sides must move x by the same share.
         follow = 1.0 if commit.finished else self._follow
-        self._queue.put(Displacement(commit, difference, follow))
+        serial = next(self._serials)
+        self._payloads.expect(serial, commit, difference)
+        self._queue.put(Displacement(serial, commit, difference, follow))
 
     def proceed(self, step: int) -> None:
         """Let a trainer that waits at this outer step continue with what was delivered before."""
@@ -87,6 +94,7 @@ class Inbox:
             while True:
                 stale = self._queue.get_nowait()
                 if isinstance(stale, Displacement):
+                    self._payloads.settle(stale.serial)
                     links.append(stale.commit.link)
         except Empty:
             return links

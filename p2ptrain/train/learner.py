@@ -21,6 +21,7 @@ from torch import Tensor
 from p2ptrain.codec import Codec, Matrices, is_decodable
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
+from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.guard import PhaseGuard
 from p2ptrain.train.inbox import Adoption, Displacement, Inbox, RoundFinished
@@ -87,7 +88,8 @@ class Learner:
         self._shows_fast = rules.recipe.mix("fast") is not None
         of_gradients = (gradient_codec or codec) if rules.recipe.mix("pseudo_gradient") is not None else None
         lengths = [piece.stop - piece.start for piece in fragments]
-        self.payloads = Payloads(lengths, codec, of_gradients, matrices, "fast" if self._shows_fast else "slow")
+        shown: Stream = "fast" if self._shows_fast else "slow"
+        self.payloads = Payloads(lengths, codec, of_gradients, matrices, shown, rules.recipe.mixes_at_any_time(shown))
         self._notebook = notebook
         self._clock = clock
         self._held_out = held_out
@@ -100,7 +102,7 @@ class Learner:
         feeds_back = of_gradients is not None and is_decodable(of_gradients) and of_gradients.needs_feedback
         self._weights = Weights(task, fragments, self.payloads, feeds_back)
         self._weights.publish(self.step)
-        self.inbox = Inbox(rules.recipe.follow)
+        self.inbox = Inbox(rules.recipe.follow, self.payloads)
 
     # --- the trainer thread -----------------------------------------------------------------------------------------
 
@@ -226,27 +228,28 @@ class Learner:
             if weights.phase is not None and stream in recipe.blocking:
                 weights.phase.take(stream, fragment, displacement_)
             elif stream == "slow":
-                weights.move(fragment, displaced(weights.state(fragment), displacement_), displacement_)
+                weights.move(fragment, displaced(weights.state(fragment), displacement_), displacement_, ready.serial)
             elif stream == "fast":
-                self._move_fast(fragment, displacement_, ready.follow)
+                self._move_fast(fragment, displacement_, ready)
             elif ready.difference.mine.step != self.step:
                 continue  # belongs to an earlier step: too late
             elif recipe.weights_mix is not None:
                 weights.keep(fragment, late_momentum(weights.state(fragment), displacement_))
             else:
                 late = late_pseudo_gradient(weights.state(fragment), displacement_, self._rules.outer)
-                weights.move(fragment, *late)
+                weights.move(fragment, *late, ready.serial)
+        self.payloads.settle(ready.serial)
         self.progress += commit.progress_displacement
         return Applied(commit.link, self.progress)
 
-    def _move_fast(self, fragment: int, displacement_: Tensor, follow: float) -> None:
-        """Displace a fragment's fast weights, and its slow weights by the share ``follow`` of it.
+    def _move_fast(self, fragment: int, displacement_: Tensor, ready: Displacement) -> None:
+        """Displace a fragment's fast weights, and its slow weights by the share ``ready.follow`` of it.
 
         After the run's end no later phase can deliver the rest: theta is x, and moves as x does on both sides.
         """
-        moved = displacement_ if follow == 1.0 else displacement_ * follow
+        moved = displacement_ if ready.follow == 1.0 else displacement_ * ready.follow
         taken = moved if self.ended else displacement_
-        self._weights.move_fast(fragment, taken, moved)
+        self._weights.move_fast(fragment, taken, moved, ready.serial)
         self._guard.added(l2_distance(taken, moved))
 
     def _adopt(self, ready: Adoption) -> list[Event]:
@@ -259,6 +262,7 @@ class Learner:
             return [Unfit(ready.link, "the run's end came first")]
         if (loss := self._loss_if_worthless(ready.weights)) is not None:
             return [Unfit(ready.link, f"its weights do worse than guessing: held-out loss {loss:.3f}")]
+        stale = self.inbox.drop()
         self._weights.replace(ready.weights)
         self.payloads.forget_fits()
         self._guard.forget()
@@ -267,7 +271,7 @@ class Learner:
         self.ended = self.progress >= self._rules.tokens_per_peer
         self._weights.publish(self.step)
         self.task.reset(REWARM_STEPS)
-        events: list[Event] = [Applied(link, self.progress) for link in self.inbox.drop()]
+        events: list[Event] = [Applied(link, self.progress) for link in stale]
         events.append(Adopted(ready.link, self.step, self.progress))
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 

@@ -1,7 +1,7 @@
 """Numeric part of an exchange: a published snapshot to bytes, two payloads to a difference.
 
-Any thread may call everything except ``publish``: readers use one published snapshot, a tuple of immutable tensors that
-the trainer replaces as a whole.
+Any thread may call everything except ``publish`` and ``settle``: readers use one published snapshot, a tuple of
+immutable tensors that the trainer replaces as a whole.
 
 The network identifies fragments by number: 0 to F - 1 are the weights, slow or fast, F to 2 F - 1 the pseudo-gradients.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from blake3 import blake3
@@ -31,8 +31,9 @@ from p2ptrain.codec import (
     proposal_size,
     unexplained,
 )
-from p2ptrain.outer.mixing import l2_norm
+from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
+from p2ptrain.swarm.events import Commit
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths
 
 MISFIT = "its weights do not fit the agreed step widths; the next exchange adapts them"
@@ -83,6 +84,8 @@ class Snapshot:
     step: int
     parts: tuple[Tensor, ...]  # [n] fp32 each, by the network's fragment numbers
     slow: tuple[Tensor, ...]  # [n] fp32 each: for newcomers
+    applied: tuple[int, ...] = ()
+    """Serial number of the last displacement that each fragment of the weights contains; empty: none."""
 
 
 class Payloads:
@@ -94,6 +97,7 @@ class Payloads:
         gradient_codec: for pseudo-gradients; None: they are not exchanged.
         matrices: the matrices in each fragment, the same on all peers of a run; empty: unknown.
         shown: which weights partners get, the slow or the fast ones.
+        adds_pending: whether partners get the weights as they will be once committed displacements are applied.
     """
 
     def __init__(
@@ -103,8 +107,12 @@ class Payloads:
         gradient_codec: Codec | None,
         matrices: Sequence[Matrices] = (),
         shown: Stream = "slow",
+        adds_pending: bool = False,
     ) -> None:
         self.published = Snapshot(0, (), ())
+        self._adds_pending = adds_pending
+        self._pending: dict[int, tuple[Commit, Difference]] = {}
+        """Committed exchanges that the trainer has not applied yet, by serial number."""
         self._streams: tuple[Stream, ...] = (shown, "pseudo_gradient")
         self._lengths = tuple(lengths)
         self._matrices = tuple(matrices) or ((),) * len(self._lengths)
@@ -129,6 +137,39 @@ class Payloads:
     def publish(self, snapshot: Snapshot) -> None:
         """Replace the published snapshot. Only the trainer calls it."""
         self.published = snapshot
+
+    # --- committed exchanges that the trainer has not applied yet ----------------------------------------------------
+
+    def expect(self, serial: int, commit: Commit, difference: Difference) -> None:
+        """Record a committed exchange, so that ``current`` contains its displacement before the trainer applies it.
+
+        ``serial``: number of the delivery, in the order in which the trainer applies them.
+        """
+        if self._adds_pending:
+            self._pending[serial] = commit, difference
+
+    def settle(self, serial: int) -> None:
+        """Forget an exchange whose displacement the published snapshot contains, or that was dropped."""
+        self._pending.pop(serial, None)
+
+    def current(self, fragments: Sequence[int]) -> Snapshot:
+        """Return the published snapshot with these fragments as they are once all committed displacements are applied.
+
+        So an exchange need not wait until the trainer, in the middle of an inner step, has applied the one before: the
+        two peers' weights have the same mean either way. If this peer's training ends first and the recipe mixes the
+        fast weights, the trainer applies less of a pending displacement (``Recipe.follow``).
+        """
+        pending = list(self._pending.items())  # read first: the trainer publishes before it settles
+        snapshot = self.published
+        parts = list(snapshot.parts)
+        for serial, (commit, difference) in pending:
+            for number, part in zip(difference.fragments, difference.parts, strict=True):
+                is_weight = number < len(self._lengths)
+                if is_weight and number in fragments and serial > (snapshot.applied or (0,) * len(parts))[number]:
+                    parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
+        return replace(snapshot, parts=tuple(parts)) if pending else snapshot
+
+    # --- step widths --------------------------------------------------------------------------------------------------
 
     @property
     def lacks_widths(self) -> bool:

@@ -44,6 +44,8 @@ class Weights:
         """State of each fragment after the last outer step and the exchanges since."""
         self._left_out = [torch.zeros_like(state.slow) for state in self.states] if feeds_back else []
         """[F] each: what pseudo-gradient messages have left out so far, if the codec needs that fed back."""
+        self._applied = [0] * len(self._slices)
+        """Serial number of the last displacement that each fragment's weights contain."""
 
     @property
     def slow(self) -> Tensor:
@@ -112,8 +114,13 @@ class Weights:
         fragment: int,
         state: OuterState,
         moved: Tensor,  # [F]: displacement of that state's slow weights
+        serial: int,
     ) -> None:
-        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
+        """Displace a fragment's slow and fast weights alike, and publish its new snapshot.
+
+        ``serial``: number of the displacement (``Payloads.expect``).
+        """
+        self._applied[fragment] = serial
         self.keep(fragment, state)
         self._add_to_theta(fragment, moved)
         self._publish_fragment(fragment, state.slow)
@@ -123,8 +130,13 @@ class Weights:
         fragment: int,
         taken: Tensor,  # [F]: displacement of theta
         moved: Tensor,  # [F]: displacement of x
+        serial: int,
     ) -> None:
-        """Displace a fragment's fast weights, and its slow weights by another vector; publish its new snapshot."""
+        """Displace a fragment's fast weights, and its slow weights by another vector; publish its new snapshot.
+
+        ``serial``: number of the displacement (``Payloads.expect``).
+        """
+        self._applied[fragment] = serial
         self.keep(fragment, displaced(self.state(fragment), moved))
         self._add_to_theta(fragment, taken)
         self._publish_fragment(fragment, self._payloads.published.parts[fragment] + taken)
@@ -151,7 +163,7 @@ class Weights:
             gradients = tuple(torch.zeros_like(part) for part in slow) if self._payloads.streams == 2 else ()
         if gradients and self._left_out:
             gradients = tuple(g + left for g, left in zip(gradients, self._left_out, strict=True))
-        self._payloads.publish(Snapshot(step, slow + gradients, slow))
+        self._payloads.publish(Snapshot(step, slow + gradients, slow, tuple(self._applied)))
 
     def copy_fast(self) -> tuple[Tensor, ...]:
         """Return a copy of the current fast weights, [F] each on the CPU, which training does not change."""
@@ -161,7 +173,7 @@ class Weights:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
         if self._payloads.lacks_widths:
             self._payloads.predict_widths([one - state.slow for one, state in zip(fast, self.states, strict=True)])
-        self._payloads.publish(Snapshot(step, fast, self._payloads.published.slow))
+        self._payloads.publish(Snapshot(step, fast, self._payloads.published.slow, tuple(self._applied)))
 
     def remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
         """Store the part of a fragment that a message to a partner omitted; later messages add it (error feedback)."""
@@ -174,7 +186,7 @@ class Weights:
         published = self._payloads.published
         parts = (*published.parts[:fragment], shown, *published.parts[fragment + 1 :])
         slow = (*published.slow[:fragment], self.state(fragment).slow, *published.slow[fragment + 1 :])
-        self._payloads.publish(Snapshot(published.step, parts, slow))
+        self._payloads.publish(Snapshot(published.step, parts, slow, tuple(self._applied)))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ NOTHING = cast(Any, None)
 class Plain:
     """Payloads of two chunks, as of a codec without proposals (``train.payloads.Payloads``)."""
 
-    published = None
+    def current(self, fragments: object) -> None:
+        return None
 
     def proposal_sizes(self, fragments: object) -> list[int]:
         return []

@@ -45,7 +45,7 @@ from p2ptrain.swarm.events import (
     WakeAt,
     Woke,
 )
-from p2ptrain.swarm.messages import Message
+from p2ptrain.swarm.messages import Acknowledge, Message
 
 RULES = run_rules()
 
@@ -78,7 +78,7 @@ class Seat:
     swaps: dict[LinkId, Swap] = field(default_factory=dict)
     arrived: set[LinkId] = field(default_factory=set)
     snapshots: list[tuple[int, ...]] = field(default_factory=list)
-    """Engaged fragments, one entry for each unfinished swap or unapplied displacement."""
+    """Fragments of each exchange under way that has not committed."""
     waits_since: float | None = None
     """Time since which the trainer has waited for its partners."""
     waited_s: list[float] = field(default_factory=list)
@@ -201,6 +201,7 @@ class Table:
                         self.after(self.latency + self.swap_s, self._arrive, other, their_link)
                 self._complete(peer, effect.link)
             case Commit():
+                seat.snapshots.remove(seat.swaps.pop(effect.link).fragments)
                 self.after(self.apply_s, self._apply, peer, effect)
             case Pull():
                 pass
@@ -252,7 +253,8 @@ class Table:
         other, their_link = seat.ends[link]
         self._log(peer, f"-> {other}: {type(message).__name__}")
         if not self.holds_back(peer, other, message):
-            self.after(self.latency + self.lag_s(peer, link), self._deliver, other, their_link, message)
+            behind_s = 1e-6 if isinstance(message, Acknowledge) else 0.0  # behind the payload, whatever is rounded
+            self.after(self.latency + self.lag_s(peer, link) + behind_s, self._deliver, other, their_link, message)
 
     def _deliver(self, peer: PeerId, link: LinkId, message: Message) -> None:
         if link in self.seats[peer].ends:
@@ -273,7 +275,6 @@ class Table:
         if seat.dead or seat.frozen:
             return
         seat.progress += commit.progress_displacement
-        seat.snapshots.remove(seat.swaps.pop(commit.link).fragments)
         self.handle(peer, Applied(commit.link, seat.progress))
 
     def _adopt(self, peer: PeerId, effect: Adopt) -> None:
@@ -284,13 +285,9 @@ class Table:
     def _break(self, peer: PeerId, link: LinkId, why: str, unbegun: bool = False) -> None:
         if self.seats[peer].ends.pop(link, None):
             seat = self.seats[peer]
-            if link in seat.swaps and not self._is_committed(seat, link):
+            if link in seat.swaps:
                 seat.snapshots.remove(seat.swaps.pop(link).fragments)
             self.handle(peer, LinkFailed(link, why, unbegun=unbegun))
-
-    def _is_committed(self, seat: Seat, link: LinkId) -> bool:
-        exchange = seat.core._exchanges.book.get(link)
-        return exchange is not None and exchange.state.value == "committed"
 
     def _looked_up(self, peer: PeerId) -> None:
         if not self.directory_answers:

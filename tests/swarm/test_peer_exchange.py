@@ -34,6 +34,7 @@ from p2ptrain.swarm.events import (
     SwapDone,
     Woke,
 )
+from p2ptrain.swarm.exchange import MAX_UNAPPLIED, Exchange, ExchangeBook
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
 from p2ptrain.swarm.rules import CALLS_PER_S, MAX_KNOWN
@@ -128,20 +129,42 @@ def test_crossing_answers():
         assert isinstance(sent[0], expected)
 
 
-def test_a_fragment_is_engaged_from_its_snapshot_until_applied():
-    table = in_step("amber", "birch", "cedar")
+def test_a_fragment_is_free_at_its_commit_until_too_much_is_unapplied():
+    table = in_step("amber", "birch")
     table.apply_s = 5.0
     table.step("amber")
-    table.run(1.0)
-    partner = next(name for name in ("birch", "cedar") if counts(table, name).exchanges_ok)
-    third = ({"birch", "cedar"} - {partner}).pop()
+    table.run(0.04)
+    assert table["amber"].core._exchanges.book.engaged() == {0}  # under way
+    table.run(0.5)
+    assert counts(table, "amber").exchanges_ok == 1
+    assert not table["amber"].core._exchanges.book.engaged()
+    assert table["amber"].core._core.progress == table["birch"].core._core.progress == 5.0  # the cores count it before the trainers do
+    assert (table["amber"].progress, table["birch"].progress) == (10.0, 0.0)
+    table.step("birch")
+    table.run(0.5)
+    assert counts(table, "amber").exchanges_ok == MAX_UNAPPLIED == 2
+    table.step("amber", "birch")
+    table.run(2.0)
+    assert counts(table, "amber").exchanges_ok == MAX_UNAPPLIED  # both are busy, and say so
     assert table["amber"].core._exchanges.book.engaged() == {0}
-    table.step("amber", third)
-    table.run(1.0)
-    assert counts(table, third).exchanges_ok == 0  # both others are engaged, and said so
-    assert counts(table, third).offers_declined > 0
     table.run(10.0)
-    assert counts(table, third).exchanges_ok > 0  # once they are free
+    assert counts(table, "amber").exchanges_ok > MAX_UNAPPLIED
+    assert table["amber"].progress + table["birch"].progress == pytest.approx(40.0)
+
+
+def test_a_fragment_of_pseudo_gradients_is_engaged_until_applied():
+    book = ExchangeBook(range(4), weights=2)
+    for serial, fragments in enumerate([(0, 2), (1, 3)]):
+        terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+        exchange = Exchange(LinkId(PeerId("birch"), serial, outbound=True), fragments, terms, 0.0, 1.0)
+        exchange.swap(fragments, terms, 0.0, 1.0)
+        book.put(exchange)
+    assert book.engaged() == {0, 1, 2, 3}
+    for exchange in book:
+        exchange.confirm(SwapDone(exchange.link, 1, 1, 0.0))
+        book.commit(exchange)
+    assert book.engaged() == {2, 3}
+    assert not book.partners()
 
 
 def test_an_unanswered_offer_does_not_make_a_peer_busy():

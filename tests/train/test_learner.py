@@ -48,9 +48,10 @@ def commit(mine: Terms, theirs: Terms, progress: float = 0.0) -> Commit:
 
 def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0.0) -> None:
     """Make a whole exchange of the current snapshots, delivered to both and not yet applied."""
-    proposals = [each.payloads.proposals(fragments) for each in (one, other)]
-    ours = one.payloads.encode(fragments, *proposals)
-    theirs = other.payloads.encode(fragments, *reversed(proposals))
+    snapshots = [each.payloads.current(fragments) for each in (one, other)]
+    proposals = [each.payloads.proposals(fragments, shown) for each, shown in zip((one, other), snapshots, strict=True)]
+    ours = one.payloads.encode(fragments, *proposals, snapshots[0])
+    theirs = other.payloads.encode(fragments, *reversed(proposals), snapshots[1])
     states = [PeerState.FINISHING if each.ended else PeerState.TRAINING for each in (one, other)]
     mine, yours = (replace(TERMS, state=state) for state in states)
     one.inbox.deliver(commit(mine, yours, progress), one.payloads.difference(ours, theirs.parts))
@@ -175,6 +176,65 @@ def test_t3_an_exchange_keeps_the_mean(recipe, codec_name):
     other.settle()
     assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
     assert torch.allclose((one.task.theta + other.task.theta) / 2, fast_mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("recipe", ["swarm", "swarm_slow"])
+@pytest.mark.parametrize("codec_name", ["fp32", "modular8"])
+@pytest.mark.parametrize("applies", ["before", "amid", "after"])
+def test_t3_an_exchange_after_another_that_is_not_applied_yet_keeps_the_mean(recipe, codec_name, applies):
+    """Check that a snapshot contains the displacements committed before, even if training went on meanwhile."""
+    peers = [learner(quadratic(seed), recipe=recipe, codec_name=codec_name, inner_steps=8) for seed in (1, 2, 3)]
+    one, *others = peers
+    advance(8, *peers)
+    before = [[slow(each), each.task.theta.clone()] for each in peers]
+    exchange(one, others[0])
+    if applies == "before":
+        one.settle()
+    if applies == "amid":  # the trainer ends an inner step that began before the exchange
+        moved = torch.randn(P, generator=torch.Generator().manual_seed(5))
+        one.task.theta.add_(moved)
+        before[0][1] += moved
+        one._show()
+    exchange(one, others[1])
+    settled(*peers)
+    for place in (0, 1):
+        after = [slow(each) if place == 0 else each.task.theta for each in peers]
+        assert torch.allclose(sum(after), sum(each[place] for each in before), atol=1e-5)
+    shown = [torch.cat(each.payloads.current((0, 1)).parts) for each in (one, others[1])]
+    if codec_name == "fp32" and recipe == "swarm":
+        assert torch.allclose(*shown, atol=1e-6)  # the last exchange made them equal
+
+
+def test_a_snapshot_contains_a_displacement_once_whenever_it_is_asked_for():
+    one, other = (learner(quadratic(seed), recipe="swarm_slow") for seed in (1, 2))
+    advance(6, one, other)
+    assert one.payloads.current((0, 1)) is one.payloads.published
+    exchange(one, other)
+    pending = one.payloads.current((0, 1)).parts
+    assert not torch.equal(pending[0], one.payloads.published.parts[0])
+    assert torch.equal(one.payloads.current((1,)).parts[0], one.payloads.published.parts[0])  # only those asked for
+    one.settle()
+    assert one.payloads.current((0, 1)) is one.payloads.published
+    assert all(map(torch.equal, pending, one.payloads.published.parts))
+
+
+def test_an_adopting_peer_shows_nothing_of_the_displacements_that_it_drops():
+    one, other = (learner(quadratic(seed), recipe="swarm_slow") for seed in (1, 2))
+    advance(6, one, other)
+    given = other.payloads.weights()
+    one.inbox.adopt(LINK, 3, 12.0, [bytearray(part) for part in given])
+    exchange(one, other)
+    assert [type(event) for event in one.settle()] == [Applied, Adopted]
+    assert one.payloads.current((0, 1)) is one.payloads.published
+    assert torch.equal(slow(one), torch.cat(other.payloads.published.slow))
+
+
+def test_a_recipe_that_waits_for_its_partners_shows_one_snapshot_to_all_of_them():
+    one, other = (learner(quadratic(seed), recipe="factored_gossip_none_local") for seed in (1, 2))
+    advance(4, one, other)
+    assert one.is_waiting
+    exchange(one, other, fragments=(2, 3))
+    assert one.payloads.current((2, 3)) is one.payloads.published
 
 
 def test_t5_a_lossless_exchange_of_equal_weights_makes_the_snapshots_equal():
