@@ -169,6 +169,12 @@ class Membership:
         ]
         return [known for known in ready if known.peer not in excluded]
 
+    def ready(self, peer: PeerId, now: float) -> PeerInfo | None:
+        """Return this peer if it is live, can exchange and has no pause."""
+        known = self._known.get(peer)
+        is_ready = known is not None and known.listed and known.state in _EXCHANGE and known.not_before <= now
+        return known if is_ready else None
+
     def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> PeerInfo | None:
         """Return ``random.choice(partners(now, excluding))``, or None, without iterating over the partners."""
         live, unready = self.live(now), self._unready(now)
