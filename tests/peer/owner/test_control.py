@@ -19,7 +19,7 @@ from typing import Any, cast
 import click
 import pytest
 
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import MISFIT, HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net.throttle import MBIT, Throttles
@@ -629,7 +629,11 @@ def test_states(changes: dict[str, Any], mode: str, state: str) -> None:
 def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
     desk.take()
     desk.edit('upload_mbit = 8\nmonthly_gb = 2\nhours = "00:00-23:59"')
-    desk.owner.on_note("skipped", {"peer": "12D3abcdef", "why": "\x1b[2Jbusy"})
+    desk.owner.on_note("lost", {"peer": "12D3abcdef", "why": "\x1b[2Jgone"})
+    for _ in range(2):
+        desk.owner.on_note("skipped", {"peer": "12D3abcdef", "why": "busy"})
+        desk.owner.on_note("failed", {"peer": "12D3abcdef", "why": MISFIT})
+        desk.owner.on_note("exchanged", {"peer": "12D3abcdef"})
     text = status.screen(desk.status())
     for part in (
         "training",
@@ -638,9 +642,10 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
         "at most 8",
         "of 2.0 GB",
         "00:00-23:59",
-        "skipped abcdef",
+        "lost abcdef",
     ):
         assert part in text
+    assert [text.count(noise) for noise in ("skipped", MISFIT, "exchanged with")] == [0, 0, 1]
     assert "\x1b" not in text
 
 
