@@ -166,6 +166,13 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     assert_it_ends_as_if_never_stopped(home, tmp_path)
 
 
+def test_untrained_weights_are_not_offered_for_export(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at_inner_step(monkeypatch, 2)
+    run_peer(PeerOptions(None, home.path))
+    assert len(notes(home, "to resume")) == 1
+    assert not notes(home, "to export")
+
+
 def test_killed_in_an_inner_phase_it_loses_what_it_did_since_the_last_save(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves_always: None
 ) -> None:
