@@ -16,10 +16,11 @@ from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import Corpus
+from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
 from p2ptrain.train.autofit import Placement
-from p2ptrain.train.evaluate import HELD_OUT_TOKENS, NOT_READ, HeldOutLoss, tokens_to_read, validation_loss
+from p2ptrain.train.evaluate import NOT_READ, HeldOutLoss, tokens_to_read, validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from peer.home import Home
