@@ -163,6 +163,10 @@ def test_words_that_look_like_places_are_told() -> None:
     assert without_places(said) == said
 
 
+def test_a_quoted_path_with_spaces_is_a_place() -> None:
+    assert without_places("'/home/me/my runs/x' cannot be written") == "… cannot be written"
+
+
 def test_a_host_is_no_word_where_a_sentence_ends_with_it() -> None:
     said = "no answer from laptop.fritz.box. Again laptop.fritz.box.: none"
     assert without_places(said) == "no answer from …. Again ….: none"
