@@ -297,7 +297,12 @@ async def _download(
 
 def _hooks(record: SessionRecorder) -> Hooks:
     return Hooks(
-        record.inner_step_done, record.outer_step_done, record.training_ended, record.held, leaving=record.leaving
+        record.inner_step_done,
+        record.outer_step_done,
+        record.training_ended,
+        record.held,
+        leaving=record.leaving,
+        concluded=record.conclude,
     )
 
 

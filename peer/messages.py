@@ -167,6 +167,9 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "lost": lambda f: f"[peers] lost {_peer(f)}: {_why(f)}",
     "catching up": lambda f: f"[join] downloading the weights of {_peer(f)}: {_why(f)}",
     "caught up": lambda f: f"[join] in step with the swarm, with the weights of {_peer(f)}{_path(f)}",
+    "run ended": lambda f: (
+        f"[join] the run is over: this peer has the final weights of {_peer(f)}, and nothing is left to train"
+    ),
     "took weights": _took_weights,
     "unconfirmed": lambda f: f"[join] no other peer confirmed the weights of {_peer(f)}: {_why(f)}",
     "gave weights": lambda f: f"[join] sent our weights to {_peer(f)}{_path(f)}",
@@ -221,7 +224,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": _started,
     "held out": lambda f: f"[train] {_loss(f)}",
     "page": lambda f: f"[page] {f['url']}",
-    "trained": lambda f: f"[train] reached the run's end: {_loss(f)}; the final gossip begins",
+    "trained": lambda f: "[train] reached the run's end; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
     "final loss": lambda f: f"[train] the saved model, which export writes: {_loss(f, 4)}",
     "to export": lambda f: f"[train] to use the model with transformers: {f['command']}",

@@ -52,6 +52,7 @@ class FakeRecord:
     """The part of a session recorder that a status reads."""
 
     is_held: bool = False
+    is_reading: bool = False
     has_stepped: bool = True
     learner: FakeLearner = field(default_factory=FakeLearner)
 
@@ -624,6 +625,19 @@ def test_states(changes: dict[str, Any], mode: str, state: str) -> None:
     record, participation = cast(SessionRecorder, FakeRecord(**changes)), cast(Participation, FakeParticipation())
     assert status.state_of(record, participation, mode, leaving=False)[0] == state
     assert status.state_of(record, participation, mode, leaving=True)[0] == "finishing"
+
+
+def test_a_peer_after_its_final_gossip_says_what_it_does() -> None:
+    participation = FakeParticipation()
+
+    def said(leaving: bool = False, **changes: Any) -> tuple[str, str]:
+        record = cast(SessionRecorder, FakeRecord(learner=FakeLearner(ended=True), **changes))
+        return status.state_of(record, cast(Participation, participation), "SWARM", leaving)
+
+    reading = "finishing", "reading the held-out text for the final loss"
+    assert said(is_reading=True) == said(is_reading=True, leaving=True) == reading
+    participation.state = "leaving"
+    assert said() == ("finishing", "leaving once newcomers have their weights")
 
 
 def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
