@@ -41,7 +41,7 @@ from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserErr
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import MemoryLog, lossy_output
-from p2ptrain.base.text import command_line, printable
+from p2ptrain.base.text import command_line, first_sentence, printable
 from p2ptrain.data.early import check_text
 from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, named_files
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
@@ -263,7 +263,7 @@ def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> d
     named = named_files(signed.manifest)
     here = given | {file.what: given[file.what] or store.find(file.sha256) for file in named}
     for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"]):
-        say("bootstrap", printable(f"warning: {warning}"))
+        say("bootstrap", printable(f"warning: {first_sentence(warning)}"))
     for file in named:
         path = given[file.what]
         is_large = path is not None and store.adopt(file, path) is None

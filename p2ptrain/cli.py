@@ -22,7 +22,7 @@ from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
-from p2ptrain.base.text import UserPath, command_line, printable
+from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
@@ -139,8 +139,11 @@ def sign(run: Path) -> None:
 
     manifest = read_run(run)
     kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
-    for warning in check_text(manifest, kept.get("corpus"), kept.get("tokenizer")):
-        click.echo(printable(f"warning: {warning}."), err=True)
+    warnings = check_text(manifest, kept.get("corpus"), kept.get("tokenizer"))
+    for warning in warnings:
+        click.echo(printable(f"warning: {first_sentence(warning)}."), err=True)
+    if warnings:
+        click.echo(f"More about the text: {command_line('p2ptrain', 'tokens', run)}", err=True)
     signing = sign_run(run)
     match signing.previous:
         case None:

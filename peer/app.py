@@ -144,7 +144,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             place = home.path.absolute()
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
-            log.note("to export", command=command_line("p2ptrain", "export", place, f"model-of-{place.name}"))
+            if session.record.learner.step:  # before the first outer step, export would write untrained weights
+                log.note("to export", command=command_line("p2ptrain", "export", place, f"model-of-{place.name}"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,12 @@ async def _download(
 
 def _hooks(record: SessionRecorder) -> Hooks:
     return Hooks(
-        record.inner_step_done, record.outer_step_done, record.training_ended, record.held, leaving=record.leaving
+        record.inner_step_done,
+        record.outer_step_done,
+        record.training_ended,
+        record.held,
+        leaving=record.leaving,
+        concluded=record.conclude,
     )
 
 

@@ -27,10 +27,11 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.launcher import launched
 from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
+from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
 from p2ptrain.manifest import Manifest
-from p2ptrain.train.evaluate import HELD_OUT_TOKENS, HeldOutLoss, validation_loss
+from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
 from p2ptrain.train.model import FlatModel, summed_loss
 from peer import loading
 from peer.home import Home

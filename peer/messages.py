@@ -8,11 +8,12 @@ from typing import Any
 
 from p2ptrain.base.documents import document
 from p2ptrain.base.ids import short
-from p2ptrain.base.text import command_line, printable
+from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 from p2ptrain.net.p2pd.error_text import short_reason
 
 _PLACES = re.compile(
-    r"(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
+    r"'[/~][^']*'"  # quoted, since it has spaces
+    r"|(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
     r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?"
     r"|(?<![\w.])[\w-]+(?:\.[\w-]+)*\.[a-zA-Z]{2,}(?::\d+)?(?!\w|\.\w)"  # laptop.fritz.box, but neither 1.2.3 nor e.g.
     r"|\[?[0-9a-fA-F]{0,4}:[0-9a-fA-F]{0,4}:[0-9a-fA-F:.]*(?:%\w+)?\]?(?::\d+)?"
@@ -85,9 +86,7 @@ def _text_read(fields: Mapping[str, Any]) -> str:
         said += ", the limit of the run (corpus.max_tokens); the rest of the text is left out"
     if not fields["skipped"]:
         return said
-    more = fields["skipped"] - len(fields["examples"])
-    examples = "; ".join(fields["examples"]) + (f"; and {more:,} more" if more else "")
-    return f"{said}; skipped {fields['skipped']:,} of {fields['rows']:,} rows, which have no text ({examples})"
+    return f"{said}; skipped {fields['skipped']:,} of {fields['rows']:,} rows, which have no text"
 
 
 def _forward(fields: Mapping[str, Any]) -> str:
@@ -168,6 +167,9 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "lost": lambda f: f"[peers] lost {_peer(f)}: {_why(f)}",
     "catching up": lambda f: f"[join] downloading the weights of {_peer(f)}: {_why(f)}",
     "caught up": lambda f: f"[join] in step with the swarm, with the weights of {_peer(f)}{_path(f)}",
+    "run ended": lambda f: (
+        f"[join] the run is over: this peer has the final weights of {_peer(f)}, and nothing is left to train"
+    ),
     "took weights": _took_weights,
     "unconfirmed": lambda f: f"[join] no other peer confirmed the weights of {_peer(f)}: {_why(f)}",
     "gave weights": lambda f: f"[join] sent our weights to {_peer(f)}{_path(f)}",
@@ -211,23 +213,23 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "got file": lambda f: f"[data] got the run's {f['what']} from {_peer(f)}: {size(f['size_bytes'])}",
     "no file": lambda f: f"[data] no {f['what']} from {_peer(f)}: {_why(f)}",
     "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",
-    "text differs": lambda f: f"[data] warning: {_why(f)}",
-    "text repeats": lambda f: f"[data] warning: {_why(f)}",
+    "text differs": lambda f: f"[data] warning: {first_sentence(_why(f))}",
+    "text repeats": lambda f: f"[data] warning: {first_sentence(_why(f))}",
     "resumed": lambda f: f"[train] resumed at step {f['step']:,}, {f['progress']:,.0f} tokens per peer",
     "no checkpoint": lambda f: (
         "[train] earlier starts saved no checkpoint, so this peer begins anew; the first one is saved after "
         f"{duration(f['seconds'])} of training"
     ),
-    "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
+    "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {UserPath(f['path'])}: {_why(f)}",
     "started": _started,
     "held out": lambda f: f"[train] {_loss(f)}",
     "page": lambda f: f"[page] {f['url']}",
-    "trained": lambda f: f"[train] reached the run's end: {_loss(f)}; the final gossip begins",
+    "trained": lambda f: "[train] reached the run's end; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
     "final loss": lambda f: f"[train] the saved model, which export writes: {_loss(f, 4)}",
     "to export": lambda f: f"[train] to use the model with transformers: {f['command']}",
     "reading": lambda f: f"[train] reading the held-out text: {f['read']:,} of {f['wanted']:,} tokens",
-    "saved": lambda f: f"[save] saved {f['path']}",
+    "saved": lambda f: f"[save] saved {UserPath(f['path'])}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
         f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "

@@ -55,6 +55,11 @@ class TrainerControl:
         self.signals.begin.clear()
         self.wake()
 
+    def conclude(self) -> None:
+        """Save and evaluate the final weights."""
+        self.signals.over.set()
+        self.wake()
+
     def finish(self) -> None:
         """End after the current outer step."""
         self.signals.last.set()
@@ -66,7 +71,7 @@ class Participation:
 
     Args:
         new_core: creates a protocol core at the learner's step and progress.
-        environment: environment of the drivers; ``begin_training`` is replaced.
+        environment: environment of the drivers; ``begin_training`` and ``conclude`` are replaced.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class Participation:
     ) -> None:
         self._learner = learner
         self._new_core = new_core
-        self._environment = replace(environment, begin_training=self._begin)
+        self._environment = replace(environment, begin_training=self._begin, conclude=self._conclude)
         self._control = control
         self._mode = Mode.SWARM
         self._gives = True
@@ -87,6 +92,8 @@ class Participation:
         self._is_recalled = False
         """Whether a change of mode made the current or last driver leave."""
         self._ended: TrainingEnded | None = None
+        self._is_over = False
+        """Whether the final gossip is over. The trainer saves the weights, so no other core may change them."""
         self._phase = 0
         """Last outer step at which the trainer waited for partners."""
         self._leaving = False
@@ -173,7 +180,7 @@ class Participation:
                 if self._ended is not None:
                     driver.post(self._ended)
                 why = await driver.run()
-                if not self._is_recalled or self._leaving:
+                if not self._is_recalled or self._leaving or self._is_over:
                     return why  # the core stays, for its state and counters
             self._driver = self._core = None
             self._past = _sum(self._past, core.counters)
@@ -215,6 +222,10 @@ class Participation:
     def _begin(self) -> None:
         if self._mode is not Mode.PAUSED:
             self._control.begin()
+
+    def _conclude(self) -> None:
+        self._is_over = True
+        self._control.conclude()
 
     def _pass_on_giving(self) -> None:
         """Post the current setting, in the loop only, so that the last one wins."""

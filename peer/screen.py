@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.errors import MISFIT
 from p2ptrain.ports import Clock
 from peer.messages import line, lowest_loss
 
@@ -30,6 +32,8 @@ MAX_REMEMBERED = 1024
 
 ROUTINE = frozenset({"exchanged", "skipped", "gave weights", "held out"})
 """Kinds that are no news, except the first exchange."""
+PROGRESS = frozenset({"progress", "reading", "tokenizing"})
+"""Kinds that tell how far something is."""
 ONCE_FOR_EACH_PEER = frozenset({"failed", "clipped", "broke protocol", "saved"})
 """Kinds that are news once in ``REPEAT_S`` for each peer, whatever the reason."""
 ONCE_FOR_EACH_REASON = frozenset({"no manifest", "waiting", "no badge", "not admitted", "no file"})
@@ -81,18 +85,50 @@ class ActivityLine(StatusLine):
             self._console.print(text, markup=False)
 
 
+class News:
+    """Decides which notes of the event log are news. Safe from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._is_ending = False
+        self._shown_at: BoundedDict[tuple[str, ...], float] = BoundedDict(MAX_REMEMBERED)
+
+    def is_news(self, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Return whether a note is news. Call it once for each note, in order."""
+        self._is_ending |= kind in ("trained", "finishing", "stopping") or bool(fields.get("ended"))
+        if kind == "saved" and self._is_ending:
+            return True
+        if kind == "exchanged":
+            return self.is_due(float("inf"), kind)
+        peer, place, why = (str(fields.get(name, "")) for name in ("peer", "where", "why"))
+        if kind in ROUTINE or (kind == "failed" and why == MISFIT):
+            return False
+        if kind in ONCE_FOR_EACH_PEER:
+            return self.is_due(REPEAT_S, kind, peer)
+        return kind not in ONCE_FOR_EACH_REASON or self.is_due(REPEAT_S, kind, peer, place, why)
+
+    def is_due(self, period_s: float, *news: str) -> bool:
+        """Return whether ``news`` was not shown for ``period_s`` seconds; if so, count it as shown now."""
+        with self._lock:
+            now = self._clock()
+            if now - self._shown_at.get(news, float("-inf")) < period_s:
+                return False
+            self._shown_at[news] = now
+            return True
+
+
 class Screen(StatusLine):
     """Shows notes of the event log. Safe from any thread."""
 
     def __init__(self, console: Console | None = None, verbose: bool = False, clock: Clock = time.monotonic) -> None:
         super().__init__(console or Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False), "starting")
         self._verbose = verbose
-        self._clock = clock
+        self._news = News(clock)
         self._lock = threading.RLock()
-        self._rests = self._is_ending = False
+        self._rests = False
         self._lowest = float("inf")
         self._fraction = 0.0
-        self._shown_at: BoundedDict[tuple[str, ...], float] = BoundedDict(MAX_REMEMBERED)
 
     def show(self, kind: str, fields: dict[str, Any]) -> None:
         with self._lock:
@@ -101,42 +137,25 @@ class Screen(StatusLine):
                 fields = fields | {"fraction": self._fraction}
             text = line(kind, fields)
             self._rests = kind in RESTS or (self._rests and kind not in ENDS_OF_REST)
-            self._is_ending |= kind in ("trained", "finishing", "stopping") or bool(fields.get("ended"))
             if text is None:
                 return
             if self._has_status and (kind in ACTIVITIES or kind in RESTS or (kind == "progress" and not self._rests)):
                 self._renew(text)
-            if self._is_news(kind, fields):
+            if self._is_shown(kind, fields):
                 self._console.print(text, markup=False)
             if kind == "progress" and self._is_lowest(fields.get("loss", float("inf"))):
                 self._console.print(lowest_loss(fields), markup=False)
 
-    def _is_news(self, kind: str, fields: dict[str, Any]) -> bool:
-        if kind in ("progress", "reading", "tokenizing"):
-            return not self._has_status and (kind == "tokenizing" or self._is_due(PLAIN_PROGRESS_S, kind))
-        if self._verbose or (kind == "saved" and self._is_ending):
-            return True
-        if kind == "exchanged":
-            return self._is_due(float("inf"), kind)
-        if kind in ROUTINE:
-            return False
-        peer, place, why = (str(fields.get(name, "")) for name in ("peer", "where", "why"))
-        if kind in ONCE_FOR_EACH_PEER:
-            return self._is_due(REPEAT_S, kind, peer)
-        return kind not in ONCE_FOR_EACH_REASON or self._is_due(REPEAT_S, kind, peer, place, why)
+    def _is_shown(self, kind: str, fields: dict[str, Any]) -> bool:
+        if kind in PROGRESS:
+            return not self._has_status and (kind == "tokenizing" or self._news.is_due(PLAIN_PROGRESS_S, kind))
+        return self._news.is_news(kind, fields) or self._verbose
 
     def _is_lowest(self, loss: float) -> bool:
         """Return whether a lower training loss is to be shown; the first one is no news."""
         is_lower, is_first = loss < self._lowest, self._lowest == float("inf")
         self._lowest = min(loss, self._lowest)
-        return is_lower and self._is_due(REPEAT_S, "lowest loss") and not is_first
-
-    def _is_due(self, period_s: float, *news: str) -> bool:
-        now = self._clock()
-        if now - self._shown_at.get(news, float("-inf")) < period_s:
-            return False
-        self._shown_at[news] = now
-        return True
+        return is_lower and self._news.is_due(REPEAT_S, "lowest loss") and not is_first
 
 
 def _status(text: str) -> Text:

@@ -16,10 +16,11 @@ from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import Corpus
+from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
 from p2ptrain.train.autofit import Placement
-from p2ptrain.train.evaluate import HELD_OUT_TOKENS, NOT_READ, HeldOutLoss, tokens_to_read, validation_loss
+from p2ptrain.train.evaluate import NOT_READ, HeldOutLoss, tokens_to_read, validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from peer.home import Home
@@ -54,8 +55,8 @@ BEGINNING_S = 5.0
 loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s that a newcomer to four peers of 15
 million parameters needed on two cores before it asked for weights."""
 HASTE_S = 3.0
-"""Approximate maximum seconds for the last loss after the owner stopped the peer: docker kills it after 10 s. Guess:
-the time that saving and leaving take on slow machines."""
+"""Approximate maximum seconds for the last loss of a peer that its owner stops: docker kills it after 10 s. Guess: the
+time that saving and leaving take on slow machines."""
 
 RETRY_S = 10.0
 """Seconds between two tries to save at the end of a session, on a full disk. Guess: how long owners take to free some
@@ -102,6 +103,8 @@ class SessionRecorder:
     throughput: Throughput = field(default_factory=Throughput)
     has_stepped: bool = False
     is_held: bool = False
+    is_reading: bool = False
+    """Whether the held-out text is being read for the final loss."""
     _started_at: float = 0.0
     _tokens_at_start: int = 0
     _ended_at: float | None = None
@@ -111,6 +114,8 @@ class SessionRecorder:
     """``learner.changes`` at the last save of this session."""
     _read: int | None = None
     """``learner.changes`` at ``last_loss``."""
+    _concluded: int | None = None
+    """``learner.changes`` at the end of ``conclude``."""
     _next_reading: float = 0.0
     _next_look: float = 0.0
     _held_at: float = 0.0
@@ -216,10 +221,9 @@ class SessionRecorder:
         self._next_look = now + max(LOOK_PERIOD_S, min(LOOK_SHARE * (now - began), LOOK_MOST_S))
 
     def training_ended(self) -> None:
-        """Note the held-out loss and save the weights at the run's end, before the final gossip."""
+        """Note the run's end and save the weights, before the final gossip."""
         self._stop_the_clock()
-        self._evaluate()
-        self.notebook.note("trained", **self._loss_fields(), progress=self.learner.progress)
+        self.notebook.note("trained", progress=self.learner.progress)
         try:
             checkpoint.save(self.home.trained, {"slow": self.learner.state_dict()[0]["slow"]}, self._state())
         except HomeError as error:
@@ -260,24 +264,32 @@ class SessionRecorder:
         self.notebook.note("saved", path=str(path))
         return sum(tensor.nbytes for tensor in tensors.values())
 
-    def end(self) -> None:
-        """End the session: save the last checkpoint, unless nothing changed since the previous one, and the summary.
+    def conclude(self) -> None:
+        """Save the last checkpoint, unless nothing changed since the previous one, and read its held-out loss.
 
-        At the run's end, note the held-out loss of the saved weights, which the final gossip has moved: without a time
-        limit, unless the owner stops the peer. Call it after the last displacement is applied. The checkpoint comes
-        first, because the owner may kill the process before the loss is read. Raises HomeError.
+        At the run's end the loss is read without a time limit, unless the owner stops the peer, and noted. Call it
+        after the last displacement is applied. The checkpoint comes first, because the owner may kill the process
+        before the loss is read. Raises HomeError.
         """
-        is_timed = self._ended_at is not None
-        if not is_timed:
+        if self._concluded == self.learner.changes:
+            return
+        if self._ended_at is None:
             self._stop_the_clock()  # retries on a full disk are not training
         if not self._is_saved:
             self._insist("the last checkpoint", self.save)
-        if self.is_stopping():
+        if not self.learner.ended or self.is_stopping():
             self._evaluate(patience_s=HASTE_S)
         else:
+            self.is_reading = True
             self._evaluate(patience_s=math.inf, goes_on=self._reads_on)
+            self.is_reading = False
         if self.learner.ended:
-            self.notebook.note("final loss", **self._loss_fields())
+            self.notebook.note("final loss", **self._loss_fields(), progress=self.learner.progress)
+        self._concluded = self.learner.changes
+
+    def end(self) -> None:
+        """End the session: conclude it, unless that has been done, and save the summary. Raises HomeError."""
+        self.conclude()
         self._insist("summary.json", lambda: self.home.save_summary(self.summary()))
 
     def _insist(self, what: str, write: Callable[[], object]) -> None:

@@ -191,7 +191,7 @@ class StatusView:
             case "progress" if "loss" in fields:
                 if (curve := view.curve(view.me, self._nickname)) is not None:
                     curve.train.add(float(fields["progress"]), now, float(fields["loss"]))
-            case "started" | "held out" | "trained":
+            case "started" | "held out" | "final loss":
                 self._device = str(fields.get("device", self._device or "")) or None
                 if "progress" in fields and (curve := view.curve(view.me, self._nickname)) is not None:
                     curve.held_out.add(float(fields["progress"]), now, float(fields["loss"]))

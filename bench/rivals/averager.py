@@ -27,10 +27,11 @@ from hivemind.compression import Float16Compression
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest, parse_toml
 from p2ptrain.train.autofit import place
-from p2ptrain.train.evaluate import HELD_OUT_TOKENS, validation_loss
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import CorpusReader, LanguageModelTask
 from p2ptrain.train.model import flat_model
 from peer.session_recorder import PROGRESS_PERIOD_S

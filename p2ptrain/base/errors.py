@@ -71,3 +71,7 @@ class UnbegunError(NetworkError):
 
 class MisfitError(NetworkError):
     """Complete payloads did not fit the agreed step widths. Both sides learn from it, so the next ones may fit."""
+
+
+MISFIT = "its weights do not fit the agreed step widths; the next exchange adapts them"
+"""Text of a MisfitError, and reason in the event log."""

@@ -37,6 +37,11 @@ def one_line(text: str, most: int = MOST_CHARS) -> str:
     return printable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a text, without its full stop."""
+    return text.partition(". ")[0]
+
+
 def command_line(*words: str | Path) -> str:
     """Return a command that can be pasted into a shell, whatever spaces, quotes and first letters its words have."""
     return shlex.join(

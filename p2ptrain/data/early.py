@@ -44,7 +44,7 @@ def check_text(manifest: Manifest, data: Path | None, tokenizer_file: Path | Non
         tokenizer_file: the tokenizer.json, likewise.
 
     Returns:
-        Sentences, without their full stops, that the author should know.
+        Warnings for the author, without their last full stops; the first sentence of each stands alone.
 
     Raises:
         CorpusError: the text or the tokenizer is not the named one, unusable or empty, or the text is too short.

@@ -79,7 +79,8 @@ class FidelityCheck:
             yield chunk
         if self._unknown > MOST_UNKNOWN * self._tokens:
             raise CorpusError(
-                f"The tokenizer does not know this text: {self._unknown_share:.0%} of the tokens are the unknown one.",
+                f"The tokenizer does not know this text: {100 * self._unknown_share:.0f} % of the tokens are the "
+                "unknown one.",
                 "Ask the run's author for a run whose tokenizer was trained on such a text.",
             )
 
@@ -87,8 +88,8 @@ class FidelityCheck:
         """Yield a sentence for each thing that the owner should know, after the stream is built."""
         if self._unknown_share > REPORTED_UNKNOWN:
             yield (
-                f"{self._unknown_share:.1%} of the tokens are the unknown token, as the tokenizer's vocabulary lacks "
-                "that text"
+                f"{100 * self._unknown_share:.1f} % of the tokens are the unknown token, as the tokenizer's vocabulary "
+                "lacks that text"
             )
         documents = self._counts.documents
         if documents > 1 and self._tokenizer.separator is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2ptrain.data.corpus import TextSummary
-from p2ptrain.data.split import split_stream
+from p2ptrain.data.split import HELD_OUT_TOKENS, split_stream, tokens_to_read
 from p2ptrain.manifest import parameter_count
 from p2ptrain.manifest.fitting import epochs, repetition
 
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 class TextFigures:
     """Counts of a run's text, as ``p2ptrain tokens --json`` prints them. What was not counted is None."""
 
+    tokens: int
     training_tokens: int
     held_out_tokens: int
+    measured_tokens: int
+    """Held-out tokens from which peers measure the loss."""
     sequence_length: int
     tokens_per_peer: int
     epochs: float
@@ -48,9 +51,12 @@ class TextFigures:
 
     def table(self) -> list[tuple[str, str]]:
         """Return names and values for people."""
+        unused = self.tokens - self.training_tokens - self.held_out_tokens
         lines = [
+            ("tokens", f"{self.tokens:,}"),
             ("training tokens", f"{self.training_tokens:,}"),
-            ("held-out tokens", f"{self.held_out_tokens:,}"),
+            ("held-out tokens", f"{self.held_out_tokens:,}; the loss is measured on {self.measured_tokens:,} of them"),
+            ("unused tokens", f"{unused:,}, the ends of parts that are no whole sequence of {self.sequence_length:,}"),
             ("tokens per peer", f"{self.tokens_per_peer:,} until the run ends, which is {self.epochs:,.2f} epochs"),
             ("model", f"{self.parameters:,} parameters, {self.tokens_per_parameter:,.2f} training tokens for each"),
             ("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),
@@ -84,8 +90,10 @@ def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: Text
     counts = None if summary is None else summary.counts
     warning = repetition(manifest, training)
     return TextFigures(
+        tokens=tokens,
         training_tokens=training,
         held_out_tokens=split.held_out_tokens,
+        measured_tokens=tokens_to_read(split.held_out_tokens, split.sequence_length, HELD_OUT_TOKENS),
         sequence_length=split.sequence_length,
         tokens_per_peer=manifest.run.tokens_per_peer,
         epochs=epochs(manifest, training),

@@ -199,7 +199,7 @@ def parquet_rows(file: RowFile, text_field: str, after: int = 0) -> Iterator[tup
 def unreadable(file: RowFile, file_format: str, error: Exception) -> UnreadableError:
     reason = one_line((error.strerror if isinstance(error, OSError) else None) or str(error))
     return UnreadableError(
-        f"{printable(str(file))} cannot be read as {file_format}: {reason.rstrip('.')}.",
+        f"{printable(f'{file}')} cannot be read as {file_format}: {reason.rstrip('.')}.",
         f"Name a whole {file_format} file, as the run needs, and check its disk and permissions.",
     )
 
@@ -283,13 +283,13 @@ def _check_column(schema: Any, text_field: str, file: RowFile) -> None:
 
     if schema.names.count(text_field) != 1:
         found = names(schema.names) or "none at all"
-        raise CorpusError(f"{printable(str(file))} does not have one column {text_field!r}, but {found}.", NAME_COLUMN)
+        raise CorpusError(f"{printable(f'{file}')} does not have one column {text_field!r}, but {found}.", NAME_COLUMN)
     kind = schema.field(text_field).type
     value = kind.value_type if types.is_dictionary(kind) else kind
     is_text = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
     if not (is_text or types.is_null(value)):
         raise CorpusError(
-            f"The column {text_field!r} of {printable(str(file))} holds {one_line(str(kind), 80)}, not text.",
+            f"The column {text_field!r} of {printable(f'{file}')} holds {one_line(str(kind), 80)}, not text.",
             NAME_COLUMN,
         )
 

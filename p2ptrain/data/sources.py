@@ -7,6 +7,7 @@ the owner names the file, and its digest must be the manifest's.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import copy
 import hashlib
@@ -42,6 +43,9 @@ SAVED_CHARACTERS = 8 << 20
 """Characters of a hub's data set between two saved positions. Guess: how long slow links take to send them again would
 settle it."""
 
+
+BINARY_HEAD_BYTES = 8_000
+"""Beginning of a file in which a zero byte means binary data: as much as git's ``buffer_is_binary`` looks at."""
 
 COUNTED = ("rows", "skipped", "examples")
 """Fields of ``TextCounts`` that are counted while a text is read."""
@@ -183,12 +187,25 @@ def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
         with path.open(encoding="utf-8", newline="") as file:
             yield from _text_pieces(file)
     except UnicodeDecodeError as error:
+        if _is_binary(path):
+            raise CorpusError(
+                f"{path} is not a text file.",
+                "Name a file of plain text, jsonl or parquet; convert other formats first.",
+            ) from error
         raise CorpusError(
             f"{path} is not UTF-8 text: {error.reason} (byte 0x{error.object[error.start]:02x}).",
             "Use a text file in UTF-8; iconv converts from other encodings.",
         ) from error
     except OSError as error:
         raise CorpusError(f"{path} cannot be read: {error.strerror}.", "Check its disk and permissions.") from error
+
+
+def _is_binary(path: Path) -> bool:
+    """Return whether a file that is not UTF-8 begins with zero bytes, but not as UTF-16 or UTF-32."""
+    head = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        head = file.read(BINARY_HEAD_BYTES)
+    return b"\0" in head and not head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
 
 
 def _text_pieces(file: TextIO) -> Iterator[TextChunk]:

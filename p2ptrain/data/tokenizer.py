@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -160,9 +161,22 @@ def load_tokenizer(
 
 
 def _download(name: str, revision: str) -> Path:
-    """Return tokenizer.json of a hub model at a revision, from the hub's local cache if it is there."""
+    """Return tokenizer.json of a hub model at a revision, from the hub's local cache if it is there.
+
+    A file that is larger than ``MOST_TOKENIZER_BYTES`` is not downloaded, if the hub tells its size.
+    """
     try:
-        return Path(huggingface_hub().hf_hub_download(name, "tokenizer.json", revision=revision))
+        download = partial(huggingface_hub().hf_hub_download, name, "tokenizer.json", revision=revision)
+        size_bytes = download(dry_run=True).file_size
+        if size_bytes is not None and size_bytes > MOST_TOKENIZER_BYTES:
+            raise CorpusError(
+                f"The tokenizer.json of {name} at revision {revision} has {size_bytes:,} bytes, and at most "
+                f"{MOST_TOKENIZER_BYTES:,} are read.",
+                "Choose a smaller tokenizer before the run is signed. If the run is not yours, ask its author.",
+            )
+        return Path(download())
+    except CorpusError:
+        raise
     except Exception as error:  # also errors of the HTTP library that the hub's client uses
         raise CorpusError(
             f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub "

@@ -191,9 +191,12 @@ def _field_name(name: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Format a value as one short line of printable ASCII."""
+    """Format a value as one short line of printable ASCII; a shortened string keeps its closing quote."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer of thousands of digits; deep nesting
         return "a value that is too long to show"
-    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+    if len(text) <= _MAX_SHOWN:
+        return text
+    end = f"…{text[-1]}" if isinstance(value, str) else "…"
+    return text[: _MAX_SHOWN - len(end)] + end

@@ -67,12 +67,12 @@ def epochs(manifest: Manifest, tokens: int) -> float:
 
 
 def repetition(manifest: Manifest, tokens: int) -> str | None:
-    """Return a warning, without its full stop, if peers read the text more than ``MAX_EPOCHS`` times; else None."""
+    """Return a warning, without its last full stop, if peers read the text too often (``MAX_EPOCHS``); else None."""
     if epochs(manifest, tokens) <= MAX_EPOCHS:
         return None
     return (
         f"the text is small for this run: each peer reads its {tokens:,} training tokens "
-        f"{epochs(manifest, tokens):,.1f} times, and beyond {MAX_EPOCHS} times repeated text is worth less and less "
+        f"{epochs(manifest, tokens):,.1f} times. Beyond {MAX_EPOCHS} times repeated text is worth less and less "
         f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens_per_peer, now "
         f"{manifest.run.tokens_per_peer:,}, to {MAX_EPOCHS * tokens:,}"
     )
@@ -84,7 +84,7 @@ def _explained(name: str, changes: dict[str, Any], tokens: int) -> FittedRun:
     reason = (
         f"{parameters:,} parameters (preset {name}, {config.num_hidden_layers} layers of {config.hidden_size}): "
         f"the text has {tokens / parameters:,.2f} training tokens per parameter, and about {TOKENS_PER_PARAMETER} are "
-        f"best (Hoffmann et al. 2022). Each peer reads it {epochs(manifest, tokens):,.1f} times."
+        "best (Hoffmann et al. 2022)."
     )
     if tokens < SHORT_TEXT * TOKENS_PER_PARAMETER * parameters:
         reason += " No smaller model is offered: use a longer text if you can."

@@ -34,10 +34,12 @@ from p2ptrain.swarm.events import (
     BeginTraining,
     Close,
     Commit,
+    Conclude,
     Donate,
     Effect,
     Event,
     Finished,
+    LeaveRequested,
     LinkFailed,
     Lookup,
     LookupFailed,
@@ -86,6 +88,8 @@ class DriverEnvironment:
     """Server of our weights; None: one that serves only newcomers that the core accepted."""
     downloader: Downloader | None = None
     """Downloads weights; None: only from the donor that accepted our request."""
+    conclude: Callable[[], None] | None = None
+    """Makes the trainer save and evaluate the final weights, and then post LeaveRequested; None: leave at once."""
 
 
 async def at_once(function: Callable[..., T], *arguments: Any) -> T:
@@ -204,6 +208,11 @@ class Driver:
                 self._wake_at(effect.time)
             case BeginTraining():
                 self._environment.begin_training()
+            case Conclude():
+                if self._environment.conclude is not None:
+                    self._environment.conclude()
+                else:
+                    self.post(LeaveRequested())
             case Finished():
                 assert self._finished is not None
                 self._finished.set_result(effect.why)

@@ -24,6 +24,7 @@ from p2ptrain.swarm.events import (
     BeginTraining,
     Close,
     Commit,
+    Conclude,
     Donate,
     Effect,
     Event,
@@ -185,6 +186,8 @@ class SimulatedPeer:
                     end.donate()
             case BeginTraining():
                 self.trainer.begin()
+            case Conclude():
+                self.later(0.0, self.handle, LeaveRequested())
             case Finished():
                 self._end(effect.why)
             case _:

@@ -66,6 +66,10 @@ class CatchUp:
         self._given: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_KNOWN)  # when donations to this peer began
 
     @property
+    def is_giving(self) -> bool:
+        return bool(self._donations)
+
+    @property
     def is_receiving(self) -> bool:
         """Whether a donor has agreed, so that its weights are arriving or here.
 

@@ -74,6 +74,8 @@ class CoreState:
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
     state: PeerState = PeerState.JOINING
+    is_over: bool = False
+    """Whether the final gossip is over: this peer exchanges nothing more, and only gives its weights to newcomers."""
     deadlines: Deadlines = field(default_factory=Deadlines)
     distance_stats: DistanceStats = field(default_factory=DistanceStats)
     counters: Counters = field(default_factory=Counters)
@@ -93,6 +95,11 @@ class CoreState:
     def trained_to(self, progress: float) -> None:
         """Take over the trainer's progress, which lacks what is not applied yet."""
         self.progress = progress + sum(self.unapplied.values())
+
+    @property
+    def state_for_partners(self) -> PeerState:
+        """State that offers are answered with, so that partners stop counting on a peer whose final gossip is over."""
+        return PeerState.LEAVING if self.is_over else self.state
 
     @property
     def effective_progress(self) -> float:

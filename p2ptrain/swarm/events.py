@@ -156,7 +156,10 @@ class Woke:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """The owner wants to stop."""
+    """The owner wants to stop, or ``Conclude`` is done."""
+
+    gives_on: bool = False
+    """Whether newcomers may finish the downloads under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,11 @@ class BeginTraining:
 
 
 @dataclass(frozen=True, slots=True)
+class Conclude:
+    """Save and evaluate, then answer with LeaveRequested: the final gossip is over, and the weights are final."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """Save and exit: nothing is left to do."""
 
@@ -330,6 +338,7 @@ Effect = (
     | Lookup
     | WakeAt
     | BeginTraining
+    | Conclude
     | Finished
     | Note
 )

@@ -10,7 +10,7 @@ from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, S
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
-from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.messages import EXCHANGING, Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.partners import choose, own_terms, pause_after
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement
@@ -74,7 +74,7 @@ class ExchangeManager:
         exchange (bench/scenarios/short_steps.toml) passed 1.5 % of them alone, and .2 % since waiting callers come first.
         """
         core = self._core
-        if self._due == 0 or core.is_outlier or core.state not in (PeerState.TRAINING, PeerState.FINISHING):
+        if self._due == 0 or core.is_outlier or core.state_for_partners not in EXCHANGING:
             return
         if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
             return
@@ -114,7 +114,7 @@ class ExchangeManager:
         view = OfferView(
             me=core.me,
             rules=core.rules,
-            state=core.state,
+            state=core.state_for_partners,
             settled=core.settled,
             progress=core.progress,
             effective_progress=core.effective_progress,
@@ -142,7 +142,7 @@ class ExchangeManager:
                 self._turned_away[link.peer] = None
             if not (offer.round and reply in ROUTINE):
                 core.note("refused", link.peer, reply.value)
-            core.emit(Send(link, Decline(reply, core.state, core.step, core.progress, known=())))
+            core.emit(Send(link, Decline(reply, core.state_for_partners, core.step, core.progress, known=())))
             core.emit(Close(link))
             return reply
         for withdrawn in offers:  # it crossed theirs, which wins, or stays unanswered

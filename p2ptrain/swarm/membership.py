@@ -15,14 +15,12 @@ from random import Random
 from typing import TypeVar
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.messages import EXCHANGING, PeerState, Presence
 from p2ptrain.swarm.offences import Offences
 from p2ptrain.swarm.peer_info import FAR_S, NEVER, QUARANTINE_S, FailureKind, PeerInfo
 from p2ptrain.swarm.rules import HEARD_LIFETIME_S, MAX_KNOWN
 
 Item = TypeVar("Item")
-
-_EXCHANGE = (PeerState.TRAINING, PeerState.FINISHING)
 
 
 class Membership:
@@ -163,7 +161,7 @@ class Membership:
 
     def partners(self, now: float, excluding: Iterable[PeerId] = ()) -> list[PeerInfo]:
         excluded = set(excluding)
-        able = [known for known in self.live(now) if known.state in _EXCHANGE]
+        able = [known for known in self.live(now) if known.state in EXCHANGING]
         ready = [known for known in able if known.not_before <= now] or [
             known for known in able if known.lone_until <= now
         ]

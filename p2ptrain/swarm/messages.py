@@ -28,6 +28,10 @@ class PeerState(StrEnum):
     """Is about to stop; accepts no offers."""
 
 
+EXCHANGING = (PeerState.TRAINING, PeerState.FINISHING)
+"""States in which a peer exchanges."""
+
+
 class DeclineReason(StrEnum):
     """Reason to decline an offer or a request. The other side's owner reads the text."""
 

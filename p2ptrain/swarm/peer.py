@@ -33,7 +33,7 @@ class PeerEvent(Enum):
     TRAIN = "the trainer may run"
     PULL = "a donor agreed to give its weights"
     TRAINING_ENDS = "the trainer reaches the run's end"
-    LEAVE = "the owner stops the peer, or the final gossip is over"
+    LEAVE = "the owner stops the peer, or its final loss is read"
 
 
 TRANSITIONS: TransitionTable[PeerState, PeerEvent] = TransitionTable(
@@ -86,7 +86,9 @@ class Peer:
         self._search_until = NEVER
         self._caught_up_at = 0.0
         self._awaits_lookup = False  # slept: the known peers may be outdated
+        self._conclude_by = NEVER
         self._leave_by = NEVER
+        self._gives_on = False
         self._leaving_why = ""
         self._stopped = False
         self._stopwatch = Stopwatch()
@@ -188,7 +190,7 @@ class Peer:
             case events.Giving():
                 self._core.gives = event.gives
             case events.LeaveRequested():
-                self._leave(now, "stopped by its owner")
+                self._leave(event.gives_on, now)
             case _:
                 assert_never(event)
 
@@ -241,6 +243,8 @@ class Peer:
         self._core.implausible_claims.clear()
         self._caught_up_at = now
         if self._core.state is PeerState.JOINING:  # not if the owner's stop or the run's end came first
+            if event.progress >= self._core.rules.tokens_per_peer:
+                self._core.note("run ended", event.link.peer)
             self._begin(now)
 
     def _begin(self, now: float) -> None:
@@ -269,27 +273,47 @@ class Peer:
         self._core.step = event.step
         self._core.trained_to(event.progress)
         self._core.settled = True  # nothing ahead is further than the end
+        self._training = True  # also if the peer was paused after its end, and this core is new
         self._catch_up.drop()
         self._exchanges.training_ended(now)
         self._enter(PeerEvent.TRAINING_ENDS, now)
         self._final_gossip.begin(now)
 
-    def _leave(self, now: float, why: str) -> None:
-        if self._leave_by < NEVER:
-            return
-        self._leaving_why = why
-        self._enter(PeerEvent.LEAVE, now)
-        self._catch_up.drop()
+    def _end_gossip(self, why: str, now: float) -> None:
+        """Exchange nothing more. The weights are final once no partner can hold a commit that this peer does not."""
+        self._core.note("finished", why=why)
+        self._core.is_over, self._leaving_why = True, why
         self._exchanges.drop_unsettled()
         self._core.drop_unused_links()
-        self._leave_by = now + GOODBYE_S
+        self._conclude_by = now + GOODBYE_S
+
+    def _conclude_if_resolved(self, now: float) -> None:
+        if self._conclude_by < NEVER and (not len(self._exchanges.book) or now >= self._conclude_by):
+            self._conclude_by = NEVER
+            self._exchanges.abandon()
+            self._core.emit(events.Conclude())
+
+    def _leave(self, gives_on: bool, now: float) -> None:
+        """Leave; a second request, without ``gives_on``, ends the wait for newcomers."""
+        if self._leave_by < NEVER and (gives_on or not self._gives_on):
+            return
+        if self._leave_by == NEVER:
+            self._leaving_why = self._leaving_why or "stopped by its owner"
+            self._enter(PeerEvent.LEAVE, now)
+        self._gives_on = gives_on
+        if not gives_on:
+            self._catch_up.drop()
+        self._exchanges.drop_unsettled()
+        self._core.drop_unused_links()
+        self._leave_by = now + (max(self._core.rules.final_gossip_s, GOODBYE_S) if gives_on else GOODBYE_S)
         self._stop_if_resolved(now)
 
     def _stop_if_resolved(self, now: float) -> None:
         """Stop once no partner can hold a commit that this peer does not, or at the deadline."""
-        resolved = not len(self._exchanges.book) and self._catch_up.pull is None
+        resolved = not len(self._exchanges.book) and self._catch_up.pull is None and not self._catch_up.is_giving
         if (resolved or now >= self._leave_by) and not self._stopped:
             self._stopped = True
+            self._catch_up.drop()
             self._core.emit(events.Finished(self._leaving_why))
 
     # --- timers -----------------------------------------------------------------------------------------------------
@@ -309,12 +333,12 @@ class Peer:
                 self._core.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
         self._keep_in_step(now)
-        if self._final_gossip.has_begun:
+        if self._final_gossip.has_begun and not self._core.is_over:
             if why := self._final_gossip.why_over(now):
-                self._core.note("finished", why=why)
-                self._leave(now, why)
-                return
-            self._final_gossip.keep_up(now)
+                self._end_gossip(why, now)
+            else:
+                self._final_gossip.keep_up(now)
+        self._conclude_if_resolved(now)
         self._exchanges.seek(now)
 
     def _sleep(self, now: float) -> None:
@@ -323,7 +347,8 @@ class Peer:
         exchanges, state = self._exchanges, self._core.state
         wake_at = min(exchanges.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
         if state is not PeerState.LEAVING:
-            wake_at = min(wake_at, self._discovery.next_due(), self._final_gossip.next_due())
+            ends_at = self._conclude_by if self._core.is_over else self._final_gossip.next_due()
+            wake_at = min(wake_at, self._discovery.next_due(), ends_at)
             if not self._training and self._catch_up.pull is None:
                 wake_at = min(wake_at, self._search_until)
             if exchanges.is_due or state is PeerState.JOINING:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from p2ptrain.data import split
 from p2ptrain.data.corpus import Corpus
+from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock
 from p2ptrain.train.model import summed_loss
 
@@ -24,11 +26,6 @@ BATCH_LOGITS = 1 << 19
 """Sequences x tokens x vocabulary computed at once: 16 sequences of the demo model. Measured over 65,536 tokens, four
 rounds: 1.0 to 1.2 s of CPU; 2**17 and 2**21 differ by less than the rounds do, 2**25 takes 2.0 to 2.7 s and 480 MB
 more."""
-
-
-HELD_OUT_TOKENS = 65_536
-"""Held-out tokens read for one reported loss: a standard error of about 0.01 nats for bytes; 1 s for the demo model.
-Guess: the differences in loss that owners compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ def validation_loss(
 
 def tokens_to_read(corpus: Corpus, most_tokens: int) -> int:
     """Return how many predicted tokens ``validation_loss`` reads without a time limit."""
-    return max(1, min(most_tokens, corpus.held_out_tokens) // corpus.sequence_length) * corpus.sequence_length
+    return split.tokens_to_read(corpus.held_out_tokens, corpus.sequence_length, most_tokens)
 
 
 def _to_skip(left: int, batch_s: float, spare_s: float) -> int:

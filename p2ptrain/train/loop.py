@@ -23,6 +23,8 @@ class Signals:
     """Leave after the current inner step, at the owner's request."""
     last: threading.Event = field(default_factory=threading.Event)
     """Leave after the current outer step, at the owner's request; at once if the trainer does not train."""
+    over: threading.Event = field(default_factory=threading.Event)
+    """The final gossip is over: the weights are final, and newcomers can have them until the peer leaves."""
     finished: threading.Event = field(default_factory=threading.Event)
 
 
@@ -42,6 +44,8 @@ class Hooks:
     """Called after each turn of the loop: everything delivered before the turn is applied."""
     leaving: Callable[[], None] = _nothing
     """Called when the owner wants to leave, before the farewell, which may take long."""
+    concluded: Callable[[], None] = _nothing
+    """Called after the final gossip, before the farewell, so that newcomers can have the weights meanwhile."""
 
 
 def train(learner: Learner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
@@ -81,8 +85,13 @@ def train(learner: Learner, signals: Signals, post: Callable[[Event], None], hoo
             hooks.training_ended()
         tell(events)
 
-    said_goodbye = False
+    has_concluded = said_goodbye = False
     while not signals.finished.is_set():
+        if signals.over.is_set() and not has_concluded and not said_goodbye:
+            has_concluded = True
+            tell(learner.settle())  # the last exchanges
+            hooks.concluded()
+            post(LeaveRequested(gives_on=True))
         if (signals.stop.is_set() or signals.last.is_set()) and not said_goodbye:
             said_goodbye = True
             hooks.leaving()

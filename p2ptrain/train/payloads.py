@@ -19,7 +19,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from p2ptrain import codec as codecs
-from p2ptrain.base.errors import MisfitError, RemoteError
+from p2ptrain.base.errors import MISFIT, MisfitError, RemoteError
 from p2ptrain.codec import (
     Codec,
     CodecTerms,
@@ -35,8 +35,6 @@ from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Commit
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths
-
-MISFIT = "its weights do not fit the agreed step widths; the next exchange adapts them"
 
 
 @dataclass(frozen=True, slots=True)

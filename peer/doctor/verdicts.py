@@ -76,6 +76,8 @@ def clock(seen: Sequence[Observation]) -> Finding:
 def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
     """Report the kind of router that this machine, with its ``own`` addresses, is behind, if any."""
     direct = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
+    if direct and all(address.is_loopback(each.sight.place) for each in direct):
+        return skipped("router", "only nodes on this machine answered, which see no router")
     far = [each for each in direct if address.is_public(each.sight.place)] or direct
     if not far:
         return skipped("router", "no node answered, so this machine's public address is unknown")

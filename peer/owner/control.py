@@ -37,6 +37,7 @@ from peer.owner.sensors import Sensors
 from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import TrafficCount
 from peer.participation import Mode, Participation, TrainerControl
+from peer.screen import News
 from peer.session_recorder import SessionRecorder
 
 POLL_S = 1.0
@@ -96,6 +97,7 @@ class OwnerControl:
         self._decision = PolicyDecision(Mode.SWARM, gives=True)
         self._fault = ""
         self._handle: TrainingHandle | None = None
+        self._news = News(clock)
         self._last_lines: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
         self._server: ControlServer | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -134,8 +136,8 @@ class OwnerControl:
         self._wake_sender.send(b"!")
 
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
-        """Keep the last lines for ``status``; a ``telemetry.Listener``."""
-        if kind != "progress" and (text := line(kind, fields)) is not None:
+        """Keep the last lines that are news for ``status``; a ``telemetry.Listener``."""
+        if kind != "progress" and self._news.is_news(kind, fields) and (text := line(kind, fields)) is not None:
             self._last_lines.append((self._clock(), text))
 
     # --- the thread -----------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ def state_of(
     record: SessionRecorder | None, participation: Participation | None, mode: str, leaving: bool
 ) -> tuple[str, str]:
     """Return one word for what the peer does, and why, if known; ``mode`` is the name of a ``Mode``."""
+    if record is not None and record.is_reading:
+        return "finishing", "reading the held-out text for the final loss"
     if leaving:
         return "finishing", "saving, then leaving"
     if record is None:
@@ -37,6 +39,8 @@ def state_of(
         return "alone", ""
     if participation is None:
         return "training", "this run's recipe has no exchanges"
+    if record.learner.ended and participation.state == "leaving":
+        return "finishing", "leaving once newcomers have their weights"
     if record.learner.ended:
         return "final gossip", "exchanging weights until the swarm agrees"
     if participation.state in ("joining", "away"):

@@ -14,9 +14,10 @@ from torch import Tensor
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.train.evaluate import HELD_OUT_TOKENS, validation_loss
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.generate import Sampling, generate_text
 from peer.home import Home
 from peer.model import mean, model_of

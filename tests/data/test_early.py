@@ -64,7 +64,7 @@ def test_warnings_on_the_tokenizer_appear_before_signing_too(manifest_with: Any,
     tokenizer, section = file_of(tmp_path / "tokenizer.json", made.to_str().encode())
     data, corpus = file_of(tmp_path / "text", b"A line of a text with words of a text\n" * 400)
     said = check_text(manifest_with(corpus, section), data, tokenizer)
-    assert said[0].startswith("20.0% of the tokens are the unknown token")
+    assert said[0].startswith("20.0 % of the tokens are the unknown token")
 
 
 def test_of_a_long_text_only_the_beginning_is_read(

@@ -76,7 +76,7 @@ def test_from_a_text_and_a_tokenizer_to_a_signed_run(place: Path, tokenizer: Pat
     assert "Hoffmann et al. 2022" in said
     comment = " ".join(Path("run", MANIFEST_FILE).read_text().split("\n\n")[0].replace("\n#", "").split())
     assert comment.endswith(said.partition("size: ")[2].partition("\n")[0])
-    assert done("tokens", "run").splitlines() == said.splitlines()[1:7]
+    assert done("tokens", "run").splitlines() == said.splitlines()[1:9]
     done("sign", "run")
     assert load_run(Path("run")).manifest == manifest
     for digest in (manifest.corpus.sha256, manifest.tokenizer.sha256):
@@ -113,6 +113,10 @@ def test_tokens_are_counted_as_json(place: Path) -> None:
     assert (figures["rows"], figures["skipped"]) == (len(LINES), 5)
     assert figures["skipped_examples"][0] == "line 1: no field 'text', but 'content'"
     assert figures["epochs"] == pytest.approx(figures["tokens_per_peer"] / figures["training_tokens"])
+    used = figures["training_tokens"] + figures["held_out_tokens"]
+    assert f"{figures['tokens']:,}" in done("tokens", "run")
+    assert f"{figures['tokens'] - used:,}, the ends of parts" in done("tokens", "run")
+    assert figures["measured_tokens"] == 65_536 <= figures["held_out_tokens"]
     assert 0 < figures["held_out_tokens"] < figures["training_tokens"] / 10
     assert "rows skipped     5 of 40,000 (line 1: no field" in done("tokens", "run")
 
@@ -188,6 +192,9 @@ def pipe() -> str:
         ("--corpus", pipe, r"is a pipe or a device"),
         ("--corpus", broken("e.txt", b""), r"e.txt is an empty file"),
         ("--corpus", broken("l.txt", b"caf\xe9 " * 999), r"not UTF-8.*iconv"),
+        ("--corpus", broken("u.txt", "caf\xe9 ".encode("utf-16") * 99), r"not UTF-8.*iconv"),
+        ("--corpus", broken("my photo.jpg", b"\xff\xd8\xff\xe0\0\x10JFIF\0"), r"'my photo.jpg' is not a text file"),
+        ("--corpus", broken("my rows.jsonl", b'{"content": "a"}\n' * 9), r"'my rows.jsonl' have no text"),
         ("--corpus", broken("w.txt", b"a few words"), r"too short: 11 tokens"),
         ("--corpus", broken("r.jsonl", b'{"content": "a"}\n' * 9), r"no field 'text', but 'content'.*--text-field"),
         ("--corpus", broken("a.json", b'[\n{"text": "a"}\n]'), r"does not have one object per line.*Convert it"),
@@ -235,7 +242,10 @@ def test_a_large_corpus_does_not_travel(place: Path, monkeypatch: pytest.MonkeyP
 def test_a_small_text_is_reported_by_init_tokens_and_sign(place: Path) -> None:
     Path("small.txt").write_text("".join(LINES[:200]))
     for arguments in (("init", "run", "--corpus", "small.txt"), ("tokens", "run"), ("sign", "run")):
-        assert "warning: the text is small for this run" in done(*arguments)
+        said = done(*arguments)
+        assert "warning: the text is small for this run" in said
+        assert ("Muennighoff" in said) is (arguments[0] != "sign")
+    assert said.count("More about the text: p2ptrain tokens run\n") == 1
 
 
 def test_a_vocabulary_that_is_too_small_is_found_before_signing(place: Path, tokenizer: Path) -> None:

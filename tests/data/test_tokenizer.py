@@ -3,6 +3,7 @@
 import hashlib
 import json
 import resource
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -120,13 +121,25 @@ HUB = {"kind": "hub", "name": "someone/model", "revision": "1" * 40}
 def test_a_hub_tokenizer_is_taken_at_its_revision(manifest_with, json_file, monkeypatch):
     asked = []
 
-    def download(name, filename, revision):
+    def download(name, filename, revision, dry_run=False):
+        if dry_run:
+            return SimpleNamespace(file_size=None)
         asked.append((name, filename, revision))
         return str(json_file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     assert isinstance(load_tokenizer(spec(manifest_with, HUB)), JsonTokenizer)
     assert asked == [("someone/model", "tokenizer.json", "1" * 40)]
+
+
+def test_an_oversized_tokenizer_of_the_hub_is_not_downloaded(manifest_with, monkeypatch):
+    def download(*_, dry_run=False, **__):
+        assert dry_run
+        return SimpleNamespace(file_size=tokenizer.MOST_TOKENIZER_BYTES + 1)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(CorpusError, match=r"someone/model at revision 1{40} has 67,108,865 bytes"):
+        load_tokenizer(spec(manifest_with, HUB))
 
 
 class ProxyError(Exception):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -277,6 +278,10 @@ def test_the_tokenizer_of_a_run_is_one_whatever_its_source(tmp_path, monkeypatch
     made = byte_level()
     made.enable_truncation(2)
     made.save(str(path))
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(path))
+    monkeypatch.setattr(
+        huggingface_hub,
+        "hf_hub_download",
+        lambda *_, dry_run=False, **__: SimpleNamespace(file_size=1) if dry_run else str(path),
+    )
     loaded = load_tokenizer(HubTokenizer(kind="hub", name="someone/model", revision="1" * 40))
     assert len(loaded.encode_batch([TEXT])[0]) > 2

@@ -10,9 +10,9 @@ from sample_artifacts import KILLED, SUMMARY, WELL, artifacts, figures, record
 
 from lab.figures import HEARD_S, blame, broken_exchanges
 from lab.script import ActKind
+from p2ptrain.base.errors import MISFIT
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
-from p2ptrain.train.payloads import MISFIT
 
 DIES = 10.0
 

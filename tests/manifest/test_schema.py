@@ -122,6 +122,7 @@ def test_names_and_values_of_strangers_are_escaped_and_shortened(data: dict[str,
     data["run"]["name"] = "\x07" * 500
     problem = problem_of(data)
     assert all(line.isprintable() and len(line) < 300 for line in problem.split("\n"))
+    assert problem.count("…'") == 2  # a shortened quote is closed
 
 
 def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:

@@ -136,8 +136,8 @@ def test_a_finished_peer_keeps_its_loss_and_export_prints_the_same(
     monkeypatch.setattr(exporting, "_load", loading.answer)
     run_peer(PeerOptions(None, home.path))
     first = json.loads(home.summary.read_text())
-    (trained,) = notes(home, "trained")
-    assert trained["read"] < trained["of"] == first["val_loss_last_tokens"] == first["val_loss_of_tokens"]
+    (final,) = notes(home, "final loss")
+    assert final["read"] == final["of"] == first["val_loss_last_tokens"] == first["val_loss_of_tokens"]
     exported = exporting.export(home, tmp_path / "out").held_out_loss
     assert exported is not None
     assert exported == HeldOutLoss(first["val_loss_last"], exported.of, exported.of)
@@ -164,6 +164,13 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     summary = json.loads(home.summary.read_text())
     assert (summary["tokens"], summary["finished"]) == (13 * 256, False)
     assert_it_ends_as_if_never_stopped(home, tmp_path)
+
+
+def test_untrained_weights_are_not_offered_for_export(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at_inner_step(monkeypatch, 2)
+    run_peer(PeerOptions(None, home.path))
+    assert len(notes(home, "to resume")) == 1
+    assert not notes(home, "to export")
 
 
 def test_killed_in_an_inner_phase_it_loses_what_it_did_since_the_last_save(
@@ -244,6 +251,19 @@ def test_a_held_out_loss_that_is_none_is_not_kept_as_the_first(home: Home, monke
     assert math.isfinite(json.loads(home.summary.read_text())["val_loss_first"])
 
 
+def test_a_peer_that_finishes_before_the_runs_end_reads_only_a_sample(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals = Signals()
+    monkeypatch.setattr(evaluate, "_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
+    monkeypatch.setattr(app, "Signals", lambda: signals)
+    at_inner_step(monkeypatch, 3, signals.last.set)
+    run_peer(PeerOptions(None, home.path))
+    summary = json.loads(home.summary.read_text())
+    assert not summary["finished"]
+    assert 0 < summary["val_loss_last_tokens"] < summary["val_loss_of_tokens"]
+
+
 def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +278,7 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
     run_peer(PeerOptions(None, home.path))
     assert patiences == [session_recorder.BEGINNING_S, session_recorder.HASTE_S]
     run_peer(PeerOptions(None, home.path))
-    assert patiences[2:] == [session_recorder.BEGINNING_S, session_recorder.LOSS_PATIENCE_S, math.inf]
+    assert patiences[2:] == [session_recorder.BEGINNING_S, math.inf], "the text is read once at the end"
     assert json.loads(home.summary.read_text())["val_loss_last"] == 5.0
 
 

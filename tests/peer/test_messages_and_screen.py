@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from p2ptrain.base.errors import MISFIT
 from p2ptrain.base.text import printable
 from peer.messages import line, size
 from peer.screen import REPEAT_S, ActivityLine, Screen
@@ -62,8 +63,8 @@ def test_progress_and_its_plurals() -> None:
 
 
 def test_what_a_tokenizer_loses_is_a_warning() -> None:
-    assert line("text differs", {"why": "3.0% are unknown"}) == "[data] warning: 3.0% are unknown"
-    assert line("text repeats", {"why": "the text is small"}) == "[data] warning: the text is small"
+    assert line("text differs", {"why": "3.0 % are unknown"}) == "[data] warning: 3.0 % are unknown"
+    assert line("text repeats", {"why": "the text is small. More text helps"}) == "[data] warning: the text is small"
 
 
 def test_how_far_the_tokens_are() -> None:
@@ -72,14 +73,13 @@ def test_how_far_the_tokens_are() -> None:
     assert line("tokenizing", {"tokens": 1200, "most": None}) == f"{said} tokens"
 
 
-def test_what_was_read_names_the_rows_that_were_skipped() -> None:
+def test_what_was_read_counts_the_rows_that_were_skipped() -> None:
     fields = {"documents": 1200, "bytes": 3_200_000, "tokens": 3_201_200, "rows": 1207, "skipped": 0, "examples": []}
     fields["is_cut"] = False
     said = "[data] the run's text: 1,200 documents, 3.2 MB, 3,201,200 tokens"
     assert line("text read", fields) == said
     fields |= {"skipped": 7, "examples": ["line 3: invalid JSON", "line 9: invalid UTF-8"]}
-    some = "line 3: invalid JSON; line 9: invalid UTF-8; and 5 more"
-    assert line("text read", fields) == f"{said}; skipped 7 of 1,207 rows, which have no text ({some})"
+    assert line("text read", fields) == f"{said}; skipped 7 of 1,207 rows, which have no text"
     fields |= {"skipped": 0, "is_cut": True}
     cut = "the limit of the run (corpus.max_tokens); the rest of the text is left out"
     assert line("text read", fields) == f"{said}, {cut}"
@@ -249,6 +249,7 @@ def test_news_is_what_changed(is_terminal: bool) -> None:
     assert terminal.shows("exchanged", **exchange)
     assert not terminal.shows("exchanged", **exchange)
     assert not terminal.shows("skipped", peer=PEER, why="busy")
+    assert not terminal.shows("failed", peer=PEER, why=MISFIT)
     assert terminal.shows("failed", peer=PEER, why="it broke")
     assert not terminal.shows("failed", peer=PEER, why="it broke again")
     assert terminal.shows("failed", peer=other, why="it broke")
@@ -289,8 +290,15 @@ def test_a_new_lowest_loss_is_news() -> None:
 
 def test_verbose_shows_every_exchange() -> None:
     terminal = Terminal(is_terminal=False, verbose=True)
+    assert terminal.shows("failed", peer=PEER, why=MISFIT)
     for kind in ("exchanged", "skipped", "failed", "gave weights", "saved") * 2:
         assert terminal.shows(kind, peer=PEER, path="here")
+
+
+def test_paths_with_spaces_are_quoted() -> None:
+    assert line("saved", {"path": "/my runs/peer/step-7"}) == "[save] saved '/my runs/peer/step-7'"
+    torn = line("torn checkpoint", {"path": "/my runs/step-7", "why": "it is empty"})
+    assert torn == "[train] skipped the damaged checkpoint '/my runs/step-7': it is empty"
 
 
 def test_printed_commands_can_be_pasted() -> None:

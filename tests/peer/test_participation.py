@@ -189,6 +189,41 @@ def test_the_runs_end_alone_is_the_end() -> None:
     assert why == "the run's end, alone"
 
 
+@pytest.mark.parametrize("mode", [None, Mode.PAUSED, Mode.SOLO])
+def test_after_the_final_gossip_no_other_core_changes_the_weights(mode: Mode | None) -> None:
+    """Check the time in which the trainer reads the final loss: the peer gives its weights, unless it is paused."""
+
+    async def stage() -> None:
+        network = MemoryNetwork(latency=0.01)
+        amber, birch = (Member(network, name, 2000) for name in ("amber", "birch"))
+        living = [asyncio.create_task(each.live()) for each in (amber, birch)]
+        await until(lambda: amber.signals.over.is_set() and birch.signals.over.is_set())
+        applied = amber.applied
+        assert network.records[amber.peer].state is PeerState.FINISHING
+        if mode is not None:
+            amber.participation.set_mode(mode)
+            await asyncio.sleep(10)
+            amber.participation.set_mode(Mode.SWARM)
+        else:
+            late = Member(network, "late", 2000)
+            late_living = asyncio.create_task(late.live())
+            await until(lambda: late.signals.over.is_set())
+            assert (late.heard("run ended"), late.learner.tokens) == (1, 0)
+            assert torch.equal(late.learner.slow, amber.learner.slow) or torch.equal(
+                late.learner.slow, birch.learner.slow
+            )
+            late.participation.post(LeaveRequested(gives_on=True))
+            await late_living
+        for each in (amber, birch):
+            each.participation.post(LeaveRequested(gives_on=True))
+        async with asyncio.timeout(100):
+            whys = [await each for each in living]
+        assert set(whys) <= {"the swarm agrees", "nobody is left to exchange with"}
+        assert (len(amber.cores), amber.applied) == (1, applied)
+
+    run_in_virtual_time(stage())
+
+
 def test_away_before_it_ever_began() -> None:
     async def stage() -> None:
         network = MemoryNetwork(latency=0.01)

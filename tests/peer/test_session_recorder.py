@@ -192,7 +192,7 @@ def test_the_loss_of_what_the_final_gossip_left_is_told(
     record.end()
     part = "(from 16 of 64 tokens)"
     assert told(record) == [
-        f"[train] reached the run's end: held-out loss 2.500 {part}; the final gossip begins",
+        "[train] reached the run's end; the final gossip begins",
         f"[train] the saved model, which export writes: held-out loss 1.5000 {part}",
     ]
     summary = record.summary()

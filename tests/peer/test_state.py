@@ -163,6 +163,10 @@ def test_words_that_look_like_places_are_told() -> None:
     assert without_places(said) == said
 
 
+def test_a_quoted_path_with_spaces_is_a_place() -> None:
+    assert without_places("'/home/me/my runs/x' cannot be written") == "… cannot be written"
+
+
 def test_a_host_is_no_word_where_a_sentence_ends_with_it() -> None:
     said = "no answer from laptop.fritz.box. Again laptop.fritz.box.: none"
     assert without_places(said) == "no answer from …. Again ….: none"
@@ -188,7 +192,7 @@ def test_a_watcher_of_the_process_before_hears_of_this_one(state: StatusView) ->
 def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: StatusView
 ) -> None:
-    """Check losses at the start of a session, which may be in the middle of the run, and at the end of training."""
+    """Check losses at the start of a session, which may be in the middle of the run, and after the final gossip."""
     monkeypatch.setattr("peer.session_recorder.validation_loss", lambda *_, **__: HeldOutLoss(2.0, 16, 16))
     monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *arguments: tmp_path)
     log = MemoryLog()
@@ -219,6 +223,8 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     record = SessionRecorder(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()
     record.training_ended()
+    record.learner.ended, record.learner.changes, record._saved = True, 1, 1
+    record.conclude()
     for kind, fields in log.notes:
         state.on_note(kind, fields)
     [curve] = state.document()["curves"]

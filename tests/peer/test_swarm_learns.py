@@ -26,6 +26,8 @@ class Ended:
     peers: list[Program]
     statuses: list[int]
     summaries: list[dict[str, Any]]
+    latecomer: Program
+    """Started when the others had left or were reading their final loss."""
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +35,20 @@ def ended() -> Iterator[Ended]:
     # Held-out text of one batch: on a busy machine a peer would skip part of a longer one, and losses would differ.
     with Swarm(run__tokens_per_peer=300_000, corpus__validation_fraction=0.0015) as swarm:
         bootstrap = swarm.bootstrap()
-        peers = [swarm.peer(name) for name in ("anna", "bert", "cleo")]
-        statuses = [each.end() for each in peers]
-        assert statuses == [0, 0, 0], "\n".join(each.output[-2000:] for each in peers)
+        slow = Path(__file__).with_name("slow_reader.py")
+        peers = [swarm.peer("anna", script=slow), swarm.peer("bert"), swarm.peer("cleo")]
+        others = [each.end() for each in peers[1:]]
+        peers[0].wait_for("finished")
+        latecomer = swarm.peer("dora")
+        others.append(latecomer.end())
+        (peers[0].home / "read").touch()
+        statuses = [peers[0].end(), *others]
+        assert statuses == [0, 0, 0, 0], "\n".join(each.output[-2000:] for each in (*peers, latecomer))
         assert bootstrap.terminate() == 0
         assert swarm.processes() == []
         assert swarm.socket_folders() == []
-        yield Ended(swarm, peers, statuses, [json.loads((each.home / "summary.json").read_text()) for each in peers])
+        summaries = [json.loads((each.home / "summary.json").read_text()) for each in peers]
+        yield Ended(swarm, peers, statuses, summaries, latecomer)
 
 
 def weights(directory: Path) -> torch.Tensor:
@@ -81,6 +90,15 @@ def test_the_trainer_was_hardly_blocked(ended: Ended) -> None:
 def test_the_peers_agree(ended: Ended) -> None:
     assert disagreement([weights(each.home / "trained") for each in ended.peers]) < 0.2
     assert disagreement([weights(each.home / "checkpoints") for each in ended.peers]) < 0.03
+
+
+def test_a_latecomer_gets_the_model_of_peers_that_read_their_final_loss(ended: Ended) -> None:
+    summary = json.loads((ended.latecomer.home / "summary.json").read_text())
+    assert (summary["finished"], summary["tokens"]) == (True, 0)
+    assert summary["val_loss_last"] == pytest.approx(ended.summaries[0]["val_loss_last"], rel=1e-5)
+    homes = [ended.peers[0].home, ended.latecomer.home]
+    assert torch.equal(*(weights(each / "checkpoints") for each in homes))
+    assert "[join] the run is over: this peer has the final weights of " in ended.latecomer.output
 
 
 def test_the_log_tells_the_story(ended: Ended) -> None:

@@ -20,11 +20,13 @@ from p2ptrain.swarm.events import (
     BeginTraining,
     Close,
     Commit,
+    Conclude,
     Donate,
     Donated,
     Effect,
     Event,
     Finished,
+    LeaveRequested,
     LinkFailed,
     Lookup,
     LookupFailed,
@@ -92,6 +94,8 @@ class Table:
         self.latency = latency
         self.apply_s = 0.02
         self.swap_s = 0.05
+        self.evaluation_s = 0.0
+        """Duration of the last reading of the held-out text, after the final gossip."""
         self.rules = rules
         self.trace: list[str] = []
         self.notes: list[Note] = []
@@ -240,6 +244,8 @@ class Table:
                     seat.waited_s.append(self.now - seat.waits_since)
                     seat.waits_since = None
                     self.after(self.apply_s, self.step, str(peer))
+            case Conclude():
+                self.after(self.evaluation_s, self.handle, peer, LeaveRequested(gives_on=True))
             case Finished():
                 seat.finished = effect.why
                 self._log(peer, f"finished: {effect.why}")

@@ -207,6 +207,95 @@ def test_the_run_ends_with_agreement_and_everybody_leaves():
     assert set(finished) <= {"the swarm agrees", "nobody is left to exchange with"}
 
 
+def concluding(evaluation_s: float = 60.0) -> Table:
+    """Return a table whose two peers agreed at the run's end and read their final loss."""
+    table = under_way()
+    table.evaluation_s = evaluation_s
+    for seat in table.seats.values():
+        seat.progress = table.rules.tokens_per_peer
+    table.end_training()
+    while not all(seat.core._core.is_over for seat in table.seats.values()):
+        table.run(0.5)
+    assert not any(seat.finished for seat in table.seats.values())
+    return table
+
+
+def test_a_latecomer_gets_the_weights_while_the_last_peers_read_their_final_loss():
+    table = concluding()
+    exchanged = table["amber"].core.counters.exchanges_ok
+    cedar = table.seat("cedar")
+    table.start("cedar")
+    table.run(3.0)
+    assert (cedar.progress, cedar.begun) == (table.rules.tokens_per_peer, True)
+    (ended,) = [note for note in table.notes if note.kind == "run ended"]
+    assert ended.peer in table.seats
+    table.end_training("cedar")
+    table.run(10.0)
+    assert cedar.core._core.is_over
+    assert [note.why for note in table.notes if note.kind == "finished"][-1] == "nobody is left to exchange with"
+    assert table["amber"].core.counters.exchanges_ok == exchanged, "their weights are final"
+    table.run(60.0)
+    assert all(seat.finished for seat in table.seats.values())
+
+
+def test_a_peer_after_its_final_gossip_leaves_once_a_download_has_ended_or_at_once_if_its_owner_stops_it():
+    for stops in (False, True):
+        table = concluding(evaluation_s=6.0)
+        table.swap_s = 4.5
+        table.run(2.5)
+        cedar = table.seat("cedar")
+        table.start("cedar")
+        table.run(4.0)
+        donor = next(
+            seat for seat in table.seats.values() if seat.core.state is PeerState.LEAVING and not seat.finished
+        )
+        link = LinkId(PeerId("dune"), 1, outbound=False)
+        request = WeightsRequest(table.rules.run, table.rules.protocol, 0.0)
+        (refusal,) = [e.message for e in donor.core.handle(Received(link, request), table.now) if isinstance(e, Send)]
+        assert refusal.reason is DeclineReason.LEAVING
+        if stops:
+            table.handle(donor.core._core.me, LeaveRequested())
+            assert donor.finished == "the swarm agrees"
+            continue
+        table.run(8.0)
+        assert cedar.progress == table.rules.tokens_per_peer
+        assert donor.finished
+
+
+def test_a_newcomer_that_never_ends_its_download_does_not_keep_a_peer():
+    table = concluding(evaluation_s=6.0)
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
+    table.seat("cedar")
+    table.start("cedar")
+    table.run(6.0 + table.rules.final_gossip_s)
+    assert table["amber"].finished
+    assert table["birch"].finished
+
+
+def test_partners_still_in_their_final_gossip_do_not_wait_for_one_that_is_over():
+    table = Table("amber", "birch", "cedar", rules=run_rules(final_gossip_s=1000.0))
+    table.evaluation_s = 500.0
+    table.start()
+    table.run(3.0)
+    table.step()
+    table.apart = lambda me, partner: (0.001 if PeerId("amber") in (me, partner) else 1.0, 0.0)
+    table.end_training()
+    table.run(20.0)
+    assert table["amber"].core._core.is_over
+    table.apart = lambda me, partner: (0.001, 0.0)
+    table.run(20.0)
+    assert all(seat.core._core.is_over for seat in table.seats.values())
+
+
+def test_a_peer_that_was_paused_after_its_end_goes_on_with_the_final_gossip():
+    table = under_way()
+    seat = table.seat("cedar", step=100, progress=table.rules.tokens_per_peer)
+    table.start("cedar")
+    table.end_training("cedar")
+    table.run(5.0)
+    assert seat.core.state is PeerState.FINISHING
+
+
 def test_a_finisher_waits_for_those_who_train_but_not_for_ever():
     table = under_way()
     table.end_training("amber")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.train import evaluate
 from p2ptrain.train.evaluate import HeldOutText, tokens_to_read, validation_loss
 from p2ptrain.train.model import summed_loss
@@ -117,6 +118,6 @@ def test_it_tells_how_far_it_is_and_stops_when_told(tiny_run, monkeypatch):
 
     found = validation_loss(tiny.model().module, tiny.corpus, 160, goes_on=goes_on)
     assert told == [(16, 160), (32, 160), (48, 160)]
-    assert (found.tokens, found.of) == (48, tokens_to_read(tiny.corpus, evaluate.HELD_OUT_TOKENS))
+    assert (found.tokens, found.of) == (48, tokens_to_read(tiny.corpus, HELD_OUT_TOKENS))
     assert tokens_to_read(tiny.corpus, 175) == 160
     assert tokens_to_read(tiny.corpus, 10**9) == tiny.corpus.held_out_tokens

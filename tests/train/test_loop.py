@@ -57,11 +57,18 @@ class Scene:
         self.turns = 0
         self.left: list[tuple[int, list[str]]] = []
         """The outer step at which leaving was announced, and the events before it."""
+        self.concludes: Callable[[], None] | None = None
+        """What happens while the final loss is read; None: the final gossip ends with everything else."""
+        self.gives_on: list[bool] = []
 
     def post(self, event: Event) -> None:
         self.posted.append(type(event).__name__)
-        if isinstance(event, LeaveRequested | TrainingEnded):
+        if isinstance(event, TrainingEnded) and self.concludes is not None:
+            self.signals.over.set()
+        elif isinstance(event, LeaveRequested | TrainingEnded):
             self.signals.finished.set()
+        if isinstance(event, LeaveRequested):
+            self.gives_on.append(event.gives_on)
 
     def turned(self) -> None:
         self.turns += 1
@@ -76,7 +83,12 @@ class Scene:
         def leaving() -> None:
             self.left.append((self.steps.inner, list(self.posted)))
 
-        hooks = Hooks(nothing, nothing, nothing, held, self.turned, leaving)
+        def concluded() -> None:
+            assert self.concludes is not None
+            self.posted.append("concluded")
+            self.concludes()
+
+        hooks = Hooks(nothing, nothing, nothing, held, self.turned, leaving, concluded)
         train(cast(Learner, self.steps), self.signals, self.post, hooks)
 
 
@@ -157,6 +169,22 @@ def test_who_comes_to_the_end_by_itself_is_not_leaving(scene: Scene) -> None:
     scene.signals.begin.set()
     scene.play()
     assert scene.left == []
+
+
+def test_the_final_loss_is_read_after_the_gossip_and_before_the_goodbye(scene: Scene) -> None:
+    scene.signals.begin.set()
+    scene.concludes = lambda: None
+    scene.play()
+    assert scene.posted[-3:] == ["TrainingEnded", "concluded", "LeaveRequested"]
+    assert (scene.gives_on, scene.left) == ([True], [])
+
+
+def test_an_owner_who_stops_while_the_final_loss_is_read_does_not_wait_for_newcomers(scene: Scene) -> None:
+    scene.signals.begin.set()
+    scene.concludes = scene.signals.stop.set
+    scene.play()
+    assert scene.posted[-3:] == ["concluded", "LeaveRequested", "LeaveRequested"]
+    assert scene.gives_on == [True, False]
 
 
 def test_resumed_after_the_end_only_the_gossip_is_left() -> None:

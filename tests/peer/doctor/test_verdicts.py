@@ -55,6 +55,7 @@ def test_which_router_it_is() -> None:
     assert "changes ports" in verdicts.router([seen(sent_from=40000), seen(sent_from=7)], [OWN]).found
     assert verdicts.router([seen()], [OWN]).found.endswith("a router")
     assert verdicts.router([], [OWN]).state is FindingState.SKIPPED
+    assert "router" not in verdicts.router([seen(place="/ip4/127.0.0.1/tcp/9")], [OWN]).found.replace("no router", "")
 
 
 def test_the_fix_names_our_own_address_and_port() -> None:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import click
 import pytest
 
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import MISFIT, HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net.throttle import MBIT, Throttles
@@ -52,6 +52,7 @@ class FakeRecord:
     """The part of a session recorder that a status reads."""
 
     is_held: bool = False
+    is_reading: bool = False
     has_stepped: bool = True
     learner: FakeLearner = field(default_factory=FakeLearner)
 
@@ -626,10 +627,27 @@ def test_states(changes: dict[str, Any], mode: str, state: str) -> None:
     assert status.state_of(record, participation, mode, leaving=True)[0] == "finishing"
 
 
+def test_a_peer_after_its_final_gossip_says_what_it_does() -> None:
+    participation = FakeParticipation()
+
+    def said(leaving: bool = False, **changes: Any) -> tuple[str, str]:
+        record = cast(SessionRecorder, FakeRecord(learner=FakeLearner(ended=True), **changes))
+        return status.state_of(record, cast(Participation, participation), "SWARM", leaving)
+
+    reading = "finishing", "reading the held-out text for the final loss"
+    assert said(is_reading=True) == said(is_reading=True, leaving=True) == reading
+    participation.state = "leaving"
+    assert said() == ("finishing", "leaving once newcomers have their weights")
+
+
 def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
     desk.take()
     desk.edit('upload_mbit = 8\nmonthly_gb = 2\nhours = "00:00-23:59"')
-    desk.owner.on_note("skipped", {"peer": "12D3abcdef", "why": "\x1b[2Jbusy"})
+    desk.owner.on_note("lost", {"peer": "12D3abcdef", "why": "\x1b[2Jgone"})
+    for _ in range(2):
+        desk.owner.on_note("skipped", {"peer": "12D3abcdef", "why": "busy"})
+        desk.owner.on_note("failed", {"peer": "12D3abcdef", "why": MISFIT})
+        desk.owner.on_note("exchanged", {"peer": "12D3abcdef"})
     text = status.screen(desk.status())
     for part in (
         "training",
@@ -638,9 +656,10 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
         "at most 8",
         "of 2.0 GB",
         "00:00-23:59",
-        "skipped abcdef",
+        "lost abcdef",
     ):
         assert part in text
+    assert [text.count(noise) for noise in ("skipped", MISFIT, "exchanged with")] == [0, 0, 1]
     assert "\x1b" not in text
 
 
