@@ -99,9 +99,9 @@ a quarter, and one 12 times slower than others does not drag. Guess: compare dur
 partners."""
 
 MAX_UNAPPLIED = 2
-"""Committed displacements of a fragment that the trainer may not have applied when the next exchange of it begins. Each
-takes four bytes per weight. With none, peers whose inner steps took up to a second, since other programs ran beside
-them, answered `busy` so often that 18 % of their outer steps passed alone. Guess: measure longer inner steps."""
+"""Committed displacements of a fragment that the trainer may not have applied when the next exchange of it begins; each
+takes four bytes per weight. With none, peers on busy machines, whose inner steps took up to a second, passed 18 % of
+their outer steps alone."""
 
 _UNDER_WAY = (ExchangeState.SWAPPING, ExchangeState.CONFIRMING)
 

@@ -170,7 +170,7 @@ class Membership:
     def ready(self, peer: PeerId, now: float) -> PeerInfo | None:
         """Return this peer if it is live, can exchange and has no pause."""
         known = self._known.get(peer)
-        is_ready = known is not None and known.listed and known.state in _EXCHANGE and known.not_before <= now
+        is_ready = known is not None and known.listed and known.state in EXCHANGING and known.not_before <= now
         return known if is_ready else None
 
     def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> PeerInfo | None:

@@ -138,7 +138,9 @@ def test_a_fragment_is_free_at_its_commit_until_too_much_is_unapplied():
     table.run(0.5)
     assert counts(table, "amber").exchanges_ok == 1
     assert not table["amber"].core._exchanges.book.engaged()
-    assert table["amber"].core._core.progress == table["birch"].core._core.progress == 5.0  # the cores count it before the trainers do
+    assert (
+        table["amber"].core._core.progress == table["birch"].core._core.progress == 5.0
+    )  # the cores count it before the trainers do
     assert (table["amber"].progress, table["birch"].progress) == (10.0, 0.0)
     table.step("birch")
     table.run(0.5)

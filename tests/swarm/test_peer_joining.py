@@ -790,6 +790,7 @@ def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
     table.step(*mates)
     with monkeypatch.context() as patched:
         patched.setattr(exchange_manager, "choose", only_the_mate)
+        patched.setattr(exchange_manager.ExchangeManager, "_next_turned_away", lambda manager, now: None)
         table.end_training()
         table.run(40.0)  # all have read the others' records
         assert min(table[name].core.counters.exchanges_ok for name in mates) > 5
