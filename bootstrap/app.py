@@ -362,7 +362,7 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
 def _check_no_peer(path: Path) -> None:
     """Raise HomeError for a peer's home, which has a signed manifest, too: its files and ours would mix."""
     try:
-        is_a_peers = (path / SETTINGS_FILE).exists() and not (path / KEY_FILE).exists()
+        is_a_peers = files.exists(path / SETTINGS_FILE) and not files.exists(path / KEY_FILE)
     except OSError:  # reported by the code that needs the directory
         return
     if is_a_peers:

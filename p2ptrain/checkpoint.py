@@ -251,7 +251,7 @@ def _file_digest(path: Path) -> str:
 def _checkpoints(directory: Path) -> dict[int, Path]:
     """Map steps to checkpoint directories, including one that was moved away and not yet replaced."""
     try:
-        there = [path for path in directory.iterdir() if path.is_dir()]
+        there = [path for path in directory.iterdir() if files.is_dir(path)]
     except FileNotFoundError:
         return {}
     replaced = {_step(path): path for path in there if _NAME.fullmatch(path.name.removeprefix(_REPLACED_PREFIX))}

@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from p2ptrain import checkpoint
+from p2ptrain.base import files
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.launcher import launched
 from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
@@ -101,7 +102,7 @@ def export(
     Raises UserError, and leaves nothing at ``target``, if the files cannot be written or load as something else.
     """
     try:
-        is_taken = target.exists() and any(target.iterdir() if target.is_dir() else [target])
+        is_taken = files.exists(target) and any(target.iterdir() if target.is_dir() else [target])
     except OSError as error:
         raise _unwritable(target, error) from error
     if is_taken:

@@ -48,15 +48,15 @@ def is_a_run(path: Path) -> bool:
 
     A peer's home with the link of a bootstrap that was started in it is not a run directory.
     """
-    has_link = (path / LINK_FILE).exists() and not (path / SETTINGS_FILE).exists()
-    return has_link or (path / KEY_FILE).exists()
+    has_link = files.exists(path / LINK_FILE) and not files.exists(path / SETTINGS_FILE)
+    return has_link or files.exists(path / KEY_FILE)
 
 
 def check_no_other(path: Path) -> None:
     """Raise HomeError if ``path`` belongs to a run or a bootstrap, whose files a peer's would mix with."""
     try:
         run = is_a_run(path)
-        is_a_bootstraps = (path / LINK_FILE.name).exists() and not (path / SIGNED_FILE).exists()
+        is_a_bootstraps = files.exists(path / LINK_FILE.name) and not files.exists(path / SIGNED_FILE)
     except OSError:  # the code that uses the directory reports it
         return
     if run or is_a_bootstraps:
@@ -88,7 +88,7 @@ class Home:
     def is_inhabited(self) -> bool:
         """Return whether a process holds the home. Creates nothing. Raises HomeError if the home is not readable."""
         try:
-            if not (self.path / "lock").exists():
+            if not files.exists(self.path / "lock"):
                 return False
         except OSError as error:
             raise files.unusable(self.path, error) from error

@@ -309,8 +309,8 @@ def install(home: Path) -> None:
     _check_peer(home)
     if Home(home).is_inhabited() and not manager.is_running():
         raise HomeError(f"A peer runs in {home} already.", f"Stop it first: {command_line('p2ptrain', 'finish', home)}")
-    is_new = not manager.path.exists()
     try:
+        is_new = not files.exists(manager.path)
         manager.path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(manager.path, manager.text())
     except OSError as error:

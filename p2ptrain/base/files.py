@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,26 @@ def user_home() -> Path:
 def expanded(path: str) -> Path:
     """Replace a leading ``~`` by the user's home directory. Raises HomeError as ``user_home`` does."""
     return user_home() / path[2:] if path.startswith("~/") else UserPath(path)
+
+
+def exists(path: Path) -> bool:
+    """Return whether a path exists. Raises OSError if that cannot be known, where newer ``Path.exists`` says no."""
+    return _mode(path) is not None
+
+
+def is_dir(path: Path) -> bool:
+    """Return whether a path is a directory. Raises OSError as ``exists`` does."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
 
 
 def sync(path: Path) -> None:

@@ -84,7 +84,7 @@ class Unfinished:
 
     def leave(self) -> None:
         """Remove the file, unless a later build can continue it."""
-        if not self._note.exists():
+        if not files.exists(self._note):
             self.path.unlink(missing_ok=True)
 
 

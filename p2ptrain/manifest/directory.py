@@ -49,7 +49,7 @@ def check_free(directory: Path) -> None:
     if not str(directory).isprintable():
         raise ManifestError(f"The name {printable(directory)} has invisible characters.", "Choose another name.")
     try:
-        taken = [directory / name for name in (MANIFEST_FILE, KEY_FILE, SIGNED_FILE) if (directory / name).exists()]
+        taken = [directory / name for name in (MANIFEST_FILE, KEY_FILE, SIGNED_FILE) if files.exists(directory / name)]
     except OSError as error:
         raise _unwritable(directory, error) from error
     if taken:
@@ -120,8 +120,8 @@ def sign_run(directory: Path) -> Signing:
 def read_run(place: Path) -> Manifest:
     """Read a run's manifest, signed or not, from its directory or a ``manifest.toml``. Raises ManifestError."""
     try:
-        if place.is_dir():
-            is_edited = (place / MANIFEST_FILE).exists() or not (place / SIGNED_FILE).exists()
+        if files.is_dir(place):
+            is_edited = files.exists(place / MANIFEST_FILE) or not files.exists(place / SIGNED_FILE)
             return _parsed(place) if is_edited else load_run(place).manifest
         return parse_toml(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

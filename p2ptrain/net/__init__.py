@@ -17,9 +17,11 @@ if sys.platform == "linux":
     # start a torch_shm_manager process for every peer.
     os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
 
+# hivemind makes locks at its import, for processes that share its DHT. Ours has one.
 try:
-    multiprocessing.Lock()
-except (OSError, ImportError):
-    # hivemind makes locks at its import, which fails without a writable /dev/shm. They are for processes that share its
-    # DHT, and ours has one.
+    _fork = multiprocessing.get_context("fork")
+    _fork.Lock()
+    # From Python 3.14 on, locks of the default context start a process that tracks them, for each peer.
+    multiprocessing.Lock = _fork.Lock
+except (OSError, ImportError):  # no writable /dev/shm
     multiprocessing.Lock = threading.Lock  # type: ignore[assignment]

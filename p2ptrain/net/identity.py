@@ -37,7 +37,7 @@ class Identity:
     def load_or_create(cls, path: Path) -> Identity:
         """Load the identity at ``path``, or create one if there is no file. Raises HomeError."""
         try:
-            if not path.exists():
+            if not files.exists(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 files.replace(path, _serialized(Ed25519PrivateKey.generate()), mode=0o600)
             raw = path.read_bytes()

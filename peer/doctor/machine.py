@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import p2ptrain
-from p2ptrain.base import cgroups, udp_filter
+from p2ptrain.base import cgroups, files, udp_filter
 from p2ptrain.base.documents import document
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
@@ -156,7 +156,7 @@ def _room(path: Path) -> tuple[Path, int | None]:
     """Return the nearest existing directory of ``path``, and the free bytes of its disk; None if not writable."""
     place = path.absolute()
     try:
-        while not place.exists():
+        while not files.exists(place):
             place = place.parent
         free = shutil.disk_usage(place).free
     except OSError:

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.text import printable
 from peer.home import Home, check_no_other
@@ -73,7 +74,7 @@ def _order(home: Path, command: str, **details: Any) -> None:
 
 def _check(home: Path) -> None:
     try:
-        is_there = home.is_dir()
+        is_there = files.is_dir(home)
     except OSError as error:
         raise HomeError(
             f"The home {home} cannot be used: {error.strerror}.",

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.text import command_line
 from p2ptrain.manifest import SIGNED_FILE
@@ -93,7 +94,7 @@ class ControlServer:
         """Return whether clients still find the socket, and mark it as used, for cleaners of temporary directories."""
         try:
             os.utime(self.socket.getsockname())
-            return self._folder is None or (self._home / POINTER).exists()
+            return self._folder is None or files.exists(self._home / POINTER)
         except FileNotFoundError:
             return False
         except OSError:

@@ -226,7 +226,7 @@ class SettingsFile:
         Raises HomeError if it is faulty.
         """
         try:
-            if not self.path.exists():
+            if not files.exists(self.path):
                 if not create:
                     return Settings()
                 files.write_new(self.path, template().encode())

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import (
@@ -111,7 +112,7 @@ def claimed(out: Path, before: Callable[[], None] = lambda: None) -> Iterator[No
     """
     marker = out / MARKER
     try:
-        if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
+        if files.exists(out) and not files.exists(marker) and (not out.is_dir() or any(out.iterdir())):
             raise HomeError(
                 f"{out} exists and is not the output of a testnet.",
                 "Choose another directory with --out; only an earlier testnet is replaced.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -51,6 +52,24 @@ def test_a_full_disk_leaves_no_part_of_a_new_file(tmp_path: Path, monkeypatch: p
             files.write_new(tmp_path / "key", b"mine")
     assert list(tmp_path.iterdir()) == []
     files.write_new(tmp_path / "key", b"mine")
+
+
+def test_a_path_that_cannot_be_looked_at_does_not_count_as_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    there = [name for name in ("file", ".", "none", "file/below", "loop") if files.exists(tmp_path / name)]
+    assert (there, files.is_dir(tmp_path), files.is_dir(tmp_path / "file")) == (["file", "."], True, False)
+
+    def closed(path: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", closed)
+        for question in (files.exists, files.is_dir):
+            with pytest.raises(PermissionError):
+                question(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -20,3 +20,9 @@ import p2ptrain.net.dht
 def test_the_network_works_without_a_writable_dev_shm() -> None:
     """Check that hivemind can be imported where the system gives no semaphores, as in some containers."""
     subprocess.run([sys.executable, "-c", WITHOUT_SEMAPHORES], check=True, timeout=120)
+
+
+def test_hivemind_s_locks_start_no_process() -> None:
+    """Check that there is no tracker of semaphores, as Python 3.14 starts one for locks of its default context."""
+    code = "import psutil, p2ptrain.net.dht; assert psutil.Process().children() == []"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -166,7 +166,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     [
         ("x = " + "[" * 5000, "is not valid TOML: it is nested too deeply"),
         ("x = " + "9" * 5000, "is not valid TOML: a number has thousands of digits"),
-        (".".join("x" * 5000) + " = 1", "is not a scenario: it is nested too deeply"),
+        (".".join("x" * 5000) + " = 1", "is not (a scenario|valid TOML): it is nested too deeply"),
     ],
 )
 def test_files_that_break_the_parser(tmp_path: Path, text: str, problem: str) -> None:

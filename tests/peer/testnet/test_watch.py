@@ -24,10 +24,8 @@ PROGRESS = {
 
 
 def test_a_view_follows_the_notes() -> None:
-    assert noted(TrainerProgress(), {"kind": "tokenizing", "tokens": 1200}, NAMES) == TrainerProgress(
-        last="tokenizing: 1,200 tokens"
-    )
-    view = noted(TrainerProgress(), {"kind": "started"}, NAMES)
+    assert noted(TrainerProgress(), {"kind": "tokenizing", "tokens": 1200}, NAMES).last == "tokenizing: 1,200 tokens"
+    view = noted(TrainerProgress(), {"kind": "started", "loss": 5.5}, NAMES)
     assert (view.begun, view.last) == (False, "training")
     coming = noted(view, {"kind": "catching up", "peer": "12D3KooWowl"}, NAMES)
     assert (coming.begun, coming.catches_up) == (False, True)
