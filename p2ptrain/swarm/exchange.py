@@ -115,6 +115,8 @@ class Exchange:
     mine: Terms
     started_at: float
     deadline: float
+    late_at: float = inf
+    """Time from which our unanswered offer no longer keeps us from another one; inf once that time has passed."""
     state: ExchangeState = field(default_factory=lambda: TRANSITIONS.to(None, ExchangeEvent.OFFER))
     round: int = 0  # the outer step that planned it; 0 if unplanned
     hurried: bool = False
@@ -141,6 +143,7 @@ class Exchange:
 
     def swap(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> None:
         self._advance(ExchangeEvent.ACCEPT)
+        self.late_at = inf
         self.fragments = fragments
         self.theirs = theirs
         self.swap_started_at = now
@@ -254,7 +257,7 @@ class ExchangeBook:
         )
 
     def next_deadline(self) -> float:
-        return min([exchange.deadline for exchange in self._exchanges.values()], default=inf)
+        return min([min(each.deadline, each.late_at) for each in self._exchanges.values()], default=inf)
 
     def partners(self) -> set[PeerId]:
         """Return the partners of exchanges that have not committed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import is_left_behind
@@ -20,6 +22,8 @@ from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
 ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
 """Decline reasons of a planned partner that comes later or whose offer goes first: it will send its own offer."""
+MAX_OFFERS = 2
+"""Unanswered unplanned offers: a second one only once the first is late (``Exchange.late_at``)."""
 CHOICE = 4
 """Offered fragments per exchanged fragment, if enough are free, because the partner has other fragments engaged. Offers
 of exactly enough were declined twice per exchange (simulated: 16 fragments, 4 an exchange)."""
@@ -68,7 +72,10 @@ class ExchangeManager:
         self.seek(now)
 
     def seek(self, now: float) -> None:
-        """Offer what is due, one offer at a time: to a caller that we were too busy for, else to a random partner.
+        """Offer what is due: to a caller that we were too busy for, else to a random partner.
+
+        One offer at a time, or two once the first is unanswered for unusually long: a frozen partner must not keep this
+        peer from the others.
 
         A random partner is likely the one that was just met. So eight peers whose outer steps last hardly longer than
         an exchange (bench/scenarios/short_steps.toml) passed 1.5 % of them alone; with callers first, .2 %.
@@ -76,7 +83,8 @@ class ExchangeManager:
         core = self._core
         if self._due == 0 or core.is_outlier or core.state_for_partners not in EXCHANGING:
             return
-        if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
+        offers = self.book.offers(0)
+        if len(offers) >= MAX_OFFERS or any(offer.late_at < inf for offer in offers) or len(self.book) >= MAX_EXCHANGES:
             return
         free = self.book.free_fragments()[: CHOICE * core.rules.most_per_exchange]
         if not free:
@@ -147,8 +155,7 @@ class ExchangeManager:
             return reply
         for withdrawn in offers:  # it crossed theirs, which wins, or stays unanswered
             if withdrawn is crossing or not offer.round:
-                self.book.remove(withdrawn.link)
-                core.emit(Close(withdrawn.link))
+                self._withdraw(withdrawn)
         if planned is not None:
             planned.move(link.peer, MeetingEvent.OFFER)
         mine = own_terms(core, link.peer, len(planned.meetings) if planned is not None else 1)
@@ -177,6 +184,9 @@ class ExchangeManager:
         if exchange.round:
             self.rounds.move(exchange, MeetingEvent.ACCEPT)
         else:
+            for other in self.book.offers(0):
+                if other is not exchange:
+                    self._withdraw(other)
             self._due = max(self._due - 1, 0)
         self._swap(exchange, accept.fragments, accept.terms, now)
 
@@ -321,6 +331,9 @@ class ExchangeManager:
                     self._core.deadlines.missed()
                 waited = now - (exchange.swap_started_at or exchange.started_at)
                 self.failed(LinkFailed(exchange.link, f"no answer for {waited:.1f} s"), now)
+            elif exchange.late_at <= now:
+                exchange.late_at = inf
+                self.seek(now)
         self.rounds.expire(now)
         self.call_planned(now)
 
@@ -363,10 +376,15 @@ class ExchangeManager:
         if not round_:  # offers of a round are not rate-limited
             core.members.called(partner.peer, now)
         deadline = now + (HURRIED_S if hurried else core.deadlines.reply_s())
-        self.book.put(Exchange(link, fragments, mine, now, deadline, round=round_, hurried=hurried))
+        late_at = now + core.deadlines.prompt_reply_s() if not round_ else inf
+        self.book.put(Exchange(link, fragments, mine, now, deadline, late_at, round=round_, hurried=hurried))
         known = core.known_to_pass_on(now, partner.peer)
         offer = Offer(core.rules.run, core.rules.protocol, fragments, mine, round_, known)
         core.emit(Open(link, partner.addresses, offer))
+
+    def _withdraw(self, offer: Exchange) -> None:
+        self.book.remove(offer.link)
+        self._core.emit(Close(offer.link))
 
     def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
         core = self._core

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from table import Table
 
-from p2ptrain.swarm.deadlines import FIRST_REPLY_S
+from p2ptrain.swarm.deadlines import FIRST_REPLY_S, PROMPT_BOUNDS_S
 from p2ptrain.swarm.events import Close, Effect, ExchangeDue, Open, OuterStepDone, Received, Swap, Woke
 from p2ptrain.swarm.messages import Accept
 from p2ptrain.swarm.peer import Peer
@@ -19,6 +19,7 @@ def offering() -> tuple[Peer, Open, float]:
     core = table["amber"].core
     effects = core.handle(OuterStepDone(1, 10.0, 10), table.now)
     [offer] = [effect for effect in effects if isinstance(effect, Open)]
+    core.handle(Woke(), table.now + PROMPT_BOUNDS_S[1])  # late, and nobody else to call
     return core, offer, table.now + FIRST_REPLY_S
 
 

@@ -14,7 +14,7 @@ from table import RULES, Table, presence
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm import Offer, Peer, PeerState, Terms
-from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
+from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S, REPLY_BOUNDS_S
 from p2ptrain.swarm.events import (
     Applied,
     BeginTraining,
@@ -171,15 +171,22 @@ def test_a_fragment_of_pseudo_gradients_is_engaged_until_applied():
 
 def test_an_unanswered_offer_does_not_make_a_peer_busy():
     table = in_step("amber", "birch", "cedar")
-    table.holds_back = lambda sender, receiver, what: sender == "amber" and isinstance(what, Offer)
+    called = []
+
+    def holds_back(sender, receiver, what):
+        if sender == "amber" and isinstance(what, Offer):
+            called.append(receiver)
+        return isinstance(what, Offer) and receiver in called[:1]
+
+    table.holds_back = holds_back
     table.step("amber")
-    silent = next(iter(table["amber"].ends)).peer
-    third = ({"birch", "cedar"} - {silent}).pop()
+    third = ({"birch", "cedar"} - {called[0]}).pop()
     table.run(1.5)
+    assert counts(table, "amber").exchanges_ok == 1  # with the other one, offered when the first was late
     for _ in range(6):  # a random partner each time
         table.step(third)
         table.run(0.5)
-    assert counts(table, "amber").exchanges_ok > 0
+    assert counts(table, "amber").exchanges_ok > 3
 
 
 @pytest.mark.parametrize("lost", [Offer, Accept, Swap, Acknowledge])
@@ -742,3 +749,25 @@ def _watched(handle):
         return effects
 
     return handle_and_look
+
+
+def test_a_frozen_partner_keeps_nobody_from_the_others():
+    """Check that an outer step's exchange is made within the time of a late answer, whoever is called first."""
+    table = in_step("amber", "birch", "cedar")
+    for name in "amber", "birch":
+        for _ in range(10):
+            table[name].core._core.deadlines.replied(0.02)
+    table["cedar"].frozen = True
+    late_s = table["amber"].core._core.deadlines.prompt_reply_s()
+    made, called = 0, 0
+    for _ in range(12):
+        table.trace.clear()
+        before = counts(table, "amber").exchanges_ok
+        table["amber"].core._core.members.record_success(PeerId("cedar"))  # it may be called again
+        table.step("amber")
+        table.run(late_s + 0.2)
+        made += counts(table, "amber").exchanges_ok > before
+        called += any("amber -> cedar: Offer" in line for line in table.trace)
+        table.run(2 * REPLY_BOUNDS_S[0])  # the offer to the frozen peer has failed
+    assert made == 12
+    assert called > 2
