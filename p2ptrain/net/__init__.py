@@ -7,6 +7,7 @@ Only ``p2pd.daemon``, ``p2pd.control``, ``p2pd.unary``, ``dht_protocol``, ``dht`
 import its modules, and the fakes load without hivemind.
 """
 
+import importlib.util
 import multiprocessing
 import os
 import sys
@@ -23,3 +24,7 @@ except (OSError, ImportError):
     # hivemind makes locks at its import, which fails without a writable /dev/shm. They are for processes that share its
     # DHT, and ours has one.
     multiprocessing.Lock = threading.Lock  # type: ignore[assignment]
+
+if "hivemind" not in sys.modules and (_spec := importlib.util.find_spec("hivemind")) is not None:
+    # The package's own __init__ is not executed: it imports hivemind's trainer and scipy, a fifth of a peer's start.
+    sys.modules["hivemind"] = importlib.util.module_from_spec(_spec)
