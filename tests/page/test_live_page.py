@@ -38,6 +38,8 @@ def here() -> Iterator[tuple[str, Swarm, list[Program]]]:
         peers.append(swarm.peer("cleo", "--share", script=BRIEF))  # the peer that will be killed
         for each in peers:
             each.wait_for("exchanged")
+        for each in peers:
+            each.give_way()
         yield found.group(), swarm, peers
 
 

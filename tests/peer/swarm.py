@@ -126,6 +126,10 @@ class Program:
         """Return the running processes, p2pd included, whose command line names the identity key in the home."""
         return _processes_of(self.home)
 
+    def give_way(self) -> None:
+        """Lower the priority of a peer that trains all the time: newcomers need the processor for imports."""
+        psutil.Process(self.process.pid).nice(15)
+
     def interrupt(self) -> None:
         """Send SIGINT to the whole process group, as Ctrl+C in its terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
@@ -234,8 +238,7 @@ def endless_swarm(*names: str) -> Iterator[tuple[Swarm, Program, list[Program]]]
             each.wait_for("exchanged")
             each.wait_for("found")
         for each in peers:
-            # They train all the time, and newcomers need the processor for imports.
-            psutil.Process(each.process.pid).nice(15)
+            each.give_way()
         yield swarm, bootstrap, peers
 
 

@@ -400,27 +400,39 @@ def test_weights_that_are_not_finite_are_no_export(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_that_does_not_load_in_time_is_none(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import time\ntime.sleep(60)\n", r"was not loaded by transformers within 0\.2 s"),
+        ("raise OSError('no config.json')\n", r"cannot be loaded by transformers: OSError: no config\.json\."),
+    ],
+)
+def test_an_export_that_does_not_load_is_none(
+    home: Home, tmp_path: Path, code: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(60)\n")
-    monkeypatch.setattr(loading, "__file__", str(tmp_path / "stuck.py"))
-    monkeypatch.setattr(exporting, "LOAD_S", 0.2)
-    with pytest.raises(UserError, match=r"was not loaded by transformers within 0\.2 s"):
+    (tmp_path / "loading.py").write_text(code)
+    monkeypatch.setattr(loading, "__file__", str(tmp_path / "loading.py"))
+    if "sleep" in code:
+        monkeypatch.setattr(exporting, "LOAD_S", 0.2)
+    with pytest.raises(UserError, match=message):
         export(home, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("in_process")
+def test_a_tokenizer_that_transformers_builds_itself_is_no_export(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
+    monkeypatch.setattr(exporting, "REBUILT", ())
+    with pytest.raises(UserError, match="AutoTokenizer makes"):
+        export(home, tmp_path / "out", file)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.net
-def test_a_fresh_process_loads_it(trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fresh_process_loads_it(trained: Trained, tmp_path: Path) -> None:
     home, file = trained("Qwen2ForCausalLM", with_extras(byte_level()))
     ran = CliRunner().invoke(cli.export, [str(home.path), str(tmp_path / "out"), "--tokenizer", str(file)])
     assert ran.exit_code == 0, ran.output
     assert "held-out loss not measured: the run's text has not been tokenized on this machine" in ran.output
-    monkeypatch.setattr(exporting, "REBUILT", ())
-    with pytest.raises(UserError, match="AutoTokenizer makes"):
-        export(home, tmp_path / "other", file)
-    monkeypatch.setattr(exporting, "_write_tokenizer", lambda folder, *_: (folder / "config.json").unlink())
-    with pytest.raises(UserError, match="The export cannot be loaded by transformers: "):
-        export(home, tmp_path / "other", file)
-    assert not (tmp_path / "other").exists()

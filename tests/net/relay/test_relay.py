@@ -212,7 +212,7 @@ def test_places_run_out_and_a_renewal_takes_none(place: Place) -> None:
     place.runner.run(main())
 
 
-@pytest.mark.parametrize("limits", [{"size_bytes": 300_000}, {"seconds": 10.0}], ids=["bytes", "time"])
+@pytest.mark.parametrize("limits", [{"size_bytes": 300_000}, {"seconds": 4.0}], ids=["bytes", "time"])
 def test_a_circuit_is_cut_at_its_limit_and_dialed_again(place: Place, limits: dict[str, float]) -> None:
     async def main() -> None:
         async with relaying(place, **limits):

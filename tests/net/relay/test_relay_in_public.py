@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-SECONDS = 25
+SECONDS = 20
 """Seconds to watch: libp2p asks 15 s after its start whether it can be dialed."""
 
 
