@@ -752,7 +752,7 @@ def _watched(handle):
 
 
 def test_a_frozen_partner_keeps_nobody_from_the_others():
-    """Check that an outer step's exchange is made within the time of a late answer, also if the frozen one is called first."""
+    """Check that each outer step has its exchange soon, also if the frozen peer is called first."""
     table = in_step("amber", "birch", "cedar")
     for name in "amber", "birch":
         for _ in range(10):
