@@ -34,7 +34,7 @@ from p2ptrain.train.rules import learner_rules, swarm_rules
 
 RUN = RunId("ab" * 32)
 PEERS = [PeerId(name) for name in ("amber", "birch", "cedar", "dune")]
-P, H, TOKENS = 5000, 4, 120.0
+P, H, TOKENS = 5000, 4, 140.0
 LOOKUP_S = 0.05
 
 

@@ -21,7 +21,7 @@ from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm import Counters, Peer, PeerState, Presence
-from p2ptrain.swarm.events import Applied
+from p2ptrain.swarm.events import Applied, LeaveRequested
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Signals
 from p2ptrain.train.rules import LearnerRules
@@ -44,7 +44,9 @@ class Member:
         recipe: str = "ad_psgd",
         parameters: int = P,
         wrap: Callable[[MemoryTransport], Transport] = lambda transport: transport,
+        leaves: bool = False,
     ) -> None:
+        """``leaves``: leave by itself after the final gossip, as a peer does once it has read its final loss."""
         loop = asyncio.get_running_loop()
         self.peer = PeerId(name)
         random = torch.Generator().manual_seed(len(name))
@@ -63,6 +65,7 @@ class Member:
         )
         self.cores: list[Peer] = []
         self.pace_s = 0.1
+        self._leaves = leaves
         self.delivered = self.applied = 0
         self.left_over: list[int] = []
         """Number of displacements that were not applied yet when each core was created."""
@@ -114,6 +117,9 @@ class Member:
             for event in self.learner.settle() if idle else self.learner.advance():
                 self.applied += isinstance(event, Applied)
                 self.participation.post(event)
+            if self._leaves and self.signals.over.is_set():
+                self._leaves = False
+                self.participation.post(LeaveRequested(gives_on=True))
             self.participation.turned()
 
     def counted(self) -> Counters:

@@ -424,7 +424,8 @@ def test_behind_a_gate_peers_train_as_without_one() -> None:
 
         async def main() -> list[tuple[int, float, torch.Tensor]]:
             network = MemoryNetwork(latency=0.01)
-            members = [Member(network, name, tokens=400.0, wrap=wrap(name)) for name in ("amber", "birch", "cedar")]
+            names = "amber", "birch", "cedar"
+            members = [Member(network, name, tokens=400.0, wrap=wrap(name), leaves=True) for name in names]
             async with asyncio.timeout(3000):
                 await asyncio.gather(*(each.live() for each in members))
             assert all(each.counted().exchanges_ok > 50 for each in members)
