@@ -95,7 +95,8 @@ def test_the_peers_agree(ended: Ended) -> None:
 
 def test_a_latecomer_gets_the_model_of_peers_that_read_their_final_loss(ended: Ended) -> None:
     summary = json.loads((ended.latecomer.home / "summary.json").read_text())
-    assert (summary["finished"], summary["tokens"]) == (True, 0)
+    assert summary["finished"]
+    assert summary["tokens"] < 10_000  # of 300,000: it may begin before the directory has answered
     assert summary["val_loss_last"] == pytest.approx(ended.summaries[0]["val_loss_last"], rel=1e-5)
     homes = [ended.peers[0].home, ended.latecomer.home]
     assert torch.equal(*(weights(each / "checkpoints") for each in homes))
