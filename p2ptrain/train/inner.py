@@ -208,12 +208,11 @@ class LanguageModelTask:
         tokens = self._training.tokens_per_step
         total = torch.zeros((), device=self.theta.device)
         factor = self.loss_scale.factor
-        start = torch.full_like(total, factor)
         rounded_at = factor / tokens if self.loss_scale.is_dynamic else 1.0
         self._gradient.zero_()
         for part in torch.split(batch, self.micro_batch):
             loss = summed_loss(self.model.module, part, self._autocast, rounded_at) / tokens
-            torch.autograd.backward(loss, start)
+            torch.autograd.backward(loss, torch.full_like(loss, factor))
             total += loss.detach()
         if self.loss_scale.is_dynamic:
             self._gradient.div_(factor)

@@ -3,7 +3,7 @@
 The backward pass starts at a scale S instead of 1, so that all gradients in it are S times as large; the sum in fp32 is
 divided by S again. If a step's gradient is not finite, S was too large: the step is skipped and S is halved. After many
 finite steps in a row S is doubled. This is torch.amp.GradScaler's rule (Micikevicius et al., arXiv 1710.03740, section
-3.2), for one flat gradient and with the finite check that clipping makes anyway.
+3.2) with a lower bound, for one flat gradient and with the finite check that clipping makes anyway.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LossScale:
         if is_finite:
             self.skipped_in_a_row = 0
             self._finite_in_a_row += self.is_dynamic
-            if self._finite_in_a_row == GROWTH_INTERVAL:
+            if self._finite_in_a_row >= GROWTH_INTERVAL:
                 self._scale, self._finite_in_a_row = self._scale * FACTOR, 0
             return
         self.skipped += 1
