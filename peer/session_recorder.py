@@ -333,6 +333,7 @@ class SessionRecorder:
             "val_loss_tokens": self.last_loss.tokens,
             "tokens": learner.tokens,
             "tokens_per_s": self.throughput.tokens_per_s,
+            "skipped_steps": self.task.loss_scale.skipped,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),

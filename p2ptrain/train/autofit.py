@@ -99,6 +99,14 @@ def card_name(device: torch.device) -> str | None:
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
+def half_type(device: torch.device) -> torch.dtype:
+    """Return the 16-bit type in which a device multiplies matrices fast: bf16, or fp16 on a CUDA card without it."""
+    if device.type != "cuda":
+        return torch.bfloat16
+    with torch.cuda.device(device):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
 def place(
     model: FlatModel, description: Decoder, training: TrainingSection, cpu_bytes: int = CPU_ACTIVATION_BYTES
 ) -> Placement:
@@ -106,23 +114,21 @@ def place(
 
     On the CPU, activations take at most ``cpu_bytes``.
 
-    In bf16 a card computes faster but launches more kernels. Of two placements that fit, the faster one in a trial is
-    used: on an H100, llama-135m is six times as fast in bf16 and llama-15m a third faster in fp32 (measured:
-    docs/RESULTS.md). Raises DeviceError if not even one sequence fits.
+    In 16 bits (bf16, or fp16 with loss scaling on a card without it) a card computes faster but launches more kernels.
+    Of two placements that fit, the faster one in a trial is used: on an H100, llama-135m is six times as fast in bf16
+    and llama-15m a third faster in fp32 (measured: docs/RESULTS.md). Raises DeviceError if not even one sequence fits.
     """
     device = model.theta.device
     if device.type != "cuda":
         return Placement(None, cpu_micro_batch(description, training, cpu_bytes))
     with torch.cuda.device(device):
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         free, _ = torch.cuda.mem_get_info()
         # Two moments and a gradient are still to be allocated; memory that torch has reserved but does not use counts
         # as free.
         spare = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         budget = int(CUDA_MEMORY_FRACTION * (free + spare)) - 3 * model.theta.nbytes
-        ways = (torch.bfloat16, None) if bf16 else (None,)
         found = fastest(
-            fitting(ways, lambda way: _micro_batch(model, training, budget, way)),
+            fitting((half_type(device), None), lambda way: _micro_batch(model, training, budget, way)),
             lambda how: _trial_s(model, how, training.sequence_length),
         )
         torch.cuda.empty_cache()

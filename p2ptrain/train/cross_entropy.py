@@ -10,6 +10,9 @@ backward pass; plain torch, so it runs on every device::
     p = softmax(z) - onehot(target)
     dh = p W ;  dW += p^T h         both kept for the backward pass, which only scales them
 
+In fp16, whose smallest number is 6e-8, most of p is rounded to zero, and dW may exceed the largest, 65,504. The factor
+of the backward pass is therefore an argument: p is multiplied by it before it is rounded.
+
 Dimension letters: N tokens, C tokens of a chunk, D width, V vocabulary.
 """
 
@@ -29,16 +32,28 @@ def summed_cross_entropy(
     weight: Tensor,  # [V, D] of the output layer
     targets: Tensor,  # [N] int64, each below V
     compute: torch.dtype | None = None,  # type of the matrix products; None: the weights' own
+    gradient_scale: float = 1.0,  # positive; multiplies gradients before they are rounded to ``compute``
 ) -> Tensor:
-    """Return the cross entropy in nats, summed over the tokens: a scalar with a graph, in the weights' type."""
+    """Return the cross entropy in nats, summed over the tokens: a scalar with a graph, in the weights' type.
+
+    ``gradient_scale`` should be about what the backward pass multiplies the gradients by, which it does not change.
+    """
     grows = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    result: Tensor = _SummedCrossEntropy.apply(hidden, weight, targets, compute or weight.dtype, grows)
+    result: Tensor = _SummedCrossEntropy.apply(hidden, weight, targets, compute or weight.dtype, grows, gradient_scale)
     return result
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, compute: torch.dtype, grows: bool) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        compute: torch.dtype,
+        grows: bool,
+        scale: float,
+    ) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             total = weight.new_zeros(())
             cast = weight.to(compute)
@@ -55,6 +70,8 @@ class _SummedCrossEntropy(torch.autograd.Function):
                     continue
                 slope = logits.sub_(log_sums).exp_()
                 slope.scatter_add_(1, wanted, slope.new_full((), -1.0).expand_as(wanted))
+                if scale != 1.0:
+                    slope *= scale
                 slope = slope.to(compute)
                 d_hidden[at : at + chunk] = slope @ cast
                 if compute is weight.dtype:
@@ -62,10 +79,12 @@ class _SummedCrossEntropy(torch.autograd.Function):
                 else:
                     d_weight += slope.T @ part
         ctx.save_for_backward(d_hidden, d_weight)
+        ctx.scale = scale
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
+        gradient = gradient / ctx.scale
         d_hidden, d_weight = ctx.saved_tensors
-        return d_hidden * gradient, d_weight * gradient, None, None, None
+        return d_hidden * gradient, d_weight * gradient, None, None, None, None

@@ -2,7 +2,8 @@
 
 One inner step reads the sequences for (seed, peer id, own step counter), accumulates their mean gradient over as many
 micro-batches as the device needs, clips it, and takes one step of AdamW or Muon (``optimizer``) at the learning rate
-that the schedule gives for the swarm's progress. Weights and moments are always fp32; bf16 is used only by autocast.
+that the schedule gives for the swarm's progress. Weights and moments are always fp32; bf16 and fp16 are used only by
+autocast, fp16 with dynamic loss scaling (``loss_scale``).
 
 Weights, their gradient and both moments are flat tensors: parameters and optimizer state are views of them, so saving,
 resetting and replacing them copies vectors, and no parameter names appear. A single peer computes bitwise the same as a
@@ -27,6 +28,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.train.autofit import Placement
+from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 
@@ -37,6 +39,10 @@ logger = logging.getLogger(__name__)
 
 COOL_DOWN_FRACTION = 0.2
 """Last part of the run over which schedule "wsd" decays. Hägele et al. (arXiv 2405.18392) find 10 to 20 % enough."""
+
+SKIPS_TOLD = 10
+"""Skipped steps in a row after which the owner gets one warning. Ten halvings reduce the initial loss scale to 64; a
+gradient that is too large then has another cause than the search for the scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ class LanguageModelTask:
         self._training = training
         self._tokens_per_peer = tokens_per_peer
         self._reader = reader
+        self.loss_scale = LossScale(placement.autocast is torch.float16)
+        """Scale of the loss, 1 unless autocast computes in fp16, and the count of skipped steps."""
         self._autocast = placement.autocast
         self._parameters = list(model.module.parameters())
         self._rewarm_steps = 0  # length of the current warm-up after a reset
@@ -113,7 +121,8 @@ class LanguageModelTask:
     def inner_step(self, progress: float) -> InnerStepResult:
         """Make one step. Raises DeviceError if the model does not fit the device with one sequence at a time.
 
-        A gradient that is not finite moves nothing (it would stay in the moments); its batch is skipped.
+        A gradient that is not finite moves nothing (it would stay in the moments): the step is skipped. Its tokens
+        count as trained all the same, so that the schedule and the run's end do not wait for them.
         """
         training = self._training
         total = self._corpus.train_sequences
@@ -121,11 +130,19 @@ class LanguageModelTask:
         indices = assign.sequences(reader.seed, reader.peer, self.step, training.sequences_per_step, total)
         loss = self._backward(self._corpus.batch(indices))
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, training.gradient_clip)
-        if bool(torch.isfinite(norm)):
+        is_finite = bool(torch.isfinite(norm))
+        self.loss_scale.update(is_finite)
+        if is_finite:
             rate = learning_rate(progress + training.tokens_per_step, training, self._tokens_per_peer)
             self.learning_rate = rate * self._rewarm_factor()
             self._optimizer.step(self.learning_rate)
             self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
+        elif self.loss_scale.skipped_in_a_row % SKIPS_TOLD == 0:
+            logger.warning(
+                "%d inner steps in a row taught nothing: their gradients are not finite. If this goes on, the run's"
+                " learning rate is too high or this device computes wrongly; try --device cpu.",
+                self.loss_scale.skipped_in_a_row,
+            )
         self.step += 1
         return InnerStepResult(loss, training.tokens_per_step)
 
@@ -143,16 +160,22 @@ class LanguageModelTask:
             "first_moment": self._moments[0],
             "second_moment": self._moments[1],
             "counters": torch.tensor(counters, dtype=torch.int64),
+            "loss_scale": self.loss_scale.state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit, before any change."""
+        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit, before any change.
+
+        A state of an older version has no loss scale; the scale then starts anew.
+        """
         first, second, counters = state["first_moment"], state["second_moment"], state["counters"]
         if not first.shape == second.shape == self.theta.shape or counters.shape != (4,):
             raise ValueError(
                 f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
                 f" where {list(self.theta.shape)} and [4] belong"
             )
+        if (scale := state.get("loss_scale")) is not None:
+            self.loss_scale.load(scale)
         self._moments[0].copy_(first)
         self._moments[1].copy_(second)
         self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = counters.tolist()
@@ -184,11 +207,15 @@ class LanguageModelTask:
     ) -> float:
         tokens = self._training.tokens_per_step
         total = torch.zeros((), device=self.theta.device)
+        factor = self.loss_scale.factor
+        rounded_at = factor / tokens if self.loss_scale.is_dynamic else 1.0
         self._gradient.zero_()
         for part in torch.split(batch, self.micro_batch):
-            loss = summed_loss(self.model.module, part, self._autocast) / tokens
-            torch.autograd.backward(loss)
+            loss = summed_loss(self.model.module, part, self._autocast, rounded_at) / tokens
+            torch.autograd.backward(loss, torch.full_like(loss, factor))
             total += loss.detach()
+        if self.loss_scale.is_dynamic:
+            self._gradient.div_(factor)
         return total.item()
 
     def _rewarm_factor(self) -> float:

@@ -82,6 +82,7 @@ def summed_loss(
     module: PreTrainedModel,
     batch: Tensor,  # [B, T+1] int64, any device
     autocast: torch.dtype | None,  # compute type of matrix products; None: the weights' own
+    gradient_scale: float = 1.0,  # what the backward pass multiplies gradients by; see ``summed_cross_entropy``
 ) -> Tensor:
     """Return the cross entropy in nats, summed over the B*T predicted tokens: a scalar with a graph."""
     device = module.device
@@ -89,7 +90,7 @@ def summed_loss(
     with autocast_to(device, autocast):
         hidden = module.base_model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state  # [B, T, D]
     output = module.get_output_embeddings().weight  # [V, D]; no allowed architecture has a bias there
-    return summed_cross_entropy(hidden.flatten(0, 1), output, batch[:, 1:].flatten(), autocast)
+    return summed_cross_entropy(hidden.flatten(0, 1), output, batch[:, 1:].flatten(), autocast, gradient_scale)
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ sqrt(max(rows, columns)); Liu et al., arXiv 2502.16982, section 2.2), so that bo
 and one weight decay::
 
     b <- mu b + (1 - mu) g ;  u = (1 - mu) g + mu b         mu: training.muon_momentum
-    o = newton_schulz(u)                                    five quintic steps, in bf16
+    o = newton_schulz(u)                                    five quintic steps, in bf16 or fp16
     w <- (1 - lr decay) w - .2 sqrt(max(rows, columns)) lr o
 
 Matrices and embeddings decay, norms and biases do not (GPT-3's practice, arXiv 2005.14165). Muon's momentum is stored
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.train.autofit import half_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -99,6 +100,7 @@ class FlatOptimizer:
         second: Tensor,
     ) -> None:
         self._training = training
+        self._products = half_type(theta.device)
         runs = _runs(layout, hidden)
         self._counters = torch.zeros(len(runs["decays"]) + len(runs["plain"]), device=theta.device)
         counters = list(self._counters)
@@ -149,7 +151,7 @@ class FlatOptimizer:
             update.lerp_(momentum, training.muon_momentum)
         for matrices in self._shapes:
             scale = 0.2 * sqrt(max(matrices[0].shape))  # arXiv 2502.16982, section 2.2
-            for matrix, orthogonal in zip(matrices, orthogonalized(torch.stack(matrices)), strict=True):
+            for matrix, orthogonal in zip(matrices, orthogonalized(torch.stack(matrices), self._products), strict=True):
                 torch.mul(orthogonal, scale, out=matrix)
         for theta, update, _ in self._muon:
             theta.mul_(1 - rate * training.weight_decay).add_(update, alpha=-rate)
@@ -157,11 +159,13 @@ class FlatOptimizer:
 
 def orthogonalized(
     matrices: Tensor,  # [n, R, S] fp32, R <= S
+    products: torch.dtype = torch.bfloat16,  # or fp16, for cards that only emulate bf16
 ) -> Tensor:
-    """Return each matrix with its singular values moved to between about .5 and 1.5, [n, R, S] bf16."""
+    """Return each matrix with its singular values moved to between about .5 and 1.5, [n, R, S] of type ``products``."""
     a, b, c = NEWTON_SCHULZ
-    x = matrices.bfloat16()
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=SMALLEST_NORM)
+    # fp16 has no numbers as small as gradients are, and holds all that the steps compute.
+    x = matrices if products is torch.float16 else matrices.to(products)
+    x = (x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=SMALLEST_NORM)).to(products)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = torch.bmm(x, x.mT)
         gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)

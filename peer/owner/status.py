@@ -94,9 +94,10 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if training is not None:
         loss = f", loss {training['loss']:.3f}" if training["loss"] is not None else ""
+        skipped = f", {training['skipped_steps']:,} steps skipped" if training.get("skipped_steps") else ""
         rows += [
             ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
-            ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far"),
+            ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far{skipped}"),
             (
                 "swarm",
                 f"{status['peers']:,} other peers, {training['exchanges_ok']:,} exchanges, "

@@ -17,6 +17,7 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
+from p2ptrain.train.loss_scale import LossScale
 from peer.messages import line
 from peer.session_recorder import HASTE_S, LAST_PATIENCE_S, LOOK_MOST_S, STEPS_REMEMBERED, SessionRecorder
 from peer.state import Sources, StatusView
@@ -37,7 +38,9 @@ def record(monkeypatch: pytest.MonkeyPatch) -> SessionRecorder:
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None)
     parts["checkpoints"] = SimpleNamespace(digest=None)
     parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
-    task = SimpleNamespace(coverage=0.0, learning_rate=3e-4, model=SimpleNamespace(module=None))
+    task = SimpleNamespace(
+        coverage=0.0, learning_rate=3e-4, loss_scale=LossScale(False), model=SimpleNamespace(module=None)
+    )
     return SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
 
 
@@ -83,6 +86,9 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     notes = [note for kind, note in cast(MemoryLog, record.notebook).notes if kind == "progress"]
     assert notes[-1]["tokens_per_s"] == pytest.approx(25.0)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
+    assert record.figures()["skipped_steps"] == 0
+    record.task.loss_scale.update(is_finite=False)
+    assert record.figures()["skipped_steps"] == 1
     monkeypatch.setattr(SessionRecorder, "try_to_save", lambda self: None)
     record.held(True)
     now += 1000.0
@@ -122,6 +128,7 @@ def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(
         theta=SimpleNamespace(device="cpu"),
         model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5), module=None),
         micro_batch=1,
+        loss_scale=LossScale(False),
     )
     record.placement = Placement(None, 1)
     state = StatusView(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))

@@ -238,18 +238,22 @@ def test_a_trial_leaves_no_gradients(tiny_run, monkeypatch):
     assert all(parameter.grad is None for parameter in model.module.parameters())
 
 
-@pytest.mark.parametrize(("has_bf16", "bf16_s", "found"), [(True, 1.0, BF16), (True, 9.0, FP32), (False, 1.0, FP32)])
-def test_a_card_is_asked_for_both_ways(monkeypatch, has_bf16, bf16_s, found):
-    """Check both placements with fake passes, since real ones need a card."""
+@pytest.mark.parametrize(
+    ("has_bf16", "half_s", "found"),
+    [(True, 1.0, BF16), (True, 9.0, FP32), (False, 1.0, Placement(torch.float16, 16)), (False, 9.0, FP32)],
+)
+def test_a_card_is_asked_for_both_ways(monkeypatch, has_bf16, half_s, found):
+    """Check both placements with fake passes, since real ones need a card. fp16 stands in for bf16 on older cards."""
     described = preset("llama-15m", "ab" * 32)
+    half = torch.bfloat16 if has_bf16 else torch.float16
     model = SimpleNamespace(theta=SimpleNamespace(device=SimpleNamespace(type="cuda"), nbytes=100))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20_000, 40_000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 100)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
-    bytes_each = {torch.bfloat16: 950, None: 1900}
+    bytes_each = {half: 950, None: 1900}
     monkeypatch.setattr(autofit, "_activation_bytes", lambda _, sequences, length, way: sequences * bytes_each[way])
-    seconds_each = {torch.bfloat16: bf16_s, None: 2.0}
+    seconds_each = {half: half_s, None: 2.0}
     monkeypatch.setattr(autofit, "_trial_s", lambda _, how, length: how.micro_batch * seconds_each[how.autocast])
     assert place(model, described.model, described.training) == found

@@ -60,6 +60,51 @@ def test_products_in_16_bits_differ_by_their_rounding_only(compute):
         assert (ours - exact).norm() < 0.02 * exact.norm()
 
 
+def test_scaled_gradients_survive_rounding_to_fp16():
+    """Check gradients far below fp16's smallest number, of predictions that are nearly sure."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(N, D, generator=generator) * 0.01
+    weight = torch.randn(V, D, generator=generator) * 0.1
+    targets = torch.randint(V, (N,), generator=generator)
+    hidden[:, 0], weight[:, 0] = 1.0, 0.0
+    weight[0, 0], targets[:] = 20.0, 0  # every other word has a probability of about 2e-9
+
+    def gradients(loss, *options, factor=1.0):
+        leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        (loss(*leaves, targets, *options) * factor).backward()
+        return [leaf.grad / factor for leaf in leaves]
+
+    exact = gradients(summed_cross_entropy)
+    late = gradients(summed_cross_entropy, torch.float16, factor=2.0**24)
+    assert not late[1][1:].any()
+    early = gradients(summed_cross_entropy, torch.float16, 2.0**24, factor=2.0**24)
+    for ours, true in zip(early, exact, strict=True):
+        assert (ours - true).norm() < 0.01 * true.norm()  # logits near 20 are rounded by up to 2^-7
+        assert ((ours - true)[1:]).norm() < 0.01 * true[1:].norm()
+
+
+def test_a_small_factor_keeps_large_sums_within_fp16():
+    """Check a gradient of one weight that sums to 160,000, which fp16 cannot hold, but its mean over the tokens can."""
+    tokens = 20_000
+    hidden = torch.full((tokens, 1), 16.0, requires_grad=True)
+    weight = torch.zeros(2, 1, requires_grad=True)
+    targets = torch.zeros(tokens, dtype=torch.int64)
+    (summed_cross_entropy(hidden, weight, targets, torch.float16, 1 / tokens) / tokens).backward()
+    assert weight.grad.flatten().tolist() == pytest.approx([-8.0, 8.0], rel=1e-2)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 256.0])
+def test_the_scale_of_rounding_changes_no_result(scale):
+    results = []
+    for given in (1.0, scale):
+        hidden, weight, targets = drawn()
+        value = summed_cross_entropy(hidden, weight, targets, None, given) / 7
+        value.backward()
+        results.append((value, hidden.grad, weight.grad))
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
 def test_a_sure_prediction_has_no_gradient():
     hidden = torch.tensor([[200.0]], requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)

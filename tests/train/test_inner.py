@@ -186,11 +186,11 @@ def out_of_memory_above(limit, monkeypatch):
     """Let the device hold at most ``limit`` sequences; yield the sizes of the batches tried."""
     real, tried = inner.summed_loss, []
 
-    def loss(module, batch, autocast):
+    def loss(module, batch, *how):
         tried.append(batch.clone())
         if len(batch) > limit:
             raise torch.OutOfMemoryError("simulated")
-        return real(module, batch, autocast)
+        return real(module, batch, *how)
 
     monkeypatch.setattr(inner, "summed_loss", loss)
     return tried
@@ -214,11 +214,11 @@ def test_out_of_memory_in_the_middle_of_a_step_leaves_no_half_gradient(tiny_run,
     run(reference, 1)
     real, calls = inner.summed_loss, []
 
-    def loss(module, batch, autocast):
+    def loss(module, batch, *how):
         calls.append(len(batch))
         if calls == [2, 2]:
             raise torch.OutOfMemoryError("simulated")
-        return real(module, batch, autocast)
+        return real(module, batch, *how)
 
     monkeypatch.setattr(inner, "summed_loss", loss)
     task = tiny.task(micro_batch=2)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from p2ptrain.manifest import preset, with_changes
+from p2ptrain.train import optimizer
 from p2ptrain.train.model import build_module
-from p2ptrain.train.optimizer import hidden_matrices
+from p2ptrain.train.optimizer import hidden_matrices, orthogonalized
 
 SHAPES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
 
@@ -75,3 +76,26 @@ def test_the_state_has_one_form(tiny_run):
 def test_a_manifest_may_name_either(tiny_run):
     assert tiny_run().manifest.training.optimizer == "adamw"
     assert with_changes(tiny_run().manifest, {"training.optimizer": "muon"}).training.muon_momentum == 0.95
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("products", [torch.bfloat16, torch.float16])
+def test_gradients_of_any_size_are_orthogonalized(products, size):
+    matrices = torch.randn(2, 8, 24, generator=torch.Generator().manual_seed(3)) * size
+    found = orthogonalized(matrices, products)
+    assert found.dtype is products
+    values = torch.linalg.svdvals(found.float())
+    assert values.min() > 0.5
+    assert values.max() < 1.5
+
+
+def test_muon_computes_in_the_cards_16_bit_type(tiny_run, monkeypatch):
+    tiny = tiny_run(training__optimizer="muon")
+    usual = tiny.task()
+    monkeypatch.setattr(optimizer, "half_type", lambda device: torch.float16)
+    older = tiny.task()
+    start = usual.theta.clone()
+    for task in (usual, older):
+        task.inner_step(0.0)
+    assert not torch.equal(usual.theta, older.theta)
+    assert (usual.theta - older.theta).norm() < 0.02 * (usual.theta - start).norm()

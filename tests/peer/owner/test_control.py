@@ -65,6 +65,7 @@ class FakeRecord:
             "val_loss": None,
             "tokens": 1234,
             "tokens_per_s": 99.0,
+            "skipped_steps": 4,
             "exchanges_ok": 3,
             "exchanges_failed": 1,
         }
@@ -652,6 +653,7 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
     for part in (
         "training",
         "50.0 % of the run, outer step 7, loss 2.500",
+        "99 tokens/s here, 1,234 so far, 4 steps skipped",
         "2 other peers, 3 exchanges, 1 under way, 1 failed",
         "at most 8",
         "of 2.0 GB",
@@ -659,7 +661,7 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
         "lost abcdef",
     ):
         assert part in text
-    assert [text.count(noise) for noise in ("skipped", MISFIT, "exchanged with")] == [0, 0, 1]
+    assert [text.count(noise) for noise in ("busy", MISFIT, "exchanged with")] == [0, 0, 1]
     assert "\x1b" not in text
 
 
