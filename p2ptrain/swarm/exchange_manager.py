@@ -91,14 +91,13 @@ class ExchangeManager:
             return
         partner = self._next_turned_away(now) or choose(core, self.book.partners(), now)
         if partner is not None:
+            self._turned_away.pop(partner.peer, None)
             self._offer(partner, tuple(sorted(free)), own_terms(core, partner.peer), 0, now)
 
     def _next_turned_away(self, now: float) -> PeerInfo | None:
-        for peer in list(self._turned_away):
-            if (known := self._core.members.ready(peer, now)) is not None and peer not in self.book.partners():
-                del self._turned_away[peer]
-                return known
-        return None
+        engaged = self.book.partners()
+        waiting = (self._core.members.ready(peer, now) for peer in self._turned_away if peer not in engaged)
+        return next((known for known in waiting if known is not None), None)
 
     def call_planned(self, now: float) -> None:
         """Offer to all partners that this outer step planned."""

@@ -83,7 +83,7 @@ class Snapshot:
     parts: tuple[Tensor, ...]  # [n] fp32 each, by the network's fragment numbers
     slow: tuple[Tensor, ...]  # [n] fp32 each: for newcomers
     applied: tuple[int, ...] = ()
-    """Serial number of the last displacement that each fragment of the weights contains; empty: none."""
+    """Serial number of the last displacement that each fragment of the weights contains; empty if none will be."""
 
 
 class Payloads:
@@ -162,8 +162,8 @@ class Payloads:
         parts = list(snapshot.parts)
         for serial, (commit, difference) in pending:
             for number, part in zip(difference.fragments, difference.parts, strict=True):
-                is_weight = number < len(self._lengths)
-                if is_weight and number in fragments and serial > (snapshot.applied or (0,) * len(parts))[number]:
+                is_weight = number < len(snapshot.applied)
+                if is_weight and number in fragments and serial > snapshot.applied[number]:
                     parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
         return replace(snapshot, parts=tuple(parts)) if pending else snapshot
 
