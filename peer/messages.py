@@ -170,6 +170,10 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "run ended": lambda f: (
         f"[join] the run is over: this peer has the final weights of {_peer(f)}, and nothing is left to train"
     ),
+    "ended before": lambda f: (
+        f"[join] this run seems to be over: {_why(f)}, and nobody is left to give its weights. This peer trains alone; "
+        "Ctrl+C stops it"
+    ),
     "took weights": _took_weights,
     "unconfirmed": lambda f: f"[join] no other peer confirmed the weights of {_peer(f)}: {_why(f)}",
     "gave weights": lambda f: f"[join] sent our weights to {_peer(f)}{_path(f)}",

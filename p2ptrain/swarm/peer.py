@@ -201,7 +201,15 @@ class Peer:
         self._awaits_lookup &= not event.from_lookup
         alone = not self._training and self._catch_up.pull is None and not ahead_of(self._core, now)
         if alone and event.from_lookup:
+            self._tell_if_ended(event, now)
             self._begin(now)
+
+    def _tell_if_ended(self, event: events.PeersSeen, now: float) -> None:
+        """Note that only peers that announced the run's end and left are on record; anybody can write such a record."""
+        end = self._core.rules.tokens_per_peer
+        ended = sum(each.state is PeerState.LEAVING and each.progress >= end for each, _ in event.records)
+        if ended and self._core.progress < end and not self._core.members.live(now):
+            self._core.note("ended before", why=f"{ended:,} of its peers announced its end and left")
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while a peer is so far ahead that this one must; go on as before while no donor gives."""

@@ -238,6 +238,23 @@ def test_a_latecomer_gets_the_weights_while_the_last_peers_read_their_final_loss
     assert all(seat.finished for seat in table.seats.values())
 
 
+def test_a_peer_that_comes_after_the_others_have_left_says_that_the_run_was_trained_to_its_end():
+    for progress_of_one, says in ((1.0, True), (0.5, False)):
+        table = under_way()
+        for seat in table.seats.values():
+            seat.progress = progress_of_one * table.rules.tokens_per_peer
+            table.handle(seat.core._core.me, OuterStepDone(seat.core._core.step + 1, seat.progress, 1000))
+        for name in list(table.seats):
+            table.handle(PeerId(name), LeaveRequested())
+        table.run(10.0)
+        late = table.seat("cedar")
+        table.start("cedar")
+        table.run(10.0)
+        assert late.begun
+        told = [note.why for note in table.notes if note.kind == "ended before"]
+        assert told == (["2 of its peers announced its end and left"] if says else [])
+
+
 def test_a_peer_after_its_final_gossip_leaves_once_a_download_has_ended_or_at_once_if_its_owner_stops_it():
     for stops in (False, True):
         table = concluding(evaluation_s=6.0)
