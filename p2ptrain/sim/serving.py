@@ -203,12 +203,12 @@ def simulate_and_show(
         simulation.run(looked)
         view.look(again=False)
         report = simulation.report(title)
-        with suppress(OutputError):  # the report is worth more than this line
-            say("The simulation has ended. Press Ctrl+C to close the page.")
-        until_interrupted()
+        with suppress(KeyboardInterrupt):  # from the moment the line can be read
+            with suppress(OutputError):  # the report is worth more than this line
+                say("The simulation has ended. Press Ctrl+C to close the page.")
+            until_interrupted()
     return report
 
 
 def until_interrupted() -> None:
-    with suppress(KeyboardInterrupt):
-        threading.Event().wait()
+    threading.Event().wait()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from p2ptrain.base.errors import ManifestError
-from p2ptrain.base.imports import large_imports
+from p2ptrain.base.imports import as_if_not_installed, large_imports
 from p2ptrain.manifest import MAX_PARAMETERS
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.train.cross_entropy import summed_cross_entropy
@@ -56,7 +56,8 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     with large_imports():
         import transformers
 
-        architecture = getattr(transformers, description.architecture)  # transformers imports lazily
+        with as_if_not_installed("scipy", "torch_distributed"):  # a tenth of a peer's start; other models use them
+            architecture = getattr(transformers, description.architecture)  # transformers imports lazily
     config = architecture.config_class(
         **description.config_arguments(),
         use_cache=False,
