@@ -313,6 +313,7 @@ def _run_alone(session: TrainingSession, signals: Signals, owner: OwnerControl) 
     def post(event: Event) -> None:
         if isinstance(event, TrainingEnded | LeaveRequested):
             signals.finished.set()
+            record.learner.inbox.wake()  # the trainer may be about to wait
 
     record.begin()
     signals.begin.set()

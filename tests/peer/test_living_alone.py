@@ -21,7 +21,7 @@ from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.train import evaluate
+from p2ptrain.train import evaluate, loop
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
 from peer import app, exporting, loading, model, session_recorder
@@ -251,10 +251,12 @@ def test_a_held_out_loss_that_is_none_is_not_kept_as_the_first(home: Home, monke
     assert math.isfinite(json.loads(home.summary.read_text())["val_loss_first"])
 
 
-def test_a_peer_that_finishes_before_the_runs_end_reads_only_a_sample(
+@pytest.mark.timeout(60)
+def test_a_peer_that_finishes_before_the_runs_end_reads_only_a_sample_and_ends_at_once(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     signals = Signals()
+    monkeypatch.setattr(loop, "NAP_S", 3600.0)
     monkeypatch.setattr(evaluate, "_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
     monkeypatch.setattr(app, "Signals", lambda: signals)
     at_inner_step(monkeypatch, 3, signals.last.set)
