@@ -18,8 +18,8 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Shape of a Llama, in the words of transformers' configuration."""
+class LlamaShape:
+    """LlamaShape of a Llama, in the words of transformers' configuration."""
 
     vocab_size: int
     hidden_size: int
@@ -32,7 +32,7 @@ class Shape:
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         width, self.heads, self.kv_heads = shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads
         kv_width = width // self.heads * self.kv_heads
@@ -58,7 +58,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Mlp(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -70,7 +70,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.self_attn = Attention(shape)
         self.mlp = Mlp(shape)
@@ -83,17 +83,17 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_epsilon)
 
 
-class Llama(nn.Module):
+class PlainLlama(nn.Module):
     """A Llama with tied embeddings; calling it gives the mean cross entropy in nats a token."""
 
-    def __init__(self, shape: Shape, tokens: int) -> None:
+    def __init__(self, shape: LlamaShape, tokens: int) -> None:
         super().__init__()
         self.model = Body(shape)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
@@ -116,7 +116,7 @@ class Llama(nn.Module):
 
 
 def stepper(
-    model: Llama, micro_batch: int, learning_rate: float, half: torch.dtype | None, compiled: bool
+    model: PlainLlama, micro_batch: int, learning_rate: float, half: torch.dtype | None, compiled: bool
 ) -> Callable[[Tensor], None]:
     """Return a function that takes one optimizer step on a batch [B, T+1] from the host.
 

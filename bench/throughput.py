@@ -31,7 +31,7 @@ import torch
 from bench.card import manifest
 from bench.couple import language_model_task
 from bench.environment import environment
-from bench.plain import Llama, Shape, stepper
+from bench.plain import LlamaShape, PlainLlama, stepper
 from p2ptrain.manifest import Manifest, with_changes
 from p2ptrain.train.autofit import Placement, choose_device, place
 from p2ptrain.train.model import flat_model
@@ -53,8 +53,8 @@ def described(preset: str, device: torch.device) -> Manifest:
     return with_changes(whole, SHORTENED) if preset == "llama-135m" and device.type == "cpu" else whole
 
 
-def shape_of(run: Manifest) -> Shape:
-    return Shape(**{each.name: getattr(run.model.config, each.name) for each in fields(Shape)})
+def shape_of(run: Manifest) -> LlamaShape:
+    return LlamaShape(**{each.name: getattr(run.model.config, each.name) for each in fields(LlamaShape)})
 
 
 def flops_per_token(parameters: int, run: Manifest) -> float:
@@ -75,7 +75,7 @@ def ours(run: Manifest, device: torch.device) -> tuple[Step, Placement]:
 
 def plain(run: Manifest, device: torch.device, compiled: bool) -> tuple[Step, Placement]:
     config, training, how = run.model.config, run.training, placed(run, device)
-    model = Llama(shape_of(run), training.sequence_length).to(device)
+    model = PlainLlama(shape_of(run), training.sequence_length).to(device)
     step = stepper(model, how.micro_batch, training.learning_rate, how.autocast, compiled)
     length = training.sequences_per_step * (training.sequence_length + 1)
     text = torch.randint(config.vocab_size, (64 * length,), generator=torch.Generator().manual_seed(1))
@@ -135,7 +135,7 @@ def peak_bytes(device: torch.device) -> int:
 # --- both sides -------------------------------------------------------------------------------------------------------
 
 
-class Side:
+class SideProcess:
     """Process that computes when asked."""
 
     def __init__(self, name: str, preset: str, device: str, threads: int) -> None:
@@ -172,7 +172,7 @@ def compare(preset: str, device: str, threads: int, sides: tuple[str, str]) -> d
     running = {}
     try:
         for name in sides:
-            running[name] = Side(name, preset, device, threads)
+            running[name] = SideProcess(name, preset, device, threads)
         windows: dict[str, list[Mapping[str, Any]]] = {name: [] for name in sides}
         for number in range(PAIRS):
             for name in sides if number % 2 else reversed(sides):

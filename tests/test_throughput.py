@@ -7,7 +7,7 @@ import torch
 
 from bench import throughput
 from bench.couple import manifest_of
-from bench.plain import Llama, stepper
+from bench.plain import PlainLlama, stepper
 from p2ptrain.manifest import Manifest
 from p2ptrain.train.model import build_module, summed_loss
 
@@ -17,8 +17,8 @@ def run_of(**config: int) -> Manifest:
     return manifest_of("demo", {f"model.config.{name}": value for name, value in small.items()})
 
 
-def plain_of(run: Manifest) -> Llama:
-    return Llama(throughput.shape_of(run), run.training.sequence_length)
+def plain_of(run: Manifest) -> PlainLlama:
+    return PlainLlama(throughput.shape_of(run), run.training.sequence_length)
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -77,7 +77,7 @@ def test_both_sides_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
         def end(self) -> None:
             order.append(f"{self.name} ends")
 
-    monkeypatch.setattr(throughput, "Side", Fake)
+    monkeypatch.setattr(throughput, "SideProcess", Fake)
     found = throughput.compare("demo", "cpu", 1, ("ours", "plain"))
     assert order == ["plain", "ours", "ours", "plain"] * 3 + ["plain", "ours", "ours ends", "plain ends"]
     assert found["ratio"] == pytest.approx(300 / 204)
@@ -89,8 +89,9 @@ def test_both_sides_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.net
+@pytest.mark.lab
 def test_a_side_is_a_process_that_computes_when_asked() -> None:
-    side = throughput.Side("ours", "demo", "cpu", 1)
+    side = throughput.SideProcess("ours", "demo", "cpu", 1)
     try:
         assert side.ready["computes_in"] == "fp32"
         assert side.window()["tokens_per_s"] > 0
