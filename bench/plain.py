@@ -126,7 +126,7 @@ def stepper(
         compiled: whether ``torch.compile`` compiles the loss.
     """
     device = model.lm_head.weight.device
-    loss_of: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model  # type: ignore[assignment]
+    loss_of = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step(batch: Tensor) -> None:

@@ -69,8 +69,9 @@ Step = Callable[[], object]
 
 
 def ours(run: Manifest, device: torch.device) -> tuple[Step, Placement]:
-    task = language_model_task(run, device, placed(run, device))
-    return lambda: task.inner_step(task.step * run.training.tokens_per_step), placed(run, device)
+    how = placed(run, device)
+    task = language_model_task(run, device, how)
+    return lambda: task.inner_step(task.step * run.training.tokens_per_step), how
 
 
 def plain(run: Manifest, device: torch.device, compiled: bool) -> tuple[Step, Placement]:
@@ -245,7 +246,8 @@ def line(found: Mapping[str, Any], against: str) -> str:
     memory = f"{ours['peak_bytes'] / 1e9:.2f} and {other['peak_bytes'] / 1e9:.2f} GB"
     first = f"{ours['first_step_s']:.1f} and {other['first_step_s']:.1f} s"
     share = f" | {ours['mfu']:.1%} and {other['mfu']:.1%}" if ours["mfu"] else ""
-    return f"| {found['preset']}, {found['threads']} threads | {speeds} | {ratio} | {memory} | {first}{share} |"
+    of = f"{found['threads']} thread{'s' if found['threads'] != 1 else ''}"
+    return f"| {found['preset']}, {of} | {speeds} | {ratio} | {memory} | {first}{share} |"
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def test_both_sides_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found["ratio_lowest"], found["ratio_highest"]) == pytest.approx((300 / 207, 300 / 201))
     assert found["ours"]["mfu"] is None
     assert throughput.line(found, "plain") == (
-        "| demo, 1 threads | 300 | 204 | 1.47 (1.45 to 1.49) | 1.00 and 1.00 GB | 2.0 and 2.0 s |"
+        "| demo, 1 thread | 300 | 204 | 1.47 (1.45 to 1.49) | 1.00 and 1.00 GB | 2.0 and 2.0 s |"
     )
 
 

@@ -27,27 +27,6 @@ def large_imports() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_if_not_installed(*packages: str) -> Iterator[None]:
-    """Import from transformers as if these optional packages were not installed, so that it does not load them.
-
-    Args:
-        packages: names as in its ``is_<name>_available``.
-    """
-    from transformers import utils
-    from transformers.utils import import_utils
-
-    names = [f"is_{package}_available" for package in packages]
-    before = [(module, name, getattr(module, name)) for module in (utils, import_utils) for name in names]
-    for module, name, _ in before:
-        setattr(module, name, lambda: False)
-    try:
-        yield
-    finally:
-        for module, name, function in before:
-            setattr(module, name, function)
-
-
-@contextlib.contextmanager
 def command_imports() -> Iterator[None]:
     """Import what a command needs; an interrupt ends the process immediately.
 

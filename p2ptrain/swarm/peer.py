@@ -205,7 +205,10 @@ class Peer:
             self._begin(now)
 
     def _tell_if_ended(self, event: events.PeersSeen, now: float) -> None:
-        """Note that only peers that announced the run's end and left are on record; anybody can write such a record."""
+        """Note if everybody on record has left and some announced the run's end.
+
+        Anybody can write such a record, so this peer trains all the same.
+        """
         end = self._core.rules.tokens_per_peer
         ended = sum(each.state is PeerState.LEAVING and each.progress >= end for each, _ in event.records)
         if ended and self._core.progress < end and not self._core.members.live(now):

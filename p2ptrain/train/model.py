@@ -11,7 +11,8 @@ Dimension letters: P parameters, B sequences, T tokens a sequence, D width, V vo
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from p2ptrain.base.errors import ManifestError
-from p2ptrain.base.imports import as_if_not_installed, large_imports
+from p2ptrain.base.imports import large_imports
 from p2ptrain.manifest import MAX_PARAMETERS
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.train.cross_entropy import summed_cross_entropy
@@ -48,6 +49,27 @@ def flat_model(description: Decoder, seed: int, device: torch.device) -> FlatMod
     return FlatModel(module, flatten_module(module), layout)
 
 
+@contextmanager
+def _as_if_not_installed(*packages: str) -> Iterator[None]:
+    """Import from transformers as if these optional packages were not installed, so that it does not load them.
+
+    Args:
+        packages: names as in its ``is_<name>_available``.
+    """
+    from transformers import utils
+    from transformers.utils import import_utils
+
+    names = [f"is_{package}_available" for package in packages]
+    before = [(module, name, getattr(module, name)) for module in (utils, import_utils) for name in names]
+    for module, name, _ in before:
+        setattr(module, name, lambda: False)
+    try:
+        yield
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)
+
+
 def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     """Build the run's model with its initial weights: fp32, on the CPU. Leaves the global random state unchanged.
 
@@ -56,7 +78,7 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     with large_imports():
         import transformers
 
-        with as_if_not_installed("scipy", "torch_distributed"):  # a tenth of a peer's start; other models use them
+        with _as_if_not_installed("scipy", "torch_distributed"):  # a tenth of a peer's start; other models use them
             architecture = getattr(transformers, description.architecture)  # transformers imports lazily
     config = architecture.config_class(
         **description.config_arguments(),
