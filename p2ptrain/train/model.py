@@ -78,7 +78,7 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     with large_imports():
         import transformers
 
-        with _as_if_not_installed("scipy", "torch_distributed"):  # a tenth of a peer's start; other models use them
+        with _as_if_not_installed("scipy", "torch_distributed"):  # half a second; other models use them
             architecture = getattr(transformers, description.architecture)  # transformers imports lazily
     config = architecture.config_class(
         **description.config_arguments(),
