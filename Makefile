@@ -16,7 +16,7 @@ help:
 	@echo "make docker-check    test the compose file on this machine (Docker, Compose)"
 	@echo "make test    run all tests"
 	@echo "make check   check lint, format and types"
-	@echo "make fuzz    fuzz the decoders of network input (ten minutes or more; Linux)"
+	@echo "make fuzz    draw new inputs for property tests and decoders of network input (ten minutes or more; Linux)"
 	@echo "make bench   measure the figures of docs/results/FIGURES.md on this machine"
 	@echo "make results        run the experiments of docs/results, resumable (hours; RESULTS='--only R1,R5' for a part)"
 	@echo "make results-quick  run a small version of them under out/ (minutes; not evidence)"
@@ -56,6 +56,7 @@ check: $(STAMP)
 	$(BIN)/mypy p2ptrain peer bootstrap lab
 
 fuzz: $(STAMP)
+	$(BIN)/pytest -n 3 -m "not net and not lab" --hypothesis-profile=default $$(grep -rl --include='test_*.py' '@given' tests)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python tests/fuzz/fuzz_campaign.py --out out/fuzz $(FUZZ)
 

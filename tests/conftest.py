@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 MARK = "P2PTRAIN_TEST_SESSION"
 LONGEST = frozenset(
@@ -36,6 +37,9 @@ GRACE_S = 15.0
 # Before torch is imported, which reads this once. More threads than cores make every test slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ[MARK] = uuid.uuid4().hex
+# The same examples in every run, so that a change is judged by what it changes; ``make fuzz`` draws new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 gc.disable()  # until all modules are imported: see p2ptrain.base.imports
 # Keep compiled modules: compiling takes half a second of every child's start, and six seconds of every worker's.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
