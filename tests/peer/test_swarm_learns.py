@@ -95,11 +95,13 @@ def test_the_peers_agree(ended: Ended) -> None:
 
 def test_a_latecomer_gets_the_model_of_peers_that_read_their_final_loss(ended: Ended) -> None:
     summary = json.loads((ended.latecomer.home / "summary.json").read_text())
+    story = f"{summary}\n{ended.latecomer.output}\n{ended.summaries[0]}\n{ended.peers[0].output}"
     assert summary["finished"]
-    assert summary["tokens"] < 10_000  # of 300,000: it may begin before the directory has answered
-    assert summary["val_loss_last"] == pytest.approx(ended.summaries[0]["val_loss_last"], rel=1e-5)
+    assert summary["tokens"] < 10_000, story  # of 300,000: it may begin before the directory has answered
     homes = [ended.peers[0].home, ended.latecomer.home]
-    assert torch.equal(*(weights(each / "checkpoints") for each in homes))
+    assert torch.equal(*(weights(each / "checkpoints") for each in homes)), story
+    assert summary["val_loss_last_tokens"] == ended.summaries[0]["val_loss_last_tokens"], story
+    assert summary["val_loss_last"] == pytest.approx(ended.summaries[0]["val_loss_last"], rel=1e-5), story
     assert "[join] the run is over: this peer has the final weights of " in ended.latecomer.output
 
 
