@@ -171,8 +171,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[join] the run is over: this peer has the final weights of {_peer(f)}, and nothing is left to train"
     ),
     "ended before": lambda f: (
-        f"[join] this run seems to be over: {_why(f)}, and nobody is left to give its weights. This peer trains alone; "
-        "Ctrl+C stops it"
+        f"[join] this run seems to be over: {_why(f)}, and nobody is left to give its weights. This peer begins anew, "
+        "alone or with other latecomers. For the trained model, ask those who took part; Ctrl+C stops this peer"
     ),
     "took weights": _took_weights,
     "unconfirmed": lambda f: f"[join] no other peer confirmed the weights of {_peer(f)}: {_why(f)}",

@@ -74,6 +74,8 @@ class CoreState:
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
     state: PeerState = PeerState.JOINING
+    has_ended: bool = False
+    """Whether this peer trained to the run's end. Its progress may fall below that in the final gossip."""
     is_over: bool = False
     """Whether the final gossip is over: this peer exchanges nothing more, and only gives its weights to newcomers."""
     deadlines: Deadlines = field(default_factory=Deadlines)
