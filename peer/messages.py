@@ -114,6 +114,8 @@ def _progress(fields: Mapping[str, Any]) -> str:
         f"step {fields['step']:,}",
         f"{fields['exchanges_ok']:,} exchanges",
     ]
+    if "unsaved_s" in fields:
+        parts.insert(0, f"NOT saved for {duration(fields['unsaved_s'])}")
     return "[train] " + " · ".join(parts)
 
 
@@ -234,6 +236,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "to export": lambda f: f"[train] to use the model with transformers: {f['command']}",
     "reading": lambda f: f"[train] reading the held-out text: {f['read']:,} of {f['wanted']:,} tokens",
     "saved": lambda f: f"[save] saved {UserPath(f['path'])}",
+    "little space": lambda f: f"[save] warning: {f['why']}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
         f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "

@@ -64,6 +64,9 @@ space."""
 LAST_PATIENCE_S = 300.0
 """Seconds for which saving is retried, so that an owner can free some space. Guess: how long owners take to notice and
 do so."""
+TERMINATED_PATIENCE_S = 20.0
+"""Seconds for which saving is retried after SIGTERM or SIGHUP. A program may just free the disk, but no owner may read,
+and a system that shuts down waits 90 s (systemd's DefaultTimeoutStopSec)."""
 
 STEPS_REMEMBERED = 1000
 """Inner steps whose durations are kept; the longest stall is reported in units of their median. Guess: how fast the
@@ -97,6 +100,8 @@ class SessionRecorder:
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
+    is_terminated: Callable[[], bool] = lambda: False
+    """Whether a signal other than Ctrl+C stopped the peer."""
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
@@ -112,6 +117,9 @@ class SessionRecorder:
     _next_save: float = 0.0
     _saved: int | None = None
     """``learner.changes`` at the last save of this session."""
+    _unsaved_since: float | None = None
+    """Time of the last save, or of the start, if saving has failed since."""
+    _saved_at: float = 0.0
     _read: int | None = None
     """``learner.changes`` at ``last_loss``."""
     _concluded: int | None = None
@@ -135,7 +143,7 @@ class SessionRecorder:
             self.last_loss.value
         ):  # goes into checkpoints, and JSON has no NaN
             self.first_loss = self.last_loss
-        self._started_at = time.monotonic()
+        self._started_at = self._saved_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
         self._next_save, self._next_look = self._started_at + SAVE_PERIOD_S, self._started_at + LOOK_PERIOD_S
         self.notebook.note(
@@ -176,6 +184,7 @@ class SessionRecorder:
             tokens_per_s=self.throughput.tokens_per_s,
             peers=self.live_peers(),
             exchanges_ok=self.counters().exchanges_ok,
+            **({"unsaved_s": now - since} if (since := self._unsaved_since) is not None else {}),
         )
 
     def held(self, is_held: bool) -> None:
@@ -237,6 +246,7 @@ class SessionRecorder:
         try:
             written = self.save()
         except HomeError as error:
+            self._unsaved_since = self._saved_at
             self.notebook.note("not saved", what="a checkpoint", why=error.problem.removesuffix("."))
         now = time.monotonic()
         self._next_save = now + max(SAVE_PERIOD_S, SAVE_SHARE * (now - began), written / SAVE_RATE)
@@ -260,7 +270,7 @@ class SessionRecorder:
         """Save a checkpoint; return the size of its tensors in bytes. Raises HomeError."""
         tensors, numbers = self.learner.state_dict()
         path = self.checkpoints.save(tensors, {**self._state(), **numbers})
-        self._saved = self.learner.changes
+        self._saved, self._saved_at, self._unsaved_since = self.learner.changes, time.monotonic(), None
         self.notebook.note("saved", path=str(path))
         return sum(tensor.nbytes for tensor in tensors.values())
 
@@ -293,20 +303,23 @@ class SessionRecorder:
         self._insist("summary.json", lambda: self.home.save_summary(self.summary()))
 
     def _insist(self, what: str, write: Callable[[], object]) -> None:
-        """Retry ``write`` for ``LAST_PATIENCE_S``. Raises HomeError after that."""
-        deadline, is_told = self.clock() + LAST_PATIENCE_S, False
+        """Retry ``write`` for ``LAST_PATIENCE_S``, or ``TERMINATED_PATIENCE_S``. Raises HomeError after that."""
+        patience_s = TERMINATED_PATIENCE_S if self.is_terminated() else LAST_PATIENCE_S
+        deadline, is_told = self.clock() + patience_s, False
         while True:
             try:
                 write()
                 return
             except HomeError as error:
+                if self.is_terminated():  # perhaps since the first try
+                    deadline = min(deadline, self.clock() + TERMINATED_PATIENCE_S)
                 left_s, why = deadline - self.clock(), error.problem.removesuffix(".")
                 if left_s <= 0:
                     self.notebook.note("not saved", what=what, why=f"{why}; given up")
                     raise
             if not is_told:
                 is_told = True
-                self.notebook.note("save waits", what=what, why=why, every_s=RETRY_S, seconds=LAST_PATIENCE_S)
+                self.notebook.note("save waits", what=what, why=why, every_s=RETRY_S, seconds=patience_s)
             self.sleep(min(RETRY_S, left_s))
 
     def _stop_the_clock(self) -> None:
@@ -336,6 +349,7 @@ class SessionRecorder:
             "skipped_steps": self.task.loss_scale.skipped,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
+            "unsaved_s": None if (since := self._unsaved_since) is None else time.monotonic() - since,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
         }
 

@@ -104,6 +104,8 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{status['exchanges_under_way']} under way, {training['exchanges_failed']:,} failed",
             ),
         ]
+        if (unsaved_s := training.get("unsaved_s")) is not None:
+            rows.append(("saving", f"FAILS; last saved {_ago(unsaved_s)}. Free some space on the disk of the home"))
     if status["admission"]:
         rows.append(("admission", status["admission"]))
     up, down = status["rates"]["sent_bytes_per_s"], status["rates"]["received_bytes_per_s"]
