@@ -10,7 +10,7 @@
     HOME/events.jsonl        the event log, one JSON line per note
     HOME/checkpoints/        the last two checkpoints
     HOME/trained/            the weights when training ended, before the final gossip
-    HOME/summary.json        the figures of the last session
+    HOME/summary.json        the figures of the run (peer.session_recorder)
     HOME/settings.toml       what the owner allows (peer.owner.settings)
     HOME/files/              files that the run names by digest (p2ptrain.data.file_store)
     HOME/start.json          options of earlier starts (peer.start_options)

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -90,6 +90,9 @@ class SessionRecorder:
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
     counters: Callable[[], Counters] = Counters
+    """Returns the counters of this session."""
+    earlier: Counters = field(default_factory=Counters)
+    """Counters of earlier sessions until the checkpoint that was loaded."""
     sampler: Callable[[], str] | None = None
     """Returns a sample text of the model; empty: none at this look."""
     is_watched: Callable[[], bool] = lambda: False
@@ -183,7 +186,7 @@ class SessionRecorder:
             learning_rate=self.task.learning_rate,
             tokens_per_s=self.throughput.tokens_per_s,
             peers=self.live_peers(),
-            exchanges_ok=self.counters().exchanges_ok,
+            exchanges_ok=self.counted().exchanges_ok,
             **({"unsaved_s": now - since} if (since := self._unsaved_since) is not None else {}),
         )
 
@@ -336,7 +339,7 @@ class SessionRecorder:
 
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
-        learner, counters = self.learner, self.counters()
+        learner, counters = self.learner, self.counted()
         return {
             "step": learner.step,
             "progress": learner.progress,
@@ -353,8 +356,18 @@ class SessionRecorder:
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
         }
 
+    def counted(self) -> Counters:
+        """Return the counters of the whole run, which a start sets back to its checkpoint, like steps and tokens."""
+        return self.earlier + self.counters()
+
     def summary(self) -> dict[str, Any]:
-        counters = self.counters()
+        """Return the content of summary.json.
+
+        ``tokens_per_s``, ``blocked_fraction`` and ``longest_stall_inner_steps`` are of this session, all else of the
+        run. ``outer_steps`` is where the peer is in the run, with the steps of those whose weights it took over;
+        ``solo_steps`` is a part of ``outer_steps_in_swarm``, which it made itself while it took part.
+        """
+        counters = self.counted()
         return {
             "id": self.me,
             "nickname": self.nickname,
@@ -375,6 +388,7 @@ class SessionRecorder:
             "blocked_fraction": self._blocked_s / max(self._elapsed_s, 1e-9),
             "longest_stall_inner_steps": self._longest_stall(),
             "outer_steps": self.learner.step,
+            "outer_steps_in_swarm": counters.outer_steps,
             "coverage": self.task.coverage,
             "finished": self.learner.ended,
             "why": self.why,
@@ -392,6 +406,7 @@ class SessionRecorder:
             "step": self.learner.step,
             **self._first_loss_fields(),
             "coverage": self.task.coverage,
+            "counters": asdict(self.counted()),
         }
 
     def _first_loss_fields(self) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from math import inf
 from random import Random
+from typing import Self
 
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import LinkId, PeerId
@@ -45,6 +47,14 @@ class Counters:
     offences: int = 0
     clipped: int = 0
     """Exchanges with a distance above this peer's own radius."""
+
+    @classmethod
+    def of(cls, saved: Mapping[str, int]) -> Self:
+        """Restore saved counters; those that another version did not save are 0."""
+        return cls(**{each.name: int(saved.get(each.name, 0)) for each in fields(cls)})
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 @dataclass(slots=True)
