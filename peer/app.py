@@ -149,7 +149,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
             if session.record.learner.step:  # before the first outer step, export would write untrained weights
-                log.note("to export", command=command_line("p2ptrain", "export", place, f"model-of-{place.name}"))
+                log.note("to export", command=home.export_command)
 
 
 @dataclass(frozen=True, slots=True)

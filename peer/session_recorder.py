@@ -280,7 +280,7 @@ class SessionRecorder:
     def conclude(self) -> None:
         """Save the last checkpoint, unless nothing changed since the previous one, and read its held-out loss.
 
-        At the run's end the loss is read without a time limit, unless the owner stops the peer, and noted. Call it
+        At the run's end the loss is read without a time limit, unless the owner stops the peer. Call it
         after the last displacement is applied. The checkpoint comes first, because the owner may kill the process
         before the loss is read. Raises HomeError.
         """
@@ -296,7 +296,7 @@ class SessionRecorder:
             self.is_reading = True
             self._evaluate(patience_s=math.inf, goes_on=self._reads_on)
             self.is_reading = False
-        if self.learner.ended:
+        if self.learner.ended or self.learner.step:  # else export would write untrained weights
             self.notebook.note("final loss", **self._loss_fields(), progress=self.learner.progress)
         self._concluded = self.learner.changes
 
