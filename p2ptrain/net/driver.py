@@ -102,7 +102,7 @@ class Driver:
 
     def __init__(self, core: Peer, learner: Learner, environment: DriverEnvironment) -> None:
         self.live_peers = 0
-        """Number of other live peers; any thread may read it, unlike the core."""
+        """Number of other live peers that answer; any thread may read it, unlike the core."""
         self.exchanges_under_way = 0
         """Number of running exchanges; any thread may read it."""
         self._core = core
@@ -179,7 +179,7 @@ class Driver:
             return
         for effect in self._core.handle(event, max(self._environment.clock(), not_before)):
             self._perform(effect)
-        self.live_peers = len(self._core.live_peers(self._environment.clock()))
+        self.live_peers = self._core.peers_that_answer(self._environment.clock())
         self.exchanges_under_way = self._core.exchanges_under_way
 
     def _perform(self, effect: Effect) -> None:

@@ -52,7 +52,8 @@ class Discovery:
         self.has_answer |= event.from_lookup
         members = self._core.members
         for presence, live_until in self._choose(event):
-            if presence.run == self._core.rules.run and members.see(presence, live_until) and not self._crowded:
+            is_new = presence.run == self._core.rules.run and members.see(presence, live_until)
+            if is_new and presence.state is not PeerState.LEAVING and not self._crowded:
                 self._core.note("found", presence.peer)
 
     def expire(self, now: float) -> None:

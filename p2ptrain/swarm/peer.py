@@ -117,6 +117,11 @@ class Peer:
     def live_peers(self, now: float) -> list[PeerId]:
         return [known.peer for known in self._core.members.live(now)]
 
+    def peers_that_answer(self, now: float) -> int:
+        """Return the number of live peers without those that did not answer our last two calls: a killed peer's record
+        lasts a minute longer."""
+        return sum(known.unanswered < 2 for known in self._core.members.live(now))
+
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """Return the peers that could give this one weights, in random order, with their addresses."""
         return self._catch_up.donors(now)

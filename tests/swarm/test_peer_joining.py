@@ -253,6 +253,7 @@ def test_a_peer_that_comes_after_the_others_have_left_says_that_the_run_was_trai
         assert late.begun
         told = [note.why for note in table.notes if note.kind == "ended before"]
         assert told == (["2 of its peers announced its end and left"] if says else [])
+        assert [line for line in table.trace if "cedar found" in line] == []  # those that left are not there
 
 
 def test_latecomers_hear_hours_later_that_the_run_was_trained_to_its_end():
