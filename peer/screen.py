@@ -32,8 +32,8 @@ MAX_REMEMBERED = 1024
 """News whose last time is remembered. Guess: count the failing partners of a peer in a large swarm."""
 
 FAILURES = 3
-"""Failed exchanges in a row from which on a failure is news. Partners that come and go break exchanges off all the time;
-a computer that cannot exchange at all fails from the start. Guess: failures in a row of healthy peers."""
+"""Failed exchanges in a row from which on a failure is news. Partners that come and go break off exchanges all the
+time; a computer that cannot exchange at all fails from the start. Guess: failures in a row of healthy peers."""
 DIAL_BACKOFF = "dial backoff"
 """Part of p2pd's reason not to dial yet, which is no reason for a failure."""
 
