@@ -64,6 +64,7 @@ from peer.paths import PathNotebook, Paths
 from peer.screen import Screen
 from peer.session_recorder import SAVE_PERIOD_S, SessionRecorder
 from peer.sharing import Sharing
+from peer.space import check_space
 from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
@@ -119,6 +120,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 connection = network.connection
                 signed = network.thread.call(ask_for_manifest(options.link, lambda: connection.node, log))
                 home.save_manifest(signed)
+            for warning in check_space(home.path, signed.manifest, cache_directory()):
+                log.note("little space", why=warning)
             check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
             start.save(remembered, settings)
             admission = None
@@ -131,6 +134,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
             session.record.is_stopping = signals.stop.is_set
+            session.record.is_terminated = lambda: stopping.is_terminated
             stopping.let_finish(session.record.learner.inbox.wake)
             try:
                 if network is None or admission is None:
@@ -145,7 +149,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
             if session.record.learner.step:  # before the first outer step, export would write untrained weights
-                log.note("to export", command=command_line("p2ptrain", "export", place, f"model-of-{place.name}"))
+                log.note("to export", command=home.export_command)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@
     HOME/events.jsonl        the event log, one JSON line per note
     HOME/checkpoints/        the last two checkpoints
     HOME/trained/            the weights when training ended, before the final gossip
-    HOME/summary.json        the figures of the last session
+    HOME/summary.json        the figures of the run (peer.session_recorder)
     HOME/settings.toml       what the owner allows (peer.owner.settings)
     HOME/files/              files that the run names by digest (p2ptrain.data.file_store)
     HOME/start.json          options of earlier starts (peer.start_options)
@@ -39,6 +39,7 @@ from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import RunId
+from p2ptrain.base.text import command_line
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManifest, genuine_run
 
@@ -80,6 +81,12 @@ class Home:
         self.summary = path / "summary.json"
         self.contributions = path / "contributions.jsonl"
         self.files = FileStore(path / FILES_FOLDER)
+
+    @property
+    def export_command(self) -> str:
+        """Command with which the owner gets the model."""
+        place = self.path.absolute()
+        return command_line("p2ptrain", "export", place, f"model-of-{place.name}")
 
     def locked(self) -> AbstractContextManager[None]:
         """Create the home if necessary and lock it. Raises HomeError if that fails or another process holds it."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import p2ptrain
-from p2ptrain.base import cgroups, files, udp_filter
+from p2ptrain.base import cgroups, udp_filter
 from p2ptrain.base.documents import document
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
@@ -20,9 +19,6 @@ from p2ptrain.cli import platform_fault
 from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
 
-CHECKPOINT_BYTES = 60
-"""Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32. Guess: the size
-of a home after a long session, per parameter."""
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
 SPARE_DISK_BYTES = 1_000_000_000
 """Additional disk space, for logs and everything else. Guess: the size of a home without checkpoints after a long
@@ -114,7 +110,9 @@ def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[F
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
-    place, free = _room(home)
+    from peer.space import room
+
+    place, free = room(home)
     if free is None:
         return [bad("disk", f"{place} is not writable", "Choose a directory that you can write to, with --home.")]
     there, needed = f"{free / 1e9:.1f} GB free at {place}", _home_bytes(manifest)
@@ -127,17 +125,18 @@ def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
 def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Finding]:
     """Check the free disk space for the run's tokens, and for the home if it is on the same disk."""
     from p2ptrain.data.corpus import has_stream, most_stream_bytes
+    from peer.space import room
 
     if manifest is not None and has_stream(manifest, directory):
         return [ok("cache", f"the run's tokens are in {directory}")]
-    place, free = _room(directory)
+    place, free = room(directory)
     if free is None:
         fix = "Set XDG_CACHE_HOME to a directory that you can write to."
         return [bad("cache", f"{place} is not writable", fix)]
     there = f"{free / 1e9:.1f} GB free at {place}"
     if manifest is None:
         return [ok("cache", f"{there}; give a join LINK to check what its run needs")]
-    beside, its_free = _room(home)
+    beside, its_free = room(home)
     shares = its_free is not None and beside.stat().st_dev == place.stat().st_dev
     needed = most_stream_bytes(manifest) + (_home_bytes(manifest) if shares else 0)
     if free < needed:
@@ -149,19 +148,9 @@ def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Findin
 
 def _home_bytes(manifest: Manifest | None) -> int:
     """Return the disk space that a home needs, as far as it is known."""
-    return SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
+    from peer.space import CHECKPOINT_BYTES, CHECKPOINTS
 
-
-def _room(path: Path) -> tuple[Path, int | None]:
-    """Return the nearest existing directory of ``path``, and the free bytes of its disk; None if not writable."""
-    place = path.absolute()
-    try:
-        while not files.exists(place):
-            place = place.parent
-        free = shutil.disk_usage(place).free
-    except OSError:
-        return place, None
-    return place, free if os.access(place, os.W_OK) else None
+    return SPARE_DISK_BYTES + (CHECKPOINTS * CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
 
 
 def port(host: str, number: int, is_named: bool) -> list[Finding]:
