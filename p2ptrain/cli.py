@@ -20,7 +20,7 @@ import click
 import p2ptrain
 from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
-from p2ptrain.base.errors import UserError
+from p2ptrain.base.errors import ClosedPipeError, UserError
 from p2ptrain.base.telemetry import strict_output
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 
@@ -28,6 +28,7 @@ MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says wh
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
+EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE: the status in a shell of cat or git in the same case.
 
 
 FILE = click.Path(path_type=UserPath)
@@ -197,7 +198,8 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
     """Run a click command as a process: the error boundary of every entry point.
 
     An integer that the command returns becomes the exit status. A UserError, including a failed write to standard
-    output, prints its problem and remedy and exits with 2; Ctrl+C exits with 130; a bug keeps its traceback.
+    output, prints its problem and remedy and exits with 2; a closed pipe prints nothing and exits with 141; Ctrl+C
+    exits with 130; a bug keeps its traceback.
     """
     try:
         fault = platform_fault(sys.version_info[:2], sys.platform)
@@ -206,12 +208,15 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         prepare_threads(os.environ)  # before torch is imported
         with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
+    except ClosedPipeError:
+        sys.exit(EXIT_CLOSED_PIPE)
     except UserError as error:
         with suppress(OSError):  # standard error is closed too
             click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
         sys.exit(EXIT_USER_ERROR)
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(EXIT_INTERRUPTED)
