@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
@@ -131,7 +132,7 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     try:
         run = is_a_run(place)
     except OSError as error:
-        raise HomeError(f"{place} cannot be read: {error.strerror}.", "Check its permissions.") from None
+        raise HomeError(f"{place} cannot be read: {error.strerror}.", files.remedy(error, "")) from None
     if run:
         _invite_guests(place, expires, uses, link, has_terms)
     else:

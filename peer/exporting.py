@@ -318,6 +318,5 @@ def _whole(target: Path) -> Iterator[Path]:
 
 
 def _unwritable(target: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another directory, or free some space."
-    )
+    remedy = files.remedy(checkpoint.system_error(error))
+    return UserError(f"{target} cannot be written: {checkpoint.plainly(error)}.", remedy)

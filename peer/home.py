@@ -107,7 +107,7 @@ class Home:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise HomeError(f"{self.manifest} cannot be read: {error.strerror}.", "Check its permissions.") from error
+            raise HomeError(f"{self.manifest} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
         try:
             signed = SignedManifest.from_bytes(raw)
         except ManifestError as error:
@@ -146,7 +146,7 @@ class Home:
         try:
             files.replace(path, data, lasting=lasting)
         except OSError as error:
-            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
+            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error
 
 
 @dataclass(frozen=True, slots=True)

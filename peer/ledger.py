@@ -50,7 +50,7 @@ class Ledger:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+                raise HomeError(f"{path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
 
 
 def _parsed(line: str) -> Receipt | None:

@@ -301,12 +301,14 @@ class SessionRecorder:
                 return
             except HomeError as error:
                 left_s, why = deadline - self.clock(), error.problem.removesuffix(".")
+                remedy = error.remedy
                 if left_s <= 0:
                     self.notebook.note("not saved", what=what, why=f"{why}; given up")
                     raise
             if not is_told:
                 is_told = True
-                self.notebook.note("save waits", what=what, why=why, every_s=RETRY_S, seconds=LAST_PATIENCE_S)
+                terms = {"every_s": RETRY_S, "seconds": LAST_PATIENCE_S, "remedy": remedy}
+                self.notebook.note("save waits", what=what, why=why, **terms)
             self.sleep(min(RETRY_S, left_s))
 
     def _stop_the_clock(self) -> None:

@@ -152,7 +152,7 @@ def test_ctrl_c_exits_130() -> None:
             "full",
             2,
             "error: The output cannot be written: No space left on device.\n"
-            "  Free some space on that disk. Or redirect the output to another place.\n",
+            "  Free some space on that disk, or redirect the output to another place.\n",
         ),
         ("pipe", 141, ""),
     ],

@@ -116,7 +116,7 @@ class StrictStream:
             problem = f"The output cannot be written: {files.cause(error)}."
             if error.errno == errno.EPIPE:
                 raise ClosedPipeError(problem, "Redirect it to a program that reads all of it.") from None
-            raise OutputError(problem, f"{files.remedy(error)} Or redirect the output to another place.") from None
+            raise OutputError(problem, files.remedy(error, "redirect the output to another place")) from None
 
 
 class LossyStream(StrictStream):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol, cast
 
+from p2ptrain.base import files
 from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
@@ -200,7 +201,9 @@ def unreadable(file: RowFile, file_format: str, error: Exception) -> UnreadableE
     reason = one_line((error.strerror if isinstance(error, OSError) else None) or str(error))
     return UnreadableError(
         f"{printable(f'{file}')} cannot be read as {file_format}: {reason.rstrip('.')}.",
-        f"Name a whole {file_format} file, as the run needs, and check its disk and permissions.",
+        files.remedy(error, "")
+        if isinstance(error, OSError) and error.errno is not None
+        else f"Name a whole {file_format} file, as the run needs.",
     )
 
 

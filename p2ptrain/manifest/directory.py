@@ -213,13 +213,12 @@ def read_key(directory: Path) -> Ed25519PrivateKey:
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> ManifestError:
-    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", "Check that it is a file that you may read.")
+    remedy = files.remedy(error, "") if isinstance(error, OSError) else "Check that it is the right file."
+    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", remedy)
 
 
 def _unwritable(directory: Path, error: OSError) -> ManifestError:
-    return ManifestError(
-        f"Cannot write into {directory}: {files.cause(error)}.", "Choose a writable directory with free space."
-    )
+    return ManifestError(f"Cannot write into {directory}: {files.cause(error)}.", files.remedy(error))
 
 
 def _command(verb: str, directory: Path) -> str:

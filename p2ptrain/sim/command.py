@@ -124,8 +124,8 @@ def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        why = error.strerror or error
-        raise ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give {option} another path.") from None
+        remedy = files.remedy(error, f"give another path to {option}")
+        raise ScenarioError(f"{printable(path)} cannot be written: {files.cause(error)}.", remedy) from None
     return target
 
 

@@ -138,7 +138,8 @@ def save(report: SimulationReport, path: Path) -> None:
     try:
         files.replace(path, text.encode())
     except OSError as error:
-        raise ScenarioError(f"{path} cannot be written: {error}.", "Give another path to --report.") from None
+        remedy = files.remedy(error, "give another path to --report")
+        raise ScenarioError(f"{path} cannot be written: {cause(error)}.", remedy) from None
 
 
 def load(path: Path) -> SimulationReport:

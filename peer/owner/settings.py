@@ -234,7 +234,7 @@ class SettingsFile:
             return self._read()
         except OSError as error:
             is_none = error.errno == errno.EINVAL  # not a regular file
-            remedy = "Move it away; the next start writes a new one." if is_none else "Check its permissions."
+            remedy = "Move it away; the next start writes a new one." if is_none else files.remedy(error, "")
             raise HomeError(f"{self.path} cannot be used: {error.strerror}.", remedy) from error
         except ValueError as error:
             remedy = "Fix it, or delete the file; the next start writes a new one."

@@ -463,8 +463,9 @@ def test_a_home_or_run_where_we_may_not_look(
         for method in ("stat", "read_bytes"):
             patch.setattr(Path, method, closed)
         invited, gone_on = refused(tmp_path, command=invite), refused("--home", tmp_path)
-    assert invited == f"{tmp_path} cannot be read: Permission denied. |  Check its permissions."
-    assert gone_on == f"{tmp_path / 'manifest.signed'} cannot be read: Permission denied. |  Check its permissions."
+    denied = "cannot be read: Permission denied. |  Check its owner and permissions, and those of its directory."
+    assert invited == f"{tmp_path} {denied}"
+    assert gone_on == f"{tmp_path / 'manifest.signed'} {denied}"
 
 
 def test_an_invite_is_printed_alone(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
