@@ -101,12 +101,7 @@ def export(
 
     Raises UserError, and leaves nothing at ``target``, if the files cannot be written or load as something else.
     """
-    try:
-        is_taken = files.exists(target) and any(target.iterdir() if target.is_dir() else [target])
-    except OSError as error:
-        raise _unwritable(target, error) from error
-    if is_taken:
-        raise UserError(f"{target} exists and is not empty.", "Choose another directory for the export.")
+    files.check_vacant(target)
     try:
         with _whole(target) as folder:
             exported, expected = _write(home, folder, tokenizer_file, tell)

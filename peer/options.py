@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from p2ptrain.base.errors import JoinLinkError
+from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
 
-FILE = click.Path(dir_okay=False, path_type=UserPath)
+FILE = InputFile()
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=UserPath))
 
 

@@ -243,6 +243,44 @@ def test_python_versions_agree_with_the_package_metadata() -> None:
     assert f"python_requires = >={lowest},<{end}" in setup
 
 
+BAD_ARGUMENTS = (
+    "export nowhere out",
+    "generate nowhere Once",
+    "bootstrap nowhere",
+    "bootstrap . --data nowhere",
+    "peer --home nowhere",
+    "peer --home nowhere --tokenizer nowhere",
+    "simulate nowhere.toml",
+    "testnet --data nowhere",
+    "tokens nowhere",
+    "contributions nowhere",
+    "service install nowhere",
+    "init run --corpus nowhere",
+)
+
+
+def test_arguments_are_checked_before_torch_is_imported(tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.modules["torch"] = None  # importing it fails
+from p2ptrain.base.errors import UserError
+from p2ptrain.cli import cli
+for arguments in {BAD_ARGUMENTS}:
+    try:
+        cli.main(arguments.split(), standalone_mode=False)
+    except UserError as error:
+        assert "nowhere" in error.problem, error
+    else:
+        raise AssertionError(arguments)
+"""
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=here, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_torchs_threads_wait_without_spinning_for_long() -> None:
     script = "import os; from p2ptrain.cli import prepare_threads; prepare_threads(os.environ); import torch"
     environment = {

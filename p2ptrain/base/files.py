@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.base.text import UserPath
 
 _LACKING = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
@@ -86,6 +86,16 @@ def _mode(path: Path) -> int | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return None
         raise
+
+
+def check_vacant(path: Path) -> None:
+    """Raise UserError unless a path is free or an empty directory."""
+    try:
+        is_taken = exists(path) and any(path.iterdir() if path.is_dir() else [path])
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {cause(error)}.", remedy(error)) from error
+    if is_taken:
+        raise UserError(f"{path} exists and is not empty.", "Choose another directory.")
 
 
 def sync(path: Path) -> None:
