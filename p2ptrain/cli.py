@@ -118,6 +118,8 @@ def init(
     from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, name_change, parameter_count
 
     check_free(run)
+    if corpus is None and text_field != "text":
+        raise UserError(f"--text-field {text_field} names a column of no file.", "Name the file, too, with --corpus.")
     if corpus is None and tokenizer is None:
         manifest = create_run(run, preset or "demo", name_change(run, name))
         size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"

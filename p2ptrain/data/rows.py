@@ -13,7 +13,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol, cast
@@ -98,12 +98,21 @@ class TextCounts:
     def check(self) -> None:
         """Raise CorpusError if more than half of the rows were skipped."""
         if 2 * self.skipped > self.rows:
-            more = self.skipped - len(self.examples)
-            found = "; ".join(self.examples) + (f"; and {more:,} more" if more else "")
             raise CorpusError(
-                f"Too many rows of {self.where} have no text: {self.skipped:,} of {self.rows:,}. Found: {found}.",
+                f"Too many rows of {self.where} have no text: {self.skipped:,} of {self.rows:,}. "
+                f"Found: {reasons(self.examples, self.skipped)}.",
                 f"Check that the file is whole. {NAME_COLUMN}",
             )
+
+
+def reasons(examples: Sequence[str], skipped: int) -> str:
+    """Describe skipped rows on one line, each reason once, of which ``TextCounts.examples`` lists the first rows."""
+    places: dict[str, list[str]] = {}
+    for place, _, why in (example.partition(": ") for example in examples):
+        places.setdefault(why, []).append(place)
+    more = skipped - len(examples)
+    found = [f"{', '.join(each)}: {why}" for why, each in places.items()] + ([f"and {more:,} more"] if more else [])
+    return "; ".join(found)
 
 
 def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCounts) -> Iterator[tuple[int, str]]:
