@@ -51,6 +51,8 @@ NAME_COLUMN = (
 
 INSTALL_DATA = install_extra("data")
 
+_NO_FIELD = "no field "
+
 _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
@@ -98,6 +100,11 @@ class TextCounts:
     def check(self) -> None:
         """Raise CorpusError if more than half of the rows were skipped."""
         if 2 * self.skipped > self.rows:
+            common = {example.partition(": ")[2] for example in self.examples}
+            if len(common) == 1 and (why := common.pop()).startswith(_NO_FIELD):
+                raise CorpusError(
+                    f"{self.skipped:,} of {self.rows:,} rows of {self.where} have no text: {why}.", NAME_COLUMN
+                )
             raise CorpusError(
                 f"Too many rows of {self.where} have no text: {self.skipped:,} of {self.rows:,}. "
                 f"Found: {reasons(self.examples, self.skipped)}.",
@@ -143,7 +150,7 @@ def text_of(row: object, text_field: str) -> str | Unusable:
     if not isinstance(row, Mapping):
         return Unusable(f"{_kind(row)} instead of an object")
     if text_field not in row:
-        return Unusable(f"no field {text_field!r}, but {names(row) or 'no field at all'}")
+        return Unusable(f"{_NO_FIELD}{text_field!r}, but {names(row) or 'no field at all'}")
     value = row[text_field]
     return value if isinstance(value, str) else Unusable(f"the field {text_field!r} is {_kind(value)}, not text")
 
