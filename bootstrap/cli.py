@@ -10,6 +10,7 @@ from p2ptrain.base.imports import command_imports
 from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink, load_run
+from p2ptrain.net import address
 from p2ptrain.net.throttle import MBIT, MIN_RATE
 
 FILE = InputFile()
@@ -74,7 +75,8 @@ def bootstrap(
     """
     if beside is not None:
         JoinLink.parse(beside)
-    load_run(run)  # raises ManifestError before the import of large libraries
+    address.check(listen, announce, ())  # before the import of large libraries
+    load_run(run)
     with command_imports():
         from bootstrap import app
 

@@ -6,6 +6,7 @@ Commands that train or use the network live in ``peer`` and ``bootstrap`` and ar
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -81,6 +82,16 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{lazy.module}.{lazy.attribute} is not a click command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            nearest = difflib.get_close_matches(args[0], known, n=1)  # click looks only at commands that are loaded
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = [(name, command.get_short_help_str(limit=100)) for name, command in self.commands.items()]

@@ -76,10 +76,12 @@ def peer(
     Without LINK, continue the run of --home. Ctrl+C saves and leaves the swarm; the next start resumes from there. The
     home remembers the options: `p2ptrain peer --home HOME` starts the peer with them again.
     """
+    from p2ptrain.net import address
     from peer.home import home_for
 
     parsed = JoinLink.parse(link) if link is not None else None
-    home_for(parsed, home)  # raises HomeError before the import of large libraries
+    address.check(listen, announce, ())  # before the import of large libraries
+    home_for(parsed, home)
     with command_imports():
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
         from peer.app import run_peer

@@ -126,7 +126,9 @@ def test_a_typo_in_the_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_unknown_commands_and_options_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(cli, "initt") == 2
+    for wrong, right in ("initt", "init"), ("boostrap", "bootstrap"), ("piers", "peer"):
+        assert run(cli, wrong) == 2
+        assert f"Did you mean '{right}'?" in capsys.readouterr().err
     assert run(cli, "init", "--learning-rate", "1") == 2
     assert run(cli, "init") == 2
     assert "Usage" in capsys.readouterr().err
@@ -248,6 +250,7 @@ BAD_ARGUMENTS = (
     "generate nowhere Once",
     "bootstrap nowhere",
     "bootstrap . --data nowhere",
+    "bootstrap . --listen nowhere",
     "peer --home nowhere",
     "peer --home nowhere --tokenizer nowhere",
     "simulate nowhere.toml",
