@@ -382,4 +382,4 @@ def _write_link(path: Path, link: JoinLink) -> None:
     try:
         files.replace(path, f"{link}\n".encode())
     except OSError as error:
-        raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
+        raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error

@@ -17,7 +17,7 @@ import torch
 
 from p2ptrain.base import cgroups
 from p2ptrain.base.clock import steady
-from p2ptrain.base.errors import HomeError, NetworkError
+from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
@@ -51,7 +51,7 @@ from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
 from peer.contributions import Contributions
 from peer.file_fetch import Source, ask_for_file, local_file
-from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
+from peer.home import AddressBook, Addresses, Home, home_for
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
 from peer.network import Connection
@@ -81,7 +81,7 @@ WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironmen
 
 def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
     """Run a peer until the run ends or the owner stops it; ``wrap`` is for the lab's adversaries. Raises UserError."""
-    home = _home(options)
+    home = home_for(options.link, options.home)
     cgroups.check_pids()
     with (
         home.locked(),
@@ -116,7 +116,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             network = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
                 assert network is not None
-                assert options.link is not None  # _home checked it
+                assert options.link is not None  # home_for checked it
                 connection = network.connection
                 signed = network.thread.call(ask_for_manifest(options.link, lambda: connection.node, log))
                 home.save_manifest(signed)
@@ -166,19 +166,6 @@ class NetworkStack:
 # --- before training --------------------------------------------------------------------------------------------------
 
 
-def _home(options: PeerOptions) -> Home:
-    if options.home is not None:
-        home = Home(options.home)
-    elif options.link is not None:
-        home = Home(default_home(options.link.run_id))
-    else:
-        raise HomeError("Neither a join link nor a home is given.", "Give the link, or the home of a peer with --home.")
-    check_no_other(home.path)
-    if options.link is None and home.load_manifest(None) is None:
-        raise HomeError(f"There is no peer in {home.path} yet.", "Give a join link.")
-    return home
-
-
 def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
     """Fill in from the settings what the command line leaves open, and set the number of torch threads."""
     if settings.threads:
@@ -204,7 +191,7 @@ def _connect(
     if options.link is not None:
         run = options.link.run_id
     else:
-        assert signed is not None  # _home checked it
+        assert signed is not None  # home_for checked it
         run = signed.run_id
     last = home.load_addresses()
     bootstraps = options.link.addresses if options.link else last.joined_by

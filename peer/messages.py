@@ -239,7 +239,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
         f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "
-        f"{duration(f['seconds'])}. Free some space; a second Ctrl+C stops at once without saving"
+        f"{duration(f['seconds'])}. {f['remedy']} A second Ctrl+C stops at once without saving"
     ),
     "discarded": lambda f: f"[train] inner phase {f['step']:,} discarded: {_why(f)}",
     "stopping": lambda f: (

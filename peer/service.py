@@ -315,7 +315,7 @@ def install(home: Path) -> None:
         manager.path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(manager.path, manager.text())
     except OSError as error:
-        raise UserError(f"{manager.path} cannot be written: {error.strerror}.", "Check its permissions.") from error
+        raise UserError(f"{manager.path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error
     try:
         lines = manager.start()
     except UserError:
@@ -347,7 +347,7 @@ def uninstall(home: Path) -> None:
     try:
         manager.path.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{manager.path} cannot be removed: {error.strerror}.", "Remove it yourself.") from error
+        raise UserError(f"{manager.path} cannot be removed: {error.strerror}.", files.remedy(error, "")) from error
     manager.forget()
     click.echo(f"Removed {manager.path}. By hand: {command_line('p2ptrain', 'peer', '--home', home.absolute())}")
 

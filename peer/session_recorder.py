@@ -317,12 +317,14 @@ class SessionRecorder:
                 if self.is_terminated():  # perhaps since the first try
                     deadline = min(deadline, self.clock() + TERMINATED_PATIENCE_S)
                 left_s, why = deadline - self.clock(), error.problem.removesuffix(".")
+                remedy = error.remedy
                 if left_s <= 0:
                     self.notebook.note("not saved", what=what, why=f"{why}; given up")
                     raise
             if not is_told:
                 is_told = True
-                self.notebook.note("save waits", what=what, why=why, every_s=RETRY_S, seconds=patience_s)
+                terms = {"every_s": RETRY_S, "seconds": patience_s, "remedy": remedy}
+                self.notebook.note("save waits", what=what, why=why, **terms)
             self.sleep(min(RETRY_S, left_s))
 
     def _stop_the_clock(self) -> None:

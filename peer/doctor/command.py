@@ -6,13 +6,13 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
 
 from p2ptrain.base.errors import P2pTrainError, UserError
-from p2ptrain.base.ids import RunId
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.text import UserPath
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, Manifest
@@ -72,6 +72,7 @@ def doctor(
     parsed: JoinLink | None = None
     manifest: Manifest | None = None
     listens_at: int | None = None
+    holders: Mapping[str, PeerId | None] = {}
     with _errors_as_findings("link", found):
         parsed = _link(link, home)
     with _errors_as_findings("versions", found):
@@ -99,10 +100,11 @@ def doctor(
         with _errors_as_findings("network", found):
             from peer.doctor.network import examine
 
-            findings, signed = examine(parsed, Home(place), listens_at, local)
-            found += findings
-            manifest = None if signed is None else signed.manifest
-    found += _material(manifest, Home(place), data, tokenizer)
+            examined = examine(parsed, Home(place), listens_at, local)
+            found += examined.findings
+            manifest = None if examined.signed is None else examined.signed.manifest
+            holders = examined.holders
+    found += _material(manifest, Home(place), data, tokenizer, holders)
     with _errors_as_findings("memory", found):
         found += machine.memory(manifest, device, settings.memory_bytes)
     with _errors_as_findings("disk", found):
@@ -116,7 +118,13 @@ def doctor(
     return show.exit_status(found)
 
 
-def _material(manifest: Manifest | None, home: Home, data: Path | None, tokenizer: Path | None) -> list[Finding]:
+def _material(
+    manifest: Manifest | None,
+    home: Home,
+    data: Path | None,
+    tokenizer: Path | None,
+    holders: Mapping[str, PeerId | None],  # nodes that send files of the run
+) -> list[Finding]:
     """Check what the run reads; needs its manifest, which a node of the link hands out."""
     if manifest is None:
         return [skipped(check, "needs the run's manifest: give a join LINK that answers") for check in MATERIAL_CHECKS]
@@ -128,11 +136,11 @@ def _material(manifest: Manifest | None, home: Home, data: Path | None, tokenize
     with _errors_as_findings("data", found):
         from peer.doctor.material import check_data
 
-        found.append(check_data(manifest, cache_directory(), home, data))
+        found.append(check_data(manifest, cache_directory(), home, data, holders))
     with _errors_as_findings("tokenizer", found):
         from peer.doctor.material import check_tokenizer
 
-        found.append(check_tokenizer(manifest, home, tokenizer))
+        found.append(check_tokenizer(manifest, home, tokenizer, holders))
     return found
 
 

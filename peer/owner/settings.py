@@ -208,7 +208,7 @@ def parse(text: str) -> Settings:
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
-        raise ValueError("; ".join(error_lines(error, Settings, ()))) from None
+        raise ValueError("; ".join(error_lines(error, Settings, (), data))) from None
 
 
 class SettingsFile:
@@ -234,7 +234,7 @@ class SettingsFile:
             return self._read()
         except OSError as error:
             is_none = error.errno == errno.EINVAL  # not a regular file
-            remedy = "Move it away; the next start writes a new one." if is_none else "Check its permissions."
+            remedy = "Move it away; the next start writes a new one." if is_none else files.remedy(error, "")
             raise HomeError(f"{self.path} cannot be used: {error.strerror}.", remedy) from error
         except ValueError as error:
             remedy = "Fix it, or delete the file; the next start writes a new one."

@@ -191,7 +191,7 @@ def test_the_last_checkpoint_waits_for_a_full_disk(record: SessionRecorder, monk
     assert disk.slept == 3
     assert told(record) == [
         "[save] NOT saved yet, the last checkpoint: the disk is full; retrying every 10.0 s for 5 min. Free some "
-        "space; a second Ctrl+C stops at once without saving"
+        "space. A second Ctrl+C stops at once without saving"
     ]
 
 
