@@ -119,7 +119,7 @@ def test_what_a_card_does_is_told_in_tables() -> None:
             }
         },
         "speed": {"demo": {"as found": 12_345.6, "fp32": None}},
-        "learning": {"demo": {"steps": 9, "before": 5.5, "fp32": [2.0, 3.0], "bf16": [2.5, 3.5]}},
+        "learning": {"demo": {"steps": 9, "before": 5.5, "fp32": [2.0, 3.0], "16 bits": [2.5, 3.5]}},
         "codecs": {"topk": {"on_card_fault": "no", "on_host_gb_per_s": 1.0, "messages_equal": False}},
     }
     told = card.lines(document)
