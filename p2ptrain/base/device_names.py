@@ -7,4 +7,4 @@ import re
 DEVICE_NAME = re.compile(r"auto|cpu|mps|(?:cuda|xpu)(?::\d{1,3})?")
 
 DEVICE_WORDS = "auto, cpu, mps, cuda, xpu, cuda:<number> or xpu:<number>"
-"""The same names for people. In torch, cards of AMD are called cuda, cards of Intel xpu, and Apple's chips mps."""
+"""Names of devices for people. In torch, cards of AMD are called cuda, cards of Intel xpu, and Apple's chips mps."""

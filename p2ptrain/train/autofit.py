@@ -38,12 +38,10 @@ LOGIT_COPIES = 3
 
 BF16_PARAMETERS = 1_000_000
 """Parameters from which a CPU with fast bf16 tries it. Measured on one core with AVX512-BF16: a pass of llama-15m takes
-135 ms in bf16 and 303 in fp32, one of the demo's model (357,024) 9 and 8. Guess: sizes in between on other CPUs would
-settle it."""
+135 ms in bf16 and 303 in fp32, one of the demo's model (357,024) 9 and 8. The trial decides above."""
 
 CPU_TRIAL_TOKENS = 256
-"""Tokens of a trial on the CPU, where one sequence of llama-135m takes most of a minute. Guess: the ratio of both types
-with longer sequences would settle it."""
+"""Most tokens of a trial on the CPU: one sequence of llama-15m. One of llama-135m takes most of a minute on a core."""
 
 TRIALS = 3
 """Trials of each placement, alternating; the shortest counts. Guess: the spread of trials on real cards would settle

@@ -29,12 +29,10 @@ CHECKPOINT_BYTES = 60
 """Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32. Guess: the size
 of a home after a long session, per parameter."""
 AMD_BYTES = 6_000_000_000
-"""Memory from which a graphics chip of AMD is a card that could train; chips inside processors get less of the host's.
-Guess: memory that such chips get on common computers."""
+"""Memory from which a chip of AMD is taken for a card. Guess: what chips inside processors get."""
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
 SPARE_DISK_BYTES = 1_000_000_000
-"""Additional disk space, for logs and everything else. Guess: the size of a home without checkpoints after a long
-session."""
+"""Additional disk space, for logs and everything else. Guess: its size after a long session."""
 
 
 def versions() -> list[Finding]:
