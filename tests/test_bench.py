@@ -129,5 +129,14 @@ def test_what_a_card_does_is_told_in_tables() -> None:
     assert "| demo | 12,346 | out of memory |" in told
     assert "| demo | 9 | 5.500 | 2.5000 ± 0.7071 | 3.0000 ± 0.7071 | 0.5000 ± 0.0000 |" in told
     assert "| topk | not at all | 1.00 GB/s | no |" in told
+    document["placement"]["demo"]["peak_gb"] = None  # a backend that counts none
+    assert "| demo | 1,000 | bfloat16 | 2 of 4 | 1.5 s | not counted |" in card.lines(document)
     del document["placement"]
     assert not any("at once" in line for line in card.lines(document))  # no table for what was not measured
+
+
+def test_without_a_card_there_is_nothing_to_measure(tmp_path: Path) -> None:
+    done = CliRunner().invoke(card.main, ["--device", "cpu", "--json", str(tmp_path / "card.json")])
+    assert done.exit_code == 1
+    assert "p2ptrain doctor" in done.output
+    assert not (tmp_path / "card.json").exists()

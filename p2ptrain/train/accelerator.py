@@ -185,8 +185,14 @@ def product_name(device: torch.device) -> str:
 
 
 def shares_host_memory(device: torch.device) -> bool:
-    """Return whether tensors on this device take memory of the host. Integrated chips other than Apple's may, too."""
-    return device.type in ("cpu", "mps")
+    """Return whether tensors on this device take memory of the host, as on the CPU and on integrated chips."""
+    if device.type in ("cpu", "mps"):
+        return True
+    try:
+        properties = _module(device.type).get_device_properties(device)
+    except (RuntimeError, AssertionError):  # a card that does not answer, or is not there
+        return False
+    return any(bool(getattr(properties, name, False)) for name in ("is_integrated", "is_integrated_gpu"))
 
 
 def total_bytes(device: torch.device) -> int:
@@ -286,9 +292,9 @@ def _named(name: str) -> torch.device:
 
 
 def _first_that_computes() -> torch.device:
-    """Return the first card that computes, or the CPU; log the cards that fail."""
+    """Return the first card that computes, integrated chips of a kind last, or the CPU; log the cards that fail."""
     for kind in KINDS:
-        for card in cards(kind):
+        for card in sorted(cards(kind), key=shares_host_memory):
             if (fault := _fault(card)) is None:
                 return card
             logger.warning("%s is not used: %s", card, fault)

@@ -294,4 +294,17 @@ def test_names_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cards("xpu") == []
     monkeypatch.setattr(torch.version, "cuda", None)
     assert accelerator.card_name(CUDA) is None  # nvidia-smi knows no card of AMD
+
+
+def test_integrated_chips_share_the_hosts_memory_and_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, xpu=2, cuda=1)
     assert [accelerator.shares_host_memory(each) for each in (CPU, MPS, CUDA)] == [True, True, False]
+    with_memory(monkeypatch, "cuda", get_device_properties=SimpleNamespace(is_integrated=1))
+    assert accelerator.shares_host_memory(CUDA)
+    for error in (RuntimeError("no driver"), AssertionError("Torch not compiled with CUDA enabled")):
+        with_memory(monkeypatch, "cuda", get_device_properties=error, is_available=False)
+        assert not accelerator.shares_host_memory(CUDA)
+    monkeypatch.setattr(
+        torch.xpu, "get_device_properties", lambda card: SimpleNamespace(is_integrated_gpu=card.index == 0)
+    )
+    assert choose_device("auto") == torch.device("xpu", 1)

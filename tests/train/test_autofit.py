@@ -234,8 +234,8 @@ def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
     silent = RuntimeError("doesn't support querying the available free memory")
     with_memory(monkeypatch, "xpu", mem_get_info=silent, reset_peak_memory_stats=silent, is_bf16_supported=False)
     for device in (torch.device("mps"), torch.device("xpu", 0)):
-        for sequences in (1, 2):
-            found = place(on(device, tiny), described, training, sequences * one)
+        for allowed, sequences in ((1, 2), (2 * one, 2), (4 * one, 4)):  # one sequence has room in any case
+            found = place(on(device, tiny), described, training, allowed)
             assert found == Placement(None, sequences)
 
 
