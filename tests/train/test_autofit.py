@@ -86,7 +86,10 @@ def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch)
     before = []
     monkeypatch.setattr(accelerator, "start_peak", lambda device: before.append(there(device)) or before[-1])
     monkeypatch.setattr(accelerator, "peak_bytes", lambda device: there(device) + 12345)
+    waited = []
+    monkeypatch.setattr(accelerator, "synchronize", waited.append)
     assert autofit._activation_bytes(model, 2, 16, None, 7) == 12345
+    assert len(waited) == 1  # a device that computes later also runs out of memory later
     assert before == [size]
     assert there(None) == 0
     monkeypatch.setattr(accelerator, "peak_bytes", lambda device: None)
@@ -172,11 +175,13 @@ def test_a_trial_leaves_no_gradients_and_is_short_on_the_cpu(tiny_run, monkeypat
     monkeypatch.setattr(
         autofit, "summed_loss", lambda module, batch, way: shapes.append(batch.shape) or original(module, batch, way)
     )
-    assert autofit.trial_s(model, Placement(None, 2), 16) > 0
+    ticks = SimpleNamespace(perf_counter=iter([0.0, 5.0, 5.5, 6.0, 7.0, 7.5]).__next__)
+    monkeypatch.setattr(autofit, "time", ticks)
+    assert autofit.trial_s(model, Placement(None, 2), 16) == 0.5
     assert len(passes) == 2  # the first warms up
     assert all(parameter.grad is None for parameter in model.module.parameters())
     monkeypatch.setattr(autofit, "CPU_TRIAL_TOKENS", 8)
-    assert autofit.trial_s(model, Placement(None, 2), 16) > 0
+    assert autofit.trial_s(model, Placement(None, 2), 16) == 4 * 0.5  # a quarter of the tokens
     assert [tuple(each) for each in shapes] == [(2, 17)] * 2 + [(1, 9)] * 2
 
 
@@ -228,6 +233,7 @@ def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
     one = autofit.cpu_sequence_bytes(described, training)
     machine_with(monkeypatch, mps=1, xpu=1)
     monkeypatch.setattr(accelerator, "autocasts", lambda device, dtype: False)
+    monkeypatch.setattr(autofit, "trial_s", pytest.fail)  # fp32 is the only way
     for kind in ("mps", "xpu"):
         with_memory(monkeypatch, kind, empty_cache=None, synchronize=None)
     with_memory(monkeypatch, "mps", recommended_max_memory=11 * GB, driver_allocated_memory=GB)
@@ -237,6 +243,16 @@ def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
         for allowed, sequences in ((1, 2), (2 * one, 2), (4 * one, 4)):  # one sequence has room in any case
             found = place(on(device, tiny), described, training, allowed)
             assert found == Placement(None, sequences)
+
+
+def test_the_budget_of_a_card_leaves_room_for_gradient_and_moments(monkeypatch):
+    machine_with(monkeypatch, cuda=1, mps=1)
+    with_memory(monkeypatch, "cuda", mem_get_info=(10 * GB, 16 * GB), memory_reserved=0, memory_allocated=0)
+    model = SimpleNamespace(theta=SimpleNamespace(device=torch.device("cuda", 0), nbytes=GB))
+    assert autofit._budget_bytes(model, GB) == 5 * GB  # four fifths of what is free, less three times the weights
+    with_memory(monkeypatch, "mps", recommended_max_memory=10 * GB, driver_allocated_memory=0)
+    model.theta.device = torch.device("mps")
+    assert [autofit._budget_bytes(model, most) for most in (GB, 9 * GB)] == [GB, 5 * GB]
 
 
 def test_a_chip_without_room_is_explained(tiny_run, monkeypatch):
