@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import platform
-import shutil
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -155,15 +153,6 @@ def allow_tf32(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
     else:
         torch.backends.mkldnn.allow_tf32 = True  # type: ignore[assignment]  # of Intel's cards alone
-
-
-def compiler(device: torch.device) -> str | None:
-    """Return what torch.compile would generate kernels with on this device, or None if that is missing."""
-    if device.type == "mps":
-        return "Metal"
-    if device.type == "cpu":
-        return next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), None)
-    return "Triton" if find_spec("triton") else None
 
 
 def card_name(device: torch.device) -> str | None:

@@ -109,7 +109,7 @@ def device(name: str) -> list[Finding]:
 
 
 def _kernels(chosen: torch.device) -> str:
-    """Return what a device computes with: types of matrix products, optimizer, compiler."""
+    """Return what a device computes with: types of matrix products, optimizer."""
     import torch
 
     from p2ptrain.train import accelerator
@@ -121,7 +121,7 @@ def _kernels(chosen: torch.device) -> str:
     else:
         products = f"{half} and {'TF32' if accelerator.has_tf32(chosen) else 'fp32'}"
     optimizer = "fused AdamW" if accelerator.has_fused_adamw(chosen) else "AdamW without fused kernels"
-    return f"matrix products in {products}; {optimizer}; compiler: {accelerator.compiler(chosen) or 'none'}"
+    return f"matrix products in {products}; {optimizer}"
 
 
 def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[Finding]:

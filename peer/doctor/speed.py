@@ -54,9 +54,6 @@ def computes_in(how: Placement, device: torch.device) -> str:
 def faster(device: torch.device, how: Placement, sequences: int, threads: int, cpu_bytes: int) -> list[str]:
     """Return sentences on what would make training faster on this machine."""
     found = []
-    if accelerator.compiler(device) is None:
-        what = "a C++ compiler, such as the package g++" if device.type == "cpu" else "the package triton"
-        found.append(f"Install {what}: torch cannot compile kernels without it.")
     if device.type == "cpu" and threads < (cpus := cgroups.usable_cpus()):
         found.append(f"Raise threads in settings.toml or OMP_NUM_THREADS: {threads} of {cpus} CPUs would train.")
     if device.type == "cpu" and how.micro_batch < sequences and cpu_bytes < CPU_ACTIVATION_BYTES:

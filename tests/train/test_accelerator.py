@@ -220,14 +220,6 @@ def test_fast_bf16_of_a_processor(monkeypatch: pytest.MonkeyPatch, abilities: di
     assert accelerator.has_fast_bf16() is is_fast
 
 
-def test_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "find_spec", lambda name: None)
-    monkeypatch.setattr(accelerator.shutil, "which", lambda name: "/usr/bin/c++" if name == "c++" else None)
-    assert [accelerator.compiler(each) for each in (CPU, MPS, CUDA)] == ["c++", "Metal", None]
-    monkeypatch.setattr(accelerator, "find_spec", lambda name: name)
-    assert accelerator.compiler(XPU) == "Triton"
-
-
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
