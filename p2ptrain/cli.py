@@ -27,6 +27,9 @@ from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
+CPU_FALLBACKS = ("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_ENABLE_XPU_FALLBACK")
+"""Variables of torch for operations that a card's backend lacks. torch reads them when it is imported."""
+
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
 EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE: the status in a shell of cat or git in the same case.
@@ -207,6 +210,12 @@ def prepare_threads(environment: MutableMapping[str, str]) -> None:
     cgroups.limit_threads(environment)
 
 
+def prepare_fallbacks(environment: MutableMapping[str, str]) -> None:
+    """Let torch compute on the CPU what a card's backend lacks, unless the owner has decided otherwise."""
+    for name in CPU_FALLBACKS:
+        environment.setdefault(name, "1")
+
+
 def run_command(command: click.Command, arguments: list[str] | None = None, name: str | None = None) -> NoReturn:
     """Run a click command as a process: the error boundary of every entry point.
 
@@ -219,6 +228,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         if fault is not None:
             raise fault
         prepare_threads(os.environ)  # before torch is imported
+        prepare_fallbacks(os.environ)
         with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
     except ClosedPipeError:

@@ -44,7 +44,7 @@ from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.train.autofit import card_name, choose_device
+from p2ptrain.train.accelerator import card_name, choose_device
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from p2ptrain.base import files
+from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
@@ -35,7 +36,7 @@ TOKENIZER = click.option(
     type=click.Path(file_okay=False, path_type=UserPath),
     help="Home directory of this peer. [~/.p2ptrain/RUN]",
 )
-@click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
+@click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")

@@ -43,7 +43,18 @@ NICE = 5
 """Priority below that of the owner's programs (nice(2)). Guess: the slowdown that owners notice."""
 COMMAND_S = 30.0
 """Timeout of a command of the service manager that does not stop the peer."""
-CARRIED = ("XDG_CACHE_HOME", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "TMPDIR")
+CARRIED = (
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "TMPDIR",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR",
+    "ZE_AFFINITY_MASK",
+)
 """Environment variables that the service keeps; none holds a secret, because others may read the file."""
 UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 """Characters that files of service managers cannot hold; surrogates stand for bytes that are not UTF-8 (PEP 383)."""

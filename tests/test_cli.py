@@ -17,7 +17,16 @@ import p2ptrain
 from p2ptrain import cli as cli_module
 from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import UserError
-from p2ptrain.cli import LAZY_COMMANDS, LazyCommand, cli, main, platform_fault, prepare_threads, run_command
+from p2ptrain.cli import (
+    LAZY_COMMANDS,
+    LazyCommand,
+    cli,
+    main,
+    platform_fault,
+    prepare_fallbacks,
+    prepare_threads,
+    run_command,
+)
 from p2ptrain.manifest import PRESETS, load_run
 
 
@@ -298,3 +307,9 @@ def test_the_owners_wait_policy_is_kept() -> None:
     environment = {"OMP_WAIT_POLICY": "ACTIVE"}
     prepare_threads(environment)
     assert "GOMP_SPINCOUNT" not in environment
+
+
+def test_what_a_backend_lacks_is_computed_on_the_cpu_unless_the_owner_says_otherwise() -> None:
+    environment = {"PYTORCH_ENABLE_MPS_FALLBACK": "0"}
+    prepare_fallbacks(environment)
+    assert environment == {"PYTORCH_ENABLE_MPS_FALLBACK": "0", "PYTORCH_ENABLE_XPU_FALLBACK": "1"}

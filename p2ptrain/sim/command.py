@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 import click
 
 from p2ptrain.base import files
+from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.telemetry import LossyStream
@@ -34,7 +35,7 @@ FILE = click.Path(path_type=Path, readable=False)
 @click.option(
     "--set", "changes", multiple=True, help="Change a field, as in outer.inner_steps=20.", metavar="KEY=VALUE"
 )
-@click.option("--device", default="cpu", show_default=True, help="Device of learner lm: cpu, cuda or cuda:<number>.")
+@click.option("--device", default="cpu", show_default=True, help=f"Device of learner lm: {DEVICE_WORDS}.")
 @click.option("--serve", metavar="[HOST:]PORT", help="Show the simulation in a browser, until Ctrl+C.")
 def simulate(
     scenario: Path,
@@ -73,9 +74,9 @@ def simulate(
 
         from p2ptrain.sim.serving import simulate_and_show
         from p2ptrain.sim.simulate import simulate as run
-        from p2ptrain.train.autofit import choose_device
+        from p2ptrain.train.accelerator import choose_device
 
-    chosen = str(choose_device(device))
+    chosen = str(choose_device(device, is_exact=True))
     torch.set_num_threads(1)  # tensors are small, and results must not depend on the number of cores
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:

@@ -6,11 +6,12 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
+from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import P2pTrainError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.text import UserPath
@@ -45,7 +46,7 @@ def _unheard() -> Iterator[None]:
 @click.option(
     "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of the peer; need not exist yet."
 )
-@click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
+@click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
@@ -107,6 +108,7 @@ def doctor(
     found += _material(manifest, Home(place), data, tokenizer, holders)
     with _errors_as_findings("memory", found):
         found += machine.memory(manifest, device, settings.memory_bytes)
+    found += _speed(manifest, device, settings, found)
     with _errors_as_findings("disk", found):
         found += machine.disk(place, manifest)
     with _errors_as_findings("cache", found):
@@ -141,6 +143,20 @@ def _material(
         from peer.doctor.material import check_tokenizer
 
         found.append(check_tokenizer(manifest, home, tokenizer, holders))
+    return found
+
+
+def _speed(manifest: Manifest | None, device: str, settings: Settings, others: Sequence[Finding]) -> list[Finding]:
+    """Time the run's model, if there is one and it fits."""
+    if manifest is None:
+        return [skipped("speed", "needs the run's manifest: give a join LINK that answers")]
+    if any(each.check in ("device", "memory") and each.state is show.FindingState.BAD for each in others):
+        return [skipped("speed", "needs a device that the model fits")]
+    found: list[Finding] = []
+    with _errors_as_findings("speed", found):
+        from peer.doctor.speed import check_speed
+
+        found.append(check_speed(manifest, device, settings.memory_bytes, settings.threads))
     return found
 
 
