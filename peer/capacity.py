@@ -14,7 +14,8 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import SETTINGS_FILE, Manifest, parameter_count
 from p2ptrain.recipes import RECIPES
 from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
+from p2ptrain.train.activations import pass_bytes
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 
 HOST_BYTES = 28
 """Minimum host memory in bytes per parameter, in fp32: slow weights and momentum, old and new during an outer step,
@@ -35,8 +36,7 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
     """Raise DeviceError if the model cannot fit ``installed_bytes``, or by default what this process may use."""
     parameters, needed = parameter_count(manifest.model), _state_bytes(manifest, device)
     if shares_host_memory(device):
-        training = manifest.training
-        needed += cpu_micro_batch(manifest.model, training) * cpu_sequence_bytes(manifest.model, training)
+        needed += _least_activation_bytes(manifest)
     there = installed_memory() if installed_bytes is None else installed_bytes
     if needed > there:
         raise DeviceError(
@@ -46,20 +46,29 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
         )
 
 
-def activation_bytes(manifest: Manifest, device: torch.device, allowed_bytes: float) -> int:
+def activation_bytes(
+    manifest: Manifest, device: torch.device, allowed_bytes: float, installed_bytes: int | None = None
+) -> int:
     """Return the host memory for activations if the peer may use ``allowed_bytes``; of no use with a card.
 
-    Raises DeviceError if the model needs more, with one sequence at once.
+    More than CPU_ACTIVATION_BYTES only if one sequence needs it to keep its activations, and there is as much. Raises
+    DeviceError if the model needs more than is allowed, with one sequence at once and activations recomputed.
     """
     fixed = BASE_BYTES + _state_bytes(manifest, device)
-    one = cpu_sequence_bytes(manifest.model, manifest.training) if shares_host_memory(device) else 0
+    one = _least_activation_bytes(manifest) if shares_host_memory(device) else 0
     if fixed + one > allowed_bytes:
         raise DeviceError(
             f"The run's model needs at least {(fixed + one) / 1e9:.1f} GB of memory with Python and torch, but "
             f"memory_gb in {SETTINGS_FILE} allows {allowed_bytes / 1e9:g} GB.",
             "Raise memory_gb, or join a run with a smaller model.",
         )
-    return int(min(CPU_ACTIVATION_BYTES, allowed_bytes - fixed))
+    there = installed_memory() if installed_bytes is None else installed_bytes
+    kept = pass_bytes(manifest.model, manifest.training.sequence_length)
+    return int(min(max(CPU_ACTIVATION_BYTES, kept), min(allowed_bytes, there) - fixed))
+
+
+def _least_activation_bytes(manifest: Manifest) -> int:
+    return pass_bytes(manifest.model, manifest.training.sequence_length, recomputes=True)
 
 
 def _state_bytes(manifest: Manifest, device: torch.device) -> int:

@@ -30,7 +30,7 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.loss_scale import LossScale
-from p2ptrain.train.model import FlatModel, summed_loss
+from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class LanguageModelTask:
         model: its ``theta`` is trained; may hold any weights.
         tokens_per_peer: end of the schedule.
         reader: determines this peer's order of sequences.
-        placement: autocast type and initial micro-batch; see ``autofit``.
+        placement: autocast type, initial micro-batch and recomputation; see ``autofit``.
     """
 
     def __init__(
@@ -93,6 +93,8 @@ class LanguageModelTask:
         self.loss_scale = LossScale(placement.autocast is torch.float16)
         """Scale of the loss, 1 unless autocast computes in fp16, and the count of skipped steps."""
         self._autocast = placement.autocast
+        self._recomputes = placement.recomputes
+        recompute_activations(model.module, self._recomputes)
         self._parameters = list(model.module.parameters())
         self._rewarm_steps = 0  # length of the current warm-up after a reset
         self._rewarmed = 0  # steps of that warm-up already made
@@ -185,14 +187,17 @@ class LanguageModelTask:
         self,
         batch: Tensor,  # [B, T+1] on the host
     ) -> float:
-        """Leave the mean gradient in the parameters; return the mean loss. Halve the micro-batch if memory is short."""
+        """Leave the mean gradient in the parameters; return the mean loss.
+
+        If memory is short, halve the micro-batch; at one sequence, recompute activations.
+        """
         while True:
             try:
                 return self._accumulate(batch)
             except (RuntimeError, MemoryError) as error:
                 if not accelerator.is_out_of_memory(error):
                     raise
-                if self.micro_batch == 1:
+                if self.micro_batch == 1 and self._recomputes:
                     raise DeviceError(
                         f"The model does not fit {self.theta.device}: one sequence of"
                         f" {self._training.sequence_length} tokens runs out of memory.",
@@ -200,9 +205,12 @@ class LanguageModelTask:
                         " the computer's memory.",
                     ) from error
             # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
-            self.micro_batch //= 2
+            self._recomputes |= self.micro_batch == 1
+            recompute_activations(self.model.module, self._recomputes)
+            self.micro_batch = max(1, self.micro_batch // 2)
             accelerator.empty_cache(self.theta.device)
-            logger.warning("out of memory: continuing with micro-batches of %d sequences", self.micro_batch)
+            again = ", activations recomputed" if self._recomputes else ""
+            logger.warning("out of memory: continuing with micro-batches of %d sequences%s", self.micro_batch, again)
 
     def _accumulate(
         self,

@@ -227,6 +227,25 @@ def test_out_of_memory_in_the_middle_of_a_step_leaves_no_half_gradient(tiny_run,
     assert torch.equal(task.theta, reference.theta)
 
 
+def test_out_of_memory_with_one_sequence_recomputes_activations(tiny_run, monkeypatch):
+    tiny = tiny_run()
+    reference = tiny.task(micro_batch=1)
+    expected = run(reference, 2)
+    real, calls = inner.summed_loss, []
+
+    def loss(module, batch, *how):
+        calls.append(module.model.layers[0].gradient_checkpointing)
+        if not calls[-1]:
+            raise torch.OutOfMemoryError("simulated")
+        return real(module, batch, *how)
+
+    monkeypatch.setattr(inner, "summed_loss", loss)
+    task = tiny.task(micro_batch=2)
+    assert run(task, 2) == expected
+    assert calls == [False, False] + [True] * 8
+    assert torch.equal(task.theta, reference.theta)
+
+
 def test_a_model_that_does_not_fit_is_the_devices_fault(tiny_run, monkeypatch):
     out_of_memory_above(0, monkeypatch)
     task = tiny_run().task()
