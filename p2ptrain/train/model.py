@@ -25,6 +25,7 @@ from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.imports import large_imports
 from p2ptrain.manifest import MAX_PARAMETERS
 from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.train.attention import use_fused_attention
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
         dtype="float32",
         attn_implementation="sdpa",
     )
+    use_fused_attention()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         module: PreTrainedModel = architecture(config)
