@@ -262,7 +262,7 @@ class SessionRecorder:
         path = self.checkpoints.save(tensors, {**self._state(), **numbers})
         self._saved = self.learner.changes
         self.notebook.note("saved", path=str(path))
-        return sum(tensor.nbytes for tensor in tensors.values())
+        return sum(part.nbytes for saved in tensors.values() for part in checkpoint.parts(saved))
 
     def conclude(self) -> None:
         """Save the last checkpoint, unless nothing changed since the previous one, and read its held-out loss.

@@ -193,7 +193,7 @@ def test_the_loss_of_what_the_final_gossip_left_is_told(
     disk = Disk(record, 0.0, monkeypatch)
     reads(monkeypatch, lambda: 2.5 - len(disk.kept), tokens=16)
     monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *_: None)
-    record.learner.state_dict = lambda: ({"slow": None}, {})  # type: ignore[method-assign, assignment, return-value]
+    record.learner.state_dict = lambda: ({"slow": ()}, {})  # type: ignore[method-assign, assignment, return-value]
     record.learner.ended = True
     record.training_ended()
     record.end()
