@@ -1,4 +1,4 @@
-"""Benchmarks: ``python -m bench`` prints a table of targets and measured values and writes them as JSON.
+"""Benchmarks: ``python -m bench`` prints and writes targets and measured values.
 
 ============  ============================================================================================
 goodput       payload of an exchange over p2pd against a bare stream in the same pattern
@@ -8,7 +8,7 @@ couple        swarm of two peers that ``trainer`` measures
 codecs        speed of encoding weights and of decoding differences
 peer          demo peer as a process: memory, seconds to its first step and first exchange, bytes
 directory     DHT traffic of presence records, from 8 to 10,000 peers
-card          speed and loss on a CUDA card
+card          speed and loss on a card
 table         figures as rows with target and measured value
 pictures      screenshots of the page in ``docs/images``
 page          cost of the page for the browser and for the server (chromium)

@@ -1,10 +1,10 @@
-"""Figures of a CUDA card: what fits, speed of training, cost of bf16 in loss, cost of gossip in speed.
+"""Figures of a card: what fits, speed of training, cost of 16 bits in loss, cost of gossip in speed.
 
     python -m bench.card [--json FILE]        some minutes, on a machine with a card
 
 placement  result and duration of ``train.autofit`` for each preset, and peak memory of a step
 speed      tokens a second of an inner step: as found, in fp32, and one sequence at a time
-learning   held-out loss after equal inner steps from equal weights, in bf16 and in fp32
+learning   held-out loss after equal inner steps from equal weights, in 16 bits and in fp32
 gossip     ``bench.trainer`` on the card: windows of training with and without exchanges
 codecs     encoding a snapshot on the card, beside copying it to the host and encoding it there, as peers do
 
@@ -34,7 +34,9 @@ from p2ptrain.codec import Codec
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest
-from p2ptrain.train.autofit import Placement, choose_device, place
+from p2ptrain.train import accelerator
+from p2ptrain.train.accelerator import choose_device, half_type
+from p2ptrain.train.autofit import Placement, place
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.model import flat_model
 
@@ -73,8 +75,9 @@ def _placement(described: Manifest, device: torch.device) -> dict[str, Any]:
     searched_s = time.perf_counter() - begin
     del model
     task = language_model_task(described, device, found)
-    torch.cuda.reset_peak_memory_stats(device)
+    accelerator.start_peak(device)
     task.inner_step(0.0)
+    peak = accelerator.peak_bytes(device)
     return {
         "parameters": len(task.theta),
         "computes_in": found.computes_in,
@@ -82,7 +85,7 @@ def _placement(described: Manifest, device: torch.device) -> dict[str, Any]:
         "micro_batch_after_a_step": task.micro_batch,
         "sequences_per_step": described.training.sequences_per_step,
         "searched_s": searched_s,
-        "peak_gb": torch.cuda.max_memory_allocated(device) / 1e9,
+        "peak_gb": None if peak is None else peak / 1e9,
     }
 
 
@@ -97,7 +100,7 @@ def _speeds(described: Manifest, device: torch.device) -> dict[str, float | None
     del model
     ways = {
         "as found": found,
-        "bf16": replace(found, autocast=torch.bfloat16),
+        "16 bits": replace(found, autocast=half_type(device)),
         "fp32": replace(found, autocast=None),  # the task halves what does not fit, in the warm-up
         "one sequence at a time": replace(found, micro_batch=1),
     }
@@ -111,7 +114,7 @@ def _tokens_per_s(described: Manifest, device: torch.device, how: Placement) -> 
         for _ in range(WARM_UPS + TIMED_STEPS):
             begin = time.perf_counter()
             task.inner_step(0.0)
-            torch.cuda.synchronize(device)  # the optimizer may still be running
+            accelerator.synchronize(device)  # the optimizer may still be running
             seconds.append(time.perf_counter() - begin)
     except DeviceError:
         return None
@@ -119,13 +122,13 @@ def _tokens_per_s(described: Manifest, device: torch.device, how: Placement) -> 
 
 
 def learning(device: torch.device) -> dict[str, Any]:
-    """Return by preset: held-out losses in fp32 and in bf16, a pair for each seed."""
+    """Return by preset: held-out losses in fp32 and in 16 bits, a pair for each seed."""
     return {
         name: {
             "steps": steps,
             "before": _loss_after(manifest(name), device, None, 0),
             "fp32": [_loss_after(manifest(name, seed), device, None, steps) for seed in SEEDS],
-            "bf16": [_loss_after(manifest(name, seed), device, torch.bfloat16, steps) for seed in SEEDS],
+            "16 bits": [_loss_after(manifest(name, seed), device, half_type(device), steps) for seed in SEEDS],
         }
         for name, steps in LEARNING_STEPS.items()
     }
@@ -215,7 +218,7 @@ def _placement_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
             each["computes_in"],
             fits,
             f"{each['searched_s']:.1f} s",
-            f"{each['peak_gb']:.1f} GB",
+            "not counted" if each["peak_gb"] is None else f"{each['peak_gb']:.1f} GB",
         ]
 
 
@@ -227,10 +230,10 @@ def _speed_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def _learning_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    yield ["preset", "inner steps", "held-out loss before", "in fp32", "in bf16", "pairs' differences"]
+    yield ["preset", "inner steps", "held-out loss before", "in fp32", "in 16 bits", "pairs' differences"]
     for name, each in found.items():
-        gaps = [low - high for low, high in zip(each["bf16"], each["fp32"], strict=True)]
-        losses = (_spread(each["fp32"]), _spread(each["bf16"]), _spread(gaps))
+        gaps = [low - high for low, high in zip(each["16 bits"], each["fp32"], strict=True)]
+        losses = (_spread(each["fp32"]), _spread(each["16 bits"]), _spread(gaps))
         yield [name, str(each["steps"]), f"{each['before']:.3f}", *losses]
 
 
@@ -261,12 +264,22 @@ def _codec_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
 
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="Measure only this; may be repeated.")
+@click.option("--device", "device_name", default="auto", show_default=True)
 @click.option("--json", "target", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/card.json"))
-def main(only: tuple[str, ...], target: Path) -> None:
-    """Measure the first card, print the figures as JSON and write them."""
-    device = choose_device("cuda")
-    properties = torch.cuda.get_device_properties(device)
-    card = {"name": properties.name, "memory_gb": properties.total_memory / 1e9, "cuda": torch.version.cuda}
+def main(only: tuple[str, ...], device_name: str, target: Path) -> None:
+    """Measure a card, print the figures as JSON and write them."""
+    device = choose_device(device_name)
+    if device.type == "cpu":
+        raise click.ClickException("Nothing to measure: no card of this machine computes (`p2ptrain doctor` says why).")
+    card = {
+        "name": accelerator.product_name(device),
+        "memory_gb": accelerator.total_bytes(device) / 1e9,
+        "half": str(half_type(device)).removeprefix("torch."),
+        "tf32": accelerator.has_tf32(device),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "xpu": torch.version.xpu,
+    }
     document: dict[str, Any] = {"environment": environment(), "card": card, "windows": _windows()}
     target.parent.mkdir(parents=True, exist_ok=True)
     for name in only or PARTS:

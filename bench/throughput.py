@@ -33,7 +33,9 @@ from bench.couple import language_model_task
 from bench.environment import environment
 from bench.plain import LlamaShape, PlainLlama, stepper
 from p2ptrain.manifest import Manifest, with_changes
-from p2ptrain.train.autofit import Placement, choose_device, place
+from p2ptrain.train import accelerator
+from p2ptrain.train.accelerator import choose_device
+from p2ptrain.train.autofit import Placement, place
 from p2ptrain.train.model import flat_model
 
 PRESETS = ("demo", "llama-15m", "llama-135m")
@@ -107,8 +109,7 @@ def serve(side: str, preset: str, device_name: str, threads: int, started: float
         began = time.perf_counter()
         for _ in range(count):
             step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        accelerator.synchronize(device)
         return time.perf_counter() - began
 
     made(1)
@@ -128,8 +129,8 @@ def tell(figures: Mapping[str, Any]) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    if (peak := accelerator.peak_bytes(device)) is not None:
+        return peak
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -196,9 +197,9 @@ def compare(preset: str, device: str, threads: int, sides: tuple[str, str]) -> d
 def mfu(preset: str, device_name: str, tokens_per_s: float) -> float | None:
     """Return the share of the card's peak; None on a CPU and on cards that ``PEAK_FLOPS`` does not name."""
     device = choose_device(device_name)
-    if device.type != "cuda":
+    if device.type == "cpu":
         return None
-    name = torch.cuda.get_device_name(device)
+    name = accelerator.product_name(device)
     run = described(preset, device)
     for part, peak in PEAK_FLOPS.items():
         if part in name:

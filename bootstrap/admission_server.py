@@ -113,7 +113,7 @@ class AdmissionServer:
         except FileNotFoundError:
             return InviteRegister(self._signed.run_id, identity.peer_id)
         except OSError as error:
-            raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+            raise HomeError(f"{path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
         except ValueError as error:
             raise HomeError(
                 f"{path} cannot be used: {error}.",

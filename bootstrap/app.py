@@ -5,6 +5,7 @@ Everything runs on one uvloop in the main thread. The home has::
     HOME/identity.key     the peer id in every join link; keep it
     HOME/join-link.txt    the last join link
     HOME/peers.json       addresses of peers, to find the swarm after a restart
+    HOME/finished.json    records of peers that trained to the run's end (bootstrap.finished_peers)
     HOME/start.json       options of earlier starts (p2ptrain.net.start_options)
     HOME/guests.json      register of used invites (bootstrap.admission_server)
     HOME/lock             held while the program runs
@@ -32,6 +33,7 @@ import uvloop
 
 from bootstrap import messages
 from bootstrap.admission_server import AdmissionServer
+from bootstrap.finished_peers import FinishedPeers
 from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
@@ -156,6 +158,7 @@ class EntryPoint:
         self._remember = remember
         self._view = SwarmView(signed)
         self._cache = PeerCache(options.home / "peers.json")
+        self._finished = FinishedPeers(options.home / "finished.json", say)
         self._rates = options.rates()
         self._admission: AdmissionServer | None = None
         if signed.manifest.admission.policy != "open":
@@ -241,7 +244,10 @@ class EntryPoint:
         self._view.join(*lines)
 
     async def _attend(self, node: Node) -> None:
-        tasks = [watch(node, self._signed.manifest.run.tokens_per_peer, self._cache, self._say, self._view)]
+        tasks = [
+            watch(node, self._signed.manifest.run.tokens_per_peer, self._cache, self._say, self._view),
+            self._finished.keep(node.directory),
+        ]
         if self._admission is not None:
             tasks.append(self._admission.watch(node))
         if self._options.page is not None:
@@ -376,4 +382,4 @@ def _write_link(path: Path, link: JoinLink) -> None:
     try:
         files.replace(path, f"{link}\n".encode())
     except OSError as error:
-        raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
+        raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error

@@ -7,11 +7,13 @@ from pathlib import Path
 import click
 
 from p2ptrain.base.imports import command_imports
+from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import UserPath
-from p2ptrain.manifest import JoinLink
+from p2ptrain.manifest import JoinLink, load_run
+from p2ptrain.net import address
 from p2ptrain.net.throttle import MBIT, MIN_RATE
 
-FILE = click.Path(dir_okay=False, path_type=UserPath)
+FILE = InputFile()
 MIN_MBIT, MAX_MBIT = MIN_RATE / MBIT, 1e6
 """Bounds of a cap in Mbit/s, equal to those of a peer's settings."""
 
@@ -73,6 +75,8 @@ def bootstrap(
     """
     if beside is not None:
         JoinLink.parse(beside)
+    address.check(listen, announce, ())  # before the import of large libraries
+    load_run(run)
     with command_imports():
         from bootstrap import app
 

@@ -324,6 +324,12 @@ class ForgingDirectory:
             self.forged = tuple(replace(own, peer=other.peer) for other in known if other.peer != own.peer)
         return known
 
+    async def keep_finished(self, presence: Presence) -> None:
+        await self.directory.keep_finished(presence)
+
+    async def finished(self) -> list[Presence]:
+        return await self.directory.finished()
+
 
 @click.command()
 @click.argument("lie", type=click.Choice(LIES))

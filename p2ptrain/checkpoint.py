@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -144,7 +145,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             raise HomeError(
                 f"{directory} cannot be written: {plainly(error)}.",
-                f"{files.remedy(error)} Earlier checkpoints are unchanged.",
+                f"{files.remedy(error, '')} Earlier checkpoints are unchanged.",
             ) from error
         self.digest = digest
         return target
@@ -189,8 +190,8 @@ def _look(directory: Path) -> tuple[Found, set[int]]:
     except OSError as error:
         raise HomeError(
             f"{path} cannot be read: {plainly(error)}; nothing was changed.",
-            "Check its permissions and its disk, then start again. If it is lost, move it away: training then resumes "
-            "from an earlier checkpoint or the swarm's weights.",
+            f"{files.remedy(error, '')} Then start again. If it is lost, move it away: training then resumes from an "
+            "earlier checkpoint or the swarm's weights.",
         ) from error
     return Found(None, tuple(passed_over)), set(there)
 
@@ -333,6 +334,13 @@ def plainly(error: Exception) -> str:
     """Describe for people why something could not be read or written."""
     if isinstance(error, KeyError | TypeError):
         return f"its state file is damaged ({error})"
-    if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error):
-        return "the disk is full"  # safetensors (Rust) passes the number on as text
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+    cause = system_error(error)
+    return "the disk is full" if cause.errno == errno.ENOSPC else cause.strerror or str(error)
+
+
+def system_error(error: Exception) -> OSError:
+    """Return the error of the operating system that an error of safetensors (Rust) tells as text."""
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\bos error (\d+)\b", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))

@@ -6,6 +6,7 @@ Commands that train or use the network live in ``peer`` and ``bootstrap`` and ar
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -20,14 +21,18 @@ import click
 import p2ptrain
 from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
-from p2ptrain.base.errors import UserError
+from p2ptrain.base.errors import ClosedPipeError, UserError
 from p2ptrain.base.telemetry import strict_output
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
+CPU_FALLBACKS = ("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_ENABLE_XPU_FALLBACK")
+"""Variables of torch for operations that a card's backend lacks. torch reads them when it is imported."""
+
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
+EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE: the status in a shell of cat or git in the same case.
 
 
 FILE = click.Path(path_type=UserPath)
@@ -81,6 +86,16 @@ class LazyGroup(click.Group):
             raise TypeError(f"{lazy.module}.{lazy.attribute} is not a click command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            nearest = difflib.get_close_matches(args[0], known, n=1)  # click looks only at commands that are loaded
+            hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = [(name, command.get_short_help_str(limit=100)) for name, command in self.commands.items()]
         with formatter.section("Commands"):
@@ -117,6 +132,8 @@ def init(
     from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, name_change, parameter_count
 
     check_free(run)
+    if corpus is None and text_field != "text":
+        raise UserError(f"--text-field {text_field} names a column of no file.", "Name the file, too, with --corpus.")
     if corpus is None and tokenizer is None:
         manifest = create_run(run, preset or "demo", name_change(run, name))
         size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"
@@ -193,25 +210,36 @@ def prepare_threads(environment: MutableMapping[str, str]) -> None:
     cgroups.limit_threads(environment)
 
 
+def prepare_fallbacks(environment: MutableMapping[str, str]) -> None:
+    """Let torch compute on the CPU what a card's backend lacks, unless the owner has decided otherwise."""
+    for name in CPU_FALLBACKS:
+        environment.setdefault(name, "1")
+
+
 def run_command(command: click.Command, arguments: list[str] | None = None, name: str | None = None) -> NoReturn:
     """Run a click command as a process: the error boundary of every entry point.
 
     An integer that the command returns becomes the exit status. A UserError, including a failed write to standard
-    output, prints its problem and remedy and exits with 2; Ctrl+C exits with 130; a bug keeps its traceback.
+    output, prints its problem and remedy and exits with 2; a closed pipe prints nothing and exits with 141; Ctrl+C
+    exits with 130; a bug keeps its traceback.
     """
     try:
         fault = platform_fault(sys.version_info[:2], sys.platform)
         if fault is not None:
             raise fault
         prepare_threads(os.environ)  # before torch is imported
+        prepare_fallbacks(os.environ)
         with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
+    except ClosedPipeError:
+        sys.exit(EXIT_CLOSED_PIPE)
     except UserError as error:
         with suppress(OSError):  # standard error is closed too
             click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
         sys.exit(EXIT_USER_ERROR)
     except click.ClickException as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(EXIT_INTERRUPTED)

@@ -138,6 +138,12 @@ class Directory(Protocol):
         Raises NetworkError if no peer could be asked.
         """
 
+    async def keep_finished(self, presence: Presence) -> None:
+        """Keep the record of a peer that trained to the run's end for those who come late. Raises NetworkError."""
+
+    async def finished(self) -> list[Presence]:
+        """Return kept records with valid signatures, which are too old for a lookup. Raises NetworkError."""
+
 
 class Notebook(Protocol):
     """Receiver of notes: terminal lines, the JSONL log and counters derive from it."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
 from p2ptrain.admission.author import ACCESS_LIST_FILE, author_of, load_access_list
+from p2ptrain.base import files
 from p2ptrain.base.backoff import backoff
 from p2ptrain.base.clock import CLOCK_SKEW_S, steady
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
@@ -244,4 +245,4 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        raise HomeError(f"{path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error

@@ -17,7 +17,7 @@ import torch
 
 from p2ptrain.base import cgroups
 from p2ptrain.base.clock import steady
-from p2ptrain.base.errors import HomeError, NetworkError
+from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
@@ -44,14 +44,14 @@ from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.train.autofit import card_name, choose_device
+from p2ptrain.train.accelerator import card_name, choose_device
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
 from peer.contributions import Contributions
 from peer.file_fetch import Source, ask_for_file, local_file
-from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
+from peer.home import AddressBook, Addresses, Home, home_for
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
 from peer.network import Connection
@@ -64,6 +64,7 @@ from peer.paths import PathNotebook, Paths
 from peer.screen import Screen
 from peer.session_recorder import SAVE_PERIOD_S, SessionRecorder
 from peer.sharing import Sharing
+from peer.space import check_space
 from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
@@ -80,7 +81,7 @@ WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironmen
 
 def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
     """Run a peer until the run ends or the owner stops it; ``wrap`` is for the lab's adversaries. Raises UserError."""
-    home = _home(options)
+    home = home_for(options.link, options.home)
     cgroups.check_pids()
     with (
         home.locked(),
@@ -115,10 +116,12 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             network = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
                 assert network is not None
-                assert options.link is not None  # _home checked it
+                assert options.link is not None  # home_for checked it
                 connection = network.connection
                 signed = network.thread.call(ask_for_manifest(options.link, lambda: connection.node, log))
                 home.save_manifest(signed)
+            for warning in check_space(home.path, signed.manifest, cache_directory()):
+                log.note("little space", why=warning)
             check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
             start.save(remembered, settings)
             admission = None
@@ -131,6 +134,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
             session.record.is_stopping = signals.stop.is_set
+            session.record.is_terminated = lambda: stopping.is_terminated
             stopping.let_finish(session.record.learner.inbox.wake)
             try:
                 if network is None or admission is None:
@@ -145,7 +149,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
             if session.record.learner.step:  # before the first outer step, export would write untrained weights
-                log.note("to export", command=command_line("p2ptrain", "export", place, f"model-of-{place.name}"))
+                log.note("to export", command=home.export_command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +164,6 @@ class NetworkStack:
 
 
 # --- before training --------------------------------------------------------------------------------------------------
-
-
-def _home(options: PeerOptions) -> Home:
-    if options.home is not None:
-        home = Home(options.home)
-    elif options.link is not None:
-        home = Home(default_home(options.link.run_id))
-    else:
-        raise HomeError("Neither a join link nor a home is given.", "Give the link, or the home of a peer with --home.")
-    check_no_other(home.path)
-    if options.link is None and home.load_manifest(None) is None:
-        raise HomeError(f"There is no peer in {home.path} yet.", "Give a join link.")
-    return home
 
 
 def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
@@ -200,7 +191,7 @@ def _connect(
     if options.link is not None:
         run = options.link.run_id
     else:
-        assert signed is not None  # _home checked it
+        assert signed is not None  # home_for checked it
         run = signed.run_id
     last = home.load_addresses()
     bootstraps = options.link.addresses if options.link else last.joined_by

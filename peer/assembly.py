@@ -24,7 +24,7 @@ from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import Clock, Notebook
-from p2ptrain.swarm import Peer
+from p2ptrain.swarm import Counters, Peer
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
 from p2ptrain.train.evaluate import HeldOutLoss, HeldOutText
@@ -110,7 +110,7 @@ def build(
         held_out=HeldOutText(model.module, corpus, TRIED_TOKENS, placement.autocast, TRIED_PATIENCE_S),
     )
     checkpoints = Checkpoints(home.checkpoints)
-    first_loss = _resume(checkpoints, learner, signed, log)
+    first_loss, earlier = _resume(checkpoints, learner, signed, log)
     rules = swarm_rules(
         signed.run_id,
         manifest.outer,
@@ -137,6 +137,7 @@ def build(
         last_exchanges_s=SEARCH_PATIENCE_S + rules.final_gossip_s if rules.exchanges else 0.0,
         notebook=log,
         first_loss=first_loss,
+        earlier=earlier,
         sampler=_sampler(task, corpus.tokenizer),
     )
     return TrainingSession(new_core, record)
@@ -179,8 +180,10 @@ def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]
     return lambda: generate_text(task.model.module, tokenizer, "", SAMPLE_TOKENS, Sampling()) if next(turns) else ""
 
 
-def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, log: EventLog) -> HeldOutLoss | None:
-    """Load the newest whole checkpoint, if any; return the held-out loss at the start of this peer's first session.
+def _resume(
+    checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, log: EventLog
+) -> tuple[HeldOutLoss | None, Counters]:
+    """Load the newest whole checkpoint, if any; return the first session's first held-out loss, and the counters.
 
     Raises HomeError or ManifestError if the checkpoint is from another run or another model.
     """
@@ -188,7 +191,7 @@ def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, 
     for torn in found.passed_over:
         log.note("torn checkpoint", path=str(torn.path), why=torn.reason)
     if found.checkpoint is None:
-        return None
+        return None, Counters()
     state = found.checkpoint.state
     if state.get("run") != signed.run_id:
         raise HomeError(
@@ -198,9 +201,10 @@ def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, 
         learner.load_state_dict(found.checkpoint.tensors, state)
         first_loss = state["val_loss_first"]
         first_tokens = int(state.get("val_loss_first_tokens") or 0)
+        earlier = Counters.of(state.get("counters", {}))
     except (KeyError, ValueError) as error:
         raise ManifestError(
             f"The checkpoint {found.checkpoint.path} does not fit this run's model: {error}.", "Move it away."
         ) from error
     log.note("resumed", step=learner.step, progress=learner.progress)
-    return None if first_loss is None else HeldOutLoss(float(first_loss), first_tokens, 0)
+    return None if first_loss is None else HeldOutLoss(float(first_loss), first_tokens, 0), earlier

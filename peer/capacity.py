@@ -13,6 +13,7 @@ from p2ptrain.base import cgroups
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import SETTINGS_FILE, Manifest, parameter_count
 from p2ptrain.recipes import RECIPES
+from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
 
 HOST_BYTES = 28
@@ -23,19 +24,17 @@ SHOWN_BYTES = 8
 """Additional bytes per parameter if partners get the fast weights: the current copy, and the next one in the making."""
 
 CPU_BYTES = 12
-"""Additional bytes per parameter on the CPU: gradients and AdamW's two moments. Activations come on top."""
+"""Additional bytes per parameter on the CPU and on chips that share its memory: gradients and AdamW's two moments.
+Activations come on top."""
 
 BASE_BYTES = 500_000_000
 """Host memory in bytes of Python and torch without a model: 0.6 GB for the demo's peer (our measurement)."""
-
-_ALLOCATOR = "DefaultCPUAllocator"
-"""Marker in torch's plain RuntimeError when host memory is exhausted."""
 
 
 def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int | None = None) -> None:
     """Raise DeviceError if the model cannot fit ``installed_bytes``, or by default what this process may use."""
     parameters, needed = parameter_count(manifest.model), _state_bytes(manifest, device)
-    if device.type == "cpu":
+    if shares_host_memory(device):
         training = manifest.training
         needed += cpu_micro_batch(manifest.model, training) * cpu_sequence_bytes(manifest.model, training)
     there = installed_memory() if installed_bytes is None else installed_bytes
@@ -53,7 +52,7 @@ def activation_bytes(manifest: Manifest, device: torch.device, allowed_bytes: fl
     Raises DeviceError if the model needs more, with one sequence at once.
     """
     fixed = BASE_BYTES + _state_bytes(manifest, device)
-    one = cpu_sequence_bytes(manifest.model, manifest.training) if device.type == "cpu" else 0
+    one = cpu_sequence_bytes(manifest.model, manifest.training) if shares_host_memory(device) else 0
     if fixed + one > allowed_bytes:
         raise DeviceError(
             f"The run's model needs at least {(fixed + one) / 1e9:.1f} GB of memory with Python and torch, but "
@@ -66,7 +65,7 @@ def activation_bytes(manifest: Manifest, device: torch.device, allowed_bytes: fl
 def _state_bytes(manifest: Manifest, device: torch.device) -> int:
     """Return the host memory of weights, momentum and moments in bytes."""
     shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
-    each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if device.type == "cpu" else 0)
+    each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if shares_host_memory(device) else 0)
     return parameter_count(manifest.model) * each
 
 
@@ -81,7 +80,7 @@ def explained(device: torch.device) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and _ALLOCATOR not in str(error):
+        if not is_out_of_memory(error):
             raise
         raise DeviceError(
             f"The run's model does not fit the free memory of {device}.",

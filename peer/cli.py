@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from p2ptrain.base import files
+from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
@@ -34,7 +36,7 @@ TOKENIZER = click.option(
     type=click.Path(file_okay=False, path_type=UserPath),
     help="Home directory of this peer. [~/.p2ptrain/RUN]",
 )
-@click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
+@click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
@@ -75,7 +77,12 @@ def peer(
     Without LINK, continue the run of --home. Ctrl+C saves and leaves the swarm; the next start resumes from there. The
     home remembers the options: `p2ptrain peer --home HOME` starts the peer with them again.
     """
+    from p2ptrain.net import address
+    from peer.home import home_for
+
     parsed = JoinLink.parse(link) if link is not None else None
+    address.check(listen, announce, ())  # before the import of large libraries
+    home_for(parsed, home)
     with command_imports():
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
         from peer.app import run_peer
@@ -131,7 +138,7 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     try:
         run = is_a_run(place)
     except OSError as error:
-        raise HomeError(f"{place} cannot be read: {error.strerror}.", "Check its permissions.") from None
+        raise HomeError(f"{place} cannot be read: {error.strerror}.", files.remedy(error, "")) from None
     if run:
         _invite_guests(place, expires, uses, link, has_terms)
     else:
@@ -271,13 +278,15 @@ def _print_access_list(run: Path, access_list: AccessList) -> None:
 @TOKENIZER
 def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     """Write the newest checkpoint in HOME to the directory OUT, for AutoModelForCausalLM.from_pretrained(OUT)."""
+    from peer.home import Home
     from peer.screen import ActivityLine
 
+    Home(home).check_trained()  # before the import of large libraries
+    files.check_vacant(out)
     with ActivityLine() as line:
         line.tell("loading torch and transformers")
         with command_imports():
             from peer import exporting
-            from peer.home import Home
 
         exported = exporting.export(Home(home), out, tokenizer, line.tell)
     if exported.held_out_loss is None:
@@ -299,9 +308,11 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
 @TOKENIZER
 def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
     """Continue TEXT with the newest checkpoint in HOME."""
+    from peer.home import Home
+
+    Home(home).check_trained()  # before the import of large libraries
     with command_imports():
         from p2ptrain.train.generate import Sampling, generate_text
-        from peer.home import Home
         from peer.model import load_model
 
     model, loaded_tokenizer = load_model(Home(home), tokenizer)

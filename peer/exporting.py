@@ -101,12 +101,7 @@ def export(
 
     Raises UserError, and leaves nothing at ``target``, if the files cannot be written or load as something else.
     """
-    try:
-        is_taken = files.exists(target) and any(target.iterdir() if target.is_dir() else [target])
-    except OSError as error:
-        raise _unwritable(target, error) from error
-    if is_taken:
-        raise UserError(f"{target} exists and is not empty.", "Choose another directory for the export.")
+    files.check_vacant(target)
     try:
         with _whole(target) as folder:
             exported, expected = _write(home, folder, tokenizer_file, tell)
@@ -318,6 +313,5 @@ def _whole(target: Path) -> Iterator[Path]:
 
 
 def _unwritable(target: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another directory, or free some space."
-    )
+    remedy = files.remedy(checkpoint.system_error(error))
+    return UserError(f"{target} cannot be written: {checkpoint.plainly(error)}.", remedy)

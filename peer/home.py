@@ -10,7 +10,7 @@
     HOME/events.jsonl        the event log, one JSON line per note
     HOME/checkpoints/        the last two checkpoints
     HOME/trained/            the weights when training ended, before the final gossip
-    HOME/summary.json        the figures of the last session
+    HOME/summary.json        the figures of the run (peer.session_recorder)
     HOME/settings.toml       what the owner allows (peer.owner.settings)
     HOME/files/              files that the run names by digest (p2ptrain.data.file_store)
     HOME/start.json          options of earlier starts (peer.start_options)
@@ -39,8 +39,9 @@ from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.ids import RunId
+from p2ptrain.base.text import command_line
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore
-from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManifest, genuine_run
+from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, JoinLink, SignedManifest, genuine_run
 
 
 def is_a_run(path: Path) -> bool:
@@ -81,6 +82,12 @@ class Home:
         self.contributions = path / "contributions.jsonl"
         self.files = FileStore(path / FILES_FOLDER)
 
+    @property
+    def export_command(self) -> str:
+        """Command with which the owner gets the model."""
+        place = self.path.absolute()
+        return command_line("p2ptrain", "export", place, f"model-of-{place.name}")
+
     def locked(self) -> AbstractContextManager[None]:
         """Create the home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
         return files.locked(self.path)
@@ -107,7 +114,7 @@ class Home:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise HomeError(f"{self.manifest} cannot be read: {error.strerror}.", "Check its permissions.") from error
+            raise HomeError(f"{self.manifest} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
         try:
             signed = SignedManifest.from_bytes(raw)
         except ManifestError as error:
@@ -123,6 +130,26 @@ class Home:
 
     def save_manifest(self, signed: SignedManifest) -> None:
         self.write(self.manifest, signed.to_bytes())
+
+    def check_trained(self) -> None:
+        """Raise HomeError unless a peer has saved here. Looks into no checkpoint."""
+        try:
+            is_saved = files.is_dir(self.checkpoints) and any(self.checkpoints.iterdir())
+        except OSError as error:
+            raise files.unusable(self.path, error) from error
+        if not is_saved:
+            check_no_other(self.path)
+            raise self.untrained()
+
+    def untrained(self) -> HomeError:
+        """Return the error of a home without a checkpoint."""
+        if not self.path.is_dir():
+            return HomeError(f"There is no directory {self.path}.", "Name the home of a peer that has trained.")
+        return HomeError(
+            f"There is no checkpoint in {self.path}.",
+            "Name the home of a peer that has trained; a running peer saves every two minutes (a large model less "
+            "often) and when it stops.",
+        )
 
     def load_addresses(self) -> Addresses:
         """Return the saved addresses; empty if there are none or the file is damaged."""
@@ -146,7 +173,7 @@ class Home:
         try:
             files.replace(path, data, lasting=lasting)
         except OSError as error:
-            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
+            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +211,20 @@ class AddressBook:
         if self._written is not None and current != self._written:  # until then ``begin`` will write them
             self._home.save_addresses(current, lasting=False)
             self._written = current
+
+
+def home_for(link: JoinLink | None, path: Path | None) -> Home:
+    """Return the home of the peer that a command names by a link, a path or both. Raises HomeError if there is none."""
+    if path is not None:
+        home = Home(path)
+    elif link is not None:
+        home = Home(default_home(link.run_id))
+    else:
+        raise HomeError("Neither a join link nor a home is given.", "Give the link, or the home of a peer with --home.")
+    check_no_other(home.path)
+    if link is None and home.load_manifest(None) is None:
+        raise HomeError(f"There is no peer in {home.path} yet.", "Give a join link.")
+    return home
 
 
 def default_home(run: RunId) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, RemoteError
 from p2ptrain.receipts import Receipt, Total, from_json, to_json, total
-from peer.home import Home
+from peer.home import Home, check_no_other
 from peer.messages import size
 
 MAX_LEDGER_BYTES = 64 << 20
@@ -50,7 +50,7 @@ class Ledger:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+                raise HomeError(f"{path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
 
 
 def _parsed(line: str) -> Receipt | None:
@@ -65,6 +65,7 @@ def proved(home: Home, path: Path | None = None) -> Total:
 
     All must belong to one peer, which the first receipt names.
     """
+    check_no_other(home.path)
     signed = home.load_manifest(None)
     if signed is None:
         raise HomeError(f"There is no peer in {home.path} yet.", "Name the home of a peer that has joined a run.")

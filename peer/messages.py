@@ -11,6 +11,8 @@ from p2ptrain.base.ids import short
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 from p2ptrain.net.p2pd.error_text import short_reason
 
+PARTS = " · "
+"""Separator of the parts of a progress line."""
 _PLACES = re.compile(
     r"'[/~][^']*'"  # quoted, since it has spaces
     r"|(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
@@ -99,7 +101,7 @@ def _forward(fields: Mapping[str, Any]) -> str:
 
 
 def _progress(fields: Mapping[str, Any]) -> str:
-    """Describe progress, the most important first, as a narrow terminal cuts the rest."""
+    """Describe progress, the most important first, as a narrow terminal leaves out the rest."""
     fraction, speed = fields["fraction"], fields["tokens_per_s"]
     parts = [f"{100 * fraction:.0f} %"]
     if 0 < fraction < 1 and speed > 0:
@@ -107,14 +109,13 @@ def _progress(fields: Mapping[str, Any]) -> str:
     if "loss" in fields:  # none before the first outer step
         parts.append(f"loss {fields['loss']:.3f}")
     peers = fields["peers"]
+    parts += [f"{peers:,} other peer{'s' if peers != 1 else ''}", f"{fields['exchanges_ok']:,} exchanges"]
     if speed > 0:  # none before two inner steps
         parts.append(f"{speed:,.0f} tokens/s")
-    parts += [
-        f"{peers:,} other peer{'s' if peers != 1 else ''}",
-        f"step {fields['step']:,}",
-        f"{fields['exchanges_ok']:,} exchanges",
-    ]
-    return "[train] " + " · ".join(parts)
+    parts.append(f"step {fields['step']:,}")
+    if "unsaved_s" in fields:
+        parts.insert(0, f"NOT saved for {duration(fields['unsaved_s'])}")
+    return "[train] " + PARTS.join(parts)
 
 
 def lowest_loss(fields: Mapping[str, Any]) -> str:
@@ -171,8 +172,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[join] the run is over: this peer has the final weights of {_peer(f)}, and nothing is left to train"
     ),
     "ended before": lambda f: (
-        f"[join] this run seems to be over: {_why(f)}, and nobody is left to give its weights. This peer trains alone; "
-        "Ctrl+C stops it"
+        f"[join] this run seems to be over: {_why(f)}, and nobody is left to give its weights. This peer begins anew, "
+        "alone or with other latecomers. For the trained model, ask those who took part; Ctrl+C stops this peer"
     ),
     "took weights": _took_weights,
     "unconfirmed": lambda f: f"[join] no other peer confirmed the weights of {_peer(f)}: {_why(f)}",
@@ -234,10 +235,11 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "to export": lambda f: f"[train] to use the model with transformers: {f['command']}",
     "reading": lambda f: f"[train] reading the held-out text: {f['read']:,} of {f['wanted']:,} tokens",
     "saved": lambda f: f"[save] saved {UserPath(f['path'])}",
+    "little space": lambda f: f"[save] warning: {f['why']}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
         f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "
-        f"{duration(f['seconds'])}. Free some space; a second Ctrl+C stops at once without saving"
+        f"{duration(f['seconds'])}. {f['remedy']} A second Ctrl+C stops at once without saving"
     ),
     "discarded": lambda f: f"[train] inner phase {f['step']:,} discarded: {_why(f)}",
     "stopping": lambda f: (

@@ -31,11 +31,7 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
             "Start its peer again; it downloads the swarm's weights and saves them while it trains and when it stops.",
         )
     if signed is None or found.checkpoint is None:
-        raise HomeError(
-            f"There is no checkpoint in {home.path}.",
-            "Name the home of a peer that has trained; a running peer saves every two minutes (a large model less "
-            "often) and when it stops.",
-        )
+        raise home.untrained()
     model = model_of(signed, found.checkpoint.tensors["slow"])
     spec = signed.manifest.tokenizer
     return model, load_tokenizer(spec, tokenizer_file or stored_tokenizer(home, spec))

@@ -204,6 +204,12 @@ class Connection:
     async def lookup(self) -> list[Presence]:
         return await self.node.directory.lookup()
 
+    async def keep_finished(self, presence: Presence) -> None:
+        await self.node.directory.keep_finished(presence)
+
+    async def finished(self) -> list[Presence]:
+        return await self.node.directory.finished()
+
     async def _moved(self) -> None:
         """Announce changed addresses at once, not only with the next announcement."""
         self._save_addresses()

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from p2ptrain.base.errors import JoinLinkError
-from p2ptrain.base.text import UserPath
+from p2ptrain.base.input_file import InputFile
+from p2ptrain.base.text import UserPath, command_line
 from p2ptrain.manifest import JoinLink
 
-FILE = click.Path(dir_okay=False, path_type=UserPath)
+FILE = InputFile()
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=UserPath))
 
 
@@ -23,6 +24,9 @@ def _joined(context: click.Context, _: click.Parameter, words: Sequence[str]) ->
     text = " ".join(words)
     if options := re.findall(r"(?<=\s)--[a-z][\w-]*", text):
         raise click.UsageError(f"Give {', '.join(options)} after the link, outside of its quotes.", context)
+    if len(words) == 1 and UserPath(text).is_dir():
+        command = command_line(*context.command_path.split(), "--home", text)
+        raise JoinLinkError(f"{UserPath(text)} is a directory, and no join link.", f"If it is a peer's home: {command}")
     with contextlib.suppress(JoinLinkError):  # the command reports it
         if len(words) > 1 and not "".join(words).endswith(str(JoinLink.parse(text))):
             raise click.UsageError(f"Got unexpected words after the link: {text}", context)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from p2ptrain.net.driver import Driver, DriverEnvironment
@@ -121,7 +121,7 @@ class Participation:
     def counters(self) -> Counters:
         """Return the counters since the start, summed over all cores."""
         core = self._core
-        return self._past if core is None else _sum(self._past, core.counters)
+        return self._past if core is None else self._past + core.counters
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode, from the owner's thread."""
@@ -183,7 +183,7 @@ class Participation:
                 if not self._is_recalled or self._leaving or self._is_over:
                     return why  # the core stays, for its state and counters
             self._driver = self._core = None
-            self._past = _sum(self._past, core.counters)
+            self._past = self._past + core.counters
             await self._wait_until_applied()
 
     def live_records(self, now: float) -> list[Presence]:
@@ -236,7 +236,3 @@ class Participation:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(what)
-
-
-def _sum(one: Counters, other: Counters) -> Counters:
-    return Counters(*(getattr(one, each.name) + getattr(other, each.name) for each in fields(Counters)))

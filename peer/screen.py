@@ -12,14 +12,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import MISFIT
 from p2ptrain.ports import Clock
-from peer.messages import line, lowest_loss
+from peer.messages import PARTS, line, lowest_loss
 
 PLAIN_PROGRESS_S = 60.0
 """Seconds between two progress lines without a terminal, to keep logs readable."""
@@ -29,6 +30,12 @@ REPEAT_S = 600.0
 """Seconds until the same news is shown again. Guess: how often owners want to read that a failure lasts."""
 MAX_REMEMBERED = 1024
 """News whose last time is remembered. Guess: count the failing partners of a peer in a large swarm."""
+
+FAILURES = 3
+"""Failed exchanges in a row from which on a failure is news. Partners that come and go break off exchanges all the
+time; a computer that cannot exchange at all fails from the start. Guess: failures in a row of healthy peers."""
+DIAL_BACKOFF = "dial backoff"
+"""Part of p2pd's reason not to dial yet, which is no reason for a failure."""
 
 ROUTINE = frozenset({"exchanged", "skipped", "gave weights", "held out"})
 """Kinds that are no news, except the first exchange."""
@@ -51,7 +58,7 @@ class StatusLine:
     def __init__(self, console: Console, text: str = "") -> None:
         self._console = console
         self._has_status = console.is_terminal and not console.is_dumb_terminal
-        self._live = Live(_status(text), console=console, auto_refresh=False, transient=True)
+        self._live = Live(_Status(text), console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
         if self._has_status:
@@ -63,7 +70,7 @@ class StatusLine:
             self._live.stop()
 
     def _renew(self, text: str) -> None:
-        self._live.update(_status(text), refresh=True)
+        self._live.update(_Status(text), refresh=True)
 
 
 class ActivityLine(StatusLine):
@@ -92,6 +99,8 @@ class News:
         self._clock = clock
         self._lock = threading.Lock()
         self._is_ending = False
+        self._failures = 0
+        """Failed exchanges since the last one that succeeded."""
         self._shown_at: BoundedDict[tuple[str, ...], float] = BoundedDict(MAX_REMEMBERED)
 
     def is_news(self, kind: str, fields: Mapping[str, Any]) -> bool:
@@ -100,10 +109,15 @@ class News:
         if kind == "saved" and self._is_ending:
             return True
         if kind == "exchanged":
+            self._failures = 0
             return self.is_due(float("inf"), kind)
         peer, place, why = (str(fields.get(name, "")) for name in ("peer", "where", "why"))
-        if kind in ROUTINE or (kind == "failed" and why == MISFIT):
+        if kind in ROUTINE:
             return False
+        if kind == "failed":
+            self._failures += why != MISFIT
+            if self._failures < FAILURES or why == MISFIT or DIAL_BACKOFF in why:
+                return False
         if kind in ONCE_FOR_EACH_PEER:
             return self.is_due(REPEAT_S, kind, peer)
         return kind not in ONCE_FOR_EACH_REASON or self.is_due(REPEAT_S, kind, peer, place, why)
@@ -158,6 +172,14 @@ class Screen(StatusLine):
         return is_lower and self._news.is_due(REPEAT_S, "lowest loss") and not is_first
 
 
-def _status(text: str) -> Text:
-    """Return a line that is cut at the terminal's width, whatever that is when it is drawn."""
-    return Text(text, no_wrap=True, overflow="ellipsis")
+class _Status:
+    """A line without the last parts that do not fit, so that no number is cut, at the terminal's width when drawn."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts = self._text.split(PARTS)
+        while len(parts) > 1 and cell_len(PARTS.join(parts)) > options.max_width:
+            parts.pop()
+        yield Text(PARTS.join(parts), no_wrap=True, overflow="ellipsis")

@@ -34,7 +34,8 @@ from peer.home import Home, check_no_other
 from peer.options import HOME
 
 STOP_S = 330
-"""Seconds in which the service may save and leave: ``session_recorder.LAST_PATIENCE_S`` for a full disk, and 30 s."""
+"""Seconds in which the service may save and leave: 300 s for a checkpoint of 2.7 GB (llama-135m) on a memory card that
+writes 10 MB/s, and 30 s."""
 RESTART_S, BURST, BURST_S = 30, 5, 600
 """Seconds before a restart after a failure; most starts in ``BURST_S`` seconds, then systemd gives up. Guess: how often
 volunteers' peers crash, and how long missing disks and networks take at boot."""
@@ -42,7 +43,18 @@ NICE = 5
 """Priority below that of the owner's programs (nice(2)). Guess: the slowdown that owners notice."""
 COMMAND_S = 30.0
 """Timeout of a command of the service manager that does not stop the peer."""
-CARRIED = ("XDG_CACHE_HOME", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "TMPDIR")
+CARRIED = (
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "TMPDIR",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR",
+    "ZE_AFFINITY_MASK",
+)
 """Environment variables that the service keeps; none holds a secret, because others may read the file."""
 UNUSABLE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")
 """Characters that files of service managers cannot hold; surrogates stand for bytes that are not UTF-8 (PEP 383)."""
@@ -314,7 +326,7 @@ def install(home: Path) -> None:
         manager.path.parent.mkdir(parents=True, exist_ok=True)
         files.replace(manager.path, manager.text())
     except OSError as error:
-        raise UserError(f"{manager.path} cannot be written: {error.strerror}.", "Check its permissions.") from error
+        raise UserError(f"{manager.path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error
     try:
         lines = manager.start()
     except UserError:
@@ -346,7 +358,7 @@ def uninstall(home: Path) -> None:
     try:
         manager.path.unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{manager.path} cannot be removed: {error.strerror}.", "Remove it yourself.") from error
+        raise UserError(f"{manager.path} cannot be removed: {error.strerror}.", files.remedy(error, "")) from error
     manager.forget()
     click.echo(f"Removed {manager.path}. By hand: {command_line('p2ptrain', 'peer', '--home', home.absolute())}")
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -64,6 +64,9 @@ space."""
 LAST_PATIENCE_S = 300.0
 """Seconds for which saving is retried, so that an owner can free some space. Guess: how long owners take to notice and
 do so."""
+TERMINATED_PATIENCE_S = 20.0
+"""Seconds for which saving is retried after SIGTERM or SIGHUP. A program may just free the disk, but no owner may read,
+and a system that shuts down waits 90 s (systemd's DefaultTimeoutStopSec)."""
 
 STEPS_REMEMBERED = 1000
 """Inner steps whose durations are kept; the longest stall is reported in units of their median. Guess: how fast the
@@ -87,6 +90,9 @@ class SessionRecorder:
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
     counters: Callable[[], Counters] = Counters
+    """Returns the counters of this session."""
+    earlier: Counters = field(default_factory=Counters)
+    """Counters of earlier sessions until the checkpoint that was loaded."""
     sampler: Callable[[], str] | None = None
     """Returns a sample text of the model; empty: none at this look."""
     is_watched: Callable[[], bool] = lambda: False
@@ -97,6 +103,8 @@ class SessionRecorder:
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
+    is_terminated: Callable[[], bool] = lambda: False
+    """Whether a signal other than Ctrl+C stopped the peer."""
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
@@ -112,6 +120,9 @@ class SessionRecorder:
     _next_save: float = 0.0
     _saved: int | None = None
     """``learner.changes`` at the last save of this session."""
+    _unsaved_since: float | None = None
+    """Time of the last save, or of the start, if saving has failed since."""
+    _saved_at: float = 0.0
     _read: int | None = None
     """``learner.changes`` at ``last_loss``."""
     _concluded: int | None = None
@@ -135,7 +146,7 @@ class SessionRecorder:
             self.last_loss.value
         ):  # goes into checkpoints, and JSON has no NaN
             self.first_loss = self.last_loss
-        self._started_at = time.monotonic()
+        self._started_at = self._saved_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
         self._next_save, self._next_look = self._started_at + SAVE_PERIOD_S, self._started_at + LOOK_PERIOD_S
         self.notebook.note(
@@ -175,7 +186,8 @@ class SessionRecorder:
             learning_rate=self.task.learning_rate,
             tokens_per_s=self.throughput.tokens_per_s,
             peers=self.live_peers(),
-            exchanges_ok=self.counters().exchanges_ok,
+            exchanges_ok=self.counted().exchanges_ok,
+            **({"unsaved_s": now - since} if (since := self._unsaved_since) is not None else {}),
         )
 
     def held(self, is_held: bool) -> None:
@@ -237,6 +249,7 @@ class SessionRecorder:
         try:
             written = self.save()
         except HomeError as error:
+            self._unsaved_since = self._saved_at
             self.notebook.note("not saved", what="a checkpoint", why=error.problem.removesuffix("."))
         now = time.monotonic()
         self._next_save = now + max(SAVE_PERIOD_S, SAVE_SHARE * (now - began), written / SAVE_RATE)
@@ -260,14 +273,14 @@ class SessionRecorder:
         """Save a checkpoint; return the size of its tensors in bytes. Raises HomeError."""
         tensors, numbers = self.learner.state_dict()
         path = self.checkpoints.save(tensors, {**self._state(), **numbers})
-        self._saved = self.learner.changes
+        self._saved, self._saved_at, self._unsaved_since = self.learner.changes, time.monotonic(), None
         self.notebook.note("saved", path=str(path))
         return sum(part.nbytes for saved in tensors.values() for part in checkpoint.parts(saved))
 
     def conclude(self) -> None:
         """Save the last checkpoint, unless nothing changed since the previous one, and read its held-out loss.
 
-        At the run's end the loss is read without a time limit, unless the owner stops the peer, and noted. Call it
+        At the run's end the loss is read without a time limit, unless the owner stops the peer. Call it
         after the last displacement is applied. The checkpoint comes first, because the owner may kill the process
         before the loss is read. Raises HomeError.
         """
@@ -283,7 +296,7 @@ class SessionRecorder:
             self.is_reading = True
             self._evaluate(patience_s=math.inf, goes_on=self._reads_on)
             self.is_reading = False
-        if self.learner.ended:
+        if self.learner.ended or self.learner.step:  # else export would write untrained weights
             self.notebook.note("final loss", **self._loss_fields(), progress=self.learner.progress)
         self._concluded = self.learner.changes
 
@@ -293,20 +306,25 @@ class SessionRecorder:
         self._insist("summary.json", lambda: self.home.save_summary(self.summary()))
 
     def _insist(self, what: str, write: Callable[[], object]) -> None:
-        """Retry ``write`` for ``LAST_PATIENCE_S``. Raises HomeError after that."""
-        deadline, is_told = self.clock() + LAST_PATIENCE_S, False
+        """Retry ``write`` for ``LAST_PATIENCE_S``, or ``TERMINATED_PATIENCE_S``. Raises HomeError after that."""
+        patience_s = TERMINATED_PATIENCE_S if self.is_terminated() else LAST_PATIENCE_S
+        deadline, is_told = self.clock() + patience_s, False
         while True:
             try:
                 write()
                 return
             except HomeError as error:
+                if self.is_terminated():  # perhaps since the first try
+                    deadline = min(deadline, self.clock() + TERMINATED_PATIENCE_S)
                 left_s, why = deadline - self.clock(), error.problem.removesuffix(".")
+                remedy = error.remedy
                 if left_s <= 0:
                     self.notebook.note("not saved", what=what, why=f"{why}; given up")
                     raise
             if not is_told:
                 is_told = True
-                self.notebook.note("save waits", what=what, why=why, every_s=RETRY_S, seconds=LAST_PATIENCE_S)
+                terms = {"every_s": RETRY_S, "seconds": patience_s, "remedy": remedy}
+                self.notebook.note("save waits", what=what, why=why, **terms)
             self.sleep(min(RETRY_S, left_s))
 
     def _stop_the_clock(self) -> None:
@@ -323,7 +341,7 @@ class SessionRecorder:
 
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
-        learner, counters = self.learner, self.counters()
+        learner, counters = self.learner, self.counted()
         return {
             "step": learner.step,
             "progress": learner.progress,
@@ -336,11 +354,22 @@ class SessionRecorder:
             "skipped_steps": self.task.loss_scale.skipped,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
+            "unsaved_s": None if (since := self._unsaved_since) is None else time.monotonic() - since,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
         }
 
+    def counted(self) -> Counters:
+        """Return the counters of the whole run, which a start sets back to its checkpoint, like steps and tokens."""
+        return self.earlier + self.counters()
+
     def summary(self) -> dict[str, Any]:
-        counters = self.counters()
+        """Return the content of summary.json.
+
+        ``tokens_per_s``, ``blocked_fraction`` and ``longest_stall_inner_steps`` are of this session, all else of the
+        run. ``outer_steps`` is where the peer is in the run, with the steps of those whose weights it took over;
+        ``solo_steps`` is a part of ``outer_steps_in_swarm``, which it made itself while it took part.
+        """
+        counters = self.counted()
         return {
             "id": self.me,
             "nickname": self.nickname,
@@ -361,6 +390,7 @@ class SessionRecorder:
             "blocked_fraction": self._blocked_s / max(self._elapsed_s, 1e-9),
             "longest_stall_inner_steps": self._longest_stall(),
             "outer_steps": self.learner.step,
+            "outer_steps_in_swarm": counters.outer_steps,
             "coverage": self.task.coverage,
             "finished": self.learner.ended,
             "why": self.why,
@@ -378,6 +408,7 @@ class SessionRecorder:
             "step": self.learner.step,
             **self._first_loss_fields(),
             "coverage": self.task.coverage,
+            "counters": asdict(self.counted()),
         }
 
     def _first_loss_fields(self) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_what_a_card_does_is_told_in_tables() -> None:
             }
         },
         "speed": {"demo": {"as found": 12_345.6, "fp32": None}},
-        "learning": {"demo": {"steps": 9, "before": 5.5, "fp32": [2.0, 3.0], "bf16": [2.5, 3.5]}},
+        "learning": {"demo": {"steps": 9, "before": 5.5, "fp32": [2.0, 3.0], "16 bits": [2.5, 3.5]}},
         "codecs": {"topk": {"on_card_fault": "no", "on_host_gb_per_s": 1.0, "messages_equal": False}},
     }
     told = card.lines(document)
@@ -129,5 +129,14 @@ def test_what_a_card_does_is_told_in_tables() -> None:
     assert "| demo | 12,346 | out of memory |" in told
     assert "| demo | 9 | 5.500 | 2.5000 ± 0.7071 | 3.0000 ± 0.7071 | 0.5000 ± 0.0000 |" in told
     assert "| topk | not at all | 1.00 GB/s | no |" in told
+    document["placement"]["demo"]["peak_gb"] = None  # a backend that counts none
+    assert "| demo | 1,000 | bfloat16 | 2 of 4 | 1.5 s | not counted |" in card.lines(document)
     del document["placement"]
     assert not any("at once" in line for line in card.lines(document))  # no table for what was not measured
+
+
+def test_without_a_card_there_is_nothing_to_measure(tmp_path: Path) -> None:
+    done = CliRunner().invoke(card.main, ["--device", "cpu", "--json", str(tmp_path / "card.json")])
+    assert done.exit_code == 1
+    assert "p2ptrain doctor" in done.output
+    assert not (tmp_path / "card.json").exists()

@@ -17,7 +17,16 @@ import p2ptrain
 from p2ptrain import cli as cli_module
 from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import UserError
-from p2ptrain.cli import LAZY_COMMANDS, LazyCommand, cli, main, platform_fault, prepare_threads, run_command
+from p2ptrain.cli import (
+    LAZY_COMMANDS,
+    LazyCommand,
+    cli,
+    main,
+    platform_fault,
+    prepare_fallbacks,
+    prepare_threads,
+    run_command,
+)
 from p2ptrain.manifest import PRESETS, load_run
 
 
@@ -126,7 +135,9 @@ def test_a_typo_in_the_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_unknown_commands_and_options_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(cli, "initt") == 2
+    for wrong, right in ("initt", "init"), ("boostrap", "bootstrap"), ("piers", "peer"):
+        assert run(cli, wrong) == 2
+        assert f"Did you mean '{right}'?" in capsys.readouterr().err
     assert run(cli, "init", "--learning-rate", "1") == 2
     assert run(cli, "init") == 2
     assert "Usage" in capsys.readouterr().err
@@ -145,8 +156,21 @@ def test_ctrl_c_exits_130() -> None:
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize(("place", "why"), [("full", "No space left on device"), ("pipe", "Broken pipe")])
-def test_a_standard_output_that_takes_no_more_is_one_clear_line(unbuffered: str, place: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "status", "said"),
+    [
+        (
+            "full",
+            2,
+            "error: The output cannot be written: No space left on device.\n"
+            "  Free some space on that disk, or redirect the output to another place.\n",
+        ),
+        ("pipe", 141, ""),
+    ],
+)
+def test_a_full_disk_is_an_error_and_a_closed_pipe_ends_quietly(
+    unbuffered: str, place: str, status: int, said: str
+) -> None:
     """Check also data that Python buffers and writes at its end."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -160,11 +184,7 @@ def test_a_standard_output_that_takes_no_more_is_one_clear_line(unbuffered: str,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
             check=False,
         )
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"error: The output cannot be written: {why}.\n"
-        "  Redirect it to a disk with free space, or to a program that reads it.\n"
-    )
+    assert (done.returncode, done.stderr) == (status, said)
 
 
 def test_a_fault_of_our_own_keeps_its_traceback() -> None:
@@ -234,6 +254,45 @@ def test_python_versions_agree_with_the_package_metadata() -> None:
     assert f"python_requires = >={lowest},<{end}" in setup
 
 
+BAD_ARGUMENTS = (
+    "export nowhere out",
+    "generate nowhere Once",
+    "bootstrap nowhere",
+    "bootstrap . --data nowhere",
+    "bootstrap . --listen nowhere",
+    "peer --home nowhere",
+    "peer --home nowhere --tokenizer nowhere",
+    "simulate nowhere.toml",
+    "testnet --data nowhere",
+    "tokens nowhere",
+    "contributions nowhere",
+    "service install nowhere",
+    "init run --corpus nowhere",
+)
+
+
+def test_arguments_are_checked_before_torch_is_imported(tmp_path: Path) -> None:
+    script = f"""
+import sys
+sys.modules["torch"] = None  # importing it fails
+from p2ptrain.base.errors import UserError
+from p2ptrain.cli import cli
+for arguments in {BAD_ARGUMENTS}:
+    try:
+        cli.main(arguments.split(), standalone_mode=False)
+    except UserError as error:
+        assert "nowhere" in error.problem, error
+    else:
+        raise AssertionError(arguments)
+"""
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=here, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_torchs_threads_wait_without_spinning_for_long() -> None:
     script = "import os; from p2ptrain.cli import prepare_threads; prepare_threads(os.environ); import torch"
     environment = {
@@ -248,3 +307,9 @@ def test_the_owners_wait_policy_is_kept() -> None:
     environment = {"OMP_WAIT_POLICY": "ACTIVE"}
     prepare_threads(environment)
     assert "GOMP_SPINCOUNT" not in environment
+
+
+def test_what_a_backend_lacks_is_computed_on_the_cpu_unless_the_owner_says_otherwise() -> None:
+    environment = {"PYTORCH_ENABLE_MPS_FALLBACK": "0"}
+    prepare_fallbacks(environment)
+    assert environment == {"PYTORCH_ENABLE_MPS_FALLBACK": "0", "PYTORCH_ENABLE_XPU_FALLBACK": "1"}

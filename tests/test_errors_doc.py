@@ -150,6 +150,13 @@ def test_every_error_for_users_carries_a_remedy(path: Path) -> None:
     assert [*without_remedy(TREES[path], NAMES)] == []
 
 
+def test_one_function_knows_what_helps_against_an_error_of_a_disk() -> None:
+    """Look for texts that advise about space or permissions whatever the error was."""
+    advice = re.compile(r"\bfree (some )?space\b|\bcheck (its|the)\b.*\b(permissions|disk)\b", re.IGNORECASE)
+    found = {path.name for path, tree in TREES.items() if any(map(advice.search, strings(tree)))}
+    assert found == {"files.py"}
+
+
 @pytest.mark.parametrize(
     ("problem", "is_sentence"),
     [

@@ -1,5 +1,6 @@
-"""Comparison on home lines: ``swarm``, ``diloco`` over the same network, and hivemind's own averager with the same
-model, data and inner optimizer.
+"""Comparison of ``swarm``, ``diloco`` and hivemind's averager on home lines.
+
+All three have the same model, data and inner optimizer; the first two also the same network.
 
 Every peer is a process on a host of its own (``lab.hosts``) behind a line of 100 Mbit/s down and 20 up with 20 ms
 each way; all share the cores of one machine. In a run all peers train, one peer and its daemons are killed (SIGKILL),

@@ -46,7 +46,7 @@ def load_access_list(path: Path, signed: SignedManifest) -> AccessList | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise AdmissionError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        raise AdmissionError(f"{path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
     except RemoteError:
         raise AdmissionError(
             f"{path} is not an access list signed by this run's author.",
@@ -165,7 +165,7 @@ def _rule(
     try:
         files.replace(path, access_list.encode())
     except OSError as error:
-        raise AdmissionError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
+        raise AdmissionError(f"{path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error
     return access_list
 
 

@@ -1,1 +1,1 @@
-"""Small modules that every other part may import: identifiers, errors, files, clocks, child processes, logs."""
+"""Small modules that every other part may import."""

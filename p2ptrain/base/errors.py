@@ -54,7 +54,11 @@ class ScenarioError(UserError):
 
 
 class OutputError(UserError):
-    """A command's output cannot be written: the disk is full or the reader has closed the pipe."""
+    """A command's output cannot be written: the disk is full or the terminal has closed."""
+
+
+class ClosedPipeError(OutputError):
+    """The program that read a command's output has closed the pipe, as ``head`` does: nothing to report."""
 
 
 class RemoteError(P2pTrainError):

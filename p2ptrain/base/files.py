@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.base.text import UserPath
 
 _LACKING = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
@@ -88,6 +88,16 @@ def _mode(path: Path) -> int | None:
         raise
 
 
+def check_vacant(path: Path) -> None:
+    """Raise UserError unless a path is free or an empty directory."""
+    try:
+        is_taken = exists(path) and any(path.iterdir() if path.is_dir() else [path])
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {cause(error)}.", remedy(error)) from error
+    if is_taken:
+        raise UserError(f"{path} exists and is not empty.", "Choose another directory.")
+
+
 def sync(path: Path) -> None:
     """Flush a file's or directory's content to the disk, as far as its file system can. Raises OSError."""
     handle = os.open(path, os.O_RDONLY)
@@ -121,21 +131,37 @@ def cause(error: OSError | ValueError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def remedy(error: OSError) -> str:
-    """Return what an owner can do about a file that could not be written."""
+def remedy(error: OSError, elsewhere: str = "choose another directory") -> str:
+    """Return what an owner can do about a file that could not be read or written.
+
+    Args:
+        elsewhere: an imperative without a full stop: how to use another place instead. Empty if there is no choice.
+    """
+    place = f"{elsewhere[:1].upper()}{elsewhere[1:]}" or "Use another directory"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
-            return "Free some space on that disk."
+            first = "Free some space on that disk"
         case errno.EROFS:
-            return "Make that disk writable, or choose a directory on another one."
+            first = "Make that disk writable"
         case errno.EFBIG:
-            return "Choose a directory on another disk; FAT32 holds files of at most 4 GB."
+            return f"{place}, on another disk; FAT32 holds files of at most 4 GB."
         case number if number in _LACKING:
-            return "Choose a directory on a local disk; that file system lacks what p2ptrain needs."
+            return f"{place}, on a local disk; that file system lacks what p2ptrain needs."
         case errno.EACCES | errno.EPERM:
-            return "Check its owner and permissions."
+            first = "Check its owner and permissions, and those of its directory"
+        case errno.ENAMETOOLONG:
+            first = "Use a shorter path"
+        case errno.ENOENT:
+            first = "Check its name, and that its directory exists"
+        case errno.ENOTDIR | errno.EEXIST:
+            first = "Check the path: a part of it is a file and no directory"
+        case errno.EISDIR:
+            first = "Move away the directory that has this name"
+        case errno.ELOOP:
+            first = "Remove the symlink in that path that leads back to itself"
         case _:
-            return "Check that disk."
+            first = "Check that disk"
+    return f"{first}, or {elsewhere}." if elsewhere else f"{first}."
 
 
 @contextlib.contextmanager
@@ -156,7 +182,6 @@ def locked(home: Path) -> Iterator[None]:
 
 
 def unusable(home: Path, error: OSError) -> HomeError:
-    choice = "Choose a directory that you can write to, with --home."
     return HomeError(
-        f"The home {home} cannot be used: {cause(error)}.", remedy(error) if error.errno in _LACKING else choice
+        f"The home {home} cannot be used: {cause(error)}.", remedy(error, "choose another directory with --home")
     )

@@ -4,12 +4,13 @@ A note is a kind and a few plain fields. The log is bounded: past ``MAX_LOG_BYTE
 ``events.1.jsonl`` and a new one begins. A full disk loses lines but never stops training.
 
 ``lossy_output`` keeps a long-running process alive after its terminal or pipe has closed. ``strict_output`` is for
-commands whose purpose is their output: there the same is an OutputError.
+commands whose purpose is their output: there the same is an OutputError, of which a closed pipe has its own class.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import OutputError
+from p2ptrain.base.errors import ClosedPipeError, OutputError
 
 MAX_LOG_BYTES = 64 << 20
 """Size of each of at most two files: weeks of exchanges at one a second."""
@@ -112,10 +113,10 @@ class StrictStream:
         try:
             yield
         except OSError as error:
-            raise OutputError(
-                f"The output cannot be written: {error.strerror or error}.",
-                "Redirect it to a disk with free space, or to a program that reads it.",
-            ) from None
+            problem = f"The output cannot be written: {files.cause(error)}."
+            if error.errno == errno.EPIPE:
+                raise ClosedPipeError(problem, "Redirect it to a program that reads all of it.") from None
+            raise OutputError(problem, files.remedy(error, "redirect the output to another place")) from None
 
 
 class LossyStream(StrictStream):

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from p2ptrain.base.errors import UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath, printable
 
@@ -18,7 +19,7 @@ FILE = click.Path(path_type=UserPath)
 
 
 @click.command(short_help="Count the tokens of a run's text.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
+@click.argument("run", type=click.Path(path_type=UserPath))
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, if it is a file.  [the one that RUN keeps]")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -34,6 +35,11 @@ def tokens(run: Path, data: Path | None, tokenizer: Path | None, as_json: bool) 
         from p2ptrain.data.stream import cache_directory
         from p2ptrain.manifest import read_run
 
+    if run.is_file():
+        raise UserError(
+            f"{run} is a file; tokens are counted of a run, which has the tokenizer.",
+            "Name the run's directory. To begin a run for a text: p2ptrain init NEW_RUN --corpus FILE",
+        )
     manifest, cache = read_run(run), cache_directory()
     kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
     with _progress() as tell:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2ptrain.data.corpus import TextSummary
+from p2ptrain.data.rows import reasons
 from p2ptrain.data.split import HELD_OUT_TOKENS, split_stream, tokens_to_read
 from p2ptrain.manifest import parameter_count
 from p2ptrain.manifest.fitting import epochs, repetition
@@ -67,9 +68,8 @@ class TextFigures:
         if self.is_cut:
             lines.append(("left out", "the text after corpus.max_tokens"))
         if self.skipped and self.rows is not None:
-            more = self.skipped - len(self.skipped_examples)
-            examples = "; ".join(self.skipped_examples) + (f"; and {more:,} more" if more else "")
-            lines.append(("rows skipped", f"{self.skipped:,} of {self.rows:,} ({examples})"))
+            why = reasons(self.skipped_examples, self.skipped)
+            lines.append(("rows skipped", f"{self.skipped:,} of {self.rows:,} ({why})"))
         return lines
 
 

@@ -81,7 +81,7 @@ class FileStore:
             self._directory.mkdir(parents=True, exist_ok=True)
             files.replace(path, data)
         except OSError as error:
-            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error)) from error
+            raise HomeError(f"{path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error
         return path
 
     def adopt(self, file: NamedFile, path: Path) -> Path | None:

@@ -23,6 +23,8 @@ from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer
 
 _NO_AUTHOR = "00" * 32
 JSON_LINES = (".jsonl", ".ndjson")
+DEFAULT_COLUMN = "text"
+"""Column of the text if none is named: the usual name on the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,17 @@ def create(
             name, reason, figures = preset_name or "demo", "", None
         else:
             digest = file_digest(corpus, "corpus")
+            text_format = detected_format(corpus)
+            if text_format == "text" and text_field != DEFAULT_COLUMN:
+                raise CorpusError(
+                    f"{printable(corpus)} is plain text, which has no column {text_field!r}.",
+                    "Omit --text-field, or name a jsonl or parquet file.",
+                )
             given.append((NamedFile("corpus", "--data", digest), corpus))
             changes["corpus"] = {
                 "kind": "file",
                 "sha256": digest,
-                "format": detected_format(corpus),
+                "format": text_format,
                 "text_field": text_field,
                 "max_tokens": MAX_TOKENS,
             }

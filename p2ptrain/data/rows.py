@@ -13,11 +13,12 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, Protocol, cast
 
+from p2ptrain.base import files
 from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
@@ -49,6 +50,8 @@ NAME_COLUMN = (
 )
 
 INSTALL_DATA = install_extra("data")
+
+_NO_FIELD = "no field "
 
 _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": gzip.open,
@@ -97,12 +100,26 @@ class TextCounts:
     def check(self) -> None:
         """Raise CorpusError if more than half of the rows were skipped."""
         if 2 * self.skipped > self.rows:
-            more = self.skipped - len(self.examples)
-            found = "; ".join(self.examples) + (f"; and {more:,} more" if more else "")
+            common = {example.partition(": ")[2] for example in self.examples}
+            if len(common) == 1 and (why := common.pop()).startswith(_NO_FIELD):
+                raise CorpusError(
+                    f"{self.skipped:,} of {self.rows:,} rows of {self.where} have no text: {why}.", NAME_COLUMN
+                )
             raise CorpusError(
-                f"Too many rows of {self.where} have no text: {self.skipped:,} of {self.rows:,}. Found: {found}.",
+                f"Too many rows of {self.where} have no text: {self.skipped:,} of {self.rows:,}. "
+                f"Found: {reasons(self.examples, self.skipped)}.",
                 f"Check that the file is whole. {NAME_COLUMN}",
             )
+
+
+def reasons(examples: Sequence[str], skipped: int) -> str:
+    """Describe skipped rows on one line, each reason once, of which ``TextCounts.examples`` lists the first rows."""
+    places: dict[str, list[str]] = {}
+    for place, _, why in (example.partition(": ") for example in examples):
+        places.setdefault(why, []).append(place)
+    more = skipped - len(examples)
+    found = [f"{', '.join(each)}: {why}" for why, each in places.items()] + ([f"and {more:,} more"] if more else [])
+    return "; ".join(found)
 
 
 def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCounts) -> Iterator[tuple[int, str]]:
@@ -133,7 +150,7 @@ def text_of(row: object, text_field: str) -> str | Unusable:
     if not isinstance(row, Mapping):
         return Unusable(f"{_kind(row)} instead of an object")
     if text_field not in row:
-        return Unusable(f"no field {text_field!r}, but {names(row) or 'no field at all'}")
+        return Unusable(f"{_NO_FIELD}{text_field!r}, but {names(row) or 'no field at all'}")
     value = row[text_field]
     return value if isinstance(value, str) else Unusable(f"the field {text_field!r} is {_kind(value)}, not text")
 
@@ -200,7 +217,9 @@ def unreadable(file: RowFile, file_format: str, error: Exception) -> UnreadableE
     reason = one_line((error.strerror if isinstance(error, OSError) else None) or str(error))
     return UnreadableError(
         f"{printable(f'{file}')} cannot be read as {file_format}: {reason.rstrip('.')}.",
-        f"Name a whole {file_format} file, as the run needs, and check its disk and permissions.",
+        files.remedy(error, "")
+        if isinstance(error, OSError) and error.errno is not None
+        else f"Name a whole {file_format} file, as the run needs.",
     )
 
 

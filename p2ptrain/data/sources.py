@@ -18,6 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.hub import split_files
@@ -147,8 +148,7 @@ def file_digest(path: Path, what: str) -> str:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CorpusError(
-            f"The {what} file {printable(path)} cannot be read: {error.strerror}.",
-            "Check its name and permissions.",
+            f"The {what} file {printable(path)} cannot be read: {error.strerror}.", files.remedy(error, "")
         ) from error
     if digest == EMPTY:
         raise CorpusError(f"The {what} {printable(path)} is an empty file.", "Name the whole file.")
@@ -197,7 +197,7 @@ def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
             "Use a text file in UTF-8; iconv converts from other encodings.",
         ) from error
     except OSError as error:
-        raise CorpusError(f"{path} cannot be read: {error.strerror}.", "Check its disk and permissions.") from error
+        raise CorpusError(f"{path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
 
 
 def _is_binary(path: Path) -> bool:

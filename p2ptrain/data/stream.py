@@ -10,7 +10,6 @@ machine from building the same stream at once.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -114,10 +113,10 @@ def open_stream(
                 _write(path, build, Unfinished(path, dtype), dtype)
                 tokens = _map(path, dtype)
     except OSError as error:
-        full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
+        remedy = files.remedy(error, "set XDG_CACHE_HOME to another directory")
         raise HomeError(
-            f"The disk of the token cache {directory} {full}.",
-            "Free space there, or set XDG_CACHE_HOME to a directory on another disk. Nothing was lost; start again.",
+            f"The token cache {directory} cannot be written: {files.cause(error)}.",
+            f"{remedy} Nothing was lost; start again.",
         ) from error
     if tokens is None:
         raise HomeError(f"The token cache {path} vanished while it was opened.", "Start again.")

@@ -125,6 +125,8 @@ def read_run(place: Path) -> Manifest:
             return _parsed(place) if is_edited else load_run(place).manifest
         return parse_toml(place.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, FileNotFoundError) and place.suffix != ".toml":
+            raise _absent(place) from None
         raise ManifestError(
             f"Cannot read {place}: {files.cause(error)}.", "Name a manifest.toml or a run's directory."
         ) from error
@@ -140,10 +142,7 @@ def load_run(directory: Path) -> SignedManifest:
         signed = SignedManifest.from_bytes(path.read_bytes())
     except FileNotFoundError:
         if not directory.is_dir():
-            raise ManifestError(
-                f"There is no directory {directory}.",
-                f"Name a run's directory, or create a run with `{_command('init', directory)}`.",
-            ) from None
+            raise _absent(directory) from None
         raise ManifestError(
             f"{directory} holds no {SIGNED_FILE}.",
             f"Sign the manifest with `{_command('sign', directory)}`.",
@@ -212,14 +211,20 @@ def read_key(directory: Path) -> Ed25519PrivateKey:
     return key
 
 
+def _absent(place: Path) -> ManifestError:
+    return ManifestError(
+        f"There is no directory {place}.",
+        f"Name a run's directory, or create a run with `{_command('init', place)}`.",
+    )
+
+
 def _unreadable(path: Path, error: OSError | ValueError) -> ManifestError:
-    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", "Check that it is a file that you may read.")
+    remedy = files.remedy(error, "") if isinstance(error, OSError) else "Check that it is the right file."
+    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", remedy)
 
 
 def _unwritable(directory: Path, error: OSError) -> ManifestError:
-    return ManifestError(
-        f"Cannot write into {directory}: {files.cause(error)}.", "Choose a writable directory with free space."
-    )
+    return ManifestError(f"Cannot write into {directory}: {files.cause(error)}.", files.remedy(error))
 
 
 def _command(verb: str, directory: Path) -> str:

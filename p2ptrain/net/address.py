@@ -20,6 +20,7 @@ from typing import Literal
 
 import base58
 
+from p2ptrain.base.errors import UserError
 from p2ptrain.base.ids import PeerId, key_of, multihash
 
 _HOST_CODES = {"ip4": 4, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55}
@@ -293,3 +294,21 @@ def varint(number: int) -> bytes:
         raw += bytes([number & 0x7F | 0x80])
         number >>= 7
     return raw + bytes([number])
+
+
+def check(listen: Iterable[str], announce: Iterable[str], bootstraps: Iterable[str]) -> None:
+    """Raise UserError unless an owner's addresses can be listened on, announced and dialed."""
+    example = "Write it like /ip4/203.0.113.7/tcp/31337"
+    for each in listen:
+        if not is_dialable(each):
+            raise UserError(f"{each!r} is not a usable address.", "Write it like /ip4/0.0.0.0/tcp/31337.")
+    for each in announce:
+        if not is_dialable(each):
+            raise UserError(f"{each!r} is not a usable address.", f"{example}.")
+        if split_peer(each)[1] is not None or host_port(each).endswith(":0"):
+            raise UserError(
+                f"{each!r} cannot be announced.", f"Name an address with a port and without a peer ID. {example}."
+            )
+    for each in bootstraps:
+        if not is_dialable(each) or split_peer(each)[1] is None:
+            raise UserError(f"{each!r} is not the address of a bootstrap.", f"{example}/p2p/12D3Koo….")

@@ -4,6 +4,9 @@ Each presence bucket (``swarm.presence_buckets``) has one DHT key, with one subk
 signed presence until it expires. Every node runs ``PresenceValidator``, so the DHT can neither be filled with other
 data nor forged; since a node may be modified, lookups verify records again. In a closed run (``p2ptrain.admission``) a
 peer's certificate is stored with its presence, and only admitted peers are stored or found.
+
+The last record of a peer that trained to the run's end is also kept under a key of its own, for those who come when the
+others have left. It expires much later there, and nobody counts its peer as live.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -52,10 +55,26 @@ unary calls. In a settled swarm a node sees some hundreds."""
 MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_CERTIFICATE_BYTES + 8
 """Longest presence record with its certificate and msgpack's overhead."""
 MAX_CACHED = 64
+FINISHED_LIFETIME_S = 30 * 86_400.0
+"""How long a node keeps a finished peer's record, if it runs that long: a month, at no cost beyond ``MAX_FINISHED``."""
+MAX_FINISHED = 32
+"""Finished peers whose records a node keeps, as many as one request may name (``dht_protocol.MAX_KEYS``). A latecomer
+needs one that is genuine; strangers who fill all places keep it uninformed."""
 
 
 def presence_key(run: RunId, bucket: PresenceBucket) -> str:
     return f"p2ptrain.{run}.presence.{bucket.level}.{bucket.number}"
+
+
+def finished_key(run: RunId) -> str:
+    return f"p2ptrain.{run}.finished"
+
+
+@lru_cache(maxsize=64)
+def _finished_key_bytes(run: RunId) -> bytes:
+    """Return ``finished_key`` in the binary form that validators receive."""
+    encoded: bytes = DHTID.generate(source=finished_key(run)).to_bytes()
+    return encoded
 
 
 class PresenceValidator(RecordValidatorBase):
@@ -66,6 +85,7 @@ class PresenceValidator(RecordValidatorBase):
         """None for an open run, or until the manifest is known."""
         self._run = run
         self._expirations: dict[PeerId, float] = {}
+        self._finished: dict[PeerId, float] = {}
 
     def validate(self, record: DHTRecord) -> bool:
         if self.gate is not None and record.key == access_list_store.key_bytes(self._run):
@@ -75,27 +95,30 @@ class PresenceValidator(RecordValidatorBase):
             presence is not None
             and presence.run == self._run
             and record.subkey == MSGPackSerializer.dumps(presence.peer)
-            and _is_home(self._run, presence.peer, record.key)
-            and self._is_timely(presence, record.expiration_time)
-            and self._has_room(presence.peer, record.expiration_time)
+            and (self._may_be_kept if record.key == _finished_key_bytes(self._run) else self._is_live)(record, presence)
         )
 
-    def _is_timely(self, presence: Presence, expiration: float) -> bool:
-        until = presence.issued_at + presence.lifetime_s
+    def _is_live(self, record: DHTRecord, presence: Presence) -> bool:
         return (
-            expiration <= until + 1.0
+            _is_home(self._run, presence.peer, record.key)
+            and self._is_timely(presence, record.expiration_time, presence.lifetime_s)
+            and _has_room(self._expirations, presence.peer, record.expiration_time, MAX_STORED_PEERS)
+        )
+
+    def _may_be_kept(self, record: DHTRecord, presence: Presence) -> bool:
+        """Return whether a record may stay among the finished: any farewell, as a node may not know the run's end."""
+        return (
+            presence.state is PeerState.LEAVING
+            and self._is_timely(presence, record.expiration_time, FINISHED_LIFETIME_S)
+            and _has_room(self._finished, presence.peer, record.expiration_time, MAX_FINISHED)
+        )
+
+    def _is_timely(self, presence: Presence, expiration: float, stored_s: float) -> bool:
+        return (
+            expiration <= presence.issued_at + stored_s + 1.0
             and presence.issued_at <= get_dht_time() + CLOCK_SKEW_S
             and presence.lifetime_s <= PRESENCE_LIFETIME_S
         )
-
-    def _has_room(self, peer: PeerId, expiration: float) -> bool:
-        if peer not in self._expirations and len(self._expirations) >= MAX_STORED_PEERS:
-            now = get_dht_time()
-            self._expirations = {known: until for known, until in self._expirations.items() if until > now}
-            if len(self._expirations) >= MAX_STORED_PEERS:
-                return False
-        self._expirations[peer] = max(expiration, self._expirations.get(peer, 0.0))
-        return True
 
 
 class DhtDirectory:
@@ -156,6 +179,40 @@ class DhtDirectory:
         # A random sample and not the latest: records dated ahead would displace all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
 
+    async def keep_finished(self, presence: Presence) -> None:
+        await self.keep_sealed({presence.peer: (self._sealed(presence), presence.issued_at + FINISHED_LIFETIME_S)})
+
+    async def finished(self) -> list[Presence]:
+        found = await self.sealed_finished()
+        return [presence for sealed, _ in found.values() if (presence := _decoded(sealed, self.gate)) is not None]
+
+    async def sealed_finished(self) -> dict[PeerId, tuple[bytes, float]]:
+        """Return the records of finished peers as they are stored, each with its expiration time.
+
+        Raises NetworkError.
+        """
+        async with network_errors("the lookup of finished peers", DEADLINE_S):
+            found = await self._dht.get(finished_key(self._run), latest=True)
+        entries = found.value if found is not None and isinstance(found.value, dict) else {}
+        records = {
+            presence.peer: (entry.value, entry.expiration_time)
+            for entry in entries.values()
+            if (presence := _decoded(entry.value, self.gate)) is not None
+            and presence.run == self._run
+            and presence.state is PeerState.LEAVING
+        }
+        return dict(list(records.items())[:MAX_FINISHED])
+
+    async def keep_sealed(self, records: Mapping[PeerId, tuple[bytes, float]]) -> None:
+        """Store records that ``sealed_finished`` returned, also of others. Raises NetworkError."""
+        async with network_errors("storing the records of finished peers", DEADLINE_S):
+            await self._dht.store_many(
+                [finished_key(self._run)] * len(records),
+                [sealed for sealed, _ in records.values()],
+                [until for _, until in records.values()],
+                subkeys=list(records),
+            )
+
     def _sealed(self, presence: Presence) -> bytes:
         """Encode the stored value: the presence record and, in a closed run, our certificate."""
         encoded = wire.encode_presence(presence)
@@ -182,6 +239,18 @@ class DhtDirectory:
             and home(self._run, presence.peer, bucket.level) == bucket
         }
         return list(records.values())
+
+
+def _has_room(expirations: dict[PeerId, float], peer: PeerId, expiration: float, most: int) -> bool:
+    """Return whether a peer is among at most ``most`` unexpired ones, and enter it."""
+    if peer not in expirations and len(expirations) >= most:
+        now = get_dht_time()
+        for known in [known for known, until in expirations.items() if until <= now]:
+            del expirations[known]
+        if len(expirations) >= most:
+            return False
+    expirations[peer] = max(expiration, expirations.get(peer, 0.0))
+    return True
 
 
 class PeerCache:

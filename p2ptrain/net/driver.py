@@ -102,7 +102,7 @@ class Driver:
 
     def __init__(self, core: Peer, learner: Learner, environment: DriverEnvironment) -> None:
         self.live_peers = 0
-        """Number of other live peers; any thread may read it, unlike the core."""
+        """Number of other live peers that answer; any thread may read it, unlike the core."""
         self.exchanges_under_way = 0
         """Number of running exchanges; any thread may read it."""
         self._core = core
@@ -128,7 +128,7 @@ class Driver:
         self._finished: asyncio.Future[str] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._directory_tasks: set[asyncio.Task[None]] = set()
+        self._directory_tasks: set[asyncio.Task[Any]] = set()
         """Tasks that announce or look up."""
         self._announced: asyncio.Task[None] | None = None
         """The last announcement, which may still run; at the end, that of our leaving."""
@@ -179,7 +179,7 @@ class Driver:
             return
         for effect in self._core.handle(event, max(self._environment.clock(), not_before)):
             self._perform(effect)
-        self.live_peers = len(self._core.live_peers(self._environment.clock()))
+        self.live_peers = self._core.peers_that_answer(self._environment.clock())
         self.exchanges_under_way = self._core.exchanges_under_way
 
     def _perform(self, effect: Effect) -> None:
@@ -203,7 +203,7 @@ class Driver:
             case Announce():
                 self._announced = self._start_directory_task(self._announce(effect))
             case Lookup():
-                self._start_directory_task(self._lookup())
+                self._start_directory_task(self._lookup(effect.finished))
             case WakeAt():
                 self._wake_at(effect.time)
             case BeginTraining():
@@ -326,22 +326,32 @@ class Driver:
 
     async def _announce(self, effect: Announce) -> None:
         try:
-            await self._environment.directory.announce(self._environment.sign(effect))
+            presence = self._environment.sign(effect)
+            await self._environment.directory.announce(presence)
+            if effect.finished:
+                await self._environment.directory.keep_finished(presence)
         except NetworkError as error:
             self._environment.notebook.note("not announced", why=str(error))
 
-    async def _lookup(self) -> None:
+    async def _lookup(self, asks_for_finished: bool) -> None:
+        asked = self._start_directory_task(self._finished_peers()) if asks_for_finished else None
         try:
             records = await self._environment.directory.lookup()
         except NetworkError:
             self.handle(LookupFailed())
         else:
-            self._see(records, from_lookup=True)
+            self._see(records, from_lookup=True, finished=() if asked is None else await asked)
 
-    def _see(self, records: list[Presence], from_lookup: bool) -> None:
+    async def _finished_peers(self) -> tuple[Presence, ...]:
+        try:
+            return tuple(await self._environment.directory.finished())
+        except NetworkError:
+            return ()
+
+    def _see(self, records: list[Presence], from_lookup: bool, finished: tuple[Presence, ...] = ()) -> None:
         live = [(record, until) for record in records if (until := self._environment.live_until(record)) is not None]
         if live or from_lookup:
-            self.handle(PeersSeen(tuple(live), from_lookup))
+            self.handle(PeersSeen(tuple(live), from_lookup, finished))
 
     def _wake_at(self, time: float) -> None:
         assert self._loop is not None
@@ -354,12 +364,12 @@ class Driver:
         self._events.append((Woke(), time))
         self._has_events.set()
 
-    def _start_directory_task(self, work: Awaitable[None]) -> asyncio.Task[None]:
+    def _start_directory_task(self, work: Awaitable[T]) -> asyncio.Task[T]:
         task = self._spawn(work)
         self._directory_tasks.add(task)
         task.add_done_callback(self._directory_tasks.discard)
         return task
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
         assert self._tasks is not None
         return self._tasks.create_task(work)

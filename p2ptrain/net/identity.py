@@ -43,8 +43,7 @@ class Identity:
             raw = path.read_bytes()
         except OSError as error:
             raise HomeError(
-                f"The identity key {path} cannot be read or written: {error.strerror}.",
-                "Check the owner and the permissions of the file and its folder, and that the disk is not full.",
+                f"The identity key {path} cannot be read or written: {error.strerror}.", files.remedy(error)
             ) from error
         key = _parsed(raw)
         if key is None:

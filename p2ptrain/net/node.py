@@ -22,7 +22,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 
 from p2ptrain.admission import Gate
 from p2ptrain.base.backoff import backoff
-from p2ptrain.base.errors import NetworkError, UserError
+from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net import address
@@ -105,7 +105,7 @@ class Node:
 
         Raises UserError for unusable addresses, DeviceError if p2pd cannot run, NetworkError if it does not answer.
         """
-        _check(listen, announce, bootstraps)
+        address.check(listen, announce, bootstraps)
         use_hivemind_log_handler("nowhere")  # hivemind's messages go to the root logger only
         daemon = await Daemon.start(identity.path, listen, announce)
         try:
@@ -264,18 +264,3 @@ def whom_to_dial(
     well_known = [peer for peer in shuffled if peer in bootstraps]
     others = [peer for peer in shuffled if peer not in bootstraps]
     return [*well_known[:share], *others, *well_known[share:]][:most]
-
-
-def _check(listen: Sequence[str], announce: Sequence[str], bootstraps: Sequence[str]) -> None:
-    example = "Write it like /ip4/203.0.113.7/tcp/31337"
-    for each in (*listen, *announce):
-        if not address.is_dialable(each):
-            raise UserError(f"{each!r} is not a usable address.", f"{example}.")
-    for each in announce:
-        if address.split_peer(each)[1] is not None or address.host_port(each).endswith(":0"):
-            raise UserError(
-                f"{each!r} cannot be announced.", f"Name an address with a port and without a peer ID. {example}."
-            )
-    for each in bootstraps:
-        if not address.is_dialable(each) or address.split_peer(each)[1] is None:
-            raise UserError(f"{each!r} is not the address of a bootstrap.", f"{example}/p2p/12D3Koo….")

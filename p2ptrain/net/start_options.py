@@ -97,7 +97,7 @@ class OptionsFile(Generic[Saved]):
         except FileNotFoundError:
             return self._kind(), {}
         except OSError as error:
-            raise HomeError(f"{self.path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+            raise HomeError(f"{self.path} cannot be read: {error.strerror}.", files.remedy(error, "")) from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "options"
@@ -116,7 +116,7 @@ class OptionsFile(Generic[Saved]):
         try:
             files.replace(self.path, data, mode=0o600)
         except OSError as error:
-            raise HomeError(f"{self.path} cannot be written: {error.strerror}.", files.remedy(error)) from error
+            raise HomeError(f"{self.path} cannot be written: {error.strerror}.", files.remedy(error, "")) from error
 
 
 def merged(given: Given, saved: NodeOptions) -> Given:

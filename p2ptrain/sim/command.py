@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 import click
 
 from p2ptrain.base import files
+from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.telemetry import LossyStream
@@ -34,7 +35,7 @@ FILE = click.Path(path_type=Path, readable=False)
 @click.option(
     "--set", "changes", multiple=True, help="Change a field, as in outer.inner_steps=20.", metavar="KEY=VALUE"
 )
-@click.option("--device", default="cpu", show_default=True, help="Device of learner lm: cpu, cuda or cuda:<number>.")
+@click.option("--device", default="cpu", show_default=True, help=f"Device of learner lm: {DEVICE_WORDS}.")
 @click.option("--serve", metavar="[HOST:]PORT", help="Show the simulation in a browser, until Ctrl+C.")
 def simulate(
     scenario: Path,
@@ -50,8 +51,7 @@ def simulate(
     Simulated peers run the protocol and arithmetic of real peers on simulated computers and lines. docs/SIMULATOR.md
     explains scenarios and reports; `p2ptrain docs` prints where it is.
     """
-    with command_imports():
-        import torch
+    with command_imports():  # what the checks need; torch, which takes seconds, only after them
         from rich.console import Console
         from rich.progress import Progress, TextColumn
 
@@ -59,9 +59,6 @@ def simulate(
         from p2ptrain.page.untrusted import words
         from p2ptrain.sim import drawing, scenario_file
         from p2ptrain.sim import report as reports
-        from p2ptrain.sim.serving import simulate_and_show
-        from p2ptrain.sim.simulate import simulate as run
-        from p2ptrain.train.autofit import choose_device
 
     data = scenario_file.read(scenario, changes)
     described = scenario_file.parse(scenario_file.simulated(data))
@@ -72,7 +69,14 @@ def simulate(
         "--plot", plot, {"the scenario": scenario, "the report": report, "the report that --against reads": against}
     )
     place = None if serve is None else ListenAddress.parse(serve)
-    chosen = str(choose_device(device))
+    with command_imports():
+        import torch
+
+        from p2ptrain.sim.serving import simulate_and_show
+        from p2ptrain.sim.simulate import simulate as run
+        from p2ptrain.train.accelerator import choose_device
+
+    chosen = str(choose_device(device, is_exact=True))
     torch.set_num_threads(1)  # tensors are small, and results must not depend on the number of cores
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
@@ -124,8 +128,8 @@ def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:
-        why = error.strerror or error
-        raise ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give {option} another path.") from None
+        remedy = files.remedy(error, f"give another path to {option}")
+        raise ScenarioError(f"{printable(path)} cannot be written: {files.cause(error)}.", remedy) from None
     return target
 
 

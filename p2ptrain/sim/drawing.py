@@ -48,6 +48,7 @@ def save(report: SimulationReport, other: SimulationReport | None, path: Path, k
         figure.savefig(drawn, format=kind)
         files.replace(path, drawn.getvalue())
     except OSError as error:
-        raise ScenarioError(f"{path} cannot be written: {error}.", "Give another path to --plot.") from None
+        remedy = files.remedy(error, "give another path to --plot")
+        raise ScenarioError(f"{path} cannot be written: {files.cause(error)}.", remedy) from None
     except (ValueError, ArithmeticError) as error:  # axes have no ticks for numbers such as 1e308
         raise ScenarioError(f"The curves cannot be drawn: {error}.", "Leave --plot out.") from None

@@ -138,7 +138,8 @@ def save(report: SimulationReport, path: Path) -> None:
     try:
         files.replace(path, text.encode())
     except OSError as error:
-        raise ScenarioError(f"{path} cannot be written: {error}.", "Give another path to --report.") from None
+        remedy = files.remedy(error, "give another path to --report")
+        raise ScenarioError(f"{path} cannot be written: {cause(error)}.", remedy) from None
 
 
 def load(path: Path) -> SimulationReport:
@@ -150,7 +151,7 @@ def load(path: Path) -> SimulationReport:
             raise ValueError(f"it has not version {REPORT_VERSION}, which this p2ptrain reads")
         return SimulationReport.model_validate(data)
     except ValidationError as error:
-        why = error_lines(error, SimulationReport, ())[0]
+        why = error_lines(error, SimulationReport, (), data)[0]
     except (OSError, ValueError, RecursionError) as error:
         why = cause(error) if isinstance(error, OSError) else str(error)
     raise ScenarioError(f"{printable(path)} is not a report: {why}.", "Give a file that --report wrote.")

@@ -99,7 +99,8 @@ def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
     except ValidationError as error:
         groups = data["peers"] if isinstance(data.get("peers"), list) else []
         names = [group.get("name") if isinstance(group, Mapping) else None for group in groups]
-        raise ScenarioError("\n".join(by_name(error_lines(error, schema, ("learner",)), names)), REMEDY) from None
+        lines = error_lines(error, schema, ("learner",), {})
+        raise ScenarioError("\n".join(by_name(lines, names)), REMEDY) from None
 
 
 def by_name(lines: Iterable[str], names: Sequence[object]) -> list[str]:

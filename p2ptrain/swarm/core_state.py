@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from math import inf
 from random import Random
+from typing import Self
 
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import LinkId, PeerId
@@ -46,6 +48,14 @@ class Counters:
     clipped: int = 0
     """Exchanges with a distance above this peer's own radius."""
 
+    @classmethod
+    def of(cls, saved: Mapping[str, int]) -> Self:
+        """Restore saved counters; those that another version did not save are 0."""
+        return cls(**{each.name: int(saved.get(each.name, 0)) for each in fields(cls)})
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
 
 @dataclass(slots=True)
 class CoreState:
@@ -74,6 +84,8 @@ class CoreState:
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
     state: PeerState = PeerState.JOINING
+    has_ended: bool = False
+    """Whether this peer trained to the run's end. Its progress may fall below that in the final gossip."""
     is_over: bool = False
     """Whether the final gossip is over: this peer exchanges nothing more, and only gives its weights to newcomers."""
     deadlines: Deadlines = field(default_factory=Deadlines)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Announce, Lookup, PeersSeen
 from p2ptrain.swarm.membership import draw
-from p2ptrain.swarm.messages import Presence
+from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import (
     ANNOUNCE_PERIOD_S,
     CROWDED_LOOKUP_PERIOD_S,
@@ -28,13 +28,17 @@ class Discovery:
         self._announce_at = float("inf")  # until the first announcement
         self._lookup_at = float("inf")
         self._announced_settled = False
+        self.has_answer = False
+        """Whether a lookup was answered."""
         self._crowded = False  # more peers than are kept: arrivals and departures are no news
 
     def announce(self, now: float) -> None:
         self._announce_at = now + ANNOUNCE_PERIOD_S
         core = self._core
         self._announced_settled = core.settled
-        core.emit(Announce(core.state, core.step, core.progress, core.settled))
+        finished = core.has_ended and core.state is PeerState.LEAVING
+        progress = max(core.progress, core.rules.tokens_per_peer) if finished else core.progress
+        core.emit(Announce(core.state, core.step, progress, core.settled, finished))
 
     def look_up(self, now: float) -> None:
         if not self._core.members.records(now):  # peers known only by their calls cannot be dialed or cached
@@ -42,12 +46,14 @@ class Discovery:
         else:
             period = CROWDED_LOOKUP_PERIOD_S if self._crowded else LOOKUP_PERIOD_S
         self._lookup_at = now + period * self._core.random.uniform(0.75, 1.25)
-        self._core.emit(Lookup())
+        self._core.emit(Lookup(finished=not self.has_answer))
 
     def seen(self, event: PeersSeen) -> None:
+        self.has_answer |= event.from_lookup
         members = self._core.members
         for presence, live_until in self._choose(event):
-            if presence.run == self._core.rules.run and members.see(presence, live_until) and not self._crowded:
+            is_new = presence.run == self._core.rules.run and members.see(presence, live_until)
+            if is_new and presence.state is not PeerState.LEAVING and not self._crowded:
                 self._core.note("found", presence.peer)
 
     def expire(self, now: float) -> None:

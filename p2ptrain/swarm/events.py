@@ -26,6 +26,8 @@ class PeersSeen:
     records: tuple[tuple[Presence, float], ...]
     """Records with valid signatures, each with the time (own clock) until which it counts."""
     from_lookup: bool = True
+    finished: tuple[Presence, ...] = ()
+    """Last records, live or expired, of peers that trained to the run's end and left, with valid signatures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +281,16 @@ class Announce:
     step: int
     progress: float
     settled: bool
+    finished: bool = False
+    """Whether this peer trained to the run's end and leaves: the directory also keeps the record among the finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """Ask the directory for live peers; answer with PeersSeen or LookupFailed."""
+
+    finished: bool = False
+    """Whether to ask for finished peers, too."""
 
 
 @dataclass(frozen=True, slots=True)

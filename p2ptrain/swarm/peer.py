@@ -117,6 +117,11 @@ class Peer:
     def live_peers(self, now: float) -> list[PeerId]:
         return [known.peer for known in self._core.members.live(now)]
 
+    def peers_that_answer(self, now: float) -> int:
+        """Return the number of live peers without those that did not answer our last two calls: a killed peer's record
+        lasts a minute longer."""
+        return sum(known.unanswered < 2 for known in self._core.members.live(now))
+
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """Return the peers that could give this one weights, in random order, with their addresses."""
         return self._catch_up.donors(now)
@@ -197,22 +202,28 @@ class Peer:
     # --- joining ----------------------------------------------------------------------------------------------------
 
     def _peers_seen(self, event: events.PeersSeen, now: float) -> None:
+        is_first = event.from_lookup and not self._discovery.has_answer
         self._discovery.seen(event)
         self._awaits_lookup &= not event.from_lookup
         alone = not self._training and self._catch_up.pull is None and not ahead_of(self._core, now)
-        if alone and event.from_lookup:
+        if is_first and self._catch_up.pull is None and not ahead_of(self._core, now):
             self._tell_if_ended(event, now)
+        if alone and event.from_lookup:
             self._begin(now)
 
     def _tell_if_ended(self, event: events.PeersSeen, now: float) -> None:
-        """Note if everybody on record has left and some announced the run's end.
+        """Note if peers announced the run's end and left, and nobody is left but other beginners, if this is one.
 
         Anybody can write such a record, so this peer trains all the same.
         """
-        end = self._core.rules.tokens_per_peer
-        ended = sum(each.state is PeerState.LEAVING and each.progress >= end for each, _ in event.records)
-        if ended and self._core.progress < end and not self._core.members.live(now):
-            self._core.note("ended before", why=f"{ended:,} of its peers announced its end and left")
+        core = self._core
+        end, live = core.rules.tokens_per_peer, core.members.live(now)
+        seen = (*event.finished, *(each for each, _ in event.records))
+        ended = {each.peer for each in seen if each.state is PeerState.LEAVING and each.progress >= end}
+        ended -= {core.me, *(known.peer for known in live)}
+        is_beginner = core.progress == 0
+        if ended and core.progress < end and (is_beginner or not live):
+            core.note("ended before", why=f"{len(ended):,} of its peers announced its end and left")
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while a peer is so far ahead that this one must; go on as before while no donor gives."""
@@ -283,6 +294,7 @@ class Peer:
             return
         self._core.step = event.step
         self._core.trained_to(event.progress)
+        self._core.has_ended = True
         self._core.settled = True  # nothing ahead is further than the end
         self._training = True  # also if the peer was paused after its end, and this core is new
         self._catch_up.drop()

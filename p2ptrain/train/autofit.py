@@ -1,13 +1,11 @@
-"""Detection of what a machine can do: device, autocast type, sequences per micro-batch.
+"""Detection of how a machine computes a run's model fastest: autocast type, sequences per micro-batch.
 
 None of it changes the algorithm: tokens per inner step are the manifest's, reached by gradient accumulation.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.train import accelerator
 from p2ptrain.train.cross_entropy import CHUNK_LOGITS
 from p2ptrain.train.model import FlatModel, summed_loss
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
 
-logger = logging.getLogger(__name__)
-
-CUDA_MEMORY_FRACTION = 0.8
+CARD_MEMORY_FRACTION = 0.8
 """Share of the card's free memory that training may use; the rest is for the owner's other programs. Guess: memory use
 of volunteers' desktops would settle it."""
 
@@ -36,8 +33,19 @@ ACTIVATIONS_PER_LAYER = 17
 """Values kept for the backward pass per token, layer and unit of width. Korthikanti et al. (arXiv 2205.05198) count 34
 bytes at 16 bits without attention scores, which the fused kernel does not keep."""
 
+ONE_SEQUENCE = 2
+"""Times the estimate that one sequence may take on chips with the host's memory. Measured: a pass in fp32 takes 1.4 to
+1.7 times the estimate on the CPU."""
+
 LOGIT_COPIES = 3
 """Copies of a chunk of logits: product, in the weights' type, gradient in the products' type."""
+
+BF16_PARAMETERS = 1_000_000
+"""Parameters from which a CPU with fast bf16 tries it. Measured on one core with AVX512-BF16: a pass of llama-15m takes
+135 ms in bf16 and 303 in fp32, one of the demo's model (357,024) 9 and 8. The trial decides above."""
+
+CPU_TRIAL_TOKENS = 256
+"""Most tokens of a trial on the CPU: one sequence of llama-15m. One of llama-135m takes most of a minute on a core."""
 
 TRIALS = 3
 """Trials of each placement, alternating; the shortest counts. Guess: the spread of trials on real cards would settle
@@ -60,89 +68,63 @@ class Placement:
         return "fp32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` after checking that it computes.
-
-    A card becomes the current device of this thread: autocast queries that one, wherever the tensors are. Raises
-    DeviceError if the device is missing or unusable. ``auto`` tries the other cards, then the CPU, instead.
-    """
-    if name == "auto":
-        return _first_card() or torch.device("cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", name)
-    if named is None:
-        raise DeviceError(f"There is no device {name!r}.", "Use auto, cpu, cuda or cuda:<number>.")
-    if not torch.cuda.is_available():
-        raise DeviceError(f"Device {name} was requested, but {_why_no_cuda()}.", "Fix that, or use --device cpu.")
-    index, count = int(named[1] or 0), torch.cuda.device_count()
-    if index >= count:
-        raise DeviceError(
-            f"Device {name} was requested, but this machine has {count} CUDA device(s).",
-            f"Use one of {', '.join(f'cuda:{i}' for i in range(count))}.",
-        )
-    chosen = torch.device("cuda", index)
-    if (fault := _fault(chosen)) is not None:
-        raise DeviceError(
-            f"Device {name} was requested, but nothing runs on it ({fault}).",
-            "End other programs that use it (nvidia-smi lists them), install a torch that supports the card "
-            "(https://pytorch.org/get-started), or use --device cpu.",
-        )
-    torch.cuda.set_device(chosen)
-    return chosen
-
-
-def card_name(device: torch.device) -> str | None:
-    """Return the name by which nvidia-smi knows a device, ``GPU-`` and its UUID; None if it knows none."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return None
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-
-
-def half_type(device: torch.device) -> torch.dtype:
-    """Return the 16-bit type in which a device multiplies matrices fast: bf16, or fp16 on a CUDA card without it."""
-    if device.type != "cuda":
-        return torch.bfloat16
-    with torch.cuda.device(device):
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-
-
 def place(
     model: FlatModel, description: Decoder, training: TrainingSection, cpu_bytes: int = CPU_ACTIVATION_BYTES
 ) -> Placement:
-    """Choose autocast type and micro-batch for a model on its device. On CUDA it runs a few trial passes.
+    """Choose autocast type and micro-batch for a model on its device by a few trial passes.
 
-    On the CPU, activations take at most ``cpu_bytes``.
+    On the CPU and on chips that share its memory, activations take at most ``cpu_bytes``.
 
-    In 16 bits (bf16, or fp16 with loss scaling on a card without it) a card computes faster but launches more kernels.
+    In 16 bits (bf16, or fp16 with loss scaling where bf16 is missing) a card computes faster but launches more kernels.
     Of two placements that fit, the faster one in a trial is used: on an H100, llama-135m is six times as fast in bf16
-    and llama-15m a third faster in fp32 (measured: docs/RESULTS.md). Raises DeviceError if not even one sequence fits.
+    and llama-15m a third faster in fp32 (measured: docs/RESULTS.md). A CPU with fast bf16 tries both, too. Raises
+    DeviceError if not even one sequence fits.
     """
     device = model.theta.device
-    if device.type != "cuda":
-        return Placement(None, cpu_micro_batch(description, training, cpu_bytes))
-    with torch.cuda.device(device):
-        free, _ = torch.cuda.mem_get_info()
-        # Two moments and a gradient are still to be allocated; memory that torch has reserved but does not use counts
-        # as free.
-        spare = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        budget = int(CUDA_MEMORY_FRACTION * (free + spare)) - 3 * model.theta.nbytes
-        found = fastest(
-            fitting((half_type(device), None), lambda way: _micro_batch(model, training, budget, way)),
-            lambda how: _trial_s(model, how, training.sequence_length),
-        )
-        torch.cuda.empty_cache()
+
+    def trial(how: Placement) -> float:
+        return trial_s(model, how, training.sequence_length)
+
+    if device.type == "cpu":
+        exact = Placement(None, cpu_micro_batch(description, training, cpu_bytes))
+        if model.theta.numel() < BF16_PARAMETERS or not accelerator.has_fast_bf16():
+            return exact
+        # The same micro-batch: with copies of the weights in bf16, a pass takes less memory than in fp32 (measured).
+        return fastest([replace(exact, autocast=torch.bfloat16), exact], trial)
+    with accelerator.current(device):
+        accelerator.empty_cache(device)
+        half = accelerator.half_type(device)
+        ways = (half, None) if accelerator.autocasts(device, half) else (None,)
+        estimate = cpu_sequence_bytes(description, training)
+        budget = _budget_bytes(model, max(cpu_bytes, ONE_SEQUENCE * estimate))
+        found = fastest(fitting(ways, lambda way: _micro_batch(model, training, budget, way, estimate)), trial)
+        accelerator.empty_cache(device)
     return found
 
 
+def _budget_bytes(model: FlatModel, most: int) -> int:
+    """Return the memory that activations may take on a card: at most ``most`` if it is the host's, or unknown."""
+    device = model.theta.device
+    free = accelerator.free_bytes(device)
+    if free is None:
+        return most
+    budget = int(CARD_MEMORY_FRACTION * free) - 3 * model.theta.nbytes  # two moments and a gradient are to come
+    return min(budget, most) if accelerator.shares_host_memory(device) else budget
+
+
 def fitting(ways: Iterable[torch.dtype | None], micro_batch: Callable[[torch.dtype | None], int]) -> list[Placement]:
-    """Return a placement for each autocast type with which the model fits. Raises DeviceError if there is none."""
+    """Return a placement for each autocast type in which the model fits and the device has all operations.
+
+    Raises DeviceError if there is none.
+    """
     found, fault = [], ""
     for way in ways:
         try:
             found.append(Placement(way, micro_batch(way)))
         except DeviceError as error:
             fault = error.problem
+        except NotImplementedError as error:
+            fault = f"This device lacks an operation of the model ({str(error).partition(chr(10))[0]})."
     if not found:
         raise DeviceError(fault, _CLOSE_OTHERS)
     return found
@@ -150,7 +132,7 @@ def fitting(ways: Iterable[torch.dtype | None], micro_batch: Callable[[torch.dty
 
 def fastest(
     placements: Sequence[Placement],  # at least one
-    trial: Callable[[Placement], float],  # seconds of one micro-batch; may raise OutOfMemoryError
+    trial: Callable[[Placement], float],  # seconds of one micro-batch; may run out of memory
 ) -> Placement:
     """Return the placement with the shortest time per sequence, the first of equals; a single one is not tried.
 
@@ -165,7 +147,9 @@ def fastest(
         for place, way in enumerate(ways):
             try:
                 seconds = trial(way)
-            except torch.OutOfMemoryError:
+            except (RuntimeError, MemoryError) as error:
+                if not accelerator.is_out_of_memory(error):
+                    raise
                 ways[place], costs[place] = replace(way, micro_batch=max(1, way.micro_batch // 2)), math.inf
                 continue
             spent_s += seconds
@@ -178,7 +162,7 @@ def fastest(
 def search_micro_batch(
     most: int,  # sequences per inner step
     budget_bytes: int,
-    cost: Callable[[int], int],  # bytes that a trial of this many sequences took; may raise OutOfMemoryError
+    cost: Callable[[int], int],  # bytes that a trial of this many sequences took; may run out of memory
 ) -> int:
     """Return the largest power of two (or ``most``) that a trial showed to fit.
 
@@ -190,7 +174,9 @@ def search_micro_batch(
     while True:
         try:
             used = cost(size)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not accelerator.is_out_of_memory(error):
+                raise
             break
         if used > budget_bytes:
             break
@@ -223,73 +209,59 @@ def cpu_sequence_bytes(description: Decoder, training: TrainingSection) -> int:
     return 4 * (kept + LOGIT_COPIES * min(config.vocab_size * tokens, CHUNK_LOGITS))
 
 
-def _micro_batch(model: FlatModel, training: TrainingSection, budget_bytes: int, autocast: torch.dtype | None) -> int:
-    torch.cuda.empty_cache()
+def _micro_batch(
+    model: FlatModel, training: TrainingSection, budget_bytes: int, autocast: torch.dtype | None, sequence_bytes: int
+) -> int:
+    accelerator.empty_cache(model.theta.device)
     return search_micro_batch(
         training.sequences_per_step,
         budget_bytes,
-        lambda sequences: _activation_bytes(model, sequences, training.sequence_length, autocast),
+        lambda sequences: _activation_bytes(model, sequences, training.sequence_length, autocast, sequence_bytes),
     )
 
 
-def _trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
-    """Return the seconds of a forward and backward pass after one warm-up pass. Leaves no gradients."""
+def trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
+    """Return the seconds of a forward and backward pass after one warm-up pass. Leaves no gradients.
+
+    On the CPU the pass has at most ``CPU_TRIAL_TOKENS``; the seconds are those of all tokens at the same speed.
+    """
     device = model.theta.device
-    batch = torch.zeros(how.micro_batch, sequence_length + 1, dtype=torch.int64)
-    torch.cuda.empty_cache()  # free the other placement's cache: both together may not fit
+    sequences, tokens = how.micro_batch, sequence_length
+    if device.type == "cpu":
+        tokens = min(tokens, CPU_TRIAL_TOKENS)
+        sequences = min(sequences, max(1, CPU_TRIAL_TOKENS // tokens))
+    batch = torch.zeros(sequences, tokens + 1, dtype=torch.int64)
+    accelerator.empty_cache(device)  # free the other placement's cache: both together may not fit
     try:
         for _ in range(2):
             began = time.perf_counter()
             torch.autograd.backward(summed_loss(model.module, batch, how.autocast))
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - began
+            accelerator.synchronize(device)
+        seconds = time.perf_counter() - began
+        return seconds * (how.micro_batch * sequence_length) / (sequences * tokens)
     finally:
         model.module.zero_grad(set_to_none=True)
 
 
-def _activation_bytes(model: FlatModel, sequences: int, sequence_length: int, autocast: torch.dtype | None) -> int:
+def _activation_bytes(
+    model: FlatModel, sequences: int, sequence_length: int, autocast: torch.dtype | None, sequence_bytes: int
+) -> int:
     """Return the peak bytes of a forward and backward pass beyond weights and gradients. Leaves no gradients.
 
-    Gradients exist before the pass, as they do from an inner step's second micro-batch on: the peak adds to them.
+    Gradients exist before the pass, as they do from an inner step's second micro-batch on: the peak adds to them. Where
+    the backend counts no peak, the pass only shows that it fits, and ``sequence_bytes`` estimates what it takes.
     """
     device = model.theta.device
     batch = torch.zeros(sequences, sequence_length + 1, dtype=torch.int64)
     try:
         for parameter in model.module.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        before = accelerator.start_peak(device)
         torch.autograd.backward(summed_loss(model.module, batch, autocast))
-        return max(0, torch.cuda.max_memory_allocated(device) - before)
+        accelerator.synchronize(device)  # a device that computes later also runs out of memory later
+        peak = accelerator.peak_bytes(device)
+        if before is None or peak is None:
+            return sequences * sequence_bytes
+        return max(0, peak - before)
     finally:
         model.module.zero_grad(set_to_none=True)
-
-
-def _first_card() -> torch.device | None:
-    """Make the first card that computes the current device and return it; log the cards that fail."""
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        card = torch.device("cuda", index)
-        if (fault := _fault(card)) is None:
-            torch.cuda.set_device(card)
-            return card
-        logger.warning("%s is not used: %s", card, fault)
-    return None
-
-
-def _fault(card: torch.device) -> str | None:
-    """Return why nothing runs on this card, such as exclusive use by another program or a torch without its kernels."""
-    try:
-        _compute(card)
-    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
-        return str(error).partition("\n")[0] or type(error).__name__
-    return None
-
-
-def _compute(device: torch.device) -> None:
-    torch.ones(1, device=device).add_(1).item()
-
-
-def _why_no_cuda() -> str:
-    if torch.version.cuda is None:
-        return "this torch was built without CUDA (https://pytorch.org/get-started prints the install command)"
-    return "torch finds no CUDA device (is the driver installed? nvidia-smi should list the card)"

@@ -27,6 +27,7 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
+from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, summed_loss
@@ -188,7 +189,9 @@ class LanguageModelTask:
         while True:
             try:
                 return self._accumulate(batch)
-            except torch.OutOfMemoryError as error:
+            except (RuntimeError, MemoryError) as error:
+                if not accelerator.is_out_of_memory(error):
+                    raise
                 if self.micro_batch == 1:
                     raise DeviceError(
                         f"The model does not fit {self.theta.device}: one sequence of"
@@ -198,7 +201,7 @@ class LanguageModelTask:
                     ) from error
             # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
             self.micro_batch //= 2
-            torch.cuda.empty_cache()
+            accelerator.empty_cache(self.theta.device)
             logger.warning("out of memory: continuing with micro-batches of %d sequences", self.micro_batch)
 
     def _accumulate(

@@ -14,9 +14,10 @@ Matrices and embeddings decay, norms and biases do not (GPT-3's practice, arXiv 
 in the first moment, like AdamW's; its slice of the second moment stays zero. The state of a peer therefore has one
 layout for both optimizers.
 
-torch's fused AdamW runs over the few stretches of the flat vector with and without weight decay, not over parameters.
-torch.optim.Muon takes one matrix after another; here matrices of one shape are orthogonalized together (measured with
-14 matrices of 64 x 64 and 64 x 192: 4.4 ms a step by torch.optim.Muon, 1.3 ms here).
+torch's fused AdamW runs over the few stretches of the flat vector with and without weight decay, not over parameters;
+its plain AdamW does where a device lacks the fused one. torch.optim.Muon takes one matrix after another; here matrices
+of one shape are orthogonalized together (measured with 14 matrices of 64 x 64 and 64 x 192: 4.4 ms a step by
+torch.optim.Muon, 1.3 ms here).
 
 Legend: P parameters (padded), n matrices of one shape, R and S rows and columns of a matrix, R <= S.
 """
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from p2ptrain.outer.flat import FlatLayout
-from p2ptrain.train.autofit import half_type
+from p2ptrain.train.accelerator import half_type, has_fused_adamw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -101,6 +102,7 @@ class FlatOptimizer:
     ) -> None:
         self._training = training
         self._products = half_type(theta.device)
+        self._is_fused = has_fused_adamw(theta.device)
         runs = _runs(layout, hidden)
         self._counters = torch.zeros(len(runs["decays"]) + len(runs["plain"]), device=theta.device)
         counters = list(self._counters)
@@ -137,7 +139,7 @@ class FlatOptimizer:
                 some.second,
                 [],
                 some.steps,
-                fused=True,
+                fused=self._is_fused,
                 amsgrad=False,
                 maximize=False,
                 beta1=training.beta1,

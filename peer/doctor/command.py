@@ -6,13 +6,14 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
+from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import P2pTrainError, UserError
-from p2ptrain.base.ids import RunId
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.text import UserPath
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, Manifest
@@ -45,7 +46,7 @@ def _unheard() -> Iterator[None]:
 @click.option(
     "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of the peer; need not exist yet."
 )
-@click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
+@click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
@@ -72,6 +73,7 @@ def doctor(
     parsed: JoinLink | None = None
     manifest: Manifest | None = None
     listens_at: int | None = None
+    holders: Mapping[str, PeerId | None] = {}
     with _errors_as_findings("link", found):
         parsed = _link(link, home)
     with _errors_as_findings("versions", found):
@@ -99,12 +101,14 @@ def doctor(
         with _errors_as_findings("network", found):
             from peer.doctor.network import examine
 
-            findings, signed = examine(parsed, Home(place), listens_at, local)
-            found += findings
-            manifest = None if signed is None else signed.manifest
-    found += _material(manifest, Home(place), data, tokenizer)
+            examined = examine(parsed, Home(place), listens_at, local)
+            found += examined.findings
+            manifest = None if examined.signed is None else examined.signed.manifest
+            holders = examined.holders
+    found += _material(manifest, Home(place), data, tokenizer, holders)
     with _errors_as_findings("memory", found):
         found += machine.memory(manifest, device, settings.memory_bytes)
+    found += _speed(manifest, device, settings, found)
     with _errors_as_findings("disk", found):
         found += machine.disk(place, manifest)
     with _errors_as_findings("cache", found):
@@ -116,7 +120,13 @@ def doctor(
     return show.exit_status(found)
 
 
-def _material(manifest: Manifest | None, home: Home, data: Path | None, tokenizer: Path | None) -> list[Finding]:
+def _material(
+    manifest: Manifest | None,
+    home: Home,
+    data: Path | None,
+    tokenizer: Path | None,
+    holders: Mapping[str, PeerId | None],  # nodes that send files of the run
+) -> list[Finding]:
     """Check what the run reads; needs its manifest, which a node of the link hands out."""
     if manifest is None:
         return [skipped(check, "needs the run's manifest: give a join LINK that answers") for check in MATERIAL_CHECKS]
@@ -128,11 +138,25 @@ def _material(manifest: Manifest | None, home: Home, data: Path | None, tokenize
     with _errors_as_findings("data", found):
         from peer.doctor.material import check_data
 
-        found.append(check_data(manifest, cache_directory(), home, data))
+        found.append(check_data(manifest, cache_directory(), home, data, holders))
     with _errors_as_findings("tokenizer", found):
         from peer.doctor.material import check_tokenizer
 
-        found.append(check_tokenizer(manifest, home, tokenizer))
+        found.append(check_tokenizer(manifest, home, tokenizer, holders))
+    return found
+
+
+def _speed(manifest: Manifest | None, device: str, settings: Settings, others: Sequence[Finding]) -> list[Finding]:
+    """Time the run's model, if there is one and it fits."""
+    if manifest is None:
+        return [skipped("speed", "needs the run's manifest: give a join LINK that answers")]
+    if any(each.check in ("device", "memory") and each.state is show.FindingState.BAD for each in others):
+        return [skipped("speed", "needs a device that the model fits")]
+    found: list[Finding] = []
+    with _errors_as_findings("speed", found):
+        from peer.doctor.speed import check_speed
+
+        found.append(check_speed(manifest, device, settings.memory_bytes, settings.threads))
     return found
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
-import shutil
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import p2ptrain
-from p2ptrain.base import cgroups, files, udp_filter
+from p2ptrain.base import cgroups, udp_filter
 from p2ptrain.base.documents import document
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
@@ -20,13 +21,14 @@ from p2ptrain.cli import platform_fault
 from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
 
-CHECKPOINT_BYTES = 60
-"""Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32. Guess: the size
-of a home after a long session, per parameter."""
+if TYPE_CHECKING:
+    import torch
+
+AMD_BYTES = 6_000_000_000
+"""Memory from which a chip of AMD is taken for a card. Guess: what chips inside processors get."""
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
 SPARE_DISK_BYTES = 1_000_000_000
-"""Additional disk space, for logs and everything else. Guess: the size of a home without checkpoints after a long
-session."""
+"""Additional disk space, for logs and everything else. Guess: its size after a long session."""
 
 
 def versions() -> list[Finding]:
@@ -74,16 +76,17 @@ def proxies(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def device(name: str) -> list[Finding]:
-    """Report the device that would train, and a GPU that torch cannot use."""
+    """Report the device that would train, what it computes with, and a GPU that torch cannot use."""
     import torch
 
-    from p2ptrain.train.autofit import choose_device
+    from p2ptrain.train import accelerator
 
-    chosen = choose_device(name)
-    if chosen.type == "cuda":
-        total = torch.cuda.get_device_properties(chosen).total_memory
-        driver = f", driver {card[1]}" if (card := _driver()) else ""
-        return [ok("device", f"{torch.cuda.get_device_name(chosen)}, {total / 1e9:.1f} GB{driver}")]
+    chosen = accelerator.choose_device(name)
+    kernels = f"; {_kernels(chosen)}"
+    if chosen.type != "cpu":
+        driver = f", driver {card[1]}" if chosen.type == "cuda" and (card := _driver()) else ""
+        memory = f"{accelerator.total_bytes(chosen) / 1e9:.1f} GB"
+        return [ok("device", f"{accelerator.product_name(chosen)}, {memory}{driver}{kernels}")]
     found = f"CPU, {cgroups.usable_cpus()} cores"
     card = _driver()
     if card is not None and name == "auto":
@@ -92,14 +95,34 @@ def device(name: str) -> list[Finding]:
             if torch.version.cuda is None
             else "Update the driver, or install a torch build for the present one. "
         )
-        words = f"{found}; this torch ({torch.__version__}) does not use the {card[0]}, driver {card[1]}"
+        words = f"{found}{kernels}; this torch ({torch.__version__}) does not use the {card[0]}, driver {card[1]}"
         return [note("device", words, f"{fix}Training on the CPU works, but is slow.")]
-    return [ok("device", found)]
+    if name == "auto" and (memory_bytes := _amd_bytes()) >= AMD_BYTES:
+        words = f"this torch ({torch.__version__}) does not use the card of AMD with {memory_bytes / 1e9:.1f} GB"
+        fix = "Install a torch build for ROCm (pytorch.org, Get Started). Training on the CPU works, but is slow."
+        return [note("device", f"{found}{kernels}; {words}", fix)]
+    return [ok("device", f"{found}{kernels}")]
+
+
+def _kernels(chosen: torch.device) -> str:
+    """Return what a device computes with: types of matrix products, optimizer."""
+    import torch
+
+    from p2ptrain.train import accelerator
+
+    half = str(accelerator.half_type(chosen)).removeprefix("torch.")
+    if chosen.type == "cpu":
+        products = f"bfloat16 and fp32, {torch.backends.cpu.get_cpu_capability()}"
+        products = products if accelerator.has_fast_bf16() else products.removeprefix("bfloat16 and ")
+    else:
+        products = f"{half} and {'TF32' if accelerator.has_tf32(chosen) else 'fp32'}"
+    optimizer = "fused AdamW" if accelerator.has_fused_adamw(chosen) else "AdamW without fused kernels"
+    return f"matrix products in {products}; {optimizer}"
 
 
 def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[Finding]:
     """Check that the run's model fits the memory of this machine and what the owner allows in settings.toml."""
-    from p2ptrain.train.autofit import choose_device
+    from p2ptrain.train.accelerator import choose_device
     from peer.capacity import activation_bytes, check_memory, installed_memory
 
     there = f"{installed_memory() / 1e9:.1f} GB"
@@ -114,7 +137,9 @@ def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[F
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
-    place, free = _room(home)
+    from peer.space import room
+
+    place, free = room(home)
     if free is None:
         return [bad("disk", f"{place} is not writable", "Choose a directory that you can write to, with --home.")]
     there, needed = f"{free / 1e9:.1f} GB free at {place}", _home_bytes(manifest)
@@ -127,17 +152,18 @@ def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
 def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Finding]:
     """Check the free disk space for the run's tokens, and for the home if it is on the same disk."""
     from p2ptrain.data.corpus import has_stream, most_stream_bytes
+    from peer.space import room
 
     if manifest is not None and has_stream(manifest, directory):
         return [ok("cache", f"the run's tokens are in {directory}")]
-    place, free = _room(directory)
+    place, free = room(directory)
     if free is None:
         fix = "Set XDG_CACHE_HOME to a directory that you can write to."
         return [bad("cache", f"{place} is not writable", fix)]
     there = f"{free / 1e9:.1f} GB free at {place}"
     if manifest is None:
         return [ok("cache", f"{there}; give a join LINK to check what its run needs")]
-    beside, its_free = _room(home)
+    beside, its_free = room(home)
     shares = its_free is not None and beside.stat().st_dev == place.stat().st_dev
     needed = most_stream_bytes(manifest) + (_home_bytes(manifest) if shares else 0)
     if free < needed:
@@ -149,19 +175,9 @@ def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Findin
 
 def _home_bytes(manifest: Manifest | None) -> int:
     """Return the disk space that a home needs, as far as it is known."""
-    return SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
+    from peer.space import CHECKPOINT_BYTES, CHECKPOINTS
 
-
-def _room(path: Path) -> tuple[Path, int | None]:
-    """Return the nearest existing directory of ``path``, and the free bytes of its disk; None if not writable."""
-    place = path.absolute()
-    try:
-        while not files.exists(place):
-            place = place.parent
-        free = shutil.disk_usage(place).free
-    except OSError:
-        return place, None
-    return place, free if os.access(place, os.W_OK) else None
+    return SPARE_DISK_BYTES + (CHECKPOINTS * CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
 
 
 def port(host: str, number: int, is_named: bool) -> list[Finding]:
@@ -186,6 +202,15 @@ def port(host: str, number: int, is_named: bool) -> list[Finding]:
 
 def _listing(number: int) -> str:
     return f"lsof -iTCP:{number}" if sys.platform == "darwin" else f"ss -ltnp sport = :{number}"
+
+
+def _amd_bytes(root: Path = Path("/sys/class/drm")) -> int:
+    """Return the memory of the largest card of AMD, from Linux's driver amdgpu; 0 if there is none."""
+    found = [0]
+    for path in root.glob("card[0-9]*/device/mem_info_vram_total"):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(path.read_text()))
+    return max(found)
 
 
 def _driver() -> tuple[str, str] | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from pathlib import Path
 
 from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.ids import PeerId, short
 from p2ptrain.data.corpus import check_named, check_vocabulary, has_stream
 from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_files
 from p2ptrain.data.rows import INSTALL_DATA
@@ -16,6 +18,9 @@ from peer.doctor.findings import Finding, bad, note, ok
 from peer.home import Home
 from peer.owner.settings import Settings
 from peer.start_options import StartFile
+
+NOT_ASKED: Mapping[str, PeerId | None] = {}
+"""Holders of the run's files if no node was asked: nothing is known of any file."""
 
 
 def check_packages(manifest: Manifest, cache: Path) -> Finding:
@@ -29,7 +34,9 @@ def check_packages(manifest: Manifest, cache: Path) -> Finding:
     return ok("packages", "pyarrow installed")
 
 
-def check_data(manifest: Manifest, cache: Path, home: Home, given: Path | None) -> Finding:
+def check_data(
+    manifest: Manifest, cache: Path, home: Home, given: Path | None, holders: Mapping[str, PeerId | None] = NOT_ASKED
+) -> Finding:
     """Check that the run's text is here or can be had. Raises CorpusError if the given file is another one."""
     corpus = manifest.corpus
     named = {file.what: file for file in named_files(manifest)}
@@ -43,10 +50,12 @@ def check_data(manifest: Manifest, cache: Path, home: Home, given: Path | None) 
     if corpus.kind == "hub":
         return ok("data", f"{corpus.name} of the Hugging Face hub is downloaded at the first start")
     path = _local(named["corpus"], home, given)
-    return _missing("data", named["corpus"]) if path is None else ok("data", f"{path} is the run's corpus")
+    return _missing("data", named["corpus"], holders) if path is None else ok("data", f"{path} is the run's corpus")
 
 
-def check_tokenizer(manifest: Manifest, home: Home, given: Path | None) -> Finding:
+def check_tokenizer(
+    manifest: Manifest, home: Home, given: Path | None, holders: Mapping[str, PeerId | None] = NOT_ASKED
+) -> Finding:
     """Check that the run's tokenizer is here or can be had, and that the model has an id for each of its tokens.
 
     Raises CorpusError if the given file is another one or unusable, ManifestError if it does not fit.
@@ -60,7 +69,7 @@ def check_tokenizer(manifest: Manifest, home: Home, given: Path | None) -> Findi
         named = next(file for file in named_files(manifest) if file.what == "tokenizer")
         path = _local(named, home, given)
         if path is None:
-            return _missing("tokenizer", named)
+            return _missing("tokenizer", named, holders)
     loaded = load_tokenizer(spec, path)
     check_vocabulary(manifest, loaded)
     fits = f"{loaded.vocabulary_size:,} ids, and the model has {manifest.model.config.vocab_size:,}"
@@ -85,8 +94,15 @@ def _local(file: NamedFile, home: Home, given: Path | None) -> Path | None:
     return path
 
 
-def _missing(check: str, file: NamedFile) -> Finding:
-    words = f"the {file.what} with sha256 {file.sha256[:12]}… is not here; peers send it if they have it"
+def _missing(check: str, file: NamedFile, holders: Mapping[str, PeerId | None]) -> Finding:
+    """Report a file that is not here: the nodes of the link that were asked send it, lack it, or were not reached."""
+    name = f"the {file.what} with sha256 {file.sha256[:12]}…"
+    if (holder := holders.get(file.sha256)) is not None:
+        return ok(check, f"{short(holder)} sends {name} at the first start; the link is all that is needed")
+    if file.sha256 in holders:
+        words = f"{name} is not here, and no node that was asked has it"
+        return bad(check, words, f"Get it from the run's author and pass {file.option} FILE.")
+    words = f"{name} is not here; peers send it if they have it"
     most = f"{MOST_STORED_BYTES >> 20} MiB"
     fix = f"If it is larger than {most} or no peer has it, get it from the run's author and pass {file.option} FILE."
     return note(check, words, fix)

@@ -10,16 +10,20 @@ import contextlib
 import ipaddress
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import uvloop
 
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, short
+from p2ptrain.data.file_store import named_files
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_access_list
+from p2ptrain.net.file_service import FILES_PROTOCOL, size_of
+from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
@@ -41,11 +45,21 @@ MAX_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
 
 NodeAddresses = dict[PeerId, list[str]]
-Result = tuple[list[Finding], SignedManifest | None]
-"""Findings, and the run's manifest if one was fetched."""
+Holders = Mapping[str, PeerId | None]
+"""Node that sends a file, by the file's SHA-256; None if all nodes that were asked answered that they lack it."""
 
 
-def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Result:
+class Examined(NamedTuple):
+    """Results of the network checks."""
+
+    findings: list[Finding]
+    signed: SignedManifest | None
+    """The run's manifest, if one was fetched."""
+    holders: Holders
+    """Files that the run names by digest; one of which nothing is known is absent."""
+
+
+def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examined:
     """Run the network checks for the peer of ``home``. Raises UserError if this machine cannot start a node.
 
     The node listens on ``port`` (0: any free one), or not at all if it is None.
@@ -57,7 +71,7 @@ def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Result
         return runner.run(_examine(link, home, port, local, Path(folder)))
 
 
-async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Result:
+async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Examined:
     identity = Identity.load_or_create(folder / "identity.key")
     host = "127.0.0.1" if local else "0.0.0.0"
     listen = [] if port is None else [address.multiaddress(host, port)]
@@ -68,7 +82,7 @@ async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, fo
         await node.close()
 
 
-async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Result:
+async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Examined:
     findings: list[Finding] = []
     targets: NodeAddresses = {}
     for each in link.addresses:
@@ -101,7 +115,33 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Res
     has_relay = await _has_relay(node, targets) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
     findings.append(verdicts.rates(await _measured(node, peers | answered)))
-    return findings, signed
+    files = [] if signed is None else [each.sha256 for each in named_files(signed.manifest)]
+    return Examined(findings, signed, await _holders(node, targets, files))
+
+
+async def _holders(node: Node, targets: NodeAddresses, files: Sequence[str]) -> Holders:
+    """Ask nodes for each of these files until one of them has it."""
+    transport, holders = P2PTransport(node, FILES_PROTOCOL, FILES_LIMITS), dict[str, PeerId | None]()
+    for sha256 in files:
+        is_known = bool(targets)
+        for peer, places in targets.items():
+            try:
+                async with asyncio.timeout(COMPANY_S):
+                    link = await transport.open(peer, places)
+                    try:
+                        size = await size_of(link, sha256)
+                    finally:
+                        await link.close()
+            except (NetworkError, RemoteError, TimeoutError):  # among others: the run does not admit our temporary key
+                is_known = False
+                continue
+            if size:
+                holders[sha256] = peer
+                break
+        else:
+            if is_known:
+                holders[sha256] = None
+    return holders
 
 
 def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) -> Finding:

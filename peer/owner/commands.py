@@ -11,7 +11,7 @@ import click
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.base.text import printable
+from p2ptrain.base.text import command_line, printable
 from peer.home import Home, check_no_other
 from peer.options import HOME
 from peer.owner import status as reports
@@ -25,7 +25,7 @@ from peer.owner.pause import parse_end
 def status(home: Path, as_json: bool) -> None:
     """Show what the peer in HOME is doing: progress, loss, exchanges, rates, this month's traffic.
 
-    If no peer runs there or it does not answer, shows what is on disk and exits with status 2.
+    If no peer runs there or it does not answer, shows what is on disk and exits with status 2, or 0 if it has finished.
     """
     _check(home)
     check_no_other(home)
@@ -35,7 +35,7 @@ def status(home: Path, as_json: bool) -> None:
     except HomeError as error:
         fault, found = error, reports.last_known(Home(home), is_running=not isinstance(error, NotRunningError))
     click.echo(json.dumps(found, indent=1) if as_json else reports.screen(found))
-    if fault is not None:
+    if fault is not None and found["state"] != reports.FINISHED:
         raise fault
 
 
@@ -63,13 +63,19 @@ def resume(home: Path) -> None:
 @HOME
 def finish(home: Path) -> None:
     """Stop the peer in HOME after its current outer step: it saves, leaves the swarm and exits with status 0."""
-    _order(home, "finish")
+    training = _order(home, "finish").get("status", {}).get("training")
+    if training is None or not training["step"]:
+        return
+    loss = f"training loss {training['loss']:.3f}; " if training["loss"] is not None else ""
+    click.echo(f"{loss}once it has ended, the held-out loss: {command_line('p2ptrain', 'status', home.absolute())}")
+    click.echo(f"to use the model with transformers: {Home(home).export_command}")
 
 
-def _order(home: Path, command: str, **details: Any) -> None:
+def _order(home: Path, command: str, **details: Any) -> dict[str, Any]:
     _check(home)
     answer: dict[str, Any] = ask(home, command=command, **details)
     click.echo(printable(str(answer.get("told", answer.get("error")))))
+    return answer
 
 
 def _check(home: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationError
 
 from p2ptrain.base import files
+from p2ptrain.base.device_names import DEVICE_NAME, DEVICE_WORDS
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import SETTINGS_FILE
 from p2ptrain.manifest.document import field_lines, read_toml
@@ -45,7 +46,6 @@ Mark = tuple[int, int, int] | None
 """Modification time in ns, size and inode of the file; None without a file."""
 
 _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 def _cap(value: float) -> float:
@@ -84,8 +84,8 @@ def nickname_text(text: str) -> str:
 
 def device_name(text: str) -> str:
     """Return the valid name of a device. Raises ValueError."""
-    if not _DEVICE.fullmatch(text):
-        raise ValueError('a device is "auto", "cpu", "cuda" or "cuda:<number>"')
+    if not DEVICE_NAME.fullmatch(text):
+        raise ValueError(f"devices are {DEVICE_WORDS}")
     return text
 
 
@@ -143,8 +143,8 @@ class Settings(Section):
     characters."""
 
     device: Annotated[str, AfterValidator(device_name)] = "auto"
-    """Device for training. Applies from the next start; --device takes precedence. Allowed: "auto", "cpu", "cuda" or
-    "cuda:<number>"."""
+    """Device for training. Applies from the next start; --device takes precedence. Allowed: "auto", "cpu", "mps",
+    "cuda", "xpu", "cuda:<number>" or "xpu:<number>"."""
 
     threads: int = Field(default=0, ge=0, le=MAX_THREADS)
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number
@@ -208,7 +208,7 @@ def parse(text: str) -> Settings:
     try:
         return Settings.model_validate(data)
     except ValidationError as error:
-        raise ValueError("; ".join(error_lines(error, Settings, ()))) from None
+        raise ValueError("; ".join(error_lines(error, Settings, (), data))) from None
 
 
 class SettingsFile:
@@ -234,7 +234,7 @@ class SettingsFile:
             return self._read()
         except OSError as error:
             is_none = error.errno == errno.EINVAL  # not a regular file
-            remedy = "Move it away; the next start writes a new one." if is_none else "Check its permissions."
+            remedy = "Move it away; the next start writes a new one." if is_none else files.remedy(error, "")
             raise HomeError(f"{self.path} cannot be used: {error.strerror}.", remedy) from error
         except ValueError as error:
             remedy = "Fix it, or delete the file; the next start writes a new one."

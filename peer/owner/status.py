@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from peer.session_recorder import SessionRecorder
 
 NOT_RUNNING = "not running"
+FINISHED = "finished"
+"""State of a peer that reached the run's end and does not run."""
 SILENT = "does not answer"
 EARLY = "looking for the run's manifest, or building the model"
 
@@ -53,16 +55,21 @@ def state_of(
 def last_known(home: Home, is_running: bool) -> dict[str, Any]:
     """Return the status of a peer that does not answer, from its home: newest checkpoint and last summary."""
     states = sorted(home.checkpoints.glob("step-*/state.json"), key=lambda path: path.parent.name)
+    checkpoint = _read(states[-1], "step", "progress", "tokens", "ended") if states else None
+    summary = _read(
+        home.summary,
+        *("val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens"),
+        *("tokens", "outer_steps", "exchanges_ok", "finished", "why"),
+    )
+    has_finished = summary is not None and summary["finished"] is True
     return {
-        "state": SILENT if is_running else NOT_RUNNING,
+        "state": SILENT if is_running else FINISHED if has_finished else NOT_RUNNING,
         "home": str(home.path),
-        "checkpoint": _read(states[-1], "step", "progress", "tokens", "ended") if states else None,
+        "checkpoint": checkpoint,
         "saved_s_ago": _age_s(states[-1]) if states else None,
-        "summary": _read(
-            home.summary,
-            *("val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens"),
-            *("tokens", "outer_steps", "exchanges_ok", "finished", "why"),
-        ),
+        "summary": summary,
+        "finished_s_ago": _age_s(home.summary) if has_finished else None,
+        "export": home.export_command if has_finished else None,
     }
 
 
@@ -77,7 +84,7 @@ def _age_s(path: Path) -> int | None:
 def screen(status: Mapping[str, Any]) -> str:
     """Format a status for people, one printable line per entry, as lines may contain other peers' text."""
     rows = [("state", ": ".join(filter(None, (status["state"], status.get("why")))))]
-    if status["state"] in (NOT_RUNNING, SILENT):
+    if status["state"] in (NOT_RUNNING, SILENT, FINISHED):
         rows += _saved_rows(status)
     else:
         rows += _running_rows(status)
@@ -104,6 +111,8 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{status['exchanges_under_way']} under way, {training['exchanges_failed']:,} failed",
             ),
         ]
+        if (unsaved_s := training.get("unsaved_s")) is not None:
+            rows.append(("saving", f"FAILS; last saved {_ago(unsaved_s)}. Free some space on the disk of the home"))
     if status["admission"]:
         rows.append(("admission", status["admission"]))
     up, down = status["rates"]["sent_bytes_per_s"], status["rates"]["received_bytes_per_s"]
@@ -124,15 +133,19 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _saved_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
+    if status["state"] == FINISHED and (ended_s_ago := status["finished_s_ago"]) is not None:
+        rows.append(("ended", f"{_ago(ended_s_ago)}, at the run's end; nothing is left to train"))
     if (saved := status["checkpoint"]) is not None:
         ended = ", the run's end" if saved.get("ended") else ""
         ago = "" if status["saved_s_ago"] is None else f", {_ago(status['saved_s_ago'])}"
         rows.append(("saved", f"outer step {saved.get('step')}{ended}{ago}"))
     if (last := status["summary"]) is not None:
         value = last.get("val_loss_last")
-        loss = f"{value:.3f}" if isinstance(value, float) else "unknown"
+        loss = f"{value:.4f}" if isinstance(value, float) else "unknown"
         loss += partly(last.get("val_loss_last_tokens") or 0, last.get("val_loss_of_tokens") or 0)
         rows.append(("last time", f"held-out loss {loss}, {last.get('exchanges_ok')} exchanges; {last.get('why')}"))
+    if status["export"] is not None:
+        rows.append(("model", f"to use it with transformers: {status['export']}"))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""A whole swarm on this machine: one bootstrap, some peers and a solo run to compare with, each its own process.
+"""A whole swarm on this machine, each part its own process, and a solo run to compare with.
 
 ``p2ptrain testnet`` starts them all, shows their progress and ends when they do. It then averages the peers' models,
 compares the average with the solo run (plain AdamW over as many tokens as one peer saw) and gives a verdict: a peer

@@ -21,6 +21,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from p2ptrain.base.errors import UserError
+from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import PLAIN_WIDTH
 from p2ptrain.data.file_store import named_files, stored
 from p2ptrain.manifest import PRESETS, Manifest, parameter_count
@@ -34,7 +35,7 @@ from peer.testnet.runner import Ending, Means, conduct, page_url
 from peer.testnet.watch import Watch
 
 EXIT_FAILED = 1
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = InputFile()
 
 
 @click.command(short_help="Run a whole swarm on this machine and compare it with one peer.")

@@ -193,7 +193,5 @@ def _trainer(out: Path, name: str) -> TrainerProcess:
 
 
 def _unwritable(place: Path, error: OSError) -> HomeError:
-    return HomeError(
-        f"{place} cannot be written: {error.strerror}.",
-        "Free space or change its permissions, or choose another directory with --out.",
-    )
+    remedy = files.remedy(error, "choose another directory with --out")
+    return HomeError(f"{place} cannot be written: {files.cause(error)}.", remedy)

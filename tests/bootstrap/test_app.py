@@ -138,6 +138,8 @@ def test_the_directory_is_under_its_caps_too(
 def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[app.BootstrapOptions] = []
     monkeypatch.setattr(app, "run", lambda where, say: ran.append(where))
+    create_run(tmp_path / "run", "demo")
+    sign_run(tmp_path / "run")
 
     def called(*options: str) -> str:
         return CliRunner().invoke(cli.bootstrap, [str(tmp_path / "run"), *options]).output

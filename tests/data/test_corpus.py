@@ -274,7 +274,7 @@ def test_bad_texts_are_refused(manifest_with, tmp_path, content, problem):
 @pytest.mark.parametrize(
     ("content", "fields", "problem"),
     [
-        (b'{"body": "x"}\n', {}, "1 of 1.* line 1: no field 'text', but 'body'"),
+        (b'{"body": "x"}\n', {}, "1 of 1 rows of .* have no text: no field 'text', but 'body'."),
         (b'{"text": 3}\n', {}, "line 1: the field 'text' is a number, not text"),
         (b'{"text": ""}\n', {}, "empty"),
         (b"", {}, "This run's corpus is an empty file"),

@@ -118,7 +118,7 @@ def test_tokens_are_counted_as_json(place: Path) -> None:
     assert f"{figures['tokens'] - used:,}, the ends of parts" in done("tokens", "run")
     assert figures["measured_tokens"] == 65_536 <= figures["held_out_tokens"]
     assert 0 < figures["held_out_tokens"] < figures["training_tokens"] / 10
-    assert "rows skipped     5 of 40,000 (line 1: no field" in done("tokens", "run")
+    assert "rows skipped     5 of 40,000 (line 1, line 3, line 5, line 7, line 9: no field" in done("tokens", "run")
 
 
 def test_the_numbers_stay_known_without_the_summary(place: Path) -> None:
@@ -182,6 +182,15 @@ def folder() -> str:
 def pipe() -> str:
     os.mkfifo("pipe")
     return "pipe"
+
+
+def test_a_column_of_no_table_is_refused(place: Path) -> None:
+    Path("my.txt").write_text("Plain text.\n" * 999)
+    said = refused("init", "run", "--corpus", "my.txt", "--text-field", "body")
+    assert "my.txt is plain text, which has no column 'body'." in said
+    assert "my.txt is a file; tokens are counted of a run" in refused("tokens", "my.txt")
+    assert "--text-field body names a column of no file" in refused("init", "run", "--text-field", "body")
+    assert not Path("run").exists()
 
 
 @pytest.mark.parametrize(

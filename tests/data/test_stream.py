@@ -64,8 +64,9 @@ def test_a_full_disk_is_the_homes_fault(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(HomeError, match="is full") as caught:
+    with pytest.raises(HomeError, match="No space left") as caught:
         open_stream(tmp_path, "key", 256, builder([]))
+    assert "space" in caught.value.remedy
     assert "XDG_CACHE_HOME" in caught.value.remedy
     assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}
 

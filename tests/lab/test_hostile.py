@@ -333,6 +333,12 @@ class Shelf:
     async def lookup(self) -> list[Presence]:
         return self.records
 
+    async def keep_finished(self, presence: Presence) -> None:
+        pass
+
+    async def finished(self) -> list[Presence]:
+        return []
+
 
 def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> None:
     def presence(who: Identity, host: str, at: float) -> Presence:

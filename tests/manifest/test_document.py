@@ -113,7 +113,7 @@ def test_differences_name_fields_with_both_values(manifest: Manifest) -> None:
 
 
 def test_changes_are_checked(manifest: Manifest) -> None:
-    with pytest.raises(ManifestError, match=r"did you mean outer\.inner_steps"):
+    with pytest.raises(ManifestError, match=r"inner_step: unknown field; outer\.inner_steps is set already"):
         with_changes(manifest, {"outer.inner_step": 20})
     with pytest.raises(ManifestError, match=r"sworm: unknown section"):
         with_changes(manifest, {"sworm.final_gossip_s": 1.0})

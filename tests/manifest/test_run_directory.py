@@ -14,7 +14,17 @@ import pytest
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.framing import MAX_MANIFEST_BYTES
-from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, PRESETS, SIGNED_FILE, create_run, load_run, parse_toml, sign_run
+from p2ptrain.manifest import (
+    KEY_FILE,
+    MANIFEST_FILE,
+    PRESETS,
+    SIGNED_FILE,
+    create_run,
+    load_run,
+    parse_toml,
+    read_run,
+    sign_run,
+)
 
 
 @pytest.fixture
@@ -230,3 +240,10 @@ def test_a_name_with_invisible_characters_is_refused(tmp_path: Path, name: str) 
     with pytest.raises(ManifestError, match="invisible characters"):
         create_run(tmp_path / name, "demo")
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("name", "said"), [("run", "There is no directory"), ("my.toml", "Cannot read")])
+def test_a_run_that_is_not_there(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(ManifestError, match=rf"{said} .*{name}") as caught:
+        read_run(tmp_path / name)
+    assert ("p2ptrain init" in caught.value.remedy) == (name == "run")

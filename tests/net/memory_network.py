@@ -173,6 +173,7 @@ class MemoryNetwork:
         self.bandwidth = bandwidth
         self.fail = fail
         self.records: dict[PeerId, Presence] = {}
+        self.finished: dict[PeerId, Presence] = {}
         self._listeners: dict[PeerId, MemoryTransport] = {}
         self._links: dict[MemoryLink, tuple[PeerId, PeerId]] = {}
 
@@ -278,3 +279,12 @@ class MemoryDirectory:
         now = (self._clock or loop.time)()
         alive = (record for record in self._network.records.values() if record.issued_at + record.lifetime_s > now)
         return sorted(alive, key=lambda record: record.peer)
+
+    async def keep_finished(self, presence: Presence) -> None:
+        if self.down:
+            raise NetworkError("the directory is down")
+        self._network.finished[presence.peer] = presence
+
+    async def finished(self) -> list[Presence]:
+        await asyncio.sleep(self._latency)
+        return list(self._network.finished.values())

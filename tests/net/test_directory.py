@@ -28,7 +28,15 @@ from p2ptrain.base.ids import RunId, peer_of
 from p2ptrain.net import access_list_store as access_list_module
 from p2ptrain.net import dht_protocol, directory
 from p2ptrain.net.access_list_store import LIFETIME_S, AccessListStore, access_list_key
-from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
+from p2ptrain.net.directory import (
+    MAX_CACHED,
+    MAX_RECORDS,
+    DhtDirectory,
+    PeerCache,
+    PresenceValidator,
+    finished_key,
+    presence_key,
+)
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import RateLimit
@@ -112,6 +120,31 @@ def test_a_node_stores_a_bounded_number_of_peers(tmp_path: Path, monkeypatch: py
     assert validator.validate(record_of(presence_of(c, issued_at=now + 100.0)))
 
 
+def farewell_of(identity: Identity, progress: float = 9.0, state: PeerState = PeerState.LEAVING) -> Presence:
+    return identity.sign(replace(presence_of(identity), state=state, progress=progress))
+
+
+def kept(presence: Presence, days: float = 30.0) -> DHTRecord:
+    key = DHTID.generate(source=finished_key(RUN)).to_bytes()
+    return replace(record_of(presence), key=key, expiration_time=presence.issued_at + days * 86_400.0)
+
+
+def test_farewells_are_kept_for_a_month_and_everything_else_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(directory, "MAX_FINISHED", 2)
+    a, b, c = (Identity.load_or_create(tmp_path / name) for name in "abc")
+    validator = PresenceValidator(RUN)
+    assert not validator.validate(kept(farewell_of(a, state=PeerState.TRAINING)))
+    assert not validator.validate(kept(farewell_of(a), days=31.0))
+    assert not validator.validate(kept(replace(farewell_of(a), progress=10.0)))
+    assert not validator.validate(replace(kept(farewell_of(a)), subkey=msgpack.packb(b.peer_id)))
+    assert not validator.validate(replace(record_of(farewell_of(a)), expiration_time=get_dht_time() + 3600.0))
+    assert all(validator.validate(kept(farewell_of(each))) for each in (a, b, a))
+    assert not validator.validate(kept(farewell_of(c))), "there is room for two"
+    now = get_dht_time()
+    monkeypatch.setattr(directory, "get_dht_time", lambda: now + 31 * 86_400.0)
+    assert validator.validate(kept(farewell_of(c)))
+
+
 # --- the directory ----------------------------------------------------------------------------------------------------
 
 
@@ -127,12 +160,13 @@ class PretendedNode:
 
     async def store_many(self, keys, values, expiration_time, subkeys):
         stored = {}
-        for key, value, subkey in zip(keys, values, subkeys, strict=True):
+        times = expiration_time if isinstance(expiration_time, list) else [expiration_time] * len(keys)
+        for key, value, subkey, until in zip(keys, values, subkeys, times, strict=True):
             place = DHTID.generate(source=key).to_bytes()
-            record = DHTRecord(place, msgpack.packb(subkey), msgpack.packb(value), expiration_time)
+            record = DHTRecord(place, msgpack.packb(subkey), msgpack.packb(value), until)
             stored[key, subkey] = not self.honest or PresenceValidator(RUN).validate(record)
             if stored[key, subkey]:
-                self.held.setdefault(key, {})[subkey] = ValueWithExpiration(value, expiration_time)
+                self.held.setdefault(key, {})[subkey] = ValueWithExpiration(value, until)
         return stored
 
     async def get(self, key, latest):
@@ -173,6 +207,24 @@ def test_a_small_swarm_sees_all_and_costs_one_key(crowd: list[Identity]):
             assert each.sees_all
             assert each.size == 10
         assert len(node.gets) == 20  # one each before the first announcement, and one each now
+
+    virtual_time.run(main())
+
+
+def test_a_finished_peer_is_found_long_after_its_presence(crowd: list[Identity], monkeypatch: pytest.MonkeyPatch):
+    async def main() -> None:
+        node = PretendedNode()
+        leaver = directory_over(node)
+        await leaver.announce(farewell_of(crowd[0]))
+        await leaver.keep_finished(farewell_of(crowd[0]))
+        now = get_dht_time()
+        monkeypatch.setattr(directory, "get_dht_time", lambda: now + 86_400.0)
+        late = directory_over(node, 2)
+        assert await late.lookup() == []
+        assert peers_of(await late.finished()) == {crowd[0].peer_id}
+        other = PretendedNode()
+        await directory_over(other).keep_sealed(await late.sealed_finished())
+        assert peers_of(await directory_over(other).finished()) == {crowd[0].peer_id}
 
     virtual_time.run(main())
 

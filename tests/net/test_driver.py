@@ -444,6 +444,9 @@ def test_a_dead_directory_does_not_hold_up_who_leaves():
         async def lookup(self):
             await asyncio.sleep(1000.0)
 
+        async def finished(self):
+            await asyncio.sleep(1000.0)
+
     async def stage() -> None:
         amber = Trainee(MemoryNetwork(latency=0.01), AMBER)
         amber.driver._environment = replace(amber.driver._environment, directory=Dead())

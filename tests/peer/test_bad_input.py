@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import click
 import pytest
 import torch
 
@@ -23,7 +24,8 @@ from p2ptrain.cli import run_command
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from peer import assembly
 from peer.capacity import check_memory, explained
-from peer.cli import admit, export, generate, invite, peer, revoke
+from peer.cli import admit, contributions, export, generate, invite, peer, revoke
+from peer.doctor import doctor
 from peer.home import Home, check_no_other
 from peer.owner.commands import status
 
@@ -214,7 +216,9 @@ def test_a_corpus_whose_rows_have_another_field(home: Home, signed_run: SignedRu
     home.save_manifest(signed_run(corpus=corpus | {"max_tokens": 100_000, "validation_fraction": 0.1}))
     (home.path / "rows.jsonl").write_bytes(content)
     said = refused("--home", home.path, "--data", home.path / "rows.jsonl")
-    assert "20 of 20. Found: line 1: no field 'text', but 'body'; line 2:" in " ".join(said.split())
+    said = " ".join(said.split())
+    assert said.startswith("20 of 20 rows of ")
+    assert "have no text: no field 'text', but 'body'. | Name the column with the text" in said
 
 
 def test_a_corpus_file_that_is_not_there(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
@@ -463,8 +467,9 @@ def test_a_home_or_run_where_we_may_not_look(
         for method in ("stat", "read_bytes"):
             patch.setattr(Path, method, closed)
         invited, gone_on = refused(tmp_path, command=invite), refused("--home", tmp_path)
-    assert invited == f"{tmp_path} cannot be read: Permission denied. |  Check its permissions."
-    assert gone_on == f"{tmp_path / 'manifest.signed'} cannot be read: Permission denied. |  Check its permissions."
+    denied = "cannot be read: Permission denied. |  Check its owner and permissions, and those of its directory."
+    assert invited == f"{tmp_path} {denied}"
+    assert gone_on == f"{tmp_path / 'manifest.signed'} {denied}"
 
 
 def test_an_invite_is_printed_alone(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -524,7 +529,19 @@ def test_a_port_in_use(home: Home, refused: Callable[..., str]) -> None:
     assert "--listen" in said
 
 
-@pytest.mark.net
+@pytest.mark.parametrize("command", [peer, doctor])
+def test_a_directory_instead_of_a_link(home: Home, refused: Callable[..., str], command: click.Command) -> None:
+    home.path.mkdir(exist_ok=True)
+    said = refused(home.path, command=command)
+    assert f"{home.path} is a directory, and no join link." in said
+    assert f"--home {home.path}" in said
+
+
+def test_receipts_of_a_run_directory(tmp_path: Path, refused: Callable[..., str]) -> None:
+    create_run(tmp_path / "run", "demo")
+    assert "is the directory of a run, not of a peer" in refused(tmp_path / "run", command=contributions)
+
+
 def test_an_address_that_is_none(home: Home, refused: Callable[..., str]) -> None:
     said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path, "--listen", "localhost:80")
     assert "'localhost:80' is not a usable address" in said

@@ -26,6 +26,8 @@ def test_eight_gigabytes_do_not_train_the_large_model_on_the_cpu() -> None:
         check_memory(large, CPU, installed_bytes=8_000_000_000)
     check_memory(large, CPU, installed_bytes=48 * parameter_count(large.model) + one)
     check_memory(large, CUDA, installed_bytes=8_000_000_000)
+    with pytest.raises(DeviceError, match="smaller model"):  # its memory is the host's
+        check_memory(large, torch.device("mps"), installed_bytes=8_000_000_000)
 
 
 def test_activations_are_counted_as_the_micro_batch_takes_them() -> None:

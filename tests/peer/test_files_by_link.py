@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -30,6 +33,14 @@ def own_files(folder: Path) -> tuple[Path, Path]:
     return text, folder / "my tokenizer.json"
 
 
+def doctor(link: str, home: Path) -> dict[str, str]:
+    """Return what the doctor finds about the run's files for a peer that has nothing but the link."""
+    command = [sys.executable, "-m", "p2ptrain.cli", "doctor", link, "--home", str(home), "--local", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    found = json.loads(done.stdout)["findings"]
+    return {each["check"]: each["state"] for each in found if each["check"] in ("data", "tokenizer")}
+
+
 @pytest.mark.parametrize("policy", ["open", pytest.param("invite", marks=pytest.mark.lab)])
 def test_a_peer_with_nothing_but_the_link_trains(tmp_path: Path, policy: str) -> None:
     text, tokenizer = own_files(tmp_path)
@@ -44,6 +55,8 @@ def test_a_peer_with_nothing_but_the_link_trains(tmp_path: Path, policy: str) ->
         bootstrap = swarm.bootstrap("--data", str(text), "--tokenizer", str(tokenizer))
         bootstrap.wait_to_say("peers that lack the run's tokenizer get it here")
         link = swarm.link
+        if policy == "open":
+            assert doctor(swarm.link, tmp_path / "nobody") == {"data": "ok", "tokenizer": "ok"}
         if policy == "invite":
             link = str(author.invite(swarm.root / "run", JoinLink.parse(link), 3600, 2, time.time())[0])
         anna = swarm.peer("anna", link=link)

@@ -101,7 +101,7 @@ def test_a_read_only_home_has_no_peer(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("filelock.FileLock.acquire", refuse)
     assert not Home(tmp_path).is_inhabited()
     with (
-        pytest.raises(HomeError, match=r"Read-only file system\.\n  Choose a directory that you can write to.* --home"),
+        pytest.raises(HomeError, match=r"Read-only file system\.\n  Make that disk writable.* --home"),
         Home(tmp_path).locked(),
     ):
         pass
@@ -113,7 +113,7 @@ def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("fcntl.flock", refuse)
     with (
-        pytest.raises(HomeError, match=r"No locks available\.\n  Choose a directory on a local disk"),
+        pytest.raises(HomeError, match=r"No locks available\.\n  Choose another .* --home, on a local disk"),
         Home(tmp_path).locked(),
     ):
         pass

@@ -21,6 +21,7 @@ from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
+from p2ptrain.swarm import Counters
 from p2ptrain.train import evaluate, loop
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
@@ -164,6 +165,21 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     summary = json.loads(home.summary.read_text())
     assert (summary["tokens"], summary["finished"]) == (13 * 256, False)
     assert_it_ends_as_if_never_stopped(home, tmp_path)
+
+
+def test_counters_are_of_the_whole_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = session_recorder.SessionRecorder.begin
+
+    def counting(self: session_recorder.SessionRecorder) -> None:
+        self.counters = lambda: Counters(exchanges_ok=2, solo_steps=1, outer_steps=3)
+        begin(self)
+
+    monkeypatch.setattr(session_recorder.SessionRecorder, "begin", counting)
+    for session in (1, 2):
+        run_peer(PeerOptions(None, home.path))
+        summary = json.loads(home.summary.read_text())
+        found = [summary[name] for name in ("exchanges_ok", "solo_steps", "outer_steps_in_swarm", "sent_bytes")]
+        assert found == [2 * session, session, 3 * session, 0]
 
 
 def test_untrained_weights_are_not_offered_for_export(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_weights_that_were_taken_and_what_was_lost_on_the_way() -> None:
 
 def test_progress_and_its_plurals() -> None:
     assert line("progress", PROGRESS) == (
-        "[train] 34 % · 53.1 s left · loss 2.500 · 12,346 tokens/s · 1 other peer · step 1,234 · 11 exchanges"
+        "[train] 34 % · 53.1 s left · loss 2.500 · 1 other peer · 11 exchanges · 12,346 tokens/s · step 1,234"
     )
     assert "0 other peers" in str(line("progress", PROGRESS | {"peers": 0}))
     assert "tokens/s" not in str(line("progress", PROGRESS | {"tokens_per_s": 0.0}))  # none before two inner steps
@@ -164,11 +164,11 @@ def test_an_activity_is_one_line_on_a_terminal_and_in_a_log_one_now_and_then() -
 
 
 def test_hostile_words_reach_no_terminal() -> None:
-    plain = shown_on(False, [("failed", {"peer": PEER, "why": HOSTILE})])
+    plain = shown_on(False, [("lost", {"peer": PEER, "why": HOSTILE})])
     assert plain.count("\n") == 1
     assert plain.rstrip("\n").isprintable()
     assert "[bold red]markup[/] [/nothing] :skull:" in plain
-    on_terminal = shown_on(True, [("failed", {"peer": PEER, "why": HOSTILE})])
+    on_terminal = shown_on(True, [("lost", {"peer": PEER, "why": HOSTILE})])
     assert "\x1b]0;" not in on_terminal
     assert "\x1b[2J" not in on_terminal
     assert "[bold red]markup[/] [/nothing] :skull:" in on_terminal
@@ -185,14 +185,24 @@ def test_a_status_line_on_a_terminal_is_renewed_and_news_stands_above() -> None:
     assert terminal.out.getvalue().endswith("\x1b[2K")  # it leaves no status line behind
 
 
-@pytest.mark.parametrize("width", [20, 60, 80])
-def test_a_status_line_is_cut_at_the_width_that_the_terminal_has_now(width: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "last"), [(20, "34 %"), (60, "1 other peer"), (80, "11 exchanges"), (100, "step 1,234")]
+)
+def test_a_status_line_has_the_parts_that_fit_the_width_that_the_terminal_has_now(width: int, last: str) -> None:
     terminal = Terminal(is_terminal=True, width=200)
     with terminal.screen:
         assert "exchanges" in terminal.shows("progress", **PROGRESS)
         terminal.console.width = width
         shown = terminal.shows("progress", **PROGRESS)
-        assert (len(shown), shown[-1], "\n" in shown) == (width, "…", False)
+        whole = str(line("progress", PROGRESS))
+        assert shown == whole.partition(last)[0] + last
+
+
+def test_a_status_line_of_one_long_part_is_cut() -> None:
+    terminal = Terminal(is_terminal=True, width=20)
+    with terminal.screen:
+        shown = terminal.shows("paused", why="by its owner")
+        assert "\n[owner] paused: by …" in f"\n{shown}"
 
 
 def test_a_dumb_terminal_gets_lines() -> None:
@@ -249,7 +259,9 @@ def test_news_is_what_changed(is_terminal: bool) -> None:
     assert terminal.shows("exchanged", **exchange)
     assert not terminal.shows("exchanged", **exchange)
     assert not terminal.shows("skipped", peer=PEER, why="busy")
-    assert not terminal.shows("failed", peer=PEER, why=MISFIT)
+    for why in (MISFIT, "it broke", "it broke", MISFIT):
+        assert not terminal.shows("failed", peer=PEER, why=why)
+    assert not terminal.shows("failed", peer=PEER, why="failed to dial: dial backoff")
     assert terminal.shows("failed", peer=PEER, why="it broke")
     assert not terminal.shows("failed", peer=PEER, why="it broke again")
     assert terminal.shows("failed", peer=other, why="it broke")
@@ -262,6 +274,9 @@ def test_news_is_what_changed(is_terminal: bool) -> None:
     terminal.now += REPEAT_S
     assert terminal.shows("waiting", why="nobody answers", seconds=30.0, remedy="Wait.")
     assert terminal.shows("failed", peer=PEER, why="it broke")
+    assert not terminal.shows("exchanged", **exchange)
+    terminal.now += REPEAT_S
+    assert not terminal.shows("failed", peer=PEER, why="the link is closed")
     for _ in range(2):
         assert terminal.shows("found", peer=PEER)
         assert terminal.shows("lost", peer=PEER)

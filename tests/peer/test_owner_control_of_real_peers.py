@@ -127,7 +127,9 @@ def test_caps_pause_resume_budget_and_finish(company: tuple[Swarm, Program, Prog
     anna.wait_for("called back", 2)
     anna.wait_for_more("exchanged", peer=bert.peer_id)
 
-    assert command("finish", anna) == (0, "finishing\n")
+    code, printed = command("finish", anna)
+    assert (code, printed.splitlines()[0]) == (0, "finishing")
+    assert f"p2ptrain export {anna.home} model-of-anna\n" in printed
     assert anna.end() == 0, anna.output
     assert "Traceback" not in anna.output
     summary = json.loads((anna.home / "summary.json").read_text())

@@ -19,7 +19,15 @@ from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
 from p2ptrain.train.loss_scale import LossScale
 from peer.messages import line
-from peer.session_recorder import HASTE_S, LAST_PATIENCE_S, LOOK_MOST_S, STEPS_REMEMBERED, SessionRecorder
+from peer.session_recorder import (
+    HASTE_S,
+    LAST_PATIENCE_S,
+    LOOK_MOST_S,
+    RETRY_S,
+    STEPS_REMEMBERED,
+    TERMINATED_PATIENCE_S,
+    SessionRecorder,
+)
 from peer.state import Sources, StatusView
 from peer.stopping import Stopping
 from peer.throughput import Throughput
@@ -183,7 +191,7 @@ def test_the_last_checkpoint_waits_for_a_full_disk(record: SessionRecorder, monk
     assert disk.slept == 3
     assert told(record) == [
         "[save] NOT saved yet, the last checkpoint: the disk is full; retrying every 10.0 s for 5 min. Free some "
-        "space; a second Ctrl+C stops at once without saving"
+        "space. A second Ctrl+C stops at once without saving"
     ]
 
 
@@ -251,6 +259,40 @@ def test_a_disk_that_stays_full_is_an_error_in_the_end(
     assert disk.now == LAST_PATIENCE_S
     assert disk.kept == []
     assert told(record)[1:] == ["[save] NOT saved, the last checkpoint: the disk is full; given up"]
+
+
+def test_a_terminated_peer_does_not_wait_long_for_a_full_disk(
+    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check SIGTERM before the first try, and SIGTERM while saving is retried."""
+    for signal_s in (0.0, 35.0):
+        disk = Disk(record, 1e9, monkeypatch)
+        record.is_terminated = lambda disk=disk, at=signal_s: disk.now >= at  # type: ignore[misc]
+        with pytest.raises(HomeError, match="the disk is full"):
+            record.end()
+        assert signal_s + TERMINATED_PATIENCE_S <= disk.now <= signal_s + TERMINATED_PATIENCE_S + RETRY_S
+
+
+def test_progress_and_status_say_since_when_nothing_was_saved(
+    record: SessionRecorder, checkpoints: FakeCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("peer.session_recorder.time.monotonic", lambda: now)
+
+    def said() -> tuple[Any, Any]:
+        cast(Any, record)._next_progress = 0.0
+        steps(record, 0.1)
+        note = [fields for kind, fields in cast(MemoryLog, record.notebook).notes if kind == "progress"][-1]
+        return note.get("unsaved_s"), record.figures()["unsaved_s"]
+
+    record.try_to_save()
+    assert said() == (None, None)
+    checkpoints.is_full, now = True, 400.0
+    record.try_to_save()
+    assert said() == (300.0, 300.0)
+    checkpoints.is_full = False
+    record.try_to_save()
+    assert said() == (None, None)
 
 
 def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(

@@ -101,6 +101,8 @@ class Table:
         self.notes: list[Note] = []
         """Notes of all peers, in order."""
         self.records: dict[PeerId, Presence] = {}
+        self.finished: dict[PeerId, Presence] = {}
+        """Records that the directory keeps of peers that trained to the end."""
         self.announced: dict[PeerId, list[bool]] = defaultdict(list)
         """For each announcement, whether it said that its peer is settled."""
         self.directory_answers = True
@@ -231,8 +233,10 @@ class Table:
                 state, at = PeerState(effect.state), 1.0 + self.now
                 self.records[peer] = presence(peer, effect.progress, state, at, effect.settled, effect.step)
                 self.announced[peer].append(effect.settled)
+                if effect.finished:
+                    self.finished[peer] = self.records[peer]
             case Lookup():
-                self.after(0.03, self._looked_up, peer)
+                self.after(0.03, self._looked_up, peer, effect.finished)
             case WakeAt():
                 seat.wake += 1
                 self.after(effect.time - self.now, self._woke, peer, seat.wake)
@@ -295,12 +299,13 @@ class Table:
                 seat.snapshots.remove(seat.swaps.pop(link).fragments)
             self.handle(peer, LinkFailed(link, why, unbegun=unbegun))
 
-    def _looked_up(self, peer: PeerId) -> None:
+    def _looked_up(self, peer: PeerId, with_finished: bool) -> None:
         if not self.directory_answers:
             self.handle(peer, LookupFailed())
             return
         live = [(r, r.issued_at - 1.0 + r.lifetime_s) for r in self.records.values()]
-        self.handle(peer, PeersSeen(tuple((r, until) for r, until in live if until > self.now)))
+        finished = tuple(self.finished.values()) if with_finished else ()
+        self.handle(peer, PeersSeen(tuple((r, until) for r, until in live if until > self.now), finished=finished))
 
     def _woke(self, peer: PeerId, serial: int) -> None:
         if serial == self.seats[peer].wake:

@@ -251,6 +251,18 @@ def test_a_partner_killed_at_any_moment_leaves_the_survivor_free(seconds, victim
         assert table[name].core.live_peers(table.now) == [other for other in survivors if other != name]
 
 
+def test_a_killed_peer_is_not_counted_once_it_does_not_answer():
+    table = in_step("amber", "birch")
+    core = table["amber"].core
+    assert core.peers_that_answer(table.now) == 1
+    table.kill("birch")
+    for _ in range(3):
+        table.step("amber")
+        table.run(3.0)
+    assert core.live_peers(table.now) == ["birch"]
+    assert core.peers_that_answer(table.now) == 0
+
+
 def test_solo_steps_are_counted():
     table = in_step("amber", "birch")
     table.kill("birch")

@@ -253,6 +253,50 @@ def test_a_peer_that_comes_after_the_others_have_left_says_that_the_run_was_trai
         assert late.begun
         told = [note.why for note in table.notes if note.kind == "ended before"]
         assert told == (["2 of its peers announced its end and left"] if says else [])
+        assert [line for line in table.trace if "cedar found" in line] == []  # those that left are not there
+
+
+def test_latecomers_hear_hours_later_that_the_run_was_trained_to_its_end():
+    table = under_way()
+    for seat in table.seats.values():
+        seat.progress = table.rules.tokens_per_peer
+    table.end_training()
+    table.run(3 * 3600.0)
+    assert all(seat.finished for seat in table.seats.values())
+    for name in ("cedar", "dune"):
+        late = table.seat(name)
+        table.start(name)
+        table.run(30.0)
+        assert late.begun
+        told = [line for line in table.trace if f"{name} ended before" in line]
+        assert [line.partition("before ")[2] for line in told] == ["2 of its peers announced its end and left"]
+
+
+def test_who_trains_beside_finished_peers_hears_of_no_end():
+    """Check a peer that was in step, and a newcomer that pulls, while a peer still trains after others finished."""
+    table = under_way()
+    for seat in table.seats.values():
+        seat.progress = 0.9 * table.rules.tokens_per_peer
+        table.handle(seat.core._core.me, OuterStepDone(seat.core._core.step + 1, seat.progress, 1000))
+    table.run(25.0)  # their records say so
+    table.finished[PeerId("elm")] = presence("elm", table.rules.tokens_per_peer, PeerState.LEAVING)
+    table.finished[PeerId("fir")] = presence("fir", 10.0, PeerState.LEAVING)
+    table.seat("cedar")
+    table.seat("dune", step=9, progress=0.9 * table.rules.tokens_per_peer)
+    table.start("cedar", "dune")
+    table.run(30.0)
+    assert [note.kind for note in table.notes if note.kind == "ended before"] == []
+
+
+def test_a_goodbye_says_the_end_although_the_final_gossip_lowered_the_progress():
+    table = under_way()
+    for seat in table.seats.values():
+        seat.progress = table.rules.tokens_per_peer
+    table.end_training()
+    for seat in table.seats.values():
+        seat.core._core.progress *= 0.99
+    table.run(60.0)
+    assert [record.progress for record in table.finished.values()] == [table.rules.tokens_per_peer] * 2
 
 
 def test_a_peer_after_its_final_gossip_leaves_once_a_download_has_ended_or_at_once_if_its_owner_stops_it():

@@ -1,6 +1,5 @@
-"""Present and missing devices, and the number of sequences that fit."""
+"""The number of sequences that fit a device, and the type that is faster on it."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -8,108 +7,16 @@ import torch
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import preset
-from p2ptrain.train import autofit
+from p2ptrain.train import accelerator, autofit
 from p2ptrain.train.autofit import (
     Placement,
-    choose_device,
     cpu_micro_batch,
     fastest,
     fitting,
     place,
     search_micro_batch,
 )
-
-
-@pytest.fixture
-def no_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-@pytest.fixture
-def two_cards(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(autofit, "_compute", lambda device: None)
-
-
-def failing(*cards):
-    """Fail like ``_compute`` on a card on which nothing runs."""
-
-    def compute(device):
-        if device.index in cards:
-            raise RuntimeError(
-                "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors"
-            )
-
-    return compute
-
-
-def test_without_a_card_auto_is_the_cpu(no_cuda):
-    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("proposal", "index"),
-    [("auto", 0), ("cuda", 0), ("cuda:1", 1)],
-)
-def test_with_cards(two_cards, proposal, index):
-    assert choose_device(proposal) == torch.device("cuda", index)
-    assert choose_device("cpu") == torch.device("cpu")
-
-
-def test_the_chosen_card_is_the_current_one(two_cards, monkeypatch):
-    """Check the current device: autocast uses it, wherever the tensors are."""
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    choose_device("cuda:1")
-    choose_device("cpu")
-    assert chosen == [torch.device("cuda", 1)]
-
-
-def test_auto_takes_a_card_that_computes(two_cards, monkeypatch):
-    said = []
-    monkeypatch.setattr(autofit.logger, "warning", lambda text, *words: said.append(text % words))
-    monkeypatch.setattr(autofit, "_compute", failing(0))
-    assert choose_device("auto") == torch.device("cuda", 1)
-    assert len(said) == 1
-    assert said[0].startswith("cuda:0 is not used: CUDA error: no kernel image")
-    monkeypatch.setattr(autofit, "_compute", failing(0, 1))
-    assert choose_device("auto") == torch.device("cpu")
-
-
-def test_a_card_that_does_not_compute_is_explained_to_who_wishes_for_it(two_cards, monkeypatch):
-    monkeypatch.setattr(autofit, "_compute", failing(1))
-    with pytest.raises(DeviceError, match=r"cuda:1 was requested, but nothing runs on it \(CUDA error") as caught:
-        choose_device("cuda:1")
-    assert "kernel errors" not in caught.value.problem  # one line
-    assert "--device cpu" in caught.value.remedy
-
-
-def test_what_a_card_is_asked_to_compute_runs():
-    autofit._compute(torch.device("cpu"))
-
-
-def test_an_absent_card_is_explained(no_cuda, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(DeviceError, match="built without CUDA"):
-        choose_device("cuda")
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    with pytest.raises(DeviceError, match="driver installed") as caught:
-        choose_device("cuda:0")
-    assert "--device cpu" in caught.value.remedy
-
-
-def test_a_card_too_many_is_explained(two_cards):
-    with pytest.raises(DeviceError, match=r"cuda:2 was requested, but this machine has 2") as caught:
-        choose_device("cuda:2")
-    assert "cuda:0, cuda:1" in caught.value.remedy
-
-
-@pytest.mark.parametrize("proposal", ["gpu", "cuda:", "cuda:-1", "cuda:x", "", "mps"])
-def test_a_device_of_no_known_kind_is_refused(no_cuda, proposal):
-    with pytest.raises(DeviceError, match="There is no device"):
-        choose_device(proposal)
+from tests.train.devices import GB, machine_with, with_memory
 
 
 @pytest.mark.parametrize(
@@ -133,13 +40,24 @@ def test_the_search_doubles_and_stops_short_of_the_budget(most, budget, tried, f
     assert trials == tried
 
 
-def test_the_search_survives_running_out_of_memory():
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("simulated"), RuntimeError("MPS backend out of memory")])
+def test_the_search_survives_running_out_of_memory(error):
     def cost(sequences):
         if sequences > 4:
-            raise torch.OutOfMemoryError("simulated")
+            raise error
         return sequences
 
     assert search_micro_batch(64, 10**9, cost) == 4
+
+
+def test_errors_of_the_program_are_no_lack_of_memory():
+    def broken(*given):
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        search_micro_batch(4, 10**9, broken)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        fastest([BF16, FP32], broken)
 
 
 @pytest.mark.parametrize("budget", [50, -1])
@@ -166,12 +84,16 @@ def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch)
         return sum(parameter.grad.nbytes for parameter in model.module.parameters() if parameter.grad is not None)
 
     before = []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: before.append(there(device)) or before[-1])
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: there(device) + 12345)
-    assert autofit._activation_bytes(model, 2, 16, None) == 12345
+    monkeypatch.setattr(accelerator, "start_peak", lambda device: before.append(there(device)) or before[-1])
+    monkeypatch.setattr(accelerator, "peak_bytes", lambda device: there(device) + 12345)
+    waited = []
+    monkeypatch.setattr(accelerator, "synchronize", waited.append)
+    assert autofit._activation_bytes(model, 2, 16, None, 7) == 12345
+    assert len(waited) == 1  # a device that computes later also runs out of memory later
     assert before == [size]
     assert there(None) == 0
+    monkeypatch.setattr(accelerator, "peak_bytes", lambda device: None)
+    assert autofit._activation_bytes(model, 2, 16, None, 7) == 14  # the estimate
 
 
 BF16, FP32 = Placement(torch.bfloat16, 16), Placement(None, 8)
@@ -228,32 +150,116 @@ def test_a_way_by_which_the_model_does_not_fit_is_left_out():
         fitting((None,), micro_batch)
 
 
-def test_a_trial_leaves_no_gradients(tiny_run, monkeypatch):
+def test_a_way_that_the_backend_lacks_is_left_out():
+    def micro_batch(way):
+        if way in lacking:
+            raise NotImplementedError("The operator 'aten::_some' is not implemented for MPS\nIf you want")
+        return 8
+
+    lacking = {torch.float16}
+    assert fitting((torch.float16, None), micro_batch) == [FP32]
+    lacking.add(None)
+    with pytest.raises(
+        DeviceError, match=r"lacks an operation of the model \(The operator 'aten::_some' .* MPS\)"
+    ) as caught:
+        fitting((torch.float16, None), micro_batch)
+    assert "--device" in caught.value.remedy
+
+
+def test_a_trial_leaves_no_gradients_and_is_short_on_the_cpu(tiny_run, monkeypatch):
     tiny = tiny_run()
     model = tiny.model()
-    passes = []
-    monkeypatch.setattr(torch.cuda, "synchronize", passes.append)
-    assert autofit._trial_s(model, Placement(None, 2), 16) > 0
+    passes, shapes = [], []
+    monkeypatch.setattr(accelerator, "synchronize", passes.append)
+    original = autofit.summed_loss
+    monkeypatch.setattr(
+        autofit, "summed_loss", lambda module, batch, way: shapes.append(batch.shape) or original(module, batch, way)
+    )
+    ticks = SimpleNamespace(perf_counter=iter([0.0, 5.0, 5.5, 6.0, 7.0, 7.5]).__next__)
+    monkeypatch.setattr(autofit, "time", ticks)
+    assert autofit.trial_s(model, Placement(None, 2), 16) == 0.5
     assert len(passes) == 2  # the first warms up
     assert all(parameter.grad is None for parameter in model.module.parameters())
+    monkeypatch.setattr(autofit, "CPU_TRIAL_TOKENS", 8)
+    assert autofit.trial_s(model, Placement(None, 2), 16) == 4 * 0.5  # a quarter of the tokens
+    assert [tuple(each) for each in shapes] == [(2, 17)] * 2 + [(1, 9)] * 2
 
 
 @pytest.mark.parametrize(
-    ("has_bf16", "half_s", "found"),
-    [(True, 1.0, BF16), (True, 9.0, FP32), (False, 1.0, Placement(torch.float16, 16)), (False, 9.0, FP32)],
+    ("is_large", "has_bf16", "half_s", "found"),
+    [(True, True, 1.0, BF16), (True, True, 9.0, FP32), (True, False, 1.0, FP32), (False, True, 1.0, FP32)],
 )
-def test_a_card_is_asked_for_both_ways(monkeypatch, has_bf16, half_s, found):
-    """Check both placements with fake passes, since real ones need a card. fp16 stands in for bf16 on older cards."""
-    described = preset("llama-15m", "ab" * 32)
-    half = torch.bfloat16 if has_bf16 else torch.float16
-    model = SimpleNamespace(theta=SimpleNamespace(device=SimpleNamespace(type="cuda"), nbytes=100))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20_000, 40_000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 100)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
-    bytes_each = {half: 950, None: 1900}
-    monkeypatch.setattr(autofit, "_activation_bytes", lambda _, sequences, length, way: sequences * bytes_each[way])
-    seconds_each = {half: half_s, None: 2.0}
-    monkeypatch.setattr(autofit, "_trial_s", lambda _, how, length: how.micro_batch * seconds_each[how.autocast])
-    assert place(model, described.model, described.training) == found
+def test_a_cpu_with_fast_bf16_tries_it(tiny_run, monkeypatch, is_large, has_bf16, half_s, found):
+    tiny = tiny_run()
+    model = tiny.model()
+    monkeypatch.setattr(autofit, "BF16_PARAMETERS", model.theta.numel() + (0 if is_large else 1))
+    monkeypatch.setattr(accelerator, "has_fast_bf16", lambda: has_bf16)
+    seconds_each = {torch.bfloat16: half_s, None: 2.0}
+    monkeypatch.setattr(autofit, "trial_s", lambda _, how, length: seconds_each[how.autocast])
+    assert place(model, tiny.manifest.model, tiny.manifest.training).autocast is found.autocast
+
+
+def on(device, tiny):
+    """Return the tiny model, whose passes run on the CPU, as if it were on this device."""
+    model = tiny.model()
+    theta = SimpleNamespace(device=device, nbytes=model.theta.nbytes, numel=model.theta.numel)
+    return SimpleNamespace(theta=theta, module=model.module)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+@pytest.mark.parametrize(
+    ("has_bf16", "half_s", "found"),
+    [(True, 1.0, torch.bfloat16), (True, 9.0, None), (False, 1.0, torch.float16), (False, 9.0, None)],
+)
+def test_a_card_is_asked_for_both_ways(tiny_run, monkeypatch, kind, has_bf16, half_s, found):
+    """Check both placements with real passes and the double of a card on which two sequences do not fit."""
+    tiny = tiny_run()
+    model = on(torch.device(kind, 0), tiny)
+    machine_with(monkeypatch, **{kind: 1})
+    monkeypatch.setattr(accelerator, "autocasts", lambda device, dtype: True)
+    answers = {"mem_get_info": (20 * GB, 40 * GB), "memory_reserved": 100, "memory_allocated": 100}
+    answers |= {"is_bf16_supported": has_bf16, "reset_peak_memory_stats": None, "max_memory_allocated": 9 * GB}
+    with_memory(monkeypatch, kind, empty_cache=None, synchronize=None, **answers)
+    seconds_each = {torch.bfloat16: half_s, torch.float16: half_s, None: 2.0}
+    monkeypatch.setattr(autofit, "trial_s", lambda _, how, length: how.micro_batch * seconds_each[how.autocast])
+    assert place(model, tiny.manifest.model, tiny.manifest.training) == Placement(found, 1)
+    assert all(parameter.grad is None for parameter in model.module.parameters())
+
+
+def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
+    """Check Apple's chip, which shares the host's memory, and a card that does not say what is free."""
+    tiny = tiny_run()
+    described, training = tiny.manifest.model, tiny.manifest.training
+    one = autofit.cpu_sequence_bytes(described, training)
+    machine_with(monkeypatch, mps=1, xpu=1)
+    monkeypatch.setattr(accelerator, "autocasts", lambda device, dtype: False)
+    monkeypatch.setattr(autofit, "trial_s", pytest.fail)  # fp32 is the only way
+    for kind in ("mps", "xpu"):
+        with_memory(monkeypatch, kind, empty_cache=None, synchronize=None)
+    with_memory(monkeypatch, "mps", recommended_max_memory=11 * GB, driver_allocated_memory=GB)
+    silent = RuntimeError("doesn't support querying the available free memory")
+    with_memory(monkeypatch, "xpu", mem_get_info=silent, reset_peak_memory_stats=silent, is_bf16_supported=False)
+    for device in (torch.device("mps"), torch.device("xpu", 0)):
+        for allowed, sequences in ((1, 2), (2 * one, 2), (4 * one, 4)):  # one sequence has room in any case
+            found = place(on(device, tiny), described, training, allowed)
+            assert found == Placement(None, sequences)
+
+
+def test_the_budget_of_a_card_leaves_room_for_gradient_and_moments(monkeypatch):
+    machine_with(monkeypatch, cuda=1, mps=1)
+    with_memory(monkeypatch, "cuda", mem_get_info=(10 * GB, 16 * GB), memory_reserved=0, memory_allocated=0)
+    model = SimpleNamespace(theta=SimpleNamespace(device=torch.device("cuda", 0), nbytes=GB))
+    assert autofit._budget_bytes(model, GB) == 5 * GB  # four fifths of what is free, less three times the weights
+    with_memory(monkeypatch, "mps", recommended_max_memory=10 * GB, driver_allocated_memory=0)
+    model.theta.device = torch.device("mps")
+    assert [autofit._budget_bytes(model, most) for most in (GB, 9 * GB)] == [GB, 5 * GB]
+
+
+def test_a_chip_without_room_is_explained(tiny_run, monkeypatch):
+    tiny = tiny_run()
+    machine_with(monkeypatch, mps=1)
+    monkeypatch.setattr(accelerator, "autocasts", lambda device, dtype: True)
+    with_memory(monkeypatch, "mps", recommended_max_memory=GB, driver_allocated_memory=GB, empty_cache=None)
+    with_memory(monkeypatch, "mps", synchronize=None)
+    with pytest.raises(DeviceError, match="does not fit this device"):
+        place(on(torch.device("mps"), tiny), tiny.manifest.model, tiny.manifest.training)

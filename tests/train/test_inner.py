@@ -189,7 +189,7 @@ def out_of_memory_above(limit, monkeypatch):
     def loss(module, batch, *how):
         tried.append(batch.clone())
         if len(batch) > limit:
-            raise torch.OutOfMemoryError("simulated")
+            raise RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)")
         return real(module, batch, *how)
 
     monkeypatch.setattr(inner, "summed_loss", loss)

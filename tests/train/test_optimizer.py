@@ -99,3 +99,18 @@ def test_muon_computes_in_the_cards_16_bit_type(tiny_run, monkeypatch):
         task.inner_step(0.0)
     assert not torch.equal(usual.theta, older.theta)
     assert (usual.theta - older.theta).norm() < 0.02 * (usual.theta - start).norm()
+
+
+def test_without_a_fused_kernel_adamw_moves_alike(tiny_run, monkeypatch):
+    tiny = tiny_run()
+    fused = tiny.task()
+    monkeypatch.setattr(optimizer, "has_fused_adamw", lambda device: False)
+    plain = tiny.task()
+    monkeypatch.setattr(torch, "_fused_adamw_", None)
+    for _ in range(3):
+        plain.inner_step(0.0)
+    monkeypatch.undo()
+    for _ in range(3):
+        fused.inner_step(0.0)
+    assert plain.state_dict()["counters"][1] == 3
+    torch.testing.assert_close(plain.theta, fused.theta)

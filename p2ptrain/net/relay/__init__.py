@@ -1,1 +1,1 @@
-"""Reachability: whether others can dial this peer, and the relays and circuits that are used where they cannot."""
+"""Reachability: whether others can dial this peer, and relays where they cannot."""

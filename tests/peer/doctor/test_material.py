@@ -11,7 +11,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from p2ptrain.base.errors import CorpusError, ManifestError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.file_store import named_files
 from p2ptrain.manifest import Manifest, preset, with_changes
 from peer.doctor import command
 from peer.doctor.findings import FindingState
@@ -54,6 +56,17 @@ def test_files_that_are_not_here_may_come_from_peers(files: dict[str, Path], tmp
     for found in check_data(manifest, tmp_path, home, None), check_tokenizer(manifest, home, None):
         assert (found.state, "is not here" in found.found) == (FindingState.NOTE, True)
     assert "--tokenizer FILE" in found.fix
+    digests = {each.sha256 for each in named_files(manifest)}
+    for holder, state, word in (
+        (PeerId("12D3KooWabcdef"), FindingState.OK, "sends"),
+        (None, FindingState.BAD, "no node"),
+    ):
+        holders = dict.fromkeys(digests, holder)
+        for found in (
+            check_data(manifest, tmp_path, home, None, holders),
+            check_tokenizer(manifest, home, None, holders),
+        ):
+            assert (found.state, word in found.found) == (state, True)
     assert not home.path.exists()
 
 
@@ -104,8 +117,8 @@ def test_packages_that_the_text_needs(files: dict[str, Path], tmp_path: Path, mo
 
 def test_each_check_has_its_finding(files: dict[str, Path], tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    assert [each.state for each in command._material(None, home, None, None)] == [FindingState.SKIPPED] * 3
-    found = command._material(run(files), home, files["tokenizer"], files["tokenizer"])
+    assert [each.state for each in command._material(None, home, None, None, {})] == [FindingState.SKIPPED] * 3
+    found = command._material(run(files), home, files["tokenizer"], files["tokenizer"], {})
     assert [(each.check, each.state) for each in found] == [
         ("packages", FindingState.OK),
         ("data", FindingState.BAD),

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from p2ptrain.base.cgroups import CgroupLimits
+from p2ptrain.base.errors import HomeError
 from p2ptrain.data.corpus import stream_key
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from peer.doctor import machine
 from peer.doctor.findings import FindingState
+from peer.space import CHECKPOINT_BYTES, CHECKPOINTS, check_space
 
 TOKENS = 100_000_000
 HUB: dict[str, Any] = {"kind": "hub", "name": "someone/model", "revision": "1" * 40}
@@ -42,6 +44,33 @@ def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     monkeypatch.setattr(Path, "stat", of_its_own)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[Path(path).name]))
     return free
+
+
+def test_a_peer_does_not_start_without_space_for_a_checkpoint_and_warns_if_there_is_little(
+    disks: dict[str, int], tmp_path: Path
+) -> None:
+    manifest, home, cache = run(), tmp_path / "home", tmp_path / "cache"
+    each = CHECKPOINT_BYTES * parameter_count(manifest.model)
+    assert check_space(home, manifest, cache) == []
+    disks["home"] = each - 1
+    with pytest.raises(HomeError, match=r"takes 7\.1 MB, but only 7\.1 MB are free at .*/home, so"):
+        check_space(home, manifest, cache)
+    disks["home"] = 3 * each
+    (warning,) = check_space(home, manifest, cache)
+    assert warning.startswith(f"21.4 MB are free at {home}, but its checkpoints may take 22.8 MB. ")
+    for step in (1, 2):
+        (home / f"checkpoints/step-0000000{step}").mkdir(parents=True)
+    assert check_space(home, manifest, cache) == []
+    disks["cache"] = TOKENS - 1
+    (warning,) = check_space(home, manifest, cache)
+    assert warning.startswith(f"100.0 MB are free at {cache}, but the run's tokens may take 100.0 MB. ")
+
+
+def test_checkpoints_and_tokens_may_share_a_disk(disks: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "home/cache").mkdir()
+    for free, warnings in ((TOKENS, 1), (2 * TOKENS, 0)):
+        disks["home"] = disks["cache"] = free
+        assert len(check_space(tmp_path / "home", run(), tmp_path / "home/cache")) == warnings
 
 
 @pytest.mark.parametrize(
@@ -75,7 +104,7 @@ def test_the_shipped_text_needs_none(disks: dict[str, int], tmp_path: Path) -> N
 
 def test_home_and_tokens_on_one_disk_must_both_fit(disks: dict[str, int], tmp_path: Path) -> None:
     manifest = run()
-    homes = machine.SPARE_DISK_BYTES + machine.CHECKPOINT_BYTES * parameter_count(manifest.model)
+    homes = machine.SPARE_DISK_BYTES + CHECKPOINTS * CHECKPOINT_BYTES * parameter_count(manifest.model)
     beside = tmp_path / "home" / "cache-to-be"
     disks["home"] = homes + TOKENS
     assert machine.cache(beside, tmp_path / "home", manifest)[0].state is FindingState.OK

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -27,6 +27,37 @@ def test_where_nobody_is_the_peer_does_not_run(tmp_path: Path, capsys: pytest.Ca
     assert json.loads(shown(tmp_path, capsys, "--json"))["state"] == "not running"
 
 
+def test_a_finished_peer_is_no_fault_and_says_how_to_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = {"val_loss_last": 1.50471, "exchanges_ok": 3, "finished": True, "why": "the swarm agrees"}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    (tmp_path / "manifest.signed").touch()
+    commands.status.main([str(tmp_path)], standalone_mode=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "state     finished",
+        "ended     0 s ago, at the run's end; nothing is left to train",
+        "last time held-out loss 1.5047, 3 exchanges; the swarm agrees",
+        f"model     to use it with transformers: p2ptrain export {tmp_path} model-of-{tmp_path.name}",
+    ]
+    commands.status.main([str(tmp_path), "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+
+
+def test_finish_tells_the_loss_and_how_to_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training: dict[str, Any] = {"step": 0, "loss": None}
+    monkeypatch.setattr(commands, "ask", lambda *_, **__: {"told": "finishing", "status": {"training": training}})
+    commands.finish.main([str(tmp_path)], standalone_mode=False)
+    training |= {"step": 7, "loss": 2.5}
+    commands.finish.main([str(tmp_path)], standalone_mode=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "finishing",
+        "finishing",
+        f"training loss 2.500; once it has ended, the held-out loss: p2ptrain status {tmp_path}",
+        f"to use the model with transformers: p2ptrain export {tmp_path} model-of-{tmp_path.name}",
+    ]
+
+
 def test_a_peer_that_is_frozen_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +68,7 @@ def test_a_peer_that_is_frozen_runs(
     try:
         screen = shown(tmp_path, capsys)
         assert "state     does not answer\n" in screen
-        assert "held-out loss 2.500 (from 16 of 64 tokens), 3 exchanges; well" in screen
+        assert "held-out loss 2.5000 (from 16 of 64 tokens), 3 exchanges; well" in screen
         assert json.loads(shown(tmp_path, capsys, "--json"))["state"] == "does not answer"
     finally:
         door.close()

@@ -102,7 +102,7 @@ def test_units() -> None:
         ("nickname = 5", "nickname: input should be a valid string, found 5"),
         (f'nickname = "{"x" * 33}"', "a nickname has at most 32 printable characters"),
         ('nickname = "a\\u001b[2J"', r"nickname: found 'a\x1b[2J': a nickname has"),
-        ('device = "gpu"', """device: found 'gpu': a device is "auto", "cpu", "cuda" or "cuda:<number>\""""),
+        ('device = "gpu"', "device: found 'gpu': devices are auto, cpu, mps, cuda, xpu, cuda:<number> or xpu:<number>"),
         ("threads = 1.5", "threads: input should be a valid integer, found 1.5"),
         ("threads = false", "threads: input should be a valid integer, found False"),
         ("threads = -1", "threads: input should be at least 0 and at most 1024, found -1"),
