@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +13,27 @@ import torch
 from p2ptrain.base import cgroups
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import SETTINGS_FILE, Manifest, parameter_count
-from p2ptrain.recipes import RECIPES
+from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
 
-HOST_BYTES = 28
-"""Minimum host memory in bytes per parameter, in fp32: slow weights and momentum, old and new during an outer step,
-and the weights while they are built."""
+HOST_BYTES = 12
+"""Minimum host memory in bytes per parameter, in fp32: slow weights, momentum, and the new slow weights of an outer
+step while partners may still download the old ones."""
 
-SHOWN_BYTES = 8
-"""Additional bytes per parameter if partners get the fast weights: the current copy, and the next one in the making."""
+FRAGMENT_BYTES = 12
+"""Additional bytes per parameter of one fragment: pseudo-gradient, update and new momentum."""
 
-CPU_BYTES = 12
-"""Additional bytes per parameter on the CPU and on chips that share its memory: gradients and AdamW's two moments.
-Activations come on top."""
+SHOWN_BYTES = 4
+"""Additional bytes per parameter if partners get the fast weights: a copy."""
+
+PHASE_BYTES = 28
+"""Bytes per parameter, instead of all these, if the recipe waits for partners or mixes pseudo-gradients: these and the
+states before and after the outer step are kept for all fragments."""
+
+CPU_BYTES = 16
+"""Additional bytes per parameter on the CPU and on chips that share its memory: fast weights, gradient and AdamW's two
+moments. Activations come on top."""
 
 BASE_BYTES = 500_000_000
 """Host memory in bytes of Python and torch without a model: 0.6 GB for the demo's peer (our measurement)."""
@@ -62,11 +70,19 @@ def activation_bytes(manifest: Manifest, device: torch.device, allowed_bytes: fl
     return int(min(CPU_ACTIVATION_BYTES, allowed_bytes - fixed))
 
 
+def host_bytes(recipe: Recipe, fragments: int) -> float:
+    """Return the most bytes per parameter that the outer state of a peer takes, on the host for any device."""
+    if recipe.blocks or recipe.mix("pseudo_gradient") is not None:
+        return PHASE_BYTES
+    shown = SHOWN_BYTES if recipe.mix("fast") is not None else 0
+    return HOST_BYTES + FRAGMENT_BYTES / fragments + shown
+
+
 def _state_bytes(manifest: Manifest, device: torch.device) -> int:
     """Return the host memory of weights, momentum and moments in bytes."""
-    shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
-    each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if shares_host_memory(device) else 0)
-    return parameter_count(manifest.model) * each
+    outer = manifest.outer
+    each = host_bytes(RECIPES[outer.recipe], outer.fragments) + (CPU_BYTES if shares_host_memory(device) else 0)
+    return math.ceil(parameter_count(manifest.model) * each)
 
 
 def installed_memory(root: Path = cgroups.ROOT) -> int:

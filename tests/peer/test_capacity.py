@@ -9,30 +9,36 @@ import pytest
 import torch
 
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.manifest import parameter_count, preset
+from p2ptrain.manifest import Manifest, parameter_count, preset
+from p2ptrain.recipes import RECIPES
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
-from peer.capacity import BASE_BYTES, activation_bytes, check_memory, explained, installed_memory
+from peer.capacity import BASE_BYTES, CPU_BYTES, activation_bytes, check_memory, explained, host_bytes, installed_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
 
 
-def test_eight_gigabytes_do_not_train_the_large_model_on_the_cpu() -> None:
+def each(manifest: Manifest) -> float:
+    """Return the bytes per parameter that training on the CPU takes without activations."""
+    return host_bytes(RECIPES[manifest.outer.recipe], manifest.outer.fragments) + CPU_BYTES
+
+
+def test_six_gigabytes_do_not_train_the_large_model_on_the_cpu() -> None:
     """Check the memory: weights and moments fit, but not together with one sequence's activations."""
     large = preset("llama-135m", "ab" * 32)
     one = cpu_sequence_bytes(large.model, large.training)
     assert one > CPU_ACTIVATION_BYTES
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(large, CPU, installed_bytes=8_000_000_000)
-    check_memory(large, CPU, installed_bytes=48 * parameter_count(large.model) + one)
-    check_memory(large, CUDA, installed_bytes=8_000_000_000)
+        check_memory(large, CPU, installed_bytes=6_000_000_000)
+    check_memory(large, CPU, installed_bytes=math.ceil(each(large) * parameter_count(large.model)) + one)
+    check_memory(large, CUDA, installed_bytes=6_000_000_000)
     with pytest.raises(DeviceError, match="smaller model"):  # its memory is the host's
-        check_memory(large, torch.device("mps"), installed_bytes=8_000_000_000)
+        check_memory(large, torch.device("mps"), installed_bytes=6_000_000_000)
 
 
 def test_activations_are_counted_as_the_micro_batch_takes_them() -> None:
     demo = preset("demo", "ab" * 32)
-    weights = 48 * parameter_count(demo.model)
+    weights = math.ceil(each(demo) * parameter_count(demo.model))
     together = cpu_sequence_bytes(demo.model, demo.training) * demo.training.sequences_per_step
     check_memory(demo, CPU, installed_bytes=weights + together)
     with pytest.raises(DeviceError, match="smaller model"):
@@ -42,7 +48,7 @@ def test_activations_are_counted_as_the_micro_batch_takes_them() -> None:
 def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> None:
     demo = preset("demo", "ab" * 32)
     one = cpu_sequence_bytes(demo.model, demo.training)
-    fixed = BASE_BYTES + 48 * parameter_count(demo.model)
+    fixed = BASE_BYTES + math.ceil(each(demo) * parameter_count(demo.model))
     assert activation_bytes(demo, CPU, math.inf) == CPU_ACTIVATION_BYTES
     for sequences in (1, 2):
         spare = activation_bytes(demo, CPU, fixed + sequences * one)
@@ -53,7 +59,9 @@ def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> 
         "The run's model needs at least 0.5 GB of memory with Python and torch, but memory_gb in settings.toml allows "
         "0.25 GB.\n  Raise memory_gb, or join a run with a smaller model."
     )
-    activation_bytes(demo, CUDA, BASE_BYTES + 36 * parameter_count(demo.model))  # activations are on the card
+    activation_bytes(
+        demo, CUDA, BASE_BYTES + math.ceil((each(demo) - CPU_BYTES) * parameter_count(demo.model))
+    )  # activations are on the card
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
