@@ -20,6 +20,7 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
 from p2ptrain.train.autofit import Placement
+from p2ptrain.train.compiling import BackgroundCompiler
 from p2ptrain.train.evaluate import NOT_READ, HeldOutLoss, tokens_to_read, validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
@@ -97,6 +98,7 @@ class SessionRecorder:
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
+    compiler: BackgroundCompiler | None = None
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
@@ -321,6 +323,11 @@ class SessionRecorder:
         now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
         return now - self._started_at - self._held_s
 
+    def remaining_s(self) -> float | None:
+        """Return the seconds to the run's end at the current speed; None while unknown. Safe from any thread."""
+        speed = self.throughput.tokens_per_s
+        return (self.tokens_per_peer - self.learner.progress) / speed if speed else None
+
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
         learner, counters = self.learner, self.counters()
@@ -334,6 +341,7 @@ class SessionRecorder:
             "tokens": learner.tokens,
             "tokens_per_s": self.throughput.tokens_per_s,
             "skipped_steps": self.task.loss_scale.skipped,
+            "compiler": "" if self.compiler is None else self.compiler.state,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),

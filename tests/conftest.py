@@ -35,6 +35,7 @@ GRACE_S = 15.0
 
 # Before torch is imported, which reads this once. More threads than cores make every test slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["P2PTRAIN_COMPILE"] = "off"  # compilers take minutes; tests of compilation start their own
 os.environ[MARK] = uuid.uuid4().hex
 gc.disable()  # until all modules are imported: see p2ptrain.base.imports
 # Keep compiled modules: compiling takes half a second of every child's start, and six seconds of every worker's.

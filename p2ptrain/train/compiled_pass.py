@@ -1,9 +1,9 @@
 """Forward and backward pass of one micro-batch as a native library, called without Python and without the GIL.
 
-``pass_compiler`` writes the library for one shape of model and micro-batch; here it is loaded and called. AOTInductor's C
-interface (torch/csrc/inductor/aoti_runtime/interface.h) is used directly: torch's own Python loader holds the GIL for
-the whole pass, during which the network thread would stand still. Nothing can recompile: the library takes one shape,
-and other micro-batches are computed as before.
+``pass_compiler`` writes the library for one shape of model and micro-batch; here it is loaded and called through
+AOTInductor's C interface (torch/csrc/inductor/aoti_runtime/interface.h): torch's Python loader holds the GIL for the
+whole pass, during which the network thread would stand still. Nothing can recompile: the library takes one shape, and
+other micro-batches are computed as before.
 
 Inputs of the library, none of which it returns: parameters [...], their gradients (added to), the loss (added to), and
 a batch [B, T+1].
@@ -16,13 +16,16 @@ import hashlib
 import json
 import platform
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+
+from p2ptrain.ports import Clock
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
@@ -147,35 +150,65 @@ class CompiledPass:
             raise CompiledPassError(said.partition("\n")[0] or f"status {status}")
 
 
+class MicroBatchPass(Protocol):
+    """What a ``PassChoice`` needs of a ``CompiledPass``."""
+
+    def takes(self, part: Tensor) -> bool: ...
+
+    def run(self, part: Tensor) -> Tensor: ...
+
+
 class PassChoice:
-    """Whether micro-batches are computed by a library: first alternating with eager passes, then the faster way.
+    """Computes micro-batches by a library and by the eager pass alternately, then by the faster of the two.
+
+    Both read the same weights and add to the same gradient, so every one of these micro-batches trains.
 
     Args:
         decided: called once with ``compile_choice``'s result.
+        failed: called once if the library fails, with the reason.
     """
 
-    def __init__(self, compiled: CompiledPass, decided: Callable[[float | None], None]) -> None:
-        self.compiled = compiled
+    def __init__(
+        self,
+        compiled: MicroBatchPass,
+        decided: Callable[[float | None], None],
+        failed: Callable[[str], None],
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._compiled = compiled
         self._decided = decided
+        self._failed = failed
+        self._clock = clock
         self._times: tuple[list[float], list[float]] = [], []
         self._is_kept: bool | None = None
 
-    def is_compiled(self, part: Tensor) -> bool:
-        """Return whether the library computes this micro-batch."""
-        if not self.compiled.takes(part):
-            return False
-        return len(self._times[1]) <= len(self._times[0]) if self._is_kept is None else self._is_kept
+    def run(self, part: Tensor, eager: Callable[[Tensor], Tensor]) -> Tensor:
+        """Compute a micro-batch; return its share of the loss.
 
-    def took(self, is_compiled: bool, seconds: float) -> None:
-        """Record the time of a micro-batch of the library's shape."""
-        if self._is_kept is not None:
-            return
-        self._times[is_compiled].append(seconds)
+        Raises CompiledPassError if the library failed, which may leave a part of the gradient. It is not used again.
+        """
+        if self._is_kept is False or not self._compiled.takes(part):
+            return eager(part)
+        if self._is_kept:
+            return self._run_compiled(part)
+        is_compiled = len(self._times[1]) <= len(self._times[0])
+        began = self._clock()
+        loss = self._run_compiled(part) if is_compiled else eager(part)
+        self._times[is_compiled].append(self._clock() - began)
         if min(map(len, self._times)) > PAIRS:
             eager_s, compiled_s = (each[1:] for each in self._times)  # the first pair fills caches
             ratio = compile_choice(eager_s, compiled_s)
             self._is_kept = ratio is not None
             self._decided(ratio)
+        return loss
+
+    def _run_compiled(self, part: Tensor) -> Tensor:
+        try:
+            return self._compiled.run(part)
+        except CompiledPassError as error:
+            self._is_kept = False
+            self._failed(str(error))
+            raise
 
 
 def _torch_functions() -> ctypes.PyDLL:

@@ -10,6 +10,7 @@ peer. The process yields to everything else: lowest priority, and first to be ki
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -35,6 +36,8 @@ TOLERANCE = 1e-4
 """Largest relative difference of loss and gradient norm from the usual pass, in fp32; sums in another order differ by
 1e-6."""
 MOST_CHARS = 300
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal at the parent's death. ``base.launcher`` sets SIGTERM, which a suspended process gets too late."""
 
 
 def compile_pass(model: FlatModel, shape: PassShape, library: Path, workspace: Path) -> None:
@@ -43,7 +46,7 @@ def compile_pass(model: FlatModel, shape: PassShape, library: Path, workspace: P
     options = {"aot_inductor.output_path": str(workspace / "pass.so"), "cpp.threads": shape.threads}
     with torch.no_grad():
         made = torch._inductor.aot_compile(graph, inputs, options=options)
-    os.replace(str(made), library)
+    Path(str(made)).replace(library)
 
 
 def traced(model: FlatModel, shape: PassShape) -> tuple[torch.fx.GraphModule, tuple[Tensor, ...]]:
@@ -98,11 +101,12 @@ class _SummedLoss(torch.nn.Module):
 
 
 def _give_way() -> None:
-    """Yield processor and memory to every other process, and end with all children at SIGTERM."""
+    """Yield processor and memory to every other process, and end with the parent, even while suspended."""
     os.nice(19)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
 
 
 @click.command()
@@ -117,11 +121,11 @@ def main(library: Path) -> None:
         warnings.simplefilter("ignore")
         shape = PassShape(**request)
         model = flat_model(described(shape), 0, torch.device("cpu"))
-        unchecked = workspace / "checked.so"
+        unchecked = workspace / "unchecked.so"
         compile_pass(model, shape, unchecked, workspace)
         if not (found := difference(model, shape, unchecked)) <= TOLERANCE:  # NaN too
             raise click.ClickException(f"its gradients differ by {found:.1g} from those of the usual pass")
-        os.replace(unchecked, library)
+        unchecked.replace(library)
     except click.ClickException:
         raise
     except Exception as error:  # whatever the compiler raises, the parent wants one line of it
