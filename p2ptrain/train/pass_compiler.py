@@ -37,7 +37,7 @@ TOLERANCE = 1e-4
 1e-6."""
 MOST_CHARS = 300
 PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal at the parent's death. ``base.launcher`` sets SIGTERM, which a suspended process gets too late."""
+"""prctl(2): the signal at the parent's death. ``base.launcher`` sets SIGTERM, too late for a suspended process."""
 
 
 def compile_pass(model: FlatModel, shape: PassShape, library: Path, workspace: Path) -> None:
