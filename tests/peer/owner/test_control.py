@@ -66,6 +66,7 @@ class FakeRecord:
             "tokens": 1234,
             "tokens_per_s": 99.0,
             "skipped_steps": 4,
+            "compiler": "compiled",
             "exchanges_ok": 3,
             "exchanges_failed": 1,
         }
@@ -197,10 +198,10 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
 
 
 def test_what_counts_from_the_next_start_is_told_so(desk: Desk) -> None:
-    desk.edit('upload_mbit = 8\nnickname = "fox"\ndevice = "cpu"\nthreads = 2\nmemory_gb = 2\nshare_figures = true')
+    desk.edit('upload_mbit = 8\nnickname = "fox"\ndevice = "cpu"\nthreads = 2\nmemory_gb = 2\ncompile = "off"\nshare_figures = true')
     ((_, fields),) = desk.notebook.notes
     waits = {change.split()[0] for change in fields["what"].split("; ") if change.endswith("(from the next start)")}
-    assert waits == {"nickname", "device", "threads", "memory_gb"}
+    assert waits == {"nickname", "device", "threads", "memory_gb", "compile"}
     assert "upload_mbit 8.0, before 0.0;" in fields["what"]
 
 
