@@ -51,6 +51,7 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
+from peer.capacity import compiler_fault
 from peer.contributions import Contributions
 from peer.file_fetch import Source, ask_for_file, local_file
 from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
@@ -316,11 +317,18 @@ def _compiler(
     """Return the compiler of the inner pass; entered, it works while the peer trains."""
 
     def is_training() -> bool:
-        return record.has_stepped and signals.begin.is_set() and not record.learner.ended
+        is_over = signals.stop.is_set() or record.learner.ended
+        return record.has_stepped and signals.begin.is_set() and not is_over
 
-    directory = cache_directory() / "compiled"
     record.compiler = BackgroundCompiler(
-        record.task, signed.manifest.model, options.compile, directory, log, is_training, record.remaining_s
+        record.task,
+        signed.manifest.model,
+        options.compile,
+        cache_directory() / "compiled",
+        log,
+        is_training,
+        record.remaining_s,
+        lambda: compiler_fault(signed.manifest, record.task.micro_batch, options.memory_bytes),
     )
     return record.compiler
 

@@ -64,6 +64,7 @@ class BackgroundCompiler:
         directory: libraries of all peers of this user.
         is_training: whether the trainer trains now; the child is suspended while it does not. Safe from any thread.
         remaining_s: seconds of training that probably remain; None while unknown. Safe from any thread.
+        obstacle: returns why the child must not start, or "".
         command: runs the compiler, with the library's path as its last argument.
     """
 
@@ -76,6 +77,7 @@ class BackgroundCompiler:
         notebook: Notebook,
         is_training: Callable[[], bool] = lambda: True,
         remaining_s: Callable[[], float | None] = lambda: None,
+        obstacle: Callable[[], str] = str,
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "p2ptrain.train.pass_compiler"),
         deadline_s: float = DEADLINE_S,
         poll_s: float = POLL_S,
@@ -91,6 +93,7 @@ class BackgroundCompiler:
         self._notebook = notebook
         self._is_training = is_training
         self._remaining_s = remaining_s
+        self._obstacle = obstacle
         self._command = command
         self._deadline_s = deadline_s
         self._poll_s = poll_s
@@ -181,6 +184,8 @@ class BackgroundCompiler:
 
     def _compile(self, library: Path) -> None:
         """Run the child to its end, suspended while the trainer does not train. Raises CompiledPassError."""
+        if why := self._obstacle():
+            raise CompiledPassError(why)
         began, ran_s = self._clock(), 0.0
         process = subprocess.Popen(
             launched(*self._command, str(library), OMP_NUM_THREADS="1"),

@@ -25,6 +25,7 @@ import click
 import torch
 from torch import Tensor
 
+from p2ptrain.base import files
 from p2ptrain.base.text import one_line
 from p2ptrain.train.compiled_pass import CompiledPass, PassShape
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
@@ -125,6 +126,7 @@ def main(library: Path) -> None:
         compile_pass(model, shape, unchecked, workspace)
         if not (found := difference(model, shape, unchecked)) <= TOLERANCE:  # NaN too
             raise click.ClickException(f"its gradients differ by {found:.1g} from those of the usual pass")
+        files.sync(unchecked)  # a power cut must not leave half a library under the final name
         unchecked.replace(library)
     except click.ClickException:
         raise

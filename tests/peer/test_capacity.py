@@ -11,7 +11,7 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import parameter_count, preset
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
-from peer.capacity import BASE_BYTES, activation_bytes, check_memory, explained, installed_memory
+from peer.capacity import BASE_BYTES, activation_bytes, check_memory, compiler_fault, explained, installed_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
@@ -52,6 +52,13 @@ def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> 
         "0.25 GB.\n  Raise memory_gb, or join a run with a smaller model."
     )
     activation_bytes(demo, CUDA, BASE_BYTES + 36 * parameter_count(demo.model))  # activations are on the card
+
+
+def test_the_compiler_must_fit_beside_the_peer() -> None:
+    demo, large = preset("demo", "ab" * 32), preset("llama-135m", "ab" * 32)
+    assert compiler_fault(demo, 2, math.inf) == ""
+    assert "of memory, and 0.0 GB are free" in compiler_fault(demo, 2, 250_000_000)
+    assert compiler_fault(large, 10**6, math.inf).startswith("the compiler needs ")
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

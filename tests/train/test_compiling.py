@@ -156,6 +156,13 @@ def test_without_a_compiler_there_is_one_note(tiny_run, tmp_path, monkeypatch):
     assert bench.why.startswith("there is no C++ compiler")
 
 
+def test_an_obstacle_is_the_reason(tiny_run, tmp_path):
+    bench = Bench(tiny_run(), tmp_path, obstacle=lambda: "too little memory")
+    with bench.compiler as compiler:
+        assert compiler.wait(PATIENCE_S)
+    assert bench.why == "too little memory"
+
+
 def test_auto_waits_for_the_speed_and_compiles_only_if_it_is_worth_it(tiny_run, tmp_path):
     left = iter([None, None, compiling.WORTH_S - 1])
     short = Bench(tiny_run(), tmp_path, mode="auto", remaining_s=lambda: next(left))
