@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from p2ptrain.train.model import FlatModel
 
 PAIRS = 8
-"""Pairs of micro-batches, one computed each way, whose times decide. Guess: how much times vary on volunteers'
-computers."""
+"""Pairs of micro-batches, one computed each way, whose times decide. Guess: the spread of times."""
 GAIN = 1.03
-"""Least ratio of times for which a library is used: a gain that an owner could not measure is not worth other code.
-Guess: the spread of the ratio on volunteers' computers."""
+"""Least ratio of times for which a library is used: more than ``PAIRS`` show by chance. Guess: the ratio's spread."""
 VERSION = 1
 """Version of what libraries compute. Raise it whenever the loss of ``train.model`` changes."""
 

@@ -163,8 +163,10 @@ def test_a_file_that_is_no_library_is_refused(tiny_run, tmp_path):
 
 @pytest.mark.lab
 @pytest.mark.parametrize("architecture", DESCRIPTIONS)
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-6), (torch.float64, 1e-9)])
-def test_loss_and_gradient_are_those_of_the_eager_pass(architecture, dtype, most, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_and_gradient_are_those_of_the_eager_pass(architecture, dtype, tmp_path):
+    has_fp32_norms = architecture in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+    most = 2e-6 if dtype == torch.float32 or has_fp32_norms else 1e-9
     described = description(architecture)
     built = flat_model(described, seed=5, device=CPU)
     theta = built.theta.to(dtype)
