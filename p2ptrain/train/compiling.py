@@ -4,6 +4,7 @@
 
     DIRECTORY/torch-2.13.0/<key>.so     library of one ``PassShape``; later starts load it in milliseconds
     DIRECTORY/torch-2.13.0/<key>.lock   held by the one peer of this user that compiles it
+    DIRECTORY/torch-2.13.0/<key>-…/     its workspace
 
 A thread waits until training is under way, starts ``pass_compiler`` as a child unless the library exists, and offers
 the result to the task, which compares it with the eager pass. Whatever fails is one note, and training stays eager.
@@ -154,6 +155,7 @@ class BackgroundCompiler:
         library = folder / f"{self._shape.key()}.so"
         if library.exists():
             os.utime(library)
+            os.utime(folder)
             return library
         if not self._is_worth_it():
             return None
@@ -168,9 +170,7 @@ class BackgroundCompiler:
         return None
 
     def _is_worth_it(self) -> bool:
-        """Wait until training is under way; raise CompiledPassError if there is no compiler or little to train."""
-        if compiler_program(os.environ) is None:
-            raise CompiledPassError("there is no C++ compiler; p2ptrain doctor says how to install one")
+        """Wait until training is under way; return False if the peer ends first, or too little is left to train."""
         while not self._ends.wait(self._poll_s):
             if not self._is_training():
                 continue
@@ -184,6 +184,8 @@ class BackgroundCompiler:
 
     def _compile(self, library: Path) -> None:
         """Run the child to its end, suspended while the trainer does not train. Raises CompiledPassError."""
+        if compiler_program(os.environ) is None:
+            raise CompiledPassError("there is no C++ compiler; p2ptrain doctor says how to install one")
         if why := self._obstacle():
             raise CompiledPassError(why)
         began, ran_s = self._clock(), 0.0
@@ -214,6 +216,8 @@ class BackgroundCompiler:
         finally:
             _end(process)
             reader.join()
+            for leftover in library.parent.glob(f"{library.stem}-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
         if process.returncode or not library.exists():
             raise CompiledPassError(reason(process.returncode, bytes(said)))
         self._notebook.note("compiled pass", seconds=self._clock() - began)

@@ -116,7 +116,7 @@ def main(library: Path) -> None:
     """Compile the pass that standard input describes; print why not in one line."""
     _give_way()
     request: dict[str, Any] = json.load(sys.stdin)
-    workspace = Path(tempfile.mkdtemp(prefix="compile-", dir=library.parent))
+    workspace = Path(tempfile.mkdtemp(prefix=f"{library.stem}-", dir=library.parent))
     try:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(workspace / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         warnings.simplefilter("ignore")

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import psutil
 import pytest
+import torch
 
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.train import compiling
@@ -64,8 +66,8 @@ class Bench:
         return int(until(lambda: "".join(each.read_text() for each in self.path.glob("*/*.pid"))))
 
 
-def until(look):
-    deadline = time.monotonic() + PATIENCE_S
+def until(look, patience_s=PATIENCE_S):
+    deadline = time.monotonic() + patience_s
     while not (seen := look()):
         assert time.monotonic() < deadline
         time.sleep(POLL_S)
@@ -113,6 +115,7 @@ def test_a_child_that_fails_is_one_note(tiny_run, tmp_path, program, why):
 
 def test_a_child_that_hangs_is_killed_with_what_it_started(tiny_run, tmp_path):
     program = "import subprocess; grand = subprocess.Popen(['sleep', '600']); "
+    program += "os.mkdir(place.removesuffix('.so') + '-work'); "
     program += "open(place + '.pid', 'w').write(str(grand.pid)); time.sleep(600)"
     now = [0.0]
     bench = Bench(tiny_run(), tmp_path, child(program), clock=lambda: now[0], deadline_s=100.0)
@@ -121,6 +124,7 @@ def test_a_child_that_hangs_is_killed_with_what_it_started(tiny_run, tmp_path):
         now[0] = 101.0
         assert compiler.wait(PATIENCE_S)
     assert bench.why == "the compiler did not end within 100 s"
+    assert not list(bench.path.glob("*/*-work"))
     until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -237,3 +241,41 @@ def test_reasons_name_the_signal_or_the_last_line():
     assert reason(-signal.SIGKILL, b"x") == "signal SIGKILL ended the compiler; the memory may be too small"
     assert reason(1, b"warning\nError: it broke\n\n") == "it broke"
     assert reason(2, b"") == "the compiler ended with status 2"
+
+
+# --- with a compiler --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.lab
+def test_a_task_trains_alike_while_its_pass_is_compiled_compared_and_used(tiny_run, tmp_path):
+    tiny = tiny_run()
+    task, log = tiny.task(), MemoryLog()
+    tokens = tiny.manifest.training.tokens_per_step
+    with BackgroundCompiler(task, tiny.manifest.model, "on", tmp_path / "compiled", log) as compiler:
+        until(lambda: task.inner_step(0.0) and compiler.is_final, 600.0)
+        for _ in range(20):
+            task.inner_step(task.step * tokens)
+    assert log.kinds() in (["compiled pass", "compiled"], ["compiled pass", "not compiled"])
+    assert compiler.state in ("compiled", "off (it is not 3 % faster here)")
+    (folder,) = (tmp_path / "compiled").iterdir()
+    assert {each.suffix for each in folder.iterdir()} == {".so", ".lock"}
+    eager, steps = tiny.task(), task.step - 20
+    for step in range(task.step):
+        eager.inner_step(0.0 if step < steps else step * tokens)
+    assert torch.allclose(task.theta, eager.theta, atol=1e-4)
+
+
+@pytest.mark.lab
+def test_a_suspended_compiler_ends_with_its_parent(tmp_path):
+    program = "import subprocess, sys, time; from p2ptrain.base.launcher import launched; "
+    program += "child = subprocess.Popen(launched(sys.executable, '-P', '-m', 'p2ptrain.train.pass_compiler', "
+    program += f"{str(tmp_path / 'a.so')!r}), stdin=subprocess.PIPE); print(child.pid, flush=True); time.sleep(600)"
+    parent = subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True)
+    compiler = psutil.Process(int(parent.stdout.readline()))
+    until(lambda: compiler.nice() == 19)  # it has given way, and waits for its request
+    compiler.suspend()
+    until(lambda: compiler.status() == psutil.STATUS_STOPPED)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: not compiler.is_running() or compiler.status() == psutil.STATUS_ZOMBIE)
