@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import torch
 
 from p2ptrain.base import cgroups
@@ -37,6 +38,12 @@ moments. Activations come on top."""
 
 BASE_BYTES = 500_000_000
 """Host memory in bytes of Python and torch without a model: 0.6 GB for the demo's peer (our measurement)."""
+
+COMPILER_BYTES = 800_000_000
+"""Host memory in bytes of the compiler's process and of g++ without weights: for llama-15m (our measurement)."""
+
+COMPILED_COPIES = 3
+"""Weights and two gradients, with which that process tries what it made."""
 
 
 def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int | None = None) -> None:
@@ -88,6 +95,17 @@ def _state_bytes(manifest: Manifest, device: torch.device) -> int:
 def installed_memory(root: Path = cgroups.ROOT) -> int:
     """Return this machine's memory in bytes, or the smaller limit of a container or slice."""
     return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), cgroups.limits(root).memory_bytes))
+
+
+def compiler_fault(manifest: Manifest, micro_batch: int, allowed_bytes: float) -> str:
+    """Return why the compiler of the training step does not fit into memory beside this peer; "" if it does."""
+    weights = 4 * COMPILED_COPIES * parameter_count(manifest.model)
+    needed = COMPILER_BYTES + weights + micro_batch * cpu_sequence_bytes(manifest.model, manifest.training)
+    ours = psutil.Process().memory_info().rss
+    free = min(psutil.virtual_memory().available, min(installed_memory(), allowed_bytes) - ours)
+    if needed <= free:
+        return ""
+    return f"the compiler needs {needed / 1e9:.1f} GB of memory, and {max(0.0, free) / 1e9:.1f} GB are free"
 
 
 @contextlib.contextmanager

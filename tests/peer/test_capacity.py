@@ -12,7 +12,16 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count, preset
 from p2ptrain.recipes import RECIPES
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
-from peer.capacity import BASE_BYTES, CPU_BYTES, activation_bytes, check_memory, explained, host_bytes, installed_memory
+from peer.capacity import (
+    BASE_BYTES,
+    CPU_BYTES,
+    activation_bytes,
+    check_memory,
+    compiler_fault,
+    explained,
+    host_bytes,
+    installed_memory,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
@@ -62,6 +71,13 @@ def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> 
     activation_bytes(
         demo, CUDA, BASE_BYTES + math.ceil((each(demo) - CPU_BYTES) * parameter_count(demo.model))
     )  # activations are on the card
+
+
+def test_the_compiler_must_fit_beside_the_peer() -> None:
+    demo, large = preset("demo", "ab" * 32), preset("llama-135m", "ab" * 32)
+    assert compiler_fault(demo, 2, math.inf) == ""
+    assert "of memory, and 0.0 GB are free" in compiler_fault(demo, 2, 250_000_000)
+    assert compiler_fault(large, 10**6, math.inf).startswith("the compiler needs ")
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["tokens_per_s"] == pytest.approx(25.0)
     notes = [note for kind, note in cast(MemoryLog, record.notebook).notes if kind == "progress"]
     assert notes[-1]["tokens_per_s"] == pytest.approx(25.0)
+    assert record.remaining_s() == pytest.approx((record.tokens_per_peer - record.learner.progress) / 25)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     assert record.figures()["skipped_steps"] == 0
     record.task.loss_scale.update(is_finite=False)
