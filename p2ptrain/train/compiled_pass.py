@@ -51,12 +51,24 @@ class PassShape:
     micro_batch: int
     sequence_length: int
     tokens_per_step: int  # divides the loss
+    computes_in: str  # ``Placement.computes_in``: fp32 or bfloat16
     threads: int
 
     @classmethod
-    def of(cls, description: Decoder, micro_batch: int, sequence_length: int, tokens_per_step: int) -> PassShape:
+    def of(
+        cls,
+        description: Decoder,
+        micro_batch: int,
+        sequence_length: int,
+        tokens_per_step: int,
+        computes_in: str = "fp32",
+    ) -> PassShape:
         text = json.dumps(description.model_dump(mode="json"), sort_keys=True)
-        return cls(text, micro_batch, sequence_length, tokens_per_step, torch.get_num_threads())
+        return cls(text, micro_batch, sequence_length, tokens_per_step, computes_in, torch.get_num_threads())
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        return None if self.computes_in == "fp32" else torch.bfloat16
 
     def key(self) -> str:
         """Return the name of this shape's library on this processor with this torch."""

@@ -153,12 +153,11 @@ class LanguageModelTask:
 
     def pass_shape(self, description: Decoder) -> PassShape:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""
-        if self.theta.device.type != "cpu" or self._autocast is not None:
-            raise CompiledPassError(
-                f"only passes in fp32 on the CPU are compiled, and this one is on {self.theta.device}"
-            )
-        training = self._training
-        return PassShape.of(description, self.micro_batch, training.sequence_length, training.tokens_per_step)
+        if self.theta.device.type != "cpu":
+            raise CompiledPassError(f"only passes on the CPU are compiled, and this one is on {self.theta.device}")
+        training, computes_in = self._training, Placement(self._autocast, self.micro_batch).computes_in
+        sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
+        return PassShape.of(description, *sizes, computes_in)
 
     def offer(
         self,

@@ -134,19 +134,28 @@ def test_the_key_names_everything_that_the_library_depends_on(tiny_run, monkeypa
             "micro_batch": 1,
             "sequence_length": 8,
             "tokens_per_step": 1,
+            "computes_in": "bfloat16",
             "threads": 9,
         }.items()
     ]
-    assert len({shape.key(), *(each.key() for each in others)}) == 6
+    assert len({shape.key(), *(each.key() for each in others)}) == 7
     assert shape.key() == replace(shape).key()
     before = shape.key()
     monkeypatch.setattr(torch, "__version__", "9.9")
     assert shape.key() != before
 
 
-def test_only_fp32_on_the_cpu_is_compiled(tiny_run):
-    with pytest.raises(CompiledPassError, match="only passes in fp32 on the CPU"):
-        tiny_run().task(autocast=torch.bfloat16).pass_shape(tiny_run().manifest.model)
+def test_a_pass_is_compiled_in_the_type_in_which_it_computes(tiny_run):
+    task = tiny_run().task(autocast=torch.bfloat16)
+    assert task.pass_shape(tiny_run().manifest.model).autocast == torch.bfloat16
+    assert tiny_run().task().pass_shape(tiny_run().manifest.model).autocast is None
+
+
+def test_only_passes_on_the_cpu_are_compiled(tiny_run, monkeypatch):
+    task = tiny_run().task()
+    monkeypatch.setattr(type(task), "theta", torch.empty(1, device="meta"))
+    with pytest.raises(CompiledPassError, match="only passes on the CPU are compiled, and this one is on meta"):
+        task.pass_shape(tiny_run().manifest.model)
 
 
 def test_a_file_that_is_no_library_is_refused(tiny_run, tmp_path):
@@ -201,6 +210,30 @@ def _adds_to_what_is_there(model: FlatModel, shape: PassShape, library) -> None:
     for parameter, part in zip(model.module.parameters(), model.layout.views(gradient).values(), strict=True):
         assert parameter.grad is not None
         assert torch.allclose(part, parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_in_bf16_the_library_rounds_no_worse_than_the_eager_pass(architecture, tmp_path):
+    """Compare both with fp32 weights and products: the eager pass rounds each operation, a library some of them."""
+    described = description(architecture)
+    model = flat_model(described, seed=5, device=CPU)
+    exact = PassShape.of(described, 2, 16, 64)
+    compile_pass(model, replace(exact, computes_in="bfloat16"), tmp_path / "pass.so", tmp_path)
+    compiled = difference(model, exact, tmp_path / "pass.so")
+    assert 1e-5 < compiled < 1.2 * _rounding(model, exact)
+
+
+def _rounding(model: FlatModel, shape: PassShape) -> float:
+    """Return the relative difference of the eager gradients in bf16 and in fp32, on the tokens of ``difference``."""
+    vocabulary, size = model.module.config.vocab_size, (shape.micro_batch, shape.sequence_length + 1)
+    batch = torch.randint(vocabulary, size, generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for autocast in (torch.bfloat16, None):
+        model.module.zero_grad(set_to_none=True)
+        torch.autograd.backward(summed_loss(model.module, batch, autocast))
+        gradients.append(torch.cat([each.grad.flatten() for each in model.module.parameters()]))
+    return float((gradients[0] - gradients[1]).norm() / gradients[1].norm())
 
 
 @pytest.mark.lab
