@@ -2,13 +2,15 @@
 
     python -m bench.throughput [--preset demo …] [--threads 1 …] [--device auto] [--json FILE]
 
-``ours`` is a peer's inner step (``train/inner.py``) with its text, clipping and schedule, without a swarm. ``plain`` is
-``bench/plain.py`` with the same shape of weights, sequences, micro-batch and dtype. Each side is a process of its own.
-Both live at once, but only one computes: windows alternate, so that what else the machine does meets both alike.
+``ours`` is a peer's inner step (``train/inner.py``) with its text, clipping and schedule, without a swarm; it trains
+until its background compiler is done, from an empty cache. ``plain`` is ``bench/plain.py`` with the same shape of
+weights, sequences, micro-batch and dtype. Each side is a process of its own. Both live at once, but only one computes:
+windows alternate, so that what else the machine does meets both alike.
 
 Reported: tokens per second of each side (median of its windows), the ratio of each pair of windows (median, lowest,
-highest), seconds from the start of the process to the end of its first step, peak memory, and on known cards the share
-of the peak of dense matrix products (MFU). On a CPU, ``llama-135m`` has short steps of one short sequence.
+highest), seconds from the start of the process to the end of its first step and to full speed, peak memory, and on
+known cards the share of the peak of dense matrix products (MFU). On a CPU, ``llama-135m`` has short steps of one short
+sequence.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,10 +36,12 @@ from bench.card import manifest
 from bench.couple import language_model_task
 from bench.environment import environment
 from bench.plain import LlamaShape, PlainLlama, stepper
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import Manifest, with_changes
 from p2ptrain.train import accelerator
 from p2ptrain.train.accelerator import choose_device
 from p2ptrain.train.autofit import Placement, place
+from p2ptrain.train.compiling import BackgroundCompiler, CompileMode
 from p2ptrain.train.model import flat_model
 
 PRESETS = ("demo", "llama-15m", "llama-135m")
@@ -70,13 +76,18 @@ def flops_per_token(parameters: int, run: Manifest) -> float:
 Step = Callable[[], object]
 
 
-def ours(run: Manifest, device: torch.device) -> tuple[Step, Placement]:
+def ours(run: Manifest, device: torch.device, stack: ExitStack) -> tuple[Step, Placement, BackgroundCompiler]:
+    """Return the peer's inner step and its compiler, which works until ``stack`` closes."""
     how = placed(run, device)
     task = language_model_task(run, device, how)
-    return lambda: task.inner_step(task.step * run.training.tokens_per_step), how
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    mode: CompileMode = "on" if device.type == "cpu" else "off"
+    compiler = BackgroundCompiler(task, run.model, mode, directory / "compiled", MemoryLog())
+    stack.enter_context(compiler)
+    return lambda: task.inner_step(task.step * run.training.tokens_per_step), how, compiler
 
 
-def plain(run: Manifest, device: torch.device, compiled: bool) -> tuple[Step, Placement]:
+def plain(run: Manifest, device: torch.device, compiled: bool) -> tuple[Step, Placement, None]:
     config, training, how = run.model.config, run.training, placed(run, device)
     model = PlainLlama(shape_of(run), training.sequence_length).to(device)
     step = stepper(model, how.micro_batch, training.learning_rate, how.autocast, compiled)
@@ -90,7 +101,7 @@ def plain(run: Manifest, device: torch.device, compiled: bool) -> tuple[Step, Pl
         taken += 1
         step(text[at : at + length].view(training.sequences_per_step, -1))
 
-    return one, how
+    return one, how, None
 
 
 def placed(run: Manifest, device: torch.device) -> Placement:
@@ -103,24 +114,29 @@ def serve(side: str, preset: str, device_name: str, threads: int, started: float
     torch.set_num_threads(threads)
     device = choose_device(device_name)
     run = described(preset, device)
-    step, how = ours(run, device) if side == "ours" else plain(run, device, compiled=side == "plain")
+    with ExitStack() as stack:
+        is_plain = side == "plain"
+        step, how, compiler = ours(run, device, stack) if side == "ours" else plain(run, device, compiled=is_plain)
 
-    def made(count: int) -> float:
-        began = time.perf_counter()
-        for _ in range(count):
-            step()
-        accelerator.synchronize(device)
-        return time.perf_counter() - began
+        def made(count: int) -> float:
+            began = time.perf_counter()
+            for _ in range(count):
+                step()
+            accelerator.synchronize(device)
+            return time.perf_counter() - began
 
-    made(1)
-    first_s = time.time() - started
-    made(WARM_UPS - 1)
-    steps = max(1, round(WINDOW_S / made(1)))
-    said = {"first_step_s": first_s, "computes_in": how.computes_in, "micro_batch": how.micro_batch}
-    tell(said)
-    for _ in sys.stdin:
-        speed = steps * run.training.tokens_per_step / made(steps)
-        tell({"tokens_per_s": speed, "peak_bytes": peak_bytes(device)})
+        made(1)
+        first_s = time.time() - started
+        while compiler is not None and not compiler.is_final:
+            made(1)
+        full_s = time.time() - started
+        made(WARM_UPS - 1)
+        steps = max(1, round(WINDOW_S / made(1)))
+        said = {"first_step_s": first_s, "full_speed_s": full_s, "computes_in": how.computes_in}
+        tell({**said, "micro_batch": how.micro_batch, "compiler": "" if compiler is None else compiler.state})
+        for _ in sys.stdin:
+            speed = steps * run.training.tokens_per_step / made(steps)
+            tell({"tokens_per_s": speed, "peak_bytes": peak_bytes(device)})
 
 
 def tell(figures: Mapping[str, Any]) -> None:
@@ -245,7 +261,9 @@ def line(found: Mapping[str, Any], against: str) -> str:
     speeds = f"{ours['tokens_per_s']:,.0f} | {other['tokens_per_s']:,.0f}"
     ratio = f"{found['ratio']:.2f} ({found['ratio_lowest']:.2f} to {found['ratio_highest']:.2f})"
     memory = f"{ours['peak_bytes'] / 1e9:.2f} and {other['peak_bytes'] / 1e9:.2f} GB"
-    first = f"{ours['first_step_s']:.1f} and {other['first_step_s']:.1f} s"
+    first = (
+        f"{ours['first_step_s']:.1f} and {other['first_step_s']:.1f} s, full speed after {ours['full_speed_s']:.0f} s"
+    )
     share = f" | {ours['mfu']:.1%} and {other['mfu']:.1%}" if ours["mfu"] else ""
     of = f"{found['threads']} thread{'s' if found['threads'] != 1 else ''}"
     return f"| {found['preset']}, {of} | {speeds} | {ratio} | {memory} | {first}{share} |"

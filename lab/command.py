@@ -39,6 +39,7 @@ from lab.suspension import processes_with
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
 from p2ptrain.base.text import PLAIN_WIDTH
+from peer.owner.settings import COMPILE_VARIABLE
 from peer.testnet.plan import Plan, claimed, lay_out
 from peer.testnet.processes import PACKAGES
 from peer.testnet.report import machine
@@ -217,17 +218,17 @@ def _run_and_read(
 
 @contextlib.contextmanager
 def _marked_environment(mark: str) -> Iterator[None]:
-    """Set a mark that all children inherit and a folder for their sockets; both are removed afterwards.
+    """Set a mark that all children inherit and a folder for their sockets, and switch compilers off, until the end.
 
     If this process is killed, the folder remains without any socket in use, and the next run removes it.
     """
     for debris in Path("/tmp").glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(debris):
             shutil.rmtree(debris)
-    before = {name: os.environ.get(name) for name in (MARK, "TMPDIR", TOKEN)}
+    before = {name: os.environ.get(name) for name in (MARK, "TMPDIR", TOKEN, COMPILE_VARIABLE)}
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))  # short, because socket paths are limited
     os.environ[MARK], os.environ["TMPDIR"], tempfile.tempdir = mark, str(folder), None
-    os.environ[TOKEN] = page_token()
+    os.environ[TOKEN], os.environ[COMPILE_VARIABLE] = page_token(), "off"
     try:
         with _locked(folder):
             yield
@@ -256,7 +257,7 @@ def _run_in_cell(out: Path, scenario: RealScenario, threads: int, mark: str) -> 
     """Run the inside of a testnet in a cell, which ends when this process does. SIGTERM interrupts as Ctrl+C does."""
     (out / "scenario.json").write_text(scenario.model_dump_json(indent=1), encoding="utf-8")
     command = [sys.executable, "-P", "-m", "lab", str(out.absolute()), str(threads)]
-    status = run_in_cell(command, STOP_DEADLINE_S, **{MARK: mark, "PYTHONPATH": str(PACKAGES)})
+    status = run_in_cell(command, STOP_DEADLINE_S, **{MARK: mark, "PYTHONPATH": str(PACKAGES), COMPILE_VARIABLE: "off"})
     if status == REFUSED:
         raise DeviceError(
             "This machine does not allow the isolation of a testnet; the reason is printed above.",

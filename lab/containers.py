@@ -26,6 +26,7 @@ from lab.script import Script
 from lab.stages import own_latency
 from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.page.listen_address import LOOPBACK
+from peer.owner.settings import COMPILE_VARIABLE
 from peer.testnet.processes import Wrap
 
 LABEL = "p2ptrain.testnet"
@@ -103,6 +104,7 @@ class Containers:
                 *("--rm", "--init", "--pull", "never", "--name", name, "--hostname", name, "--network", self._network),
                 *(*self._labels, *self._owner, "--workdir", "/tmp", "--no-healthcheck"),
                 *("--mount", f"type=bind,source={self.out.absolute()},target={self.out.absolute()}"),
+                *("--env", f"{COMPILE_VARIABLE}=off"),
                 *("--env", "OMP_NUM_THREADS=1", "--env", "XDG_CACHE_HOME=/tmp/cache", "--env", "HOME=/tmp"),
                 *("--stop-timeout", "60", "--entrypoint", "python3"),
                 *(*shaped, *self._published(who)),

@@ -22,21 +22,23 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 import p2ptrain
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
+
+if TYPE_CHECKING:
+    from p2ptrain.ports import Saved
 
 FORMAT = 1
 """Version of the layout; no other version is read."""
@@ -44,8 +46,12 @@ FORMAT = 1
 KEPT = 2
 """Checkpoints kept: the newest, and the previous one in case the newest is torn."""
 
+PIECE_ELEMENTS = 1 << 22
+"""Elements that a device copies to the host at once for writing: 16 MB in fp32, which no transfer notices."""
+
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
+_TYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8"}
 _RESERVED = frozenset({"format", "versions", "files", "digest"})
 _NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY_PREFIX = ".writing-"
@@ -57,7 +63,7 @@ class Checkpoint:
     """Whole checkpoint with verified digests."""
 
     path: Path
-    tensors: dict[str, Tensor]  # on the host
+    tensors: Mapping[str, Tensor]  # on the host; each is read from the disk when it is asked for
     state: dict[str, Any]
 
     @property
@@ -104,7 +110,7 @@ class Checkpoints:
 
     def save(
         self,
-        tensors: Mapping[str, Tensor],  # any device; may share memory
+        tensors: Mapping[str, Saved],  # any device; may share memory
         state: Mapping[str, Any],  # JSON values; "step", an int, names the checkpoint; _RESERVED names are not allowed
     ) -> Path:
         """Write a checkpoint; of the known ones, remove the torn ones and all but the last two.
@@ -133,13 +139,13 @@ class Checkpoints:
             files.sync(directory)
             self._prune(step)
             _remove_leftovers(directory)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 _put_back(directory)
             shutil.rmtree(temporary, ignore_errors=True)
             raise HomeError(
                 f"{directory} cannot be written: {plainly(error)}.",
-                f"{files.remedy(system_error(error), '')} Earlier checkpoints are unchanged.",
+                f"{files.remedy(error, '')} Earlier checkpoints are unchanged.",
             ) from error
         self.digest = digest
         return target
@@ -154,7 +160,7 @@ class Checkpoints:
         self._whole, self._torn = set(earlier[-KEPT:]), set()
 
 
-def save(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+def save(directory: Path, tensors: Mapping[str, Saved], state: Mapping[str, Any]) -> Path:
     """Write one checkpoint as ``Checkpoints.save`` does, but remove no others."""
     return Checkpoints(directory).save(tensors, state)
 
@@ -190,11 +196,10 @@ def _look(directory: Path) -> tuple[Found, set[int]]:
     return Found(None, tuple(passed_over)), set(there)
 
 
-def _write_files(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> str:
+def _write_files(directory: Path, tensors: Mapping[str, Saved], state: Mapping[str, Any]) -> str:
     """Write both files; return the digest of the tensors."""
-    save_file({name: _own_memory(tensor) for name, tensor in tensors.items()}, directory / TENSORS)
+    digest = _write_tensors(directory / TENSORS, tensors)
     files.sync(directory / TENSORS)
-    digest = _file_digest(directory / TENSORS)
     document = {
         **state,
         "format": FORMAT,
@@ -227,16 +232,63 @@ def _load(path: Path) -> Checkpoint:
     if digest != document["files"][TENSORS]:
         raise ValueError(f"{TENSORS} does not match its digest")
     try:
-        return Checkpoint(path, load_file(path / TENSORS), document)
+        return Checkpoint(path, StoredTensors(path / TENSORS), document)
     except SafetensorError as error:  # not torn: its digest is correct
         raise OSError(str(error)) from error
 
 
-def _own_memory(tensor: Tensor) -> Tensor:
-    """Return the tensor as safetensors accepts it: contiguous and alone in its storage (a view is copied)."""
-    tensor = tensor.detach()
-    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
+def _write_tensors(path: Path, tensors: Mapping[str, Saved]) -> str:
+    """Write a safetensors file (https://github.com/huggingface/safetensors, "Format"); return its digest.
+
+    The library would need every tensor whole and on the host at once, which doubles the memory of a peer with a card.
+    """
+    header, end = {}, 0
+    for name in sorted(tensors, key=lambda name: (-parts(tensors[name])[0].itemsize, name)):
+        begin, pieces = end, parts(tensors[name])
+        end += sum(piece.nbytes for piece in pieces)
+        is_whole = isinstance(tensors[name], Tensor)
+        shape = list(pieces[0].shape) if is_whole else [sum(piece.numel() for piece in pieces)]
+        header[name] = {"dtype": _TYPES[pieces[0].dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = blake3()
+    with path.open("wb") as file:
+        for piece in (len(text).to_bytes(8, "little"), text, *(tensors[name] for name in header)):
+            for data in (piece,) if isinstance(piece, bytes) else _bytes_of(piece):
+                file.write(data)
+                digest.update(data)
+    return digest.hexdigest()
+
+
+def parts(saved: Saved) -> Sequence[Tensor]:
+    """Return a saved tensor's parts, at least one."""
+    return (saved,) if isinstance(saved, Tensor) else saved
+
+
+def _bytes_of(saved: Saved) -> Iterator[memoryview]:
+    for part in parts(saved):
+        for piece in part.detach().reshape(-1).split(PIECE_ELEMENTS):
+            yield memoryview(piece.cpu().view(torch.uint8).numpy())
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """Tensors of a checkpoint, each read when it is asked for, so that they are never all in memory at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = safe_open(path, framework="pt")
+        self._names = tuple(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _document_digest(document: Mapping[str, Any]) -> str:

@@ -24,6 +24,9 @@ from p2ptrain.swarm import Presence
 if TYPE_CHECKING:
     from torch import Tensor
 
+    Saved = Tensor | Sequence[Tensor]
+    """A tensor of a checkpoint, or the parts of a vector, in order, which the checkpoint has as one tensor."""
+
 
 class InnerTask(Protocol):
     """Inner optimization: a model's flat weights and one training step on them. Owned by the trainer thread."""

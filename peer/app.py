@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,10 +46,12 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from p2ptrain.train.accelerator import card_name, choose_device
+from p2ptrain.train.compiling import BackgroundCompiler
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
+from peer.capacity import compiler_fault
 from peer.contributions import Contributions
 from peer.file_fetch import Source, ask_for_file, local_file
 from peer.home import AddressBook, Addresses, Home, home_for
@@ -58,7 +61,7 @@ from peer.network import Connection
 from peer.network_thread import NetworkThread
 from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.sensors import Sensors
-from peer.owner.settings import Settings, SettingsFile
+from peer.owner.settings import Settings, SettingsFile, compile_mode
 from peer.participation import Participation, TrainerControl
 from peer.paths import PathNotebook, Paths
 from peer.screen import Screen
@@ -136,6 +139,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             session.record.is_stopping = signals.stop.is_set
             session.record.is_terminated = lambda: stopping.is_terminated
             stopping.let_finish(session.record.learner.inbox.wake)
+            stack.enter_context(_compiler(session.record, signed, options, signals, log))
             try:
                 if network is None or admission is None:
                     _run_alone(session, signals, owner)
@@ -176,6 +180,7 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
         device=device,
         nickname=options.nickname or settings.nickname,
         memory_bytes=settings.memory_bytes,
+        compile=compile_mode(settings.compile, os.environ),
     )
 
 
@@ -295,6 +300,28 @@ def _hooks(record: SessionRecorder) -> Hooks:
         leaving=record.leaving,
         concluded=record.conclude,
     )
+
+
+def _compiler(
+    record: SessionRecorder, signed: SignedManifest, options: PeerOptions, signals: Signals, log: EventLog
+) -> BackgroundCompiler:
+    """Return the compiler of the inner pass; entered, it works while the peer trains."""
+
+    def is_training() -> bool:
+        is_over = signals.stop.is_set() or record.learner.ended
+        return record.has_stepped and signals.begin.is_set() and not is_over
+
+    record.compiler = BackgroundCompiler(
+        record.task,
+        signed.manifest.model,
+        options.compile,
+        cache_directory() / "compiled",
+        log,
+        is_training,
+        record.remaining_s,
+        lambda: compiler_fault(signed.manifest, record.task.micro_batch, options.memory_bytes),
+    )
+    return record.compiler
 
 
 def _run_alone(session: TrainingSession, signals: Signals, owner: OwnerControl) -> None:

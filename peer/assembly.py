@@ -35,6 +35,7 @@ from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 from peer.capacity import activation_bytes, check_memory, explained
 from peer.home import Home
+from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
 
@@ -65,6 +66,7 @@ class PeerOptions(StartOptions):
     """Print every exchange."""
     memory_bytes: float = math.inf
     """Host memory that the peer plans with."""
+    compile: CompileMode = "auto"
 
 
 @dataclass(frozen=True, slots=True)

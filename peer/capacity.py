@@ -3,33 +3,55 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import torch
 
 from p2ptrain.base import cgroups
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import SETTINGS_FILE, Manifest, parameter_count
-from p2ptrain.recipes import RECIPES
+from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 
-HOST_BYTES = 28
-"""Minimum host memory in bytes per parameter, in fp32: slow weights and momentum, old and new during an outer step,
-and the weights while they are built."""
+HOST_BYTES = 12
+"""Minimum host memory in bytes per parameter, in fp32: slow weights, momentum, and the new slow weights of an outer
+step while partners may still download the old ones."""
 
-SHOWN_BYTES = 8
-"""Additional bytes per parameter if partners get the fast weights: the current copy, and the next one in the making."""
+FRAGMENT_BYTES = 12
+"""Additional bytes per parameter of one fragment: pseudo-gradient, update and new momentum."""
 
-CPU_BYTES = 12
-"""Additional bytes per parameter on the CPU and on chips that share its memory: gradients and AdamW's two moments.
-Activations come on top."""
+SHOWN_BYTES = 4
+"""Additional bytes per parameter if partners get the fast weights: a copy."""
+
+PHASE_BYTES = 28
+"""Bytes per parameter, instead of all these, if the recipe waits for partners or mixes pseudo-gradients: these and the
+states before and after the outer step are kept for all fragments."""
+
+CPU_BYTES = 16
+"""Additional bytes per parameter on the CPU and on chips that share its memory: fast weights, gradient and AdamW's two
+moments. Activations come on top."""
 
 BASE_BYTES = 500_000_000
 """Host memory in bytes of Python and torch without a model: 0.6 GB for the demo's peer (our measurement)."""
+
+HEAP = 1.4
+"""Resident memory over live bytes of tensors: 1.2 to 1.45 (our measurement, three presets). glibc keeps freed blocks; a
+lower M_MMAP_THRESHOLD returns them, at 38 % more time for llama-15m."""
+
+RECOMPUTED_HEAP = 3.0
+"""The same with recomputed activations: 2.9 and 3 (our measurement, llama-15m and llama-135m)."""
+
+COMPILER_BYTES = 800_000_000
+"""Host memory in bytes of the compiler's process and of g++ without weights: for llama-15m (our measurement)."""
+
+COMPILED_COPIES = 3
+"""Weights and two gradients, with which that process tries what it made."""
 
 
 def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int | None = None) -> None:
@@ -64,23 +86,48 @@ def activation_bytes(
         )
     there = installed_memory() if installed_bytes is None else installed_bytes
     kept = pass_bytes(manifest.model, manifest.training.sequence_length)
-    return int(min(max(CPU_ACTIVATION_BYTES, kept), min(allowed_bytes, there) - fixed))
+    return int(min(max(CPU_ACTIVATION_BYTES, kept), (min(allowed_bytes, there) - fixed) / HEAP))
 
 
 def _least_activation_bytes(manifest: Manifest) -> int:
-    return pass_bytes(manifest.model, manifest.training.sequence_length, recomputes=True)
+    """Return the resident memory of one sequence's activations, recomputed if that takes less."""
+    kept, recomputed = (
+        pass_bytes(manifest.model, manifest.training.sequence_length, recomputes=each) for each in (False, True)
+    )
+    return int(min(HEAP * kept, RECOMPUTED_HEAP * recomputed))
+
+
+def host_bytes(recipe: Recipe, fragments: int) -> float:
+    """Return the most bytes per parameter that the outer state of a peer takes, on the host for any device."""
+    if recipe.blocks or recipe.mix("pseudo_gradient") is not None:
+        return PHASE_BYTES
+    shown = SHOWN_BYTES if recipe.mix("fast") is not None else 0
+    return HOST_BYTES + FRAGMENT_BYTES / fragments + shown
 
 
 def _state_bytes(manifest: Manifest, device: torch.device) -> int:
     """Return the host memory of weights, momentum and moments in bytes."""
-    shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
-    each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if shares_host_memory(device) else 0)
-    return parameter_count(manifest.model) * each
+    outer = manifest.outer
+    each = host_bytes(RECIPES[outer.recipe], outer.fragments) + (CPU_BYTES if shares_host_memory(device) else 0)
+    return math.ceil(parameter_count(manifest.model) * each)
 
 
 def installed_memory(root: Path = cgroups.ROOT) -> int:
     """Return this machine's memory in bytes, or the smaller limit of a container or slice."""
     return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), cgroups.limits(root).memory_bytes))
+
+
+def compiler_fault(manifest: Manifest, micro_batch: int, allowed_bytes: float) -> str:
+    """Return why the compiler of the training step does not fit into memory beside this peer; "" if it does."""
+    weights = 4 * COMPILED_COPIES * parameter_count(manifest.model)
+    needed = (
+        COMPILER_BYTES + weights + HEAP * pass_bytes(manifest.model, manifest.training.sequence_length, micro_batch)
+    )
+    ours = psutil.Process().memory_info().rss
+    free = min(psutil.virtual_memory().available, min(installed_memory(), allowed_bytes) - ours)
+    if needed <= free:
+        return ""
+    return f"the compiler needs {needed / 1e9:.1f} GB of memory, and {max(0.0, free) / 1e9:.1f} GB are free"
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
 from p2ptrain.train.autofit import Placement
+from p2ptrain.train.compiling import BackgroundCompiler
 from p2ptrain.train.evaluate import NOT_READ, HeldOutLoss, tokens_to_read, validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
@@ -105,6 +106,7 @@ class SessionRecorder:
     """Whether the owner stopped the peer."""
     is_terminated: Callable[[], bool] = lambda: False
     """Whether a signal other than Ctrl+C stopped the peer."""
+    compiler: BackgroundCompiler | None = None
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
@@ -275,7 +277,7 @@ class SessionRecorder:
         path = self.checkpoints.save(tensors, {**self._state(), **numbers})
         self._saved, self._saved_at, self._unsaved_since = self.learner.changes, time.monotonic(), None
         self.notebook.note("saved", path=str(path))
-        return sum(tensor.nbytes for tensor in tensors.values())
+        return sum(part.nbytes for saved in tensors.values() for part in checkpoint.parts(saved))
 
     def conclude(self) -> None:
         """Save the last checkpoint, unless nothing changed since the previous one, and read its held-out loss.
@@ -339,6 +341,11 @@ class SessionRecorder:
         now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
         return now - self._started_at - self._held_s
 
+    def remaining_s(self) -> float | None:
+        """Return the seconds to the run's end at the current speed; None while unknown. Safe from any thread."""
+        speed = self.throughput.tokens_per_s
+        return (self.tokens_per_peer - self.learner.progress) / speed if speed else None
+
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
         learner, counters = self.learner, self.counted()
@@ -352,6 +359,7 @@ class SessionRecorder:
             "tokens": learner.tokens,
             "tokens_per_s": self.throughput.tokens_per_s,
             "skipped_steps": self.task.loss_scale.skipped,
+            "compiler": "" if self.compiler is None else self.compiler.state,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "unsaved_s": None if (since := self._unsaved_since) is None else time.monotonic() - since,

@@ -36,6 +36,7 @@ GRACE_S = 15.0
 
 # Before torch is imported, which reads this once. More threads than cores make every test slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["P2PTRAIN_COMPILE"] = "off"  # compilers take minutes; tests of compilation start their own
 os.environ[MARK] = uuid.uuid4().hex
 # The same examples in every run, so that a change is judged by what it changes; ``make fuzz`` draws new ones.
 settings.register_profile("repeatable", derandomize=True)

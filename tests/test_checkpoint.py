@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
@@ -51,6 +52,21 @@ def test_what_was_saved_is_loaded_exactly(tmp_path):
         assert torch.equal(found.checkpoint.tensors[name], tensor)
     for name, value in state(120).items():
         assert found.checkpoint.state[name] == value
+
+
+def test_parts_of_a_vector_are_saved_as_one_tensor(tmp_path):
+    flat = torch.randn(1000)
+    checkpoint.save(tmp_path, {"flat": list(flat.split(300)), "count": torch.tensor(3)}, state(1))
+    found = checkpoint.load_latest(tmp_path).checkpoint
+    assert torch.equal(found.tensors["flat"], flat)
+    assert found.tensors["count"] == 3
+
+
+def test_the_file_is_what_safetensors_itself_writes(tmp_path):
+    whole = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors().items()}
+    save_file(whole, tmp_path / "theirs")
+    path = checkpoint.save(tmp_path, {**tensors(), "theta": list(tensors()["theta"].split(300))}, state(1))
+    assert (path / "tensors.safetensors").read_bytes() == (tmp_path / "theirs").read_bytes()
 
 
 def test_its_state_is_readable(tmp_path):
@@ -162,12 +178,14 @@ def test_a_later_format_is_not_torn(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
 @pytest.mark.parametrize(
-    "reader", ["pathlib.Path.read_text", "p2ptrain.checkpoint._file_digest", "load_file", "iterdir"]
+    "reader", ["pathlib.Path.read_text", "p2ptrain.checkpoint._file_digest", "StoredTensors", "iterdir"]
 )
 def test_what_cannot_be_read_is_not_torn(tmp_path, monkeypatch, reader, number):
     for step in (10, 20):
         save(tmp_path, step)
-    target = {"load_file": "p2ptrain.checkpoint.load_file", "iterdir": "pathlib.Path.iterdir"}.get(reader, reader)
+    target = {"StoredTensors": "p2ptrain.checkpoint.StoredTensors", "iterdir": "pathlib.Path.iterdir"}.get(
+        reader, reader
+    )
     with monkeypatch.context() as patch:
         patch.setattr(target, fail_with(OSError(number, os.strerror(number))))
         with pytest.raises(HomeError, match=f"cannot be read: {os.strerror(number)}; nothing was changed"):
@@ -183,7 +201,7 @@ def test_what_cannot_be_read_is_not_torn(tmp_path, monkeypatch, reader, number):
 def test_what_safetensors_cannot_open_is_not_torn(tmp_path, monkeypatch, error):
     """Check a file that cannot be opened: safetensors reports it as missing."""
     save(tmp_path, 10)
-    monkeypatch.setattr("p2ptrain.checkpoint.load_file", fail_with(error))
+    monkeypatch.setattr("p2ptrain.checkpoint.StoredTensors", fail_with(error))
     with pytest.raises(HomeError, match="cannot be read"):
         checkpoint.load_latest(tmp_path)
 
@@ -254,7 +272,7 @@ def test_a_step_that_is_replaced_is_there_at_every_moment(tmp_path, monkeypatch,
         assert found.checkpoint.tensors.keys() == tensors().keys()
         assert names(tmp_path) == before  # reading must not write: another process may use the home
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", fail_with(FULL))
+        patch.setattr(checkpoint, "_write_tensors", fail_with(FULL))
         with pytest.raises(HomeError):
             save(tmp_path, 11)
     assert names(tmp_path) == ["step-00000009", "step-00000010"]
@@ -291,8 +309,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 @pytest.mark.parametrize(
     ("target", "error"),
     [
-        ("p2ptrain.checkpoint.save_file", FULL),
-        ("p2ptrain.checkpoint.save_file", SafetensorError("I/O error: No space left on device (os error 28)")),
+        ("p2ptrain.checkpoint._write_tensors", FULL),
         ("os.fsync", FULL),
         ("pathlib.Path.write_text", FULL),
         ("pathlib.Path.rename", FULL),
@@ -334,7 +351,7 @@ def test_a_directory_that_cannot_be_made_is_the_homes_fault(tmp_path):
         save(tmp_path / "file" / "checkpoints", 1)
 
 
-@pytest.mark.parametrize("moment", ["p2ptrain.checkpoint.save_file", "p2ptrain.checkpoint.Checkpoints._prune"])
+@pytest.mark.parametrize("moment", ["p2ptrain.checkpoint._write_tensors", "p2ptrain.checkpoint.Checkpoints._prune"])
 def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch, moment):
     save(tmp_path, 10)
     with monkeypatch.context() as patch:

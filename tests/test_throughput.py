@@ -67,7 +67,7 @@ def test_both_sides_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     class Fake:
         def __init__(self, name: str, *_: object) -> None:
             self.name, self.windows = name, 0
-            self.ready = {"first_step_s": 2.0, "computes_in": "fp32", "micro_batch": 2}
+            self.ready = {"first_step_s": 2.0, "full_speed_s": 9.0, "computes_in": "fp32", "micro_batch": 2}
 
         def window(self) -> dict[str, float]:
             order.append(self.name)
@@ -84,7 +84,7 @@ def test_both_sides_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (found["ratio_lowest"], found["ratio_highest"]) == pytest.approx((300 / 207, 300 / 201))
     assert found["ours"]["mfu"] is None
     assert throughput.line(found, "plain") == (
-        "| demo, 1 thread | 300 | 204 | 1.47 (1.45 to 1.49) | 1.00 and 1.00 GB | 2.0 and 2.0 s |"
+        "| demo, 1 thread | 300 | 204 | 1.47 (1.45 to 1.49) | 1.00 and 1.00 GB | 2.0 and 2.0 s, full speed after 9 s |"
     )
 
 

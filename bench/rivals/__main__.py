@@ -114,7 +114,7 @@ def run(case: RivalCase, folder: Path) -> None:
     sign_run(folder / "run")
     command = [sys.executable, "-m", "bench.rivals.runner", str(folder), json.dumps(asdict(case))]
     before = set(HIVEMINDS.glob(SOCKETS))
-    status = run_in_cell(command, STOP_S, PYTHONPATH=os.pathsep.join(sys.path[:1]))
+    status = run_in_cell(command, STOP_S, PYTHONPATH=os.pathsep.join(sys.path[:1]), P2PTRAIN_COMPILE="off")
     sweep(set(HIVEMINDS.glob(SOCKETS)) - before)
     if status:
         raise click.ClickException(f"{case.name} ended with status {status}; see its output above.")

@@ -31,12 +31,12 @@ CPU_ACTIVATION_BYTES = 1 << 30
 computers would settle it."""
 
 ONE_SEQUENCE = 1.2
-"""Times the estimate that one sequence may take on chips with the host's memory. A count on the CPU is within 15 % of
-the estimate. Guess: memory use of Apple's chips, which count nothing, would settle it."""
+"""Times the estimate that one sequence may take on chips with the host's memory: counts on the CPU differ from it by up
+to 15 %, which a test checks."""
 
 FEW_TOKENS = 8192
-"""Tokens of a micro-batch below which a card also tries larger ones with recomputed activations. Guess: throughput by
-micro-batch on cards of 6 to 12 GB would settle it."""
+"""Tokens of a micro-batch below which a card also tries larger ones with recomputed activations. Guess: cards of 8 GB
+would settle it."""
 
 BF16_PARAMETERS = 1_000_000
 """Parameters from which a CPU with fast bf16 tries it. Measured on one core with AVX512-BF16: a pass of llama-15m takes

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,12 +30,13 @@ from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
+from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassChoice, PassShape
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 
 if TYPE_CHECKING:
-    from p2ptrain.manifest import TrainingSection
+    from p2ptrain.manifest import Decoder, TrainingSection
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,8 @@ class LanguageModelTask:
         """Inner steps ever made: this peer's position in the corpus, never reset."""
         self.learning_rate = 0.0
         """Learning rate of the last inner step that moved weights; 0 before."""
+        self.passes: PassChoice | None = None
+        """Compiled pass beside the eager one; see ``offer``."""
         self._corpus = corpus
         self._training = training
         self._tokens_per_peer = tokens_per_peer
@@ -149,6 +153,29 @@ class LanguageModelTask:
         self.step += 1
         return InnerStepResult(loss, training.tokens_per_step)
 
+    def pass_shape(self, description: Decoder) -> PassShape:
+        """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""
+        if self.theta.device.type != "cpu":
+            raise CompiledPassError(f"only passes on the CPU are compiled, and this one is on {self.theta.device}")
+        if self._recomputes:
+            raise CompiledPassError("a compiled pass would keep activations, for which memory is short")
+        training, computes_in = self._training, Placement(self._autocast, self.micro_batch).computes_in
+        sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
+        return PassShape.of(description, *sizes, computes_in)
+
+    def offer(
+        self,
+        library: Path,
+        shape: PassShape,
+        decided: Callable[[float | None], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Compare a library with the eager pass from the next inner step on, then use the faster one; any thread.
+
+        Raises CompiledPassError if it cannot be loaded. ``PassChoice`` explains the callbacks.
+        """
+        self.passes = PassChoice(CompiledPass(library, self.model, self._gradient, shape), decided, failed)
+
     def reset(self, warmup_steps: int) -> None:
         """Clear the moments and raise the learning rate linearly over the next ``warmup_steps`` steps."""
         for moment in self._moments:
@@ -194,6 +221,8 @@ class LanguageModelTask:
         while True:
             try:
                 return self._accumulate(batch)
+            except CompiledPassError:  # noted; the same step again, eagerly
+                continue
             except (RuntimeError, MemoryError) as error:
                 if not accelerator.is_out_of_memory(error):
                     raise
@@ -216,18 +245,25 @@ class LanguageModelTask:
         self,
         batch: Tensor,  # [B, T+1]
     ) -> float:
-        tokens = self._training.tokens_per_step
         total = torch.zeros((), device=self.theta.device)
-        factor = self.loss_scale.factor
-        rounded_at = factor / tokens if self.loss_scale.is_dynamic else 1.0
+        factor, passes = self.loss_scale.factor, self.passes
         self._gradient.zero_()
         for part in torch.split(batch, self.micro_batch):
-            loss = summed_loss(self.model.module, part, self._autocast, rounded_at) / tokens
-            torch.autograd.backward(loss, torch.full_like(loss, factor))
-            total += loss.detach()
+            total += self._eager_pass(part) if passes is None else passes.run(part, self._eager_pass)
         if self.loss_scale.is_dynamic:
             self._gradient.div_(factor)
         return total.item()
+
+    def _eager_pass(
+        self,
+        part: Tensor,  # [b, T+1]
+    ) -> Tensor:
+        """Add the gradient of the part's share of the mean loss; return that share."""
+        tokens, factor = self._training.tokens_per_step, self.loss_scale.factor
+        rounded_at = factor / tokens if self.loss_scale.is_dynamic else 1.0
+        loss = summed_loss(self.model.module, part, self._autocast, rounded_at) / tokens
+        torch.autograd.backward(loss, torch.full_like(loss, factor))
+        return loss.detach()
 
     def _rewarm_factor(self) -> float:
         if self._rewarmed >= self._rewarm_steps:

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from queue import Empty
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -29,6 +29,9 @@ from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Payloads
 from p2ptrain.train.rules import LearnerRules
 from p2ptrain.train.weights import Weights
+
+if TYPE_CHECKING:
+    from p2ptrain.ports import Saved
 
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. AdamW's second moment
@@ -169,9 +172,12 @@ class Learner:
     def _end_phase(self) -> list[Event]:
         self.loss = self._losses / self._inner
         self._inner, self._losses = 0, 0.0
-        recipe, thetas = self._rules.recipe, self._weights.fast
-        faulty = recipe.outer != "hand_over" and self._is_faulty(thetas)
-        phase = OuterPhase.begin(recipe, self._rules.outer, self._weights.states, thetas, faulty)
+        recipe, rule, weights = self._rules.recipe, self._rules.outer, self._weights
+        faulty = recipe.outer != "hand_over" and self._is_faulty()
+        if not recipe.blocks and self.payloads.streams == 1:
+            weights.step(recipe, rule, faulty)
+            return self._restart()
+        phase = OuterPhase.begin(recipe, rule, weights.states, list(weights.fast), faulty)
         if not recipe.blocks:
             return self._restart(phase)
         self._weights.phase = phase
@@ -182,9 +188,10 @@ class Learner:
         phase = self._weights.phase
         return [] if phase is None or ready.step != self.step + 1 else self._restart(phase)
 
-    def _restart(self, phase: OuterPhase) -> list[Event]:
-        """Conclude the outer step: the next inner phase begins at the slow weights."""
-        self._weights.conclude(phase)
+    def _restart(self, phase: OuterPhase | None = None) -> list[Event]:
+        """Conclude the outer step, unless that has been done: the next inner phase begins at the slow weights."""
+        if phase is not None:
+            self._weights.conclude(phase)
         self.step += 1
         if self._rules.recipe.outer != "hand_over" or self._rules.recipe.exchanges:
             self._weights.reset_fast()
@@ -210,9 +217,9 @@ class Learner:
             self._weights.publish_fast(self.step, fast)
         self.blocked_s += self._clock() - started
 
-    def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
+    def _is_faulty(self) -> bool:
         """Check the whole pseudo-gradient; a faulty inner phase is dropped and theta returns to x."""
-        fault = self._guard.fault(self._weights.distance(thetas))
+        fault = self._guard.fault(self._weights.distance(self._weights.fast))
         if fault is not None:
             self._notebook.note("discarded", step=self.step + 1, why=fault)
         return fault is not None
@@ -289,9 +296,9 @@ class Learner:
 
     # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
 
-    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return everything that a resumed peer needs: tensors, and JSON values."""
-        tensors = {
+    def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]:
+        """Return everything that a resumed peer needs: tensors, views of live memory, and JSON values."""
+        tensors: dict[str, Saved] = {
             **self._weights.state_dict(),
             **{f"task.{name}": tensor for name, tensor in self.task.state_dict().items()},
         }

@@ -11,7 +11,7 @@ Legend: n elements of one fragment, F fragments.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -176,7 +176,7 @@ class Payloads:
 
     def predict_widths(
         self,
-        movements: Sequence[Tensor],  # [n] each: movement of an inner phase so far, or of an outer step
+        movements: Iterable[Tensor],  # [n] each: movement of an inner phase so far, or of an outer step
     ) -> None:
         """Predict step widths from movements: peers begin with equal weights, so at first they differ where training
         moved them.
@@ -184,8 +184,9 @@ class Payloads:
         Fragments that did not move are skipped (a dropped phase, or one that has not begun): two peers that agreed on
         widths of zero would never measure a difference.
         """
-        moved = {number: movement for number, movement in enumerate(movements) if movement.any()}
-        self._widths.predict_widths({number: self.codec(number) for number in moved}, moved)
+        self._widths.predict_widths(
+            (number, self.codec(number), movement) for number, movement in enumerate(movements) if movement.any()
+        )
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 

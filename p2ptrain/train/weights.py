@@ -8,8 +8,8 @@ Legend: P parameters (padded), F elements of one fragment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,11 @@ from p2ptrain.outer.step import OuterState, initial_state
 from p2ptrain.ports import InnerTask
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
+
+if TYPE_CHECKING:
+    from p2ptrain.outer.step import OuterRule
+    from p2ptrain.ports import Saved
+    from p2ptrain.recipes import Recipe
 
 T = TypeVar("T")
 
@@ -52,28 +57,40 @@ class Weights:
         return torch.cat([state.slow for state in self.states])
 
     @property
-    def fast(self) -> list[Tensor]:
-        """Fast weights, [F] each on the CPU: views of theta if that is on the CPU too."""
-        return [self._task.theta[piece].cpu() for piece in self._slices]
+    def fast(self) -> Iterator[Tensor]:
+        """Fast weights, [F] each on the CPU: views of theta if that is there too, else one copy after the other."""
+        return (self._task.theta[piece].cpu() for piece in self._slices)
 
     def state(self, fragment: int) -> OuterState:
         """Return one fragment's state, including the outer step in progress."""
         return self.states[fragment] if self.phase is None else self.phase.states[fragment]
 
-    def distance(self, thetas: Sequence[Tensor]) -> float:
+    def distance(self, thetas: Iterable[Tensor]) -> float:
         """Return the L2 norm of a phase's pseudo-gradient from its final weights, one fragment each, on the CPU."""
         norms = [l2_distance(state.slow, theta) for state, theta in zip(self.states, thetas, strict=True)]
         return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
 
     # --- outer steps --------------------------------------------------------------------------------------------------
 
+    def step(self, recipe: Recipe, rule: OuterRule, faulty: bool) -> None:
+        """Make an outer step that waits for nobody, one fragment after the other, so that little memory is needed.
+
+        The fast weights stay unchanged.
+        """
+        for fragment, theta in enumerate(self.fast):
+            (state,) = OuterPhase.begin(recipe, rule, (self.states[fragment],), (theta,), faulty).conclude()
+            self.states = (*self.states[:fragment], state, *self.states[fragment + 1 :])
+        if self._payloads.lacks_widths:
+            before = self._payloads.published.slow
+            self._payloads.predict_widths(state.slow - old for state, old in zip(self.states, before, strict=True))
+
     def conclude(self, phase: OuterPhase) -> None:
         """Take the slow weights from an outer step; leave the fast ones unchanged."""
         self.phase = None
         self.states = phase.conclude()
         if self._payloads.lacks_widths:
-            moved = [after.slow - before.slow for before, after in zip(phase.before, self.states, strict=True)]
-            self._payloads.predict_widths(moved)
+            pairs = zip(phase.before, self.states, strict=True)
+            self._payloads.predict_widths(after.slow - before.slow for before, after in pairs)
 
     def reset_fast(self) -> None:
         """Set the fast weights to the slow ones, where the next inner phase begins."""
@@ -172,7 +189,7 @@ class Weights:
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
         if self._payloads.lacks_widths:
-            self._payloads.predict_widths([one - state.slow for one, state in zip(fast, self.states, strict=True)])
+            self._payloads.predict_widths(one - state.slow for one, state in zip(fast, self.states, strict=True))
         self._payloads.publish(Snapshot(step, fast, self._payloads.published.slow, tuple(self._applied)))
 
     def remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
@@ -190,13 +207,13 @@ class Weights:
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that a resumed peer needs, [P] each."""
+    def state_dict(self) -> dict[str, Saved]:
+        """Return everything that a resumed peer needs, [P] each; views of live memory, as the task's."""
         return {
-            "slow": self.slow,
-            "momentum": torch.cat([state.momentum for state in self.states]),
-            "theta": self._task.theta.detach().cpu().clone(),
-            **({"left_out": torch.cat(self._left_out)} if self._left_out else {}),
+            "slow": [state.slow for state in self.states],
+            "momentum": [state.momentum for state in self.states],
+            "theta": self._task.theta.detach(),
+            **({"left_out": list(self._left_out)} if self._left_out else {}),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:

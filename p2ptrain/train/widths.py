@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -97,11 +97,10 @@ class Widths:
 
     def predict_widths(
         self,
-        codecs: Mapping[int, Codec],
-        movements: Mapping[int, Tensor],  # [n] each
+        movements: Iterable[tuple[int, Codec, Tensor]],  # network number, its codec, [n]
     ) -> None:
         """Set widths before any measurement, as if differences were distributed like these movements."""
-        self._shapes = {number: first_shape(codecs[number], moved) for number, moved in movements.items()}
+        self._shapes = {number: first_shape(codec, moved) for number, codec, moved in movements}
 
     def shape(
         self,

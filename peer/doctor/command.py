@@ -91,6 +91,8 @@ def doctor(
     device = device or settings.device
     with _errors_as_findings("device", found):
         found += machine.device(device)
+    with _errors_as_findings("compiler", found):
+        found += machine.compiler(device, os.environ)
     with _errors_as_findings("port", found):
         findings, listens_at = _port(Home(place), port, local)
         found += findings

@@ -120,6 +120,19 @@ def _kernels(chosen: torch.device) -> str:
     return f"matrix products in {products}; {optimizer}"
 
 
+def compiler(name: str, environment: Mapping[str, str]) -> list[Finding]:
+    """Report whether a C++ compiler can make training on the CPU faster; nothing for a card."""
+    from p2ptrain.train.accelerator import choose_device
+    from p2ptrain.train.compiling import compiler_program
+
+    if choose_device(name).type != "cpu":
+        return []
+    if (program := compiler_program(environment)) is not None:
+        return [ok("compiler", f"{program}; makes training faster")]
+    fix = "Install one: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora)."
+    return [note("compiler", "there is no C++ compiler, which would make training on the CPU faster", fix)]
+
+
 def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[Finding]:
     """Check that the run's model fits the memory of this machine and what the owner allows in settings.toml."""
     from p2ptrain.train.accelerator import choose_device

@@ -10,8 +10,9 @@ import errno
 import math
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -39,8 +40,12 @@ MIN_WATTS, MAX_WATTS = 10, 2000
 MIN_MEMORY_GB = 0.25
 MAX_MINUTES = 1440
 
-WAITING = frozenset({"nickname", "device", "threads", "memory_gb"})
+WAITING = frozenset({"nickname", "device", "threads", "memory_gb", "compile"})
 """Names of the options whose edits apply only from the next start."""
+
+CompileMode = Literal["auto", "on", "off"]
+COMPILE_VARIABLE = "P2PTRAIN_COMPILE"
+"""Environment variable that takes precedence over the option ``compile``."""
 
 Mark = tuple[int, int, int] | None
 """Modification time in ns, size and inode of the file; None without a file."""
@@ -154,6 +159,11 @@ class Settings(Section):
     """Memory in GB (10^9 bytes) that the peer plans with, the card's not included; it does not start with a model that
     needs more. Applies from the next start. Allowed: 0 (all), or a number from 0.25 to 1,000,000."""
 
+    compile: CompileMode = "auto"
+    """Whether a C++ compiler makes training on the CPU faster, in the background; "auto": if at least 10 minutes of
+    training remain. Applies from the next start; the environment variable P2PTRAIN_COMPILE takes precedence. Allowed:
+    "auto", "on" or "off"."""
+
     share_figures: bool = False
     """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,
     traffic, exchanges and failures with partners, a sample text of its model. Nickname and progress are public in any
@@ -209,6 +219,19 @@ def parse(text: str) -> Settings:
         return Settings.model_validate(data)
     except ValidationError as error:
         raise ValueError("; ".join(error_lines(error, Settings, (), data))) from None
+
+
+def compile_mode(setting: CompileMode, environment: Mapping[str, str]) -> CompileMode:
+    """Return the mode of the environment variable, or else of the settings. Raises HomeError."""
+    match environment.get(COMPILE_VARIABLE, ""):
+        case "":
+            return setting
+        case "auto" | "on" | "off" as mode:
+            return mode
+        case wrong:
+            raise HomeError(
+                f"The environment variable {COMPILE_VARIABLE} is {wrong!r}.", "Use auto, on or off, or unset it."
+            )
 
 
 class SettingsFile:

@@ -105,6 +105,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows += [
             ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
             ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far{skipped}"),
+            ("compiler", training["compiler"]),
             (
                 "swarm",
                 f"{status['peers']:,} other peers, {training['exchanges_ok']:,} exchanges, "
@@ -112,7 +113,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
             ),
         ]
         if (unsaved_s := training.get("unsaved_s")) is not None:
-            rows.append(("saving", f"FAILS; last saved {_ago(unsaved_s)}. Free some space on the disk of the home"))
+            rows.append(("saving", f"FAILS; last saved {_ago(unsaved_s)}; the terminal of the peer says why"))
     if status["admission"]:
         rows.append(("admission", status["admission"]))
     up, down = status["rates"]["sent_bytes_per_s"], status["rates"]["received_bytes_per_s"]

@@ -14,6 +14,7 @@ from random import Random
 import pytest
 import torch
 from memory_network import MemoryNetwork
+from stored import stored
 from virtual_time import run as run_in_virtual_time
 
 from p2ptrain import codec
@@ -215,8 +216,8 @@ def test_simulator_and_driver_end_bitwise_equal(case):
         assert core.counters == simulated[peer].core.counters
         assert core.counters.exchanges_ok >= 40
         assert core.counters.exchanges_failed <= core.counters.exchanges_ok // 10
-        tensors, numbers = learner.state_dict()
-        expected_tensors, expected_numbers = simulated[peer].learner.state_dict()
+        tensors, numbers = stored(learner)
+        expected_tensors, expected_numbers = stored(simulated[peer].learner)
         assert numbers == expected_numbers
         for name, tensor in tensors.items():
             assert torch.equal(tensor, expected_tensors[name]), name
@@ -251,7 +252,7 @@ def test_where_nothing_fails_peers_do_what_lockstep_does(case):
     for peer, row in zip(PEERS, lockstep.slow, strict=True):
         assert peers[peer].learner.step == lockstep.step
         assert peers[peer].core.counters.exchanges_failed == 0
-        torch.testing.assert_close(peers[peer].learner.state_dict()[0]["slow"], row, rtol=0, atol=2e-5)
+        torch.testing.assert_close(peers[peer].learner.slow, row, rtol=0, atol=2e-5)
 
 
 def test_another_seed_ends_elsewhere():
@@ -261,7 +262,7 @@ def test_another_seed_ends_elsewhere():
 
 def test_the_swarm_agrees_and_learns():
     peers = simulate(Case(seed=3))
-    slow = torch.stack([peer.learner.state_dict()[0]["slow"] for peer in peers.values()])
+    slow = torch.stack([peer.learner.slow for peer in peers.values()])
     mean = slow.mean(0)
     assert float((slow - mean).norm(dim=1).mean() / mean.norm()) < 0.02
     assert "the swarm agrees" in {peer.finished for peer in peers.values()}

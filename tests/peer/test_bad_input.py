@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.cli import run_command
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
+from p2ptrain.recipes import RECIPES
 from peer import assembly
-from peer.capacity import check_memory, explained
+from peer.capacity import check_memory, explained, host_bytes
 from peer.cli import admit, contributions, export, generate, invite, peer, revoke
 from peer.doctor import doctor
 from peer.home import Home, check_no_other
@@ -260,12 +262,13 @@ def test_memory_that_is_installed_but_not_free(
 
 def test_the_accelerator_spares_the_host(signed_run: SignedRun) -> None:
     manifest = signed_run().manifest
-    check_memory(manifest, torch.device("cuda", 0), installed_bytes=18_528 * 28)
+    outer_state = math.ceil(host_bytes(RECIPES[manifest.outer.recipe], manifest.outer.fragments) * 18_528)
+    check_memory(manifest, torch.device("cuda", 0), installed_bytes=outer_state)
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(manifest, torch.device("cpu"), installed_bytes=18_528 * 28)
+        check_memory(manifest, torch.device("cpu"), installed_bytes=outer_state)
     in_a_swarm = signed_run(outer__recipe="swarm", outer__exchanges_per_step=1).manifest
     with pytest.raises(DeviceError, match="smaller model"):  # the copies of the fast weights for partners
-        check_memory(in_a_swarm, torch.device("cuda", 0), installed_bytes=18_528 * 28)
+        check_memory(in_a_swarm, torch.device("cuda", 0), installed_bytes=outer_state)
     with pytest.raises(ZeroDivisionError), explained(torch.device("cpu")):
         raise ZeroDivisionError  # errors of the program keep their tracebacks
 
@@ -320,14 +323,14 @@ def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
     home: Home, signed_run: SignedRun, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a disk that is full until the last outer step."""
-    save_file = checkpoint.save_file
+    write = checkpoint._write_tensors
 
-    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def full(path: Path, tensors: dict[str, torch.Tensor]) -> str:
         if int(path.parent.name[-8:]) < 5:
             raise OSError(28, "No space left on device")
-        save_file(tensors, path)
+        return write(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "_write_tensors", full)
     for name in ("SAVE_PERIOD_S", "SAVE_SHARE"):
         monkeypatch.setattr(f"peer.session_recorder.{name}", 0.0)
     home.save_manifest(signed_run())
@@ -344,10 +347,10 @@ def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
 def test_a_disk_that_is_full_at_the_end(
     home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def full(path: Path, tensors: dict[str, torch.Tensor]) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "_write_tensors", full)
     monkeypatch.setattr("peer.session_recorder.LAST_PATIENCE_S", 0.0)
     home.save_manifest(signed_run())
     assert "the disk is full" in refused("--home", home.path)

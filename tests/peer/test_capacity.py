@@ -10,56 +10,74 @@ import torch
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count, preset
+from p2ptrain.recipes import RECIPES
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_placement
-from peer.capacity import BASE_BYTES, activation_bytes, check_memory, explained, installed_memory
+from peer.capacity import (
+    BASE_BYTES,
+    CPU_BYTES,
+    HEAP,
+    RECOMPUTED_HEAP,
+    activation_bytes,
+    check_memory,
+    compiler_fault,
+    explained,
+    host_bytes,
+    installed_memory,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
 
 
+def fixed(manifest: Manifest) -> int:
+    """Return the bytes that training on the CPU takes without activations."""
+    each = host_bytes(RECIPES[manifest.outer.recipe], manifest.outer.fragments) + CPU_BYTES
+    return math.ceil(each * parameter_count(manifest.model))
+
+
 def least(run: Manifest) -> int:
-    return pass_bytes(run.model, run.training.sequence_length, recomputes=True)
+    return math.ceil(RECOMPUTED_HEAP * pass_bytes(run.model, run.training.sequence_length, recomputes=True))
 
 
-def test_seven_gigabytes_train_the_large_model_on_the_cpu_and_six_do_not() -> None:
-    """Check the memory: weights and moments take 6.5 GB, one sequence with recomputed activations 0.4."""
+def test_six_gigabytes_train_the_large_model_on_the_cpu_and_five_do_not() -> None:
+    """Check the memory: one sequence takes 1.2 GB beside weights and moments if activations are recomputed."""
     large = preset("llama-135m", "ab" * 32)
+    check_memory(large, CPU, installed_bytes=6_000_000_000)
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(large, CPU, installed_bytes=6_000_000_000)
-    check_memory(large, CPU, installed_bytes=7_000_000_000)
-    check_memory(large, CPU, installed_bytes=48 * parameter_count(large.model) + least(large))
-    check_memory(large, CUDA, installed_bytes=6_000_000_000)
+        check_memory(large, CPU, installed_bytes=5_000_000_000)
+    check_memory(large, CPU, installed_bytes=fixed(large) + least(large))
+    check_memory(large, CUDA, installed_bytes=5_000_000_000)
     with pytest.raises(DeviceError, match="smaller model"):  # its memory is the host's
-        check_memory(large, torch.device("mps"), installed_bytes=6_000_000_000)
+        check_memory(large, torch.device("mps"), installed_bytes=5_000_000_000)
 
 
 def test_activations_count_as_one_sequence_takes_them() -> None:
     demo = preset("demo", "ab" * 32)
-    needed = 48 * parameter_count(demo.model) + least(demo)
+    needed = fixed(demo) + least(demo)
     check_memory(demo, CPU, installed_bytes=needed)
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(demo, CPU, installed_bytes=needed - 1)
+        check_memory(demo, CPU, installed_bytes=needed - 2)
 
 
 def test_a_large_model_recomputes_only_if_memory_is_short() -> None:
     large = preset("llama-135m", "ab" * 32)
-    kept = pass_bytes(large.model, large.training.sequence_length)
-    fixed = BASE_BYTES + 48 * parameter_count(large.model)
-    for installed, recomputes in ((24 * GIB, False), (fixed + kept, False), (fixed + kept - 1, True), (6 * GIB, True)):
+    kept = math.ceil(HEAP * pass_bytes(large.model, large.training.sequence_length))
+    whole = BASE_BYTES + fixed(large)
+    for there, recomputes in ((24 * GIB, False), (whole + kept, False), (whole + kept - 9, True), (5 * GIB, True)):
         for spare in (
-            activation_bytes(large, CPU, math.inf, installed_bytes=installed),
-            activation_bytes(large, CPU, max(installed, fixed + least(large)), installed_bytes=24 * GIB),
+            activation_bytes(large, CPU, math.inf, installed_bytes=there),
+            activation_bytes(large, CPU, max(there, whole + least(large)), installed_bytes=24 * GIB),
         ):
             assert cpu_placement(large.model, large.training, spare).recomputes == recomputes
 
 
 def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> None:
     demo = preset("demo", "ab" * 32)
-    fixed = BASE_BYTES + 48 * parameter_count(demo.model)
     assert activation_bytes(demo, CPU, math.inf) == CPU_ACTIVATION_BYTES
     for sequences in (1, 2):
-        spare = activation_bytes(demo, CPU, fixed + pass_bytes(demo.model, demo.training.sequence_length, sequences))
+        taken = HEAP * pass_bytes(demo.model, demo.training.sequence_length, sequences)
+        spare = activation_bytes(demo, CPU, math.ceil(BASE_BYTES + fixed(demo) + taken))
         assert cpu_placement(demo.model, demo.training, spare).micro_batch == sequences
     with pytest.raises(DeviceError) as caught:
         activation_bytes(demo, CPU, 250_000_000)
@@ -67,7 +85,15 @@ def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> 
         "The run's model needs at least 0.5 GB of memory with Python and torch, but memory_gb in settings.toml allows "
         "0.25 GB.\n  Raise memory_gb, or join a run with a smaller model."
     )
-    activation_bytes(demo, CUDA, BASE_BYTES + 36 * parameter_count(demo.model))  # activations are on the card
+    on_card = fixed(demo) - CPU_BYTES * parameter_count(demo.model)
+    activation_bytes(demo, CUDA, BASE_BYTES + on_card)  # activations are on the card
+
+
+def test_the_compiler_must_fit_beside_the_peer() -> None:
+    demo, large = preset("demo", "ab" * 32), preset("llama-135m", "ab" * 32)
+    assert compiler_fault(demo, 2, math.inf) == ""
+    assert "of memory, and 0.0 GB are free" in compiler_fault(demo, 2, 250_000_000)
+    assert compiler_fault(large, 10**6, math.inf).startswith("the compiler needs ")
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["tokens_per_s"] == pytest.approx(25.0)
     notes = [note for kind, note in cast(MemoryLog, record.notebook).notes if kind == "progress"]
     assert notes[-1]["tokens_per_s"] == pytest.approx(25.0)
+    assert record.remaining_s() == pytest.approx((record.tokens_per_peer - record.learner.progress) / 25)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     assert record.figures()["skipped_steps"] == 0
     record.task.loss_scale.update(is_finite=False)
@@ -201,7 +202,7 @@ def test_the_loss_of_what_the_final_gossip_left_is_told(
     disk = Disk(record, 0.0, monkeypatch)
     reads(monkeypatch, lambda: 2.5 - len(disk.kept), tokens=16)
     monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *_: None)
-    record.learner.state_dict = lambda: ({"slow": None}, {})  # type: ignore[method-assign, assignment, return-value]
+    record.learner.state_dict = lambda: ({"slow": ()}, {})  # type: ignore[method-assign, assignment, return-value]
     record.learner.ended = True
     record.training_ended()
     record.end()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from stored import stored
 
 from p2ptrain import codec
 from p2ptrain.base.errors import RemoteError
@@ -38,7 +39,7 @@ def learner(task=None, *, inner_steps=4, tokens=1000.0, recipe="swarm", momentum
 
 
 def slow(each: Learner) -> torch.Tensor:
-    return each.state_dict()[0]["slow"]
+    return each.slow
 
 
 def commit(mine: Terms, theirs: Terms, progress: float = 0.0) -> Commit:
@@ -381,7 +382,7 @@ def test_fast_weights_of_a_broken_inner_phase_are_shown_to_nobody(how):
     before = each.payloads.encode((0,)).parts
     each.task.theta += broken(each.task.theta, how)
     again = learner(fragments=1)
-    again.load_state_dict(*each.state_dict())
+    again.load_state_dict(*stored(each))
     assert torch.equal(shown(again), slow(each)), "nor after a resume"
     for _ in range(3):
         each.advance()
@@ -531,7 +532,7 @@ def test_adopting_replaces_everything_and_frees_what_was_under_way():
     assert events == [Applied(LINK, 8.0), Adopted(LINK, 2, 8.0)]
     assert torch.equal(slow(newcomer), slow(donor))
     assert torch.equal(newcomer.task.theta, slow(donor))
-    assert not newcomer.state_dict()[0]["momentum"].any()
+    assert not stored(newcomer)[0]["momentum"].any()
     assert newcomer.task.resets == 1
     assert REWARM_STEPS > 0
 
@@ -626,9 +627,9 @@ def test_a_resumed_learner_goes_on_as_if_never_stopped(recipe):
     steady = learner(quadratic(4), recipe=recipe)
     for _ in range(6):
         steady.advance()
-    tensors, numbers = steady.state_dict()
+    tensors, numbers = stored(steady)
     resumed = learner(quadratic(4), recipe=recipe)
-    resumed.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
+    resumed.load_state_dict(tensors, numbers)
     for _ in range(9):
         assert steady.advance() == resumed.advance()
     assert torch.equal(steady.task.theta, resumed.task.theta)
@@ -648,10 +649,10 @@ def after_a_displacement() -> Learner:
 
 def test_a_resumed_guard_knows_what_was_usual_and_what_was_displaced():
     steady = after_a_displacement()
-    tensors, numbers = steady.state_dict()
+    tensors, numbers = stored(steady)
     pulled, spoilt = learner(quadratic(1)), learner(quadratic(1))
     for each in pulled, spoilt:
-        each.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
+        each.load_state_dict(tensors, numbers)
         each.advance()
     before = slow(pulled)
     spoilt.task.theta += 1000
@@ -676,7 +677,7 @@ def test_a_guard_forgets_what_was_usual_before_the_weights_were_replaced():
 
 
 def test_a_checkpoint_of_another_model_does_not_fit():
-    tensors, numbers = learner().state_dict()
+    tensors, numbers = stored(learner())
     tensors["slow"] = tensors["slow"][:-1]
     with pytest.raises(ValueError, match="weights"):
         learner().load_state_dict(tensors, numbers)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from stored import stored
 
 from p2ptrain import codec
 from p2ptrain.base.telemetry import MemoryLog
@@ -27,7 +28,7 @@ def resumed(seed: int, codec_name: str, inner_steps: int) -> Learner:
     before, after = learner(seed, codec_name), learner(seed, codec_name)
     for _ in range(inner_steps):
         before.advance()
-    after.load_state_dict(*before.state_dict())
+    after.load_state_dict(*stored(before))
     return after
 
 

@@ -137,3 +137,10 @@ def test_limits_of_a_container_are_told(monkeypatch: pytest.MonkeyPatch) -> None
     limits = CgroupLimits(1e6, 0.5, 90)
     (found,) = machine.container()
     assert found.found == "its limits: 0.5 CPUs, 0.0 GB of memory, 90 more processes and threads"
+
+
+def test_a_compiler_is_named_and_a_missing_one_is_a_note() -> None:
+    (missing,) = machine.compiler("cpu", {"CXX": "no-such-compiler"})
+    assert (missing.state, "apt install g++" in missing.fix) == (FindingState.NOTE, True)
+    (found,) = machine.compiler("cpu", {"CXX": "sh"})
+    assert (found.state, found.found) == (FindingState.OK, f"{shutil.which('sh')}; makes training faster")

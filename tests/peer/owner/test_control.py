@@ -66,6 +66,7 @@ class FakeRecord:
             "tokens": 1234,
             "tokens_per_s": 99.0,
             "skipped_steps": 4,
+            "compiler": "compiled",
             "exchanges_ok": 3,
             "exchanges_failed": 1,
         }
@@ -197,10 +198,11 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
 
 
 def test_what_counts_from_the_next_start_is_told_so(desk: Desk) -> None:
-    desk.edit('upload_mbit = 8\nnickname = "fox"\ndevice = "cpu"\nthreads = 2\nmemory_gb = 2\nshare_figures = true')
+    waiting = 'nickname = "fox"\ndevice = "cpu"\nthreads = 2\nmemory_gb = 2\ncompile = "off"'
+    desk.edit(f"upload_mbit = 8\n{waiting}\nshare_figures = true")
     ((_, fields),) = desk.notebook.notes
     waits = {change.split()[0] for change in fields["what"].split("; ") if change.endswith("(from the next start)")}
-    assert waits == {"nickname", "device", "threads", "memory_gb"}
+    assert waits == {"nickname", "device", "threads", "memory_gb", "compile"}
     assert "upload_mbit 8.0, before 0.0;" in fields["what"]
 
 
@@ -654,6 +656,7 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
         "training",
         "50.0 % of the run, outer step 7, loss 2.500",
         "99 tokens/s here, 1,234 so far, 4 steps skipped",
+        "compiler  compiled",
         "2 other peers, 3 exchanges, 1 under way, 1 failed",
         "at most 8",
         "of 2.0 GB",

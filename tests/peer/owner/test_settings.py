@@ -26,8 +26,10 @@ from peer.owner.settings import (
     MIN_MEMORY_GB,
     MIN_WATTS,
     WAITING,
+    CompileMode,
     Settings,
     SettingsFile,
+    compile_mode,
     parse,
     template,
 )
@@ -73,6 +75,22 @@ def test_the_page_on_joining_has_every_option_and_what_it_may_be() -> None:
         ), f"docs/JOIN.md lacks {name}: {allowed(name)}"
 
 
+@pytest.mark.parametrize(
+    ("setting", "variable", "mode"),
+    [("auto", None, "auto"), ("off", "", "off"), ("off", "on", "on"), ("on", "off", "off")],
+)
+def test_the_environment_decides_before_the_settings(setting: CompileMode, variable: str | None, mode: str) -> None:
+    assert compile_mode(setting, {} if variable is None else {"P2PTRAIN_COMPILE": variable}) == mode
+
+
+def test_a_wrong_variable_is_an_error() -> None:
+    with pytest.raises(HomeError) as caught:
+        compile_mode("auto", {"P2PTRAIN_COMPILE": "yes"})
+    assert str(caught.value) == (
+        "The environment variable P2PTRAIN_COMPILE is 'yes'.\n  Use auto, on or off, or unset it."
+    )
+
+
 def test_what_is_left_out_is_the_default() -> None:
     assert parse("upload_mbit = 2\nmonthly_gb = 0.5") == Settings(upload_mbit=2.0, monthly_gb=0.5)
     assert parse("") == Settings()
@@ -103,6 +121,7 @@ def test_units() -> None:
         (f'nickname = "{"x" * 33}"', "a nickname has at most 32 printable characters"),
         ('nickname = "a\\u001b[2J"', r"nickname: found 'a\x1b[2J': a nickname has"),
         ('device = "gpu"', "device: found 'gpu': devices are auto, cpu, mps, cuda, xpu, cuda:<number> or xpu:<number>"),
+        ('compile = "yes"', "compile: input should be 'auto', 'on' or 'off', found 'yes'"),
         ("threads = 1.5", "threads: input should be a valid integer, found 1.5"),
         ("threads = false", "threads: input should be a valid integer, found False"),
         ("threads = -1", "threads: input should be at least 0 and at most 1024, found -1"),

@@ -1,0 +1,295 @@
+"""Compilation of the inner pass in the background, while training goes on eagerly.
+
+::
+
+    DIRECTORY/torch-2.13.0/<key>.so     library of one ``PassShape``; later starts load it in milliseconds
+    DIRECTORY/torch-2.13.0/<key>.lock   held by the one peer of this user that compiles it
+    DIRECTORY/torch-2.13.0/<key>-…/     its workspace
+
+A thread waits until training is under way, starts ``pass_compiler`` as a child unless the library exists, and offers
+the result to the task, which compares it with the eager pass. Whatever fails is one note, and training stays eager.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+import torch
+from filelock import FileLock, Timeout
+
+from p2ptrain.base import files
+from p2ptrain.base.launcher import launched
+from p2ptrain.base.text import one_line
+from p2ptrain.train.compiled_pass import GAIN, CompiledPassError
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Decoder
+    from p2ptrain.ports import Clock, Notebook
+    from p2ptrain.train.inner import LanguageModelTask
+
+CompileMode = Literal["auto", "on", "off"]
+WORTH_S = 600.0
+"""Least seconds of training left for which ``auto`` compiles: demo and llama-15m take 32 s on an idle core and up to
+172 s on two cores with ten other processes (our measurement)."""
+DEADLINE_S = 3600.0
+"""Seconds in which the compiler must end, without pauses: twenty times the longest of these."""
+POLL_S = 0.5
+"""Seconds between two looks at the child: how much longer it computes when the owner pauses the peer."""
+KEPT_S = 30 * 86_400.0
+"""Age since the last use at which a library is deleted. Guess: how long runs rest."""
+MOST_CHARS = 200
+TAIL_BYTES = 4096
+
+
+def compiler_program(environment: Mapping[str, str]) -> str | None:
+    """Return the path of the C++ compiler that torch would call; None if there is none."""
+    return shutil.which(environment.get("CXX") or "g++")
+
+
+class BackgroundCompiler:
+    """The compiler of one task; a context manager whose exit ends the child.
+
+    Args:
+        directory: libraries of all peers of this user.
+        is_training: whether the trainer trains now; the child is suspended while it does not. Safe from any thread.
+        remaining_s: seconds of training that probably remain; None while unknown. Safe from any thread.
+        obstacle: returns why the child must not start, or "".
+        command: runs the compiler, with the library's path as its last argument.
+    """
+
+    def __init__(
+        self,
+        task: LanguageModelTask,
+        description: Decoder,
+        mode: CompileMode,
+        directory: Path,
+        notebook: Notebook,
+        is_training: Callable[[], bool] = lambda: True,
+        remaining_s: Callable[[], float | None] = lambda: None,
+        obstacle: Callable[[], str] = str,
+        command: tuple[str, ...] = (sys.executable, "-P", "-m", "p2ptrain.train.pass_compiler"),
+        deadline_s: float = DEADLINE_S,
+        poll_s: float = POLL_S,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.state = "eager"
+        """What the owner sees: eager, compiling, comparing, compiled, or off and why."""
+        self.ratio: float | None = None
+        """By what factor compiled micro-batches are faster, once they are used."""
+        self._task = task
+        self._mode: CompileMode = mode
+        self._directory = directory
+        self._notebook = notebook
+        self._is_training = is_training
+        self._remaining_s = remaining_s
+        self._obstacle = obstacle
+        self._command = command
+        self._deadline_s = deadline_s
+        self._poll_s = poll_s
+        self._clock = clock
+        self._ends = threading.Event()
+        self._final = threading.Event()
+        self._thread: threading.Thread | None = None
+        if mode == "off":
+            self._finish(f"off (compile is {mode})")
+            return
+        try:
+            self._shape = task.pass_shape(description)
+        except CompiledPassError as error:
+            if mode == "on":
+                self._give_up(str(error))
+            else:
+                self._finish(f"off ({error})")
+            return
+        self._thread = threading.Thread(target=self._run, name="compiler", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the state changes no more, which takes a trainer that trains; return whether it does not."""
+        return self._final.wait(timeout_s)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the state changes no more, unless a library fails later."""
+        return self._final.is_set()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            library = self._library()
+            if library is not None:
+                self.state = "comparing"
+                self._task.offer(library, self._shape, self._decided, self._failed)
+        except CompiledPassError as error:
+            self._give_up(str(error))
+        except OSError as error:
+            self._give_up(files.cause(error))
+        except Exception as error:  # an internal error must not end training
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _library(self) -> Path | None:
+        """Return the library, compiled if there is none yet; None if the peer ends first."""
+        folder = private_folder(self._directory, f"torch-{torch.__version__}")
+        library = folder / f"{self._shape.key()}.so"
+        if library.exists():
+            os.utime(library)
+            os.utime(folder)
+            return library
+        if not self._is_worth_it():
+            return None
+        lock = FileLock(library.with_suffix(".lock"))
+        self.state = "compiling"
+        while not self._ends.is_set():
+            with contextlib.suppress(Timeout), lock.acquire(timeout=0):
+                if not library.exists():
+                    self._compile(library)
+                return library if library.exists() else None
+            self._ends.wait(self._poll_s)
+        return None
+
+    def _is_worth_it(self) -> bool:
+        """Wait until training is under way; return False if the peer ends first, or too little is left to train."""
+        while not self._ends.wait(self._poll_s):
+            if not self._is_training():
+                continue
+            if self._mode == "on":
+                return True
+            if (left_s := self._remaining_s()) is not None:
+                if left_s < WORTH_S:
+                    self._finish("off (too little is left to train)")
+                return left_s >= WORTH_S
+        return False
+
+    def _compile(self, library: Path) -> None:
+        """Run the child to its end, suspended while the trainer does not train. Raises CompiledPassError."""
+        if compiler_program(os.environ) is None:
+            raise CompiledPassError("there is no C++ compiler; p2ptrain doctor says how to install one")
+        if why := self._obstacle():
+            raise CompiledPassError(why)
+        began, ran_s = self._clock(), 0.0
+        process = subprocess.Popen(
+            launched(*self._command, str(library), OMP_NUM_THREADS="1"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        said = bytearray()
+        reader = threading.Thread(target=_read_tail, args=(process, said), name="compiler output", daemon=True)
+        try:
+            reader.start()
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                pipe.write(json.dumps(asdict(self._shape)).encode())
+            is_suspended, looked = False, self._clock()
+            while process.poll() is None:
+                if self._ends.wait(self._poll_s):
+                    return
+                now, was_suspended = self._clock(), is_suspended
+                ran_s += 0.0 if is_suspended else now - looked
+                looked, is_suspended = now, not self._is_training()
+                if is_suspended is not was_suspended:  # not the compiler that it runs: as an orphan it must end itself
+                    process.send_signal(signal.SIGSTOP if is_suspended else signal.SIGCONT)
+                if ran_s > self._deadline_s:
+                    raise CompiledPassError(f"the compiler did not end within {self._deadline_s:.0f} s")
+        finally:
+            _end(process)
+            reader.join()
+            for leftover in library.parent.glob(f"{library.stem}-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        if process.returncode or not library.exists():
+            raise CompiledPassError(reason(process.returncode, bytes(said)))
+        self._notebook.note("compiled pass", seconds=self._clock() - began)
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def _decided(self, ratio: float | None) -> None:
+        """Record the comparison's result; the trainer thread calls it."""
+        if ratio is None:
+            self._give_up(f"it is not {100 * (GAIN - 1):.0f} % faster here")
+            return
+        self.ratio = ratio
+        self._notebook.note("compiled", ratio=ratio)
+        self._finish("compiled")
+
+    def _failed(self, why: str) -> None:
+        self.ratio = None
+        self._give_up(f"the compiled code failed: {why}")
+
+    def _give_up(self, why: str) -> None:
+        why = one_line(why, MOST_CHARS)
+        self._notebook.note("not compiled", why=why)
+        self._finish(f"off ({why})")
+
+    def _finish(self, state: str) -> None:
+        self.state = state
+        self._final.set()
+
+
+def private_folder(directory: Path, name: str) -> Path:
+    """Return a folder that only this user can write to, and delete what was not used for long.
+
+    Raises OSError, or CompiledPassError if others can write to it: its libraries are run.
+    """
+    folder = directory / name
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for each in (directory, folder):
+        status = each.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise CompiledPassError(f"other users can write to {each}; delete it, or make it yours alone")
+    oldest = time.time() - KEPT_S
+    for each in [*directory.iterdir(), *folder.iterdir()]:
+        with contextlib.suppress(OSError):  # another peer may delete it at the same moment
+            if each != folder and each.stat().st_mtime < oldest:
+                shutil.rmtree(each) if each.is_dir() else each.unlink()
+    return folder
+
+
+def reason(status: int, said: bytes) -> str:
+    """Return why the compiler failed: its last line, or the signal that ended it."""
+    if status < 0:
+        name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+        return f"signal {name} ended the compiler; the memory may be too small"
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("Error: ") if lines else f"the compiler ended with status {status}"
+
+
+def _read_tail(process: subprocess.Popen[bytes], said: bytearray) -> None:
+    """Keep the end of the child's standard error."""
+    assert process.stderr is not None
+    with process.stderr as pipe:
+        while block := os.read(pipe.fileno(), TAIL_BYTES):
+            said += block
+            del said[:-TAIL_BYTES]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the child, which leads a session of its own, and its children, unless it has ended."""
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has not begun its session yet
+            process.kill()
+        process.wait()

@@ -1,0 +1,31 @@
+"""A tiny model of each allowed architecture."""
+
+from p2ptrain.manifest import preset, with_changes
+
+PLAIN = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.02,
+    "norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+GROUPED = {**PLAIN, "hidden_act": "silu", "rope_theta": 10_000.0, "num_key_value_heads": 1}
+DESCRIPTIONS = {
+    "LlamaForCausalLM": GROUPED,
+    "MistralForCausalLM": GROUPED,
+    "Qwen2ForCausalLM": GROUPED,
+    "GPT2LMHeadModel": {**PLAIN, "hidden_act": "gelu_new"},
+    "GPTNeoXForCausalLM": {**PLAIN, "hidden_act": "gelu", "rope_theta": 10_000.0, "hidden_size": 32},
+}
+
+
+def description(architecture):
+    changes = {
+        "model": {"architecture": architecture, "config": {**DESCRIPTIONS[architecture], "vocab_size": 256}},
+        "training.sequence_length": 16,
+    }
+    return with_changes(preset("demo", "ab" * 32), changes).model
