@@ -45,7 +45,7 @@ HEAP = 1.4
 lower M_MMAP_THRESHOLD returns them, at 38 % more time for llama-15m."""
 
 RECOMPUTED_HEAP = 3.0
-"""The same with recomputed activations: 2.9 and 3 (our measurement, llama-15m and llama-135m)."""
+"""``HEAP`` if activations are recomputed: 2.9 and 3 (our measurement, llama-15m and llama-135m)."""
 
 COMPILER_BYTES = 800_000_000
 """Host memory in bytes of the compiler's process and of g++ without weights: for llama-15m (our measurement)."""

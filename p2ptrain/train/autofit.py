@@ -46,11 +46,10 @@ CPU_TRIAL_TOKENS = 256
 """Most tokens of a trial on the CPU: one sequence of llama-15m. One of llama-135m takes most of a minute on a core."""
 
 TRIALS = 3
-"""Trials of each placement, alternating; the shortest counts. Guess: the spread of trials on real cards would settle
-it."""
+"""Trials of each placement, alternating; the shortest counts. Guess: trials on real cards would settle it."""
 TRIALS_S = 2.0
 """Seconds of measured passes after which no further round of trials starts: for a large model on a slow card one round
-is enough. Guess: the spread of trials on slow cards would settle it."""
+is enough. Guess: trials on slow cards would settle it."""
 _CLOSE_OTHERS = "Close other programs that use the device, or choose another with --device."
 
 
