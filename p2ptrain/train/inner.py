@@ -48,6 +48,9 @@ SKIPS_TOLD = 10
 gradient that is too large then has another cause than the search for the scale."""
 
 
+_KEEPS = "a compiled pass would keep activations, for which memory is short"
+
+
 @dataclass(frozen=True, slots=True)
 class InnerStepResult:
     loss: float  # nats a token, before the step
@@ -158,7 +161,7 @@ class LanguageModelTask:
         if self.theta.device.type != "cpu":
             raise CompiledPassError(f"only passes on the CPU are compiled, and this one is on {self.theta.device}")
         if self._recomputes:
-            raise CompiledPassError("a compiled pass would keep activations, for which memory is short")
+            raise CompiledPassError(_KEEPS)
         training, computes_in = self._training, Placement(self._autocast, self.micro_batch).computes_in
         sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
         return PassShape.of(description, *sizes, computes_in)
@@ -174,6 +177,8 @@ class LanguageModelTask:
 
         Raises CompiledPassError if it cannot be loaded. ``PassChoice`` explains the callbacks.
         """
+        if self._recomputes:
+            raise CompiledPassError(_KEEPS)
         self.passes = PassChoice(CompiledPass(library, self.model, self._gradient, shape), decided, failed)
 
     def reset(self, warmup_steps: int) -> None:
@@ -236,6 +241,8 @@ class LanguageModelTask:
             # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
             self._recomputes |= self.micro_batch == 1
             recompute_activations(self.model.module, self._recomputes)
+            if self._recomputes:
+                self.passes = None  # a compiled one keeps activations
             self.micro_batch = max(1, self.micro_batch // 2)
             accelerator.empty_cache(self.theta.device)
             again = ", activations recomputed" if self._recomputes else ""

@@ -8,6 +8,7 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.train import inner
+from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.inner import learning_rate
 from p2ptrain.train.model import build_module
@@ -243,6 +244,8 @@ def test_out_of_memory_with_one_sequence_recomputes_activations(tiny_run, monkey
     task = tiny.task(micro_batch=2)
     assert run(task, 2) == expected
     assert calls == [False, False] + [True] * 8
+    with pytest.raises(CompiledPassError, match="would keep activations"):
+        task.pass_shape(tiny.manifest.model)
     assert torch.equal(task.theta, reference.theta)
 
 
