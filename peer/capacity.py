@@ -16,7 +16,8 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import SETTINGS_FILE, Manifest, parameter_count
 from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
+from p2ptrain.train.activations import pass_bytes
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 
 HOST_BYTES = 12
 """Minimum host memory in bytes per parameter, in fp32: slow weights, momentum, and the new slow weights of an outer
@@ -39,6 +40,13 @@ moments. Activations come on top."""
 BASE_BYTES = 500_000_000
 """Host memory in bytes of Python and torch without a model: 0.6 GB for the demo's peer (our measurement)."""
 
+HEAP = 1.4
+"""Resident memory over live bytes of tensors: 1.2 to 1.45 (our measurement, three presets). glibc keeps freed blocks; a
+lower M_MMAP_THRESHOLD returns them, at 38 % more time for llama-15m."""
+
+RECOMPUTED_HEAP = 3.0
+"""``HEAP`` if activations are recomputed: 2.9 and 3 (our measurement, llama-15m and llama-135m)."""
+
 COMPILER_BYTES = 800_000_000
 """Host memory in bytes of the compiler's process and of g++ without weights: for llama-15m (our measurement)."""
 
@@ -50,8 +58,7 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
     """Raise DeviceError if the model cannot fit ``installed_bytes``, or by default what this process may use."""
     parameters, needed = parameter_count(manifest.model), _state_bytes(manifest, device)
     if shares_host_memory(device):
-        training = manifest.training
-        needed += cpu_micro_batch(manifest.model, training) * cpu_sequence_bytes(manifest.model, training)
+        needed += _least_activation_bytes(manifest)
     there = installed_memory() if installed_bytes is None else installed_bytes
     if needed > there:
         raise DeviceError(
@@ -61,20 +68,33 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
         )
 
 
-def activation_bytes(manifest: Manifest, device: torch.device, allowed_bytes: float) -> int:
+def activation_bytes(
+    manifest: Manifest, device: torch.device, allowed_bytes: float, installed_bytes: int | None = None
+) -> int:
     """Return the host memory for activations if the peer may use ``allowed_bytes``; of no use with a card.
 
-    Raises DeviceError if the model needs more, with one sequence at once.
+    More than CPU_ACTIVATION_BYTES only if one sequence needs it to keep its activations, and there is as much. Raises
+    DeviceError if the model needs more than is allowed, with one sequence at once and activations recomputed.
     """
     fixed = BASE_BYTES + _state_bytes(manifest, device)
-    one = cpu_sequence_bytes(manifest.model, manifest.training) if shares_host_memory(device) else 0
+    one = _least_activation_bytes(manifest) if shares_host_memory(device) else 0
     if fixed + one > allowed_bytes:
         raise DeviceError(
             f"The run's model needs at least {(fixed + one) / 1e9:.1f} GB of memory with Python and torch, but "
             f"memory_gb in {SETTINGS_FILE} allows {allowed_bytes / 1e9:g} GB.",
             "Raise memory_gb, or join a run with a smaller model.",
         )
-    return int(min(CPU_ACTIVATION_BYTES, allowed_bytes - fixed))
+    there = installed_memory() if installed_bytes is None else installed_bytes
+    kept = pass_bytes(manifest.model, manifest.training.sequence_length)
+    return int(min(max(CPU_ACTIVATION_BYTES, kept), (min(allowed_bytes, there) - fixed) / HEAP))
+
+
+def _least_activation_bytes(manifest: Manifest) -> int:
+    """Return the resident memory of one sequence's activations, recomputed if that takes less."""
+    kept, recomputed = (
+        pass_bytes(manifest.model, manifest.training.sequence_length, recomputes=each) for each in (False, True)
+    )
+    return int(min(HEAP * kept, RECOMPUTED_HEAP * recomputed))
 
 
 def host_bytes(recipe: Recipe, fragments: int) -> float:
@@ -100,7 +120,9 @@ def installed_memory(root: Path = cgroups.ROOT) -> int:
 def compiler_fault(manifest: Manifest, micro_batch: int, allowed_bytes: float) -> str:
     """Return why the compiler of the training step does not fit into memory beside this peer; "" if it does."""
     weights = 4 * COMPILED_COPIES * parameter_count(manifest.model)
-    needed = COMPILER_BYTES + weights + micro_batch * cpu_sequence_bytes(manifest.model, manifest.training)
+    needed = (
+        COMPILER_BYTES + weights + HEAP * pass_bytes(manifest.model, manifest.training.sequence_length, micro_batch)
+    )
     ours = psutil.Process().memory_info().rss
     free = min(psutil.virtual_memory().available, min(installed_memory(), allowed_bytes) - ours)
     if needed <= free:

@@ -1,10 +1,11 @@
-"""Detection of how a machine computes a run's model fastest: autocast type, sequences per micro-batch.
+"""Detection of how a machine computes a run's model fastest: autocast type, sequences per micro-batch, recomputation.
 
 None of it changes the algorithm: tokens per inner step are the manifest's, reached by gradient accumulation.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +16,8 @@ import torch
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import accelerator
-from p2ptrain.train.cross_entropy import CHUNK_LOGITS
-from p2ptrain.train.model import FlatModel, summed_loss
+from p2ptrain.train.activations import pass_bytes
+from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
@@ -29,16 +30,13 @@ CPU_ACTIVATION_BYTES = 1 << 30
 """Memory for activations on the CPU of a computer that is also used for other things. Guess: memory use of volunteers'
 computers would settle it."""
 
-ACTIVATIONS_PER_LAYER = 17
-"""Values kept for the backward pass per token, layer and unit of width. Korthikanti et al. (arXiv 2205.05198) count 34
-bytes at 16 bits without attention scores, which the fused kernel does not keep."""
+ONE_SEQUENCE = 1.2
+"""Times the estimate that one sequence may take on chips with the host's memory: counts on the CPU differ from it by up
+to 15 %, which a test checks."""
 
-ONE_SEQUENCE = 2
-"""Times the estimate that one sequence may take on chips with the host's memory. Measured: a pass in fp32 takes 1.4 to
-1.7 times the estimate on the CPU."""
-
-LOGIT_COPIES = 3
-"""Copies of a chunk of logits: product, in the weights' type, gradient in the products' type."""
+FEW_TOKENS = 8192
+"""Tokens of a micro-batch below which a card also tries larger ones with recomputed activations. Guess: cards of 8 GB
+would settle it."""
 
 BF16_PARAMETERS = 1_000_000
 """Parameters from which a CPU with fast bf16 tries it. Measured on one core with AVX512-BF16: a pass of llama-15m takes
@@ -48,20 +46,20 @@ CPU_TRIAL_TOKENS = 256
 """Most tokens of a trial on the CPU: one sequence of llama-15m. One of llama-135m takes most of a minute on a core."""
 
 TRIALS = 3
-"""Trials of each placement, alternating; the shortest counts. Guess: the spread of trials on real cards would settle
-it."""
+"""Trials of each placement, alternating; the shortest counts. Guess: trials on real cards would settle it."""
 TRIALS_S = 2.0
 """Seconds of measured passes after which no further round of trials starts: for a large model on a slow card one round
-is enough. Guess: the spread of trials on slow cards would settle it."""
+is enough. Guess: trials on slow cards would settle it."""
 _CLOSE_OTHERS = "Close other programs that use the device, or choose another with --device."
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Autocast type and micro-batch for this machine."""
+    """Autocast type, micro-batch and recomputation for this machine."""
 
     autocast: torch.dtype | None  # None: fp32 throughout
     micro_batch: int  # sequences at once
+    recomputes: bool = False  # whether layers compute their activations again in the backward pass
 
     @property
     def computes_in(self) -> str:
@@ -71,9 +69,10 @@ class Placement:
 def place(
     model: FlatModel, description: Decoder, training: TrainingSection, cpu_bytes: int = CPU_ACTIVATION_BYTES
 ) -> Placement:
-    """Choose autocast type and micro-batch for a model on its device by a few trial passes.
+    """Choose how to compute a model on its device by a few trial passes.
 
-    On the CPU and on chips that share its memory, activations take at most ``cpu_bytes``.
+    On the CPU and on chips that share its memory, activations take at most ``cpu_bytes``, or one sequence. Activations
+    are recomputed if one sequence does not fit otherwise, or if a card holds few and is faster so.
 
     In 16 bits (bf16, or fp16 with loss scaling where bf16 is missing) a card computes faster but launches more kernels.
     Of two placements that fit, the faster one in a trial is used: on an H100, llama-135m is six times as fast in bf16
@@ -86,7 +85,7 @@ def place(
         return trial_s(model, how, training.sequence_length)
 
     if device.type == "cpu":
-        exact = Placement(None, cpu_micro_batch(description, training, cpu_bytes))
+        exact = cpu_placement(description, training, cpu_bytes)
         if model.theta.numel() < BF16_PARAMETERS or not accelerator.has_fast_bf16():
             return exact
         # The same micro-batch: with copies of the weights in bf16, a pass takes less memory than in fp32 (measured).
@@ -95,9 +94,21 @@ def place(
         accelerator.empty_cache(device)
         half = accelerator.half_type(device)
         ways = (half, None) if accelerator.autocasts(device, half) else (None,)
-        estimate = cpu_sequence_bytes(description, training)
-        budget = _budget_bytes(model, max(cpu_bytes, ONE_SEQUENCE * estimate))
-        found = fastest(fitting(ways, lambda way: _micro_batch(model, training, budget, way, estimate)), trial)
+        length = training.sequence_length
+        least = pass_bytes(description, length, recomputes=True)
+        budget = _budget_bytes(model, max(cpu_bytes, int(ONE_SEQUENCE * least)))
+
+        def micro_batch(way: torch.dtype | None, recomputes: bool) -> int:
+            accelerator.empty_cache(device)
+
+            def cost(sequences: int) -> int:
+                how = Placement(way, sequences, recomputes)
+                return _activation_bytes(model, how, length, pass_bytes(description, length, sequences, recomputes))
+
+            return search_micro_batch(training.sequences_per_step, budget, cost)
+
+        enough = min(training.sequences_per_step, FEW_TOKENS // length)
+        found = fastest(candidates(ways, micro_batch, enough), trial)
         accelerator.empty_cache(device)
     return found
 
@@ -110,6 +121,29 @@ def _budget_bytes(model: FlatModel, most: int) -> int:
         return most
     budget = int(CARD_MEMORY_FRACTION * free) - 3 * model.theta.nbytes  # two moments and a gradient are to come
     return min(budget, most) if accelerator.shares_host_memory(device) else budget
+
+
+def candidates(
+    ways: Sequence[torch.dtype | None],
+    micro_batch: Callable[[torch.dtype | None, bool], int],  # of an autocast type, with recomputation or without
+    enough: int,  # sequences at once with which recomputation gains nothing
+) -> list[Placement]:
+    """Return the placements that fit; those that recompute only if they hold more sequences where there are few.
+
+    Raises DeviceError if there is none.
+    """
+
+    def recomputing() -> list[Placement]:
+        return [replace(each, recomputes=True) for each in fitting(ways, lambda way: micro_batch(way, True))]
+
+    try:
+        kept = fitting(ways, lambda way: micro_batch(way, False))
+    except DeviceError:
+        return recomputing()
+    if all(each.micro_batch >= enough for each in kept):
+        return kept
+    sizes = {each.autocast: each.micro_batch for each in kept}
+    return kept + [each for each in recomputing() if each.micro_batch > sizes.get(each.autocast, 0)]
 
 
 def fitting(ways: Iterable[torch.dtype | None], micro_batch: Callable[[torch.dtype | None], int]) -> list[Placement]:
@@ -169,7 +203,7 @@ def search_micro_batch(
     Sizes double while the next one, extrapolated from the last, stays within the budget: running out of memory on a
     card that other programs use would disturb them. Raises DeviceError if one sequence does not fit.
     """
-    fits = 0
+    fits = taken = 0  # the largest size so far, and its bytes
     size = 1
     while True:
         try:
@@ -180,9 +214,10 @@ def search_micro_batch(
             break
         if used > budget_bytes:
             break
-        fits = size
+        each = (used - taken) / (size - fits)
+        fits, taken = size, used
         size = min(2 * size, most)
-        if fits == most or used * size / fits > budget_bytes:
+        if fits == most or used + (size - fits) * each > budget_bytes:
             break
     if fits == 0:
         raise DeviceError(
@@ -192,32 +227,23 @@ def search_micro_batch(
     return fits
 
 
-def cpu_micro_batch(description: Decoder, training: TrainingSection, budget_bytes: int = CPU_ACTIVATION_BYTES) -> int:
-    """Return the number of sequences whose estimated activations fit ``budget_bytes``, at least one.
+def cpu_placement(
+    description: Decoder, training: TrainingSection, budget_bytes: int = CPU_ACTIVATION_BYTES
+) -> Placement:
+    """Return the micro-batch of at least one sequence, in fp32, whose estimated activations fit ``budget_bytes``.
 
-    More are faster: the demo model's step takes 41, 32 and 28 ms with 1, 2 and 4 sequences at once (measured on one
-    thread; larger models were not measured).
+    Activations are recomputed only if one sequence does not fit otherwise. More sequences are faster: the demo model's
+    step takes 41, 32 and 28 ms with 1, 2 and 4 at once (measured on one thread; larger models were not measured).
     """
-    return max(1, min(training.sequences_per_step, budget_bytes // cpu_sequence_bytes(description, training)))
-
-
-def cpu_sequence_bytes(description: Decoder, training: TrainingSection) -> int:
-    """Estimate the bytes that the activations of one sequence take on the CPU in fp32."""
-    config = description.config
-    tokens = training.sequence_length
-    kept = ACTIVATIONS_PER_LAYER * config.hidden_size * config.num_hidden_layers * tokens
-    return 4 * (kept + LOGIT_COPIES * min(config.vocab_size * tokens, CHUNK_LOGITS))
-
-
-def _micro_batch(
-    model: FlatModel, training: TrainingSection, budget_bytes: int, autocast: torch.dtype | None, sequence_bytes: int
-) -> int:
-    accelerator.empty_cache(model.theta.device)
-    return search_micro_batch(
-        training.sequences_per_step,
+    recomputes = pass_bytes(description, training.sequence_length) > budget_bytes
+    most = training.sequences_per_step
+    fits = bisect.bisect_right(
+        range(1, most + 1),
         budget_bytes,
-        lambda sequences: _activation_bytes(model, sequences, training.sequence_length, autocast, sequence_bytes),
+        key=lambda sequences: pass_bytes(description, training.sequence_length, sequences, recomputes),
     )
+    parts = math.ceil(most / max(1, fits))
+    return Placement(None, math.ceil(most / parts), recomputes)  # parts of equal size
 
 
 def trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
@@ -231,6 +257,7 @@ def trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
         tokens = min(tokens, CPU_TRIAL_TOKENS)
         sequences = min(sequences, max(1, CPU_TRIAL_TOKENS // tokens))
     batch = torch.zeros(sequences, tokens + 1, dtype=torch.int64)
+    recompute_activations(model.module, how.recomputes)
     accelerator.empty_cache(device)  # free the other placement's cache: both together may not fit
     try:
         for _ in range(2):
@@ -244,24 +271,26 @@ def trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
 
 
 def _activation_bytes(
-    model: FlatModel, sequences: int, sequence_length: int, autocast: torch.dtype | None, sequence_bytes: int
+    model: FlatModel,
+    how: Placement,
+    sequence_length: int,
+    estimate: int,  # bytes
 ) -> int:
     """Return the peak bytes of a forward and backward pass beyond weights and gradients. Leaves no gradients.
 
     Gradients exist before the pass, as they do from an inner step's second micro-batch on: the peak adds to them. Where
-    the backend counts no peak, the pass only shows that it fits, and ``sequence_bytes`` estimates what it takes.
+    the backend counts no peak, the pass only shows that it fits, and the result is ``estimate``.
     """
     device = model.theta.device
-    batch = torch.zeros(sequences, sequence_length + 1, dtype=torch.int64)
+    batch = torch.zeros(how.micro_batch, sequence_length + 1, dtype=torch.int64)
+    recompute_activations(model.module, how.recomputes)
     try:
         for parameter in model.module.parameters():
             parameter.grad = torch.zeros_like(parameter)
         before = accelerator.start_peak(device)
-        torch.autograd.backward(summed_loss(model.module, batch, autocast))
+        torch.autograd.backward(summed_loss(model.module, batch, how.autocast))
         accelerator.synchronize(device)  # a device that computes later also runs out of memory later
         peak = accelerator.peak_bytes(device)
-        if before is None or peak is None:
-            return sequences * sequence_bytes
-        return max(0, peak - before)
+        return estimate if before is None or peak is None else max(0, peak - before)
     finally:
         model.module.zero_grad(set_to_none=True)

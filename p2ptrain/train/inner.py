@@ -32,7 +32,7 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassChoice, PassShape
 from p2ptrain.train.loss_scale import LossScale
-from p2ptrain.train.model import FlatModel, summed_loss
+from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 
 if TYPE_CHECKING:
@@ -46,6 +46,9 @@ COOL_DOWN_FRACTION = 0.2
 SKIPS_TOLD = 10
 """Skipped steps in a row after which the owner gets one warning. Ten halvings reduce the initial loss scale to 64; a
 gradient that is too large then has another cause than the search for the scale."""
+
+
+_KEEPS = "a compiled pass would keep activations, for which memory is short"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class LanguageModelTask:
         model: its ``theta`` is trained; may hold any weights.
         tokens_per_peer: end of the schedule.
         reader: determines this peer's order of sequences.
-        placement: autocast type and initial micro-batch; see ``autofit``.
+        placement: autocast type, initial micro-batch and recomputation; see ``autofit``.
     """
 
     def __init__(
@@ -97,6 +100,8 @@ class LanguageModelTask:
         self.loss_scale = LossScale(placement.autocast is torch.float16)
         """Scale of the loss, 1 unless autocast computes in fp16, and the count of skipped steps."""
         self._autocast = placement.autocast
+        self._recomputes = placement.recomputes
+        recompute_activations(model.module, self._recomputes)
         self._parameters = list(model.module.parameters())
         self._rewarm_steps = 0  # length of the current warm-up after a reset
         self._rewarmed = 0  # steps of that warm-up already made
@@ -155,6 +160,8 @@ class LanguageModelTask:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""
         if self.theta.device.type != "cpu":
             raise CompiledPassError(f"only passes on the CPU are compiled, and this one is on {self.theta.device}")
+        if self._recomputes:
+            raise CompiledPassError(_KEEPS)
         training, computes_in = self._training, Placement(self._autocast, self.micro_batch).computes_in
         sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
         return PassShape.of(description, *sizes, computes_in)
@@ -170,6 +177,8 @@ class LanguageModelTask:
 
         Raises CompiledPassError if it cannot be loaded. ``PassChoice`` explains the callbacks.
         """
+        if self._recomputes:
+            raise CompiledPassError(_KEEPS)
         self.passes = PassChoice(CompiledPass(library, self.model, self._gradient, shape), decided, failed)
 
     def reset(self, warmup_steps: int) -> None:
@@ -210,7 +219,10 @@ class LanguageModelTask:
         self,
         batch: Tensor,  # [B, T+1] on the host
     ) -> float:
-        """Leave the mean gradient in the parameters; return the mean loss. Halve the micro-batch if memory is short."""
+        """Leave the mean gradient in the parameters; return the mean loss.
+
+        If memory is short, halve the micro-batch; at one sequence, recompute activations.
+        """
         while True:
             try:
                 return self._accumulate(batch)
@@ -219,7 +231,7 @@ class LanguageModelTask:
             except (RuntimeError, MemoryError) as error:
                 if not accelerator.is_out_of_memory(error):
                     raise
-                if self.micro_batch == 1:
+                if self.micro_batch == 1 and self._recomputes:
                     raise DeviceError(
                         f"The model does not fit {self.theta.device}: one sequence of"
                         f" {self._training.sequence_length} tokens runs out of memory.",
@@ -227,9 +239,14 @@ class LanguageModelTask:
                         " the computer's memory.",
                     ) from error
             # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
-            self.micro_batch //= 2
+            self._recomputes |= self.micro_batch == 1
+            recompute_activations(self.model.module, self._recomputes)
+            if self._recomputes:
+                self.passes = None  # a compiled one keeps activations
+            self.micro_batch = max(1, self.micro_batch // 2)
             accelerator.empty_cache(self.theta.device)
-            logger.warning("out of memory: continuing with micro-batches of %d sequences", self.micro_batch)
+            again = ", activations recomputed" if self._recomputes else ""
+            logger.warning("out of memory: continuing with micro-batches of %d sequences%s", self.micro_batch, again)
 
     def _accumulate(
         self,

@@ -40,6 +40,8 @@ def check_speed(manifest: Manifest, name: str, allowed_bytes: float, threads: in
         torch.set_num_threads(before)
     speed = how.micro_batch * training.sequence_length / seconds
     at_once = f"{how.micro_batch} of {training.sequences_per_step} sequences at once"
+    if how.recomputes:
+        at_once += ", activations computed twice to save memory"
     words = f"about {speed:,.0f} tokens/s, in {computes_in(how, device)}, {at_once}"
     fixes = faster(device, how, training.sequences_per_step, used, cpu_bytes)
     return note("speed", words, " ".join(fixes)) if fixes else ok("speed", words)

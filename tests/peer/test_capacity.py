@@ -11,10 +11,13 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count, preset
 from p2ptrain.recipes import RECIPES
-from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_micro_batch, cpu_sequence_bytes
+from p2ptrain.train.activations import pass_bytes
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_placement
 from peer.capacity import (
     BASE_BYTES,
     CPU_BYTES,
+    HEAP,
+    RECOMPUTED_HEAP,
     activation_bytes,
     check_memory,
     compiler_fault,
@@ -27,50 +30,63 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
 
 
-def each(manifest: Manifest) -> float:
-    """Return the bytes per parameter that training on the CPU takes without activations."""
-    return host_bytes(RECIPES[manifest.outer.recipe], manifest.outer.fragments) + CPU_BYTES
+def fixed(manifest: Manifest) -> int:
+    """Return the bytes that training on the CPU takes without activations."""
+    each = host_bytes(RECIPES[manifest.outer.recipe], manifest.outer.fragments) + CPU_BYTES
+    return math.ceil(each * parameter_count(manifest.model))
 
 
-def test_six_gigabytes_do_not_train_the_large_model_on_the_cpu() -> None:
-    """Check the memory: weights and moments fit, but not together with one sequence's activations."""
+def least(run: Manifest) -> int:
+    return math.ceil(RECOMPUTED_HEAP * pass_bytes(run.model, run.training.sequence_length, recomputes=True))
+
+
+def test_six_gigabytes_train_the_large_model_on_the_cpu_and_five_do_not() -> None:
+    """Check the memory: one sequence takes 1.2 GB beside weights and moments if activations are recomputed."""
     large = preset("llama-135m", "ab" * 32)
-    one = cpu_sequence_bytes(large.model, large.training)
-    assert one > CPU_ACTIVATION_BYTES
+    check_memory(large, CPU, installed_bytes=6_000_000_000)
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(large, CPU, installed_bytes=6_000_000_000)
-    check_memory(large, CPU, installed_bytes=math.ceil(each(large) * parameter_count(large.model)) + one)
-    check_memory(large, CUDA, installed_bytes=6_000_000_000)
+        check_memory(large, CPU, installed_bytes=5_000_000_000)
+    check_memory(large, CPU, installed_bytes=fixed(large) + least(large))
+    check_memory(large, CUDA, installed_bytes=5_000_000_000)
     with pytest.raises(DeviceError, match="smaller model"):  # its memory is the host's
-        check_memory(large, torch.device("mps"), installed_bytes=6_000_000_000)
+        check_memory(large, torch.device("mps"), installed_bytes=5_000_000_000)
 
 
-def test_activations_are_counted_as_the_micro_batch_takes_them() -> None:
+def test_activations_count_as_one_sequence_takes_them() -> None:
     demo = preset("demo", "ab" * 32)
-    weights = math.ceil(each(demo) * parameter_count(demo.model))
-    together = cpu_sequence_bytes(demo.model, demo.training) * demo.training.sequences_per_step
-    check_memory(demo, CPU, installed_bytes=weights + together)
+    needed = fixed(demo) + least(demo)
+    check_memory(demo, CPU, installed_bytes=needed)
     with pytest.raises(DeviceError, match="smaller model"):
-        check_memory(demo, CPU, installed_bytes=weights + together - 1)
+        check_memory(demo, CPU, installed_bytes=needed - 2)
+
+
+def test_a_large_model_recomputes_only_if_memory_is_short() -> None:
+    large = preset("llama-135m", "ab" * 32)
+    kept = math.ceil(HEAP * pass_bytes(large.model, large.training.sequence_length))
+    whole = BASE_BYTES + fixed(large)
+    for there, recomputes in ((24 * GIB, False), (whole + kept, False), (whole + kept - 9, True), (5 * GIB, True)):
+        for spare in (
+            activation_bytes(large, CPU, math.inf, installed_bytes=there),
+            activation_bytes(large, CPU, max(there, whole + least(large)), installed_bytes=24 * GIB),
+        ):
+            assert cpu_placement(large.model, large.training, spare).recomputes == recomputes
 
 
 def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> None:
     demo = preset("demo", "ab" * 32)
-    one = cpu_sequence_bytes(demo.model, demo.training)
-    fixed = BASE_BYTES + math.ceil(each(demo) * parameter_count(demo.model))
     assert activation_bytes(demo, CPU, math.inf) == CPU_ACTIVATION_BYTES
     for sequences in (1, 2):
-        spare = activation_bytes(demo, CPU, fixed + sequences * one)
-        assert cpu_micro_batch(demo.model, demo.training, spare) == sequences
+        taken = HEAP * pass_bytes(demo.model, demo.training.sequence_length, sequences)
+        spare = activation_bytes(demo, CPU, math.ceil(BASE_BYTES + fixed(demo) + taken))
+        assert cpu_placement(demo.model, demo.training, spare).micro_batch == sequences
     with pytest.raises(DeviceError) as caught:
         activation_bytes(demo, CPU, 250_000_000)
     assert str(caught.value) == (
         "The run's model needs at least 0.5 GB of memory with Python and torch, but memory_gb in settings.toml allows "
         "0.25 GB.\n  Raise memory_gb, or join a run with a smaller model."
     )
-    activation_bytes(
-        demo, CUDA, BASE_BYTES + math.ceil((each(demo) - CPU_BYTES) * parameter_count(demo.model))
-    )  # activations are on the card
+    on_card = fixed(demo) - CPU_BYTES * parameter_count(demo.model)
+    activation_bytes(demo, CUDA, BASE_BYTES + on_card)  # activations are on the card
 
 
 def test_the_compiler_must_fit_beside_the_peer() -> None:

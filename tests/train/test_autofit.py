@@ -8,9 +8,11 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import preset
 from p2ptrain.train import accelerator, autofit
+from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import (
     Placement,
-    cpu_micro_batch,
+    candidates,
+    cpu_placement,
     fastest,
     fitting,
     place,
@@ -40,6 +42,11 @@ def test_the_search_doubles_and_stops_short_of_the_budget(most, budget, tried, f
     assert trials == tried
 
 
+def test_what_a_pass_takes_anyway_is_not_multiplied():
+    """Check 500 bytes beside 100 a sequence: 16 take 2,100, though twice what 8 took would be 2,600."""
+    assert search_micro_batch(64, 2200, lambda sequences: 500 + 100 * sequences) == 16
+
+
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("simulated"), RuntimeError("MPS backend out of memory")])
 def test_the_search_survives_running_out_of_memory(error):
     def cost(sequences):
@@ -67,11 +74,34 @@ def test_nothing_fits(budget):
 
 
 def test_on_the_cpu_the_demo_is_computed_at_once_and_a_large_model_by_the_sequence(tiny_run):
-    demo, large = preset("demo", "ab" * 32), preset("llama-135m", "ab" * 32)
-    assert cpu_micro_batch(demo.model, demo.training) == demo.training.sequences_per_step
-    assert cpu_micro_batch(large.model, large.training) == 1
+    demo, middle, large = (preset(name, "ab" * 32) for name in ("demo", "llama-15m", "llama-135m"))
+    assert cpu_placement(demo.model, demo.training) == Placement(None, demo.training.sequences_per_step)
+    assert cpu_placement(middle.model, middle.training) == Placement(None, 8)  # 14 of 16 fit: two equal parts
+    one = pass_bytes(large.model, large.training.sequence_length)
+    assert cpu_placement(large.model, large.training, one) == Placement(None, 1)
+    assert cpu_placement(large.model, large.training, one - 1).recomputes
+    assert cpu_placement(large.model, large.training, 1) == Placement(None, 1, recomputes=True)
     tiny = tiny_run()
     assert place(tiny.model(), tiny.manifest.model, tiny.manifest.training) == Placement(None, 4)
+    assert place(tiny.model(), tiny.manifest.model, tiny.manifest.training, 1).recomputes
+
+
+@pytest.mark.parametrize(
+    ("kept", "recomputed", "found"),
+    [
+        (4, 16, [Placement(None, 4)]),
+        (2, 16, [Placement(None, 2), Placement(None, 16, recomputes=True)]),
+        (2, 2, [Placement(None, 2)]),
+        (0, 1, [Placement(None, 1, recomputes=True)]),
+    ],
+)
+def test_activations_are_recomputed_where_few_sequences_fit(kept, recomputed, found):
+    def micro_batch(way, recomputes):
+        if (fits := recomputed if recomputes else kept) == 0:
+            raise DeviceError("The model does not fit this device.", "")
+        return fits
+
+    assert candidates([None], micro_batch, enough=4) == found
 
 
 def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch):
@@ -88,12 +118,12 @@ def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch)
     monkeypatch.setattr(accelerator, "peak_bytes", lambda device: there(device) + 12345)
     waited = []
     monkeypatch.setattr(accelerator, "synchronize", waited.append)
-    assert autofit._activation_bytes(model, 2, 16, None, 7) == 12345
+    assert autofit._activation_bytes(model, Placement(None, 2), 16, 14) == 12345
     assert len(waited) == 1  # a device that computes later also runs out of memory later
     assert before == [size]
     assert there(None) == 0
     monkeypatch.setattr(accelerator, "peak_bytes", lambda device: None)
-    assert autofit._activation_bytes(model, 2, 16, None, 7) == 14  # the estimate
+    assert autofit._activation_bytes(model, Placement(None, 2), 16, 14) == 14  # the estimate
 
 
 BF16, FP32 = Placement(torch.bfloat16, 16), Placement(None, 8)
@@ -230,19 +260,20 @@ def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
     """Check Apple's chip, which shares the host's memory, and a card that does not say what is free."""
     tiny = tiny_run()
     described, training = tiny.manifest.model, tiny.manifest.training
-    one = autofit.cpu_sequence_bytes(described, training)
+    one = pass_bytes(described, training.sequence_length)
     machine_with(monkeypatch, mps=1, xpu=1)
     monkeypatch.setattr(accelerator, "autocasts", lambda device, dtype: False)
-    monkeypatch.setattr(autofit, "trial_s", pytest.fail)  # fp32 is the only way
+    monkeypatch.setattr(autofit, "trial_s", lambda _, how, length: how.micro_batch * (1.1 if how.recomputes else 1.0))
     for kind in ("mps", "xpu"):
         with_memory(monkeypatch, kind, empty_cache=None, synchronize=None)
     with_memory(monkeypatch, "mps", recommended_max_memory=11 * GB, driver_allocated_memory=GB)
     silent = RuntimeError("doesn't support querying the available free memory")
     with_memory(monkeypatch, "xpu", mem_get_info=silent, reset_peak_memory_stats=silent, is_bf16_supported=False)
     for device in (torch.device("mps"), torch.device("xpu", 0)):
-        for allowed, sequences in ((1, 2), (2 * one, 2), (4 * one, 4)):  # one sequence has room in any case
+        for allowed, sequences in ((one, 1), (2 * one, 2), (4 * one, 4)):
             found = place(on(device, tiny), described, training, allowed)
             assert found == Placement(None, sequences)
+        assert place(on(device, tiny), described, training, 1) == Placement(None, 1, recomputes=True)
 
 
 def test_the_budget_of_a_card_leaves_room_for_gradient_and_moments(monkeypatch):

@@ -35,13 +35,38 @@ def test_chunks_equal_the_whole(monkeypatch, tokens):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("compute", [None, torch.bfloat16])
+def test_aligned_rows_change_no_result(monkeypatch, compute):
+    """Check V = 37 computed as 40 words, as on a card."""
+    results = []
+    for multiple in (1, 8):
+        monkeypatch.setattr(cross_entropy, "_padded", lambda weight, _, multiple=multiple: padded(weight, multiple))
+        hidden, weight, targets = drawn(torch.float64 if compute is None else torch.float32)
+        value = summed_cross_entropy(hidden, weight, targets, compute)
+        value.backward()
+        results.append((value, hidden.grad, weight.grad))
+    for one, other in zip(*results, strict=True):
+        assert one.shape == other.shape
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12 if compute is None else 1e-2)
+
+
+padded = cross_entropy._padded
+
+
+def test_rows_are_added_where_they_are_missing_only():
+    weight = torch.ones(V, D)
+    assert padded(weight, 1) is weight
+    assert padded(weight[:36], 4).shape == (36, D)
+    assert padded(weight, 64)[V:].tolist() == [[0.0] * D] * (64 - V)
+
+
 def test_gradients_are_right():
     hidden, weight, targets = drawn()
     assert torch.autograd.gradcheck(lambda h, w: summed_cross_entropy(h, w, targets), (hidden, weight))
 
 
 def test_without_gradients_none_are_computed(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "exp_", None)
+    monkeypatch.setattr(torch.Tensor, "scatter_add_", None)
     hidden, weight, targets = drawn()
     with torch.no_grad():
         assert torch.allclose(summed_cross_entropy(hidden, weight, targets), plain(hidden, weight, targets))

@@ -8,6 +8,7 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.train import inner
+from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.inner import learning_rate
 from p2ptrain.train.model import build_module
@@ -224,6 +225,27 @@ def test_out_of_memory_in_the_middle_of_a_step_leaves_no_half_gradient(tiny_run,
     task = tiny.task(micro_batch=2)
     run(task, 1)
     assert calls == [2, 2, 1, 1, 1, 1]
+    assert torch.equal(task.theta, reference.theta)
+
+
+def test_out_of_memory_with_one_sequence_recomputes_activations(tiny_run, monkeypatch):
+    tiny = tiny_run()
+    reference = tiny.task(micro_batch=1)
+    expected = run(reference, 2)
+    real, calls = inner.summed_loss, []
+
+    def loss(module, batch, *how):
+        calls.append(module.model.layers[0].gradient_checkpointing)
+        if not calls[-1]:
+            raise torch.OutOfMemoryError("simulated")
+        return real(module, batch, *how)
+
+    monkeypatch.setattr(inner, "summed_loss", loss)
+    task = tiny.task(micro_batch=2)
+    assert run(task, 2) == expected
+    assert calls == [False, False] + [True] * 8
+    with pytest.raises(CompiledPassError, match="would keep activations"):
+        task.pass_shape(tiny.manifest.model)
     assert torch.equal(task.theta, reference.theta)
 
 

@@ -1,5 +1,7 @@
 """The model: from its description alone, equal everywhere, one flat vector."""
 
+from functools import partial
+
 import pytest
 import torch
 from families import DESCRIPTIONS, description
@@ -38,6 +40,28 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(architecture):
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
     for one, other in zip(*gradients, strict=True):
         assert torch.allclose(one, other, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_recomputed_activations_give_bitwise_the_same_gradient(architecture, autocast):
+    module = build_module(description(architecture), 5)
+    batch = torch.arange(34).reshape(2, 17) * 7 % 256
+    kept, results = [], []
+    for recomputes in (False, True, False):
+        model.recompute_activations(module, recomputes)
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(partial(counted, kept), lambda tensor: tensor):
+            loss = model.summed_loss(module, batch, autocast)
+        results.append([loss, *torch.autograd.grad(loss, list(module.parameters()))])
+    for one, other in zip(results[0], results[1], strict=True):
+        assert torch.equal(one, other)
+    assert kept[0] == kept[2] > 3 * kept[1]
+
+
+def counted(kept, tensor):
+    kept[-1] += 1
+    return tensor
 
 
 def test_initial_weights_are_a_function_of_the_seed_alone(tiny_run):
