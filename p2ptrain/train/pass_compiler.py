@@ -4,7 +4,7 @@
 
 ``make_fx`` traces loss and gradients into one graph of torch's own operations, and AOTInductor compiles it. The library
 is tried on random tokens beside the usual pass before it gets its name, so a faulty one ends this process and not the
-peer. The process yields to everything else: lowest priority, and first to be killed when memory is short.
+peer. The process yields to everything else: low priority, and first to be killed when memory is short.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 TOLERANCES = {"fp32": 1e-4, "bfloat16": 0.05}
 """Largest relative difference of loss and gradient from the usual pass. Sums in another order differ by 1e-6 in fp32
 and, in products rounded to 8 bits, by about 1e-2."""
+NICENESS = 10
+"""Priority below that of the trainer (nice(2)): a tenth of its share of a core that both want. With the lowest priority
+the compiler would take hours beside a trainer on all cores. Guess: the slowdown that owners notice."""
 MOST_CHARS = 300
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal at the parent's death. ``base.launcher`` sets SIGTERM, too late for a suspended process."""
@@ -104,7 +107,7 @@ class _SummedLoss(torch.nn.Module):
 
 def _give_way() -> None:
     """Yield processor and memory to every other process, and end with the parent, even while suspended."""
-    os.nice(19)
+    os.nice(NICENESS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only

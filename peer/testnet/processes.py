@@ -59,7 +59,7 @@ async def start(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
-            env=_environment(os.environ, threads),
+            env=environment(os.environ, threads),
         )
     return Child(name, process, log, asyncio.ensure_future(process.wait()))
 
@@ -88,7 +88,7 @@ def last_words(log: Path, lines: int = 6) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
 
 
-def _environment(ours: Mapping[str, str], threads: int) -> dict[str, str]:
+def environment(ours: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return our environment with the path of our packages and the limit on threads."""
     packages = os.pathsep.join(filter(None, [ours.get("PYTHONPATH", ""), str(PACKAGES)]))
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.testnet import processes
+from peer.testnet.compiled import WORTH_S, compile_step
 from peer.testnet.plan import Plan, TrainerProcess
 from peer.testnet.processes import Child
 from peer.testnet.watch import Watch
@@ -87,6 +88,8 @@ async def conduct(
     began = time.monotonic()
     cast = _Cast()
     try:
+        if seconds is None or seconds >= WORTH_S:
+            await compile_step(plan.signed.manifest, means.threads, plan.out / "compiler.log", watch.say)
         troubles = await _start(plan, means, cast, watch)
         cut_short = False
         if not troubles:

@@ -15,6 +15,7 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.train import compiling
 from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.compiling import BackgroundCompiler, private_folder, reason
+from p2ptrain.train.pass_compiler import NICENESS
 
 PATIENCE_S = 60.0
 POLL_S = 0.01
@@ -188,13 +189,17 @@ def test_off_starts_nothing(tiny_run, tmp_path):
     assert bench.log.kinds() == []
 
 
+def refuse(description):
+    raise CompiledPassError("only passes on the CPU are compiled")
+
+
 def test_what_cannot_be_compiled_is_noted_where_the_owner_asked_for_it(tiny_run, tmp_path):
     for mode, kinds in (("auto", []), ("on", ["not compiled"])):
         log, tiny = MemoryLog(), tiny_run()
         task = tiny.task()
-        task._autocast = "bfloat16"
+        task.pass_shape = refuse
         compiler = BackgroundCompiler(task, tiny.manifest.model, mode, tmp_path, log)
-        assert compiler.state.startswith("off (only passes in fp32 on the CPU")
+        assert compiler.state == "off (only passes on the CPU are compiled)"
         assert log.kinds() == kinds
 
 
@@ -272,7 +277,7 @@ def test_a_suspended_compiler_ends_with_its_parent(tmp_path):
     program += f"{str(tmp_path / 'a.so')!r}), stdin=subprocess.PIPE); print(child.pid, flush=True); time.sleep(600)"
     parent = subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, text=True)
     compiler = psutil.Process(int(parent.stdout.readline()))
-    until(lambda: compiler.nice() == 19)  # it has given way, and waits for its request
+    until(lambda: compiler.nice() == NICENESS)  # it has given way, and waits for its request
     compiler.suspend()
     until(lambda: compiler.status() == psutil.STATUS_STOPPED)
     parent.kill()

@@ -1,0 +1,91 @@
+"""Compilation of a testnet's training step before its processes start, which share the library."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from p2ptrain.base import files
+from p2ptrain.base.imports import command_imports
+from p2ptrain.base.launcher import launched
+from p2ptrain.data.stream import cache_directory
+from p2ptrain.manifest import Manifest, parameter_count
+from peer.owner.settings import compile_mode
+from peer.testnet.processes import environment
+
+WORTH_S = 300.0
+"""Least length of a testnet that is limited in time for which the step is compiled. The demo's takes 40 s on an idle
+core and saves a quarter of the time."""
+DEADLINE_S = 600.0
+"""Seconds after which the testnet starts without the library. Guess: the time of the demo's on slow computers."""
+
+
+async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callable[[str], None]) -> None:
+    """Write the library of the testnet's pass, unless it exists or there is no compiler.
+
+    A failure costs speed only. Models that peers may train in bf16 are left to them: their trials decide.
+
+    Args:
+        threads: of torch, of each process.
+        log: what the compiler says.
+    """
+    if compile_mode("auto", os.environ) == "off":
+        return
+    with command_imports():
+        import torch
+
+        from p2ptrain.train.autofit import BF16_PARAMETERS, cpu_placement
+        from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
+        from p2ptrain.train.compiling import compiler_program, private_folder
+
+    if torch.accelerator.is_available() or parameter_count(manifest.model) >= BF16_PARAMETERS:
+        return
+    if compiler_program(os.environ) is None:
+        say("there is no C++ compiler, which would make training faster; p2ptrain doctor says how to install one")
+        return
+    training = manifest.training
+    sizes = cpu_placement(manifest.model, training).micro_batch, training.sequence_length, training.tokens_per_step
+    shape = replace(PassShape.of(manifest.model, *sizes), threads=threads)
+    try:
+        library = private_folder(cache_directory() / "compiled", f"torch-{torch.__version__}") / f"{shape.key()}.so"
+        if library.exists():
+            return
+        say("compiling the training step, once for this model and machine; it takes half a minute or more")
+        with FileLock(library.with_suffix(".lock")).acquire(timeout=0):
+            await _compile(library, json.dumps(asdict(shape)), threads, log)
+    except (OSError, CompiledPassError) as error:
+        say(f"training without compiled code: {files.cause(error) if isinstance(error, OSError) else error}")
+    except Timeout:
+        pass  # another peer of this user compiles it, and these will use it
+    else:
+        if not library.exists():
+            say(f"training without compiled code; {log} says why")
+
+
+async def _compile(library: Path, request: str, threads: int, log: Path) -> None:
+    """Run the compiler to its end, or to the deadline."""
+    command = launched(sys.executable, "-P", "-m", "p2ptrain.train.pass_compiler", str(library))
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output, env=environment(os.environ, threads)
+        )
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            await process.communicate(request.encode())
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it leads a session, with the C++ compiler in it
+            process.kill()
+            await process.wait()
