@@ -38,7 +38,7 @@ TOLERANCES = {"fp32": 1e-4, "bfloat16": 0.05}
 and, in products rounded to 8 bits, by about 1e-2."""
 NICENESS = 10
 """Priority below that of the trainer (nice(2)): a tenth of its share of a core that both want. With the lowest priority
-the compiler would take hours beside a trainer on all cores. Guess: the slowdown that owners notice."""
+the compiler would take hours beside a trainer on all cores. Guess: what owners notice."""
 MOST_CHARS = 300
 PR_SET_PDEATHSIG = 1
 """prctl(2): the signal at the parent's death. ``base.launcher`` sets SIGTERM, too late for a suspended process."""

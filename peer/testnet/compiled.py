@@ -26,7 +26,7 @@ WORTH_S = 300.0
 """Least length of a testnet that is limited in time for which the step is compiled. The demo's takes 40 s on an idle
 core and saves a quarter of the time."""
 DEADLINE_S = 600.0
-"""Seconds after which the testnet starts without the library. Guess: the time of the demo's on slow computers."""
+"""Seconds after which the testnet starts without the library. Guess: times on slow computers."""
 
 
 async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callable[[str], None]) -> None:
