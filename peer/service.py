@@ -37,8 +37,8 @@ STOP_S = 330
 """Seconds in which the service may save and leave: 300 s for a checkpoint of 2.7 GB (llama-135m) on a memory card that
 writes 10 MB/s, and 30 s."""
 RESTART_S, BURST, BURST_S = 30, 5, 600
-"""Seconds before a restart after a failure; most starts in ``BURST_S`` seconds, then systemd gives up. Guess: how often
-volunteers' peers crash, and how long missing disks and networks take at boot."""
+"""Seconds before a restart after a failure; most starts in ``BURST_S`` seconds, then systemd gives up.
+Guess: how often peers crash, and how long boots take."""
 NICE = 5
 """Priority below that of the owner's programs (nice(2)). Guess: the slowdown that owners notice."""
 COMMAND_S = 30.0

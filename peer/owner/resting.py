@@ -13,8 +13,8 @@ CALM_S = 60.0
 """Seconds for which a reason must be absent before the peer rejoins, because leaving and joining cost more than a
 short rest. Guess: how often volunteers' programs start and end."""
 COOLED_CELSIUS = 10.0
-"""Difference between the temperatures at which a rest begins and ends. Guess: temperature curves of volunteers' cards
-and processors at the beginning and end of training."""
+"""Difference between the temperatures at which a rest begins and ends. Guess: temperature curves of cards and
+processors."""
 STALE_S = 60.0
 """Age in seconds from which readings no longer count: the sensors' thread is stuck in the kernel."""
 SILENT = f"the sensors have not answered for {STALE_S:.0f} s"
