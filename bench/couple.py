@@ -39,7 +39,8 @@ from p2ptrain.ports import InnerTask
 from p2ptrain.swarm import Peer
 from p2ptrain.swarm.events import Applied, Event, ExchangeDue, OuterStepDone
 from p2ptrain.train.autofit import Placement, place
-from p2ptrain.train.inner import CorpusReader, LanguageModelTask
+from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules

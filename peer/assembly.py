@@ -29,7 +29,8 @@ from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
 from p2ptrain.train.evaluate import HeldOutLoss, HeldOutText
 from p2ptrain.train.generate import Sampling, generate_text
-from p2ptrain.train.inner import CorpusReader, LanguageModelTask
+from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules

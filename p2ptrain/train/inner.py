@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.base.ids import PeerId
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
+from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassChoice, PassShape
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
@@ -55,14 +55,6 @@ _KEEPS = "a compiled pass would keep activations, for which memory is short"
 class InnerStepResult:
     loss: float  # nats a token, before the step
     tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusReader:
-    """Identity of a corpus reader: with a step number it determines the sequences."""
-
-    seed: int
-    peer: PeerId
 
 
 class LanguageModelTask:
@@ -94,9 +86,9 @@ class LanguageModelTask:
         self.passes: PassChoice | None = None
         """Compiled pass beside the eager one; see ``offer``."""
         self._corpus = corpus
+        self._batches = Batches(corpus, reader, training.sequences_per_step, model.theta.device)
         self._training = training
         self._tokens_per_peer = tokens_per_peer
-        self._reader = reader
         self.loss_scale = LossScale(placement.autocast is torch.float16)
         """Scale of the loss, 1 unless autocast computes in fp16, and the count of skipped steps."""
         self._autocast = placement.autocast
@@ -135,12 +127,10 @@ class LanguageModelTask:
         count as trained all the same, so that the schedule and the run's end do not wait for them.
         """
         training = self._training
-        total = self._corpus.train_sequences
-        reader = self._reader
-        indices = assign.sequences(reader.seed, reader.peer, self.step, training.sequences_per_step, total)
-        loss = self._backward(self._corpus.batch(indices))
+        mean = self._backward(self._batches.at(self.step))
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, training.gradient_clip)
-        is_finite = bool(torch.isfinite(norm))
+        loss, length = torch.stack([mean, norm.to(mean)]).tolist()  # the only wait for the device in a step
+        is_finite = math.isfinite(length)
         self.loss_scale.update(is_finite)
         if is_finite:
             rate = learning_rate(progress + training.tokens_per_step, training, self._tokens_per_peer)
@@ -154,6 +144,7 @@ class LanguageModelTask:
                 self.loss_scale.skipped_in_a_row,
             )
         self.step += 1
+        self._batches.prepare(self.step)
         return InnerStepResult(loss, training.tokens_per_step)
 
     def pass_shape(self, description: Decoder) -> PassShape:
@@ -217,9 +208,9 @@ class LanguageModelTask:
 
     def _backward(
         self,
-        batch: Tensor,  # [B, T+1] on the host
-    ) -> float:
-        """Leave the mean gradient in the parameters; return the mean loss.
+        batch: Tensor,  # [B, T+1]
+    ) -> Tensor:
+        """Leave the mean gradient in the parameters; return the mean loss, on the device.
 
         If memory is short, halve the micro-batch; at one sequence, recompute activations.
         """
@@ -251,7 +242,7 @@ class LanguageModelTask:
     def _accumulate(
         self,
         batch: Tensor,  # [B, T+1]
-    ) -> float:
+    ) -> Tensor:
         total = torch.zeros((), device=self.theta.device)
         factor, passes = self.loss_scale.factor, self.passes
         self._gradient.zero_()
@@ -259,7 +250,7 @@ class LanguageModelTask:
             total += self._eager_pass(part) if passes is None else passes.run(part, self._eager_pass)
         if self.loss_scale.is_dynamic:
             self._gradient.div_(factor)
-        return total.item()
+        return total
 
     def _eager_pass(
         self,

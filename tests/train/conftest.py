@@ -12,7 +12,8 @@ from p2ptrain.data.split import split_stream
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.train.autofit import Placement
-from p2ptrain.train.inner import CorpusReader, LanguageModelTask
+from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import FlatModel, flat_model
 
 CPU = torch.device("cpu")

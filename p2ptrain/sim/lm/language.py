@@ -19,7 +19,7 @@ from p2ptrain.sim.lm.pool import LanguageModelPool
 from p2ptrain.sim.lm.text import Text, shares
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
-from p2ptrain.train.inner import CorpusReader
+from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
 

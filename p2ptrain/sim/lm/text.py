@@ -26,7 +26,7 @@ from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import tokenize
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest.sources import BuiltinCorpus
-from p2ptrain.train.inner import CorpusReader
+from p2ptrain.train.batches import CorpusReader
 
 Part = Literal["validation", "test"]
 """Part of the held-out text: validation for tuning and curves, test only for final numbers."""
