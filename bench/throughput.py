@@ -81,7 +81,7 @@ def ours(run: Manifest, device: torch.device, stack: ExitStack) -> tuple[Step, P
     how = placed(run, device)
     task = language_model_task(run, device, how)
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    mode: CompileMode = "on" if device.type == "cpu" else "off"
+    mode: CompileMode = "on" if device.type in ("cpu", "cuda") else "off"
     compiler = BackgroundCompiler(task, run.model, mode, directory / "compiled", MemoryLog())
     stack.enter_context(compiler)
     return lambda: task.inner_step(task.step * run.training.tokens_per_step), how, compiler

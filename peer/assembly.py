@@ -27,9 +27,9 @@ from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
+from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss, HeldOutText
 from p2ptrain.train.generate import Sampling, generate_text
-from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model

@@ -31,8 +31,8 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest, parse_toml
 from p2ptrain.train.autofit import place
-from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from peer.session_recorder import PROGRESS_PERIOD_S

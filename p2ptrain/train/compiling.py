@@ -6,8 +6,10 @@
     DIRECTORY/torch-2.13.0/<key>.lock   held by the one peer of this user that compiles it
     DIRECTORY/torch-2.13.0/<key>-…/     its workspace
 
-A thread waits until training is under way, starts ``pass_compiler`` as a child unless the library exists, and offers
-the result to the task, which compares it with the eager pass. Whatever fails is one note, and training stays eager.
+On a CUDA card, if the owner asks for it, the task records a CUDA graph (``graphed_pass``) instead, without a thread.
+On the CPU a thread waits until training is under way, starts ``pass_compiler`` as a child unless the library exists,
+and offers the result to the task. The task compares either with the eager pass. Whatever fails is one note, and
+training stays eager.
 """
 
 from __future__ import annotations
@@ -106,6 +108,10 @@ class BackgroundCompiler:
             self._finish(f"off (compile is {mode})")
             return
         try:
+            if task.theta.device.type == "cuda" and mode == "on":
+                self.state = "comparing"
+                task.offer_graph(self._decided, self._failed)
+                return
             self._shape = task.pass_shape(description)
         except CompiledPassError as error:
             if mode == "on":

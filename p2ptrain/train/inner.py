@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassChoice, PassShape
+from p2ptrain.train.graphed_pass import GraphedPass
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
@@ -171,6 +173,27 @@ class LanguageModelTask:
         if self._recomputes:
             raise CompiledPassError(_KEEPS)
         self.passes = PassChoice(CompiledPass(library, self.model, self._gradient, shape), decided, failed)
+
+    def offer_graph(self, decided: Callable[[float | None], None], failed: Callable[[str], None]) -> None:
+        """Compare a CUDA graph with the eager pass from the next inner step on, then use the faster one; any thread.
+
+        Raises CompiledPassError if there is none for this device. ``PassChoice`` explains the callbacks.
+        """
+        device = self.theta.device
+        if device.type != "cuda":
+            raise CompiledPassError(f"only CUDA cards record passes, and this one is on {device}")
+        if self._recomputes:
+            raise CompiledPassError(_KEEPS)
+        if self.loss_scale.is_dynamic:
+            raise CompiledPassError("the scale of the loss, which a recorded pass cannot change, is dynamic in fp16")
+
+        def clock() -> float:
+            accelerator.synchronize(device)
+            return time.perf_counter()
+
+        tokens = self._training.sequence_length + 1
+        recorded = GraphedPass(self._eager_pass, self._gradient, self.micro_batch, tokens)
+        self.passes = PassChoice(recorded, decided, failed, clock)
 
     def reset(self, warmup_steps: int) -> None:
         """Clear the moments and raise the learning rate linearly over the next ``warmup_steps`` steps."""

@@ -161,8 +161,8 @@ class Settings(Section):
 
     compile: CompileMode = "auto"
     """Whether a C++ compiler makes training on the CPU faster, in the background; "auto": if at least 10 minutes of
-    training remain. Applies from the next start; the environment variable P2PTRAIN_COMPILE takes precedence. Allowed:
-    "auto", "on" or "off"."""
+    training remain. On CUDA cards, "on" tries a CUDA graph. Applies from the next start; the environment variable
+    P2PTRAIN_COMPILE takes precedence. Allowed: "auto", "on" or "off"."""
 
     share_figures: bool = False
     """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,

@@ -17,8 +17,8 @@ from p2ptrain.sim.lm import pool as pool_module
 from p2ptrain.sim.lm.pool import LanguageModelPool
 from p2ptrain.sim.lm.text import Text, shares
 from p2ptrain.train.autofit import Placement
-from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 
