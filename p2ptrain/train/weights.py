@@ -18,6 +18,7 @@ from p2ptrain.codec import is_decodable
 from p2ptrain.outer.mixing import displaced, l2_distance
 from p2ptrain.outer.step import OuterState, initial_state
 from p2ptrain.ports import InnerTask
+from p2ptrain.train.accelerator import host_copies
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
 
@@ -184,7 +185,7 @@ class Weights:
 
     def copy_fast(self) -> tuple[Tensor, ...]:
         """Return a copy of the current fast weights, [F] each on the CPU, which training does not change."""
-        return tuple(self._task.theta[piece].detach().to("cpu", copy=True) for piece in self._slices)
+        return host_copies([self._task.theta[piece] for piece in self._slices])
 
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
