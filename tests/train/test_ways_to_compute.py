@@ -1,0 +1,93 @@
+"""Ways to compute the same step: whichever a machine takes, a run of 200 steps ends at the same loss."""
+
+import pytest
+import torch
+
+from p2ptrain.train import cross_entropy
+from p2ptrain.train.autofit import Placement
+from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.compiled_pass import CompiledPass
+from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.inner import LanguageModelTask
+from p2ptrain.train.model import FlatModel, recompute_activations
+from p2ptrain.train.pass_compiler import compile_pass
+
+STEPS = 200
+
+
+class Always:
+    """A choice that takes the library for every micro-batch."""
+
+    def __init__(self, compiled: CompiledPass) -> None:
+        self.compiled = compiled
+
+    def run(self, part, eager):
+        return self.compiled.run(part)
+
+
+def ended(tiny, task) -> float:
+    """Return the held-out loss after the run."""
+    tokens = tiny.manifest.training.tokens_per_step
+    for step in range(STEPS):
+        task.inner_step(float(step * tokens))
+    return validation_loss(task.model.module, tiny.corpus, 10_000, None).value
+
+
+def in_double(model: FlatModel) -> FlatModel:
+    theta = model.theta.double()
+    for (_, view), parameter in zip(model.layout.views(theta).items(), model.module.parameters(), strict=True):
+        parameter.data = view
+    for buffer in model.module.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.double()
+    return FlatModel(model.module, theta, model.layout)
+
+
+def task_of(tiny, micro_batch=4, seed=0, double=False) -> LanguageModelTask:
+    model = in_double(tiny.model()) if double else tiny.model()
+    reader, placement = CorpusReader(seed, "alice"), Placement(None, micro_batch)
+    manifest = tiny.manifest
+    return LanguageModelTask(model, tiny.corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_run):
+    return tiny_run(run__tokens_per_peer=STEPS * 64)
+
+
+@pytest.fixture(scope="module")
+def spread(tiny) -> tuple[float, float]:
+    """Return the loss of the usual way, and how far three orders of the same text end apart."""
+    losses = [ended(tiny, task_of(tiny, seed=seed)) for seed in range(3)]
+    return losses[0], max(losses) - min(losses)
+
+
+@pytest.mark.parametrize("way", ["micro-batches", "chunks", "recomputed"])
+def test_each_eager_way_ends_at_the_same_loss(tiny, spread, monkeypatch, way):
+    loss, apart = spread
+    if way == "chunks":
+        monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 7 * tiny.manifest.model.config.vocab_size)
+    task = task_of(tiny, micro_batch=1 if way == "micro-batches" else 4)
+    recompute_activations(task.model.module, way == "recomputed")
+    found = ended(tiny, task)
+    assert abs(found - loss) < 0.05 * apart
+
+
+def test_in_double_precision_they_agree_to_nine_digits(tiny, monkeypatch):
+    """Compare all parameters: rounding alone separates the ways."""
+    once, apart = task_of(tiny, double=True), task_of(tiny, micro_batch=1, double=True)
+    ended(tiny, once)
+    monkeypatch.setattr(cross_entropy, "CHUNK_LOGITS", 7 * tiny.manifest.model.config.vocab_size)
+    ended(tiny, apart)
+    assert once.theta.dtype == torch.float64
+    assert float((once.theta - apart.theta).norm() / once.theta.norm()) < 1e-9
+
+
+@pytest.mark.lab
+def test_the_compiled_way_ends_at_the_same_loss(tiny, spread, tmp_path):
+    loss, apart = spread
+    task = task_of(tiny)
+    shape = task.pass_shape(tiny.manifest.model)
+    compile_pass(tiny.model(), shape, tmp_path / "pass.so", tmp_path)
+    task.passes = Always(CompiledPass(tmp_path / "pass.so", task.model, task._gradient, shape))
+    assert abs(ended(tiny, task) - loss) < 0.05 * apart
