@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from bootstrap.messages import Say
@@ -27,20 +29,26 @@ Records = dict[PeerId, tuple[bytes, float]]
 
 
 class FinishedPeers:
-    def __init__(self, path: Path, say: Say) -> None:
+    def __init__(self, path: Path, say: Say, wall: Callable[[], float] = time.time) -> None:
         self._path = path
         self._say = say
+        self._wall = wall
 
     async def keep(self, directory: DhtDirectory) -> None:
-        """Store records of the file that the DHT lacks, and save those of the DHT, until cancelled."""
-        known = self._load()
+        """Store records of the file that the DHT lacks, and save those of the DHT, until cancelled.
+
+        Saved records are stored before the first lookup, and later ones displace none: strangers' records would
+        otherwise take their places at a restart.
+        """
+        known, found = self._load(), Records()
         while True:
+            known = {peer: (sealed, until) for peer, (sealed, until) in known.items() if until > self._wall()}
             try:
-                found = await directory.sealed_finished()
                 if missing := {peer: record for peer, record in known.items() if peer not in found}:
-                    await directory.keep_sealed(missing)  # which rejects expired and forged ones
-                if known.keys() < (merged := known | found).keys():
-                    known = dict(list(merged.items())[-MAX_FINISHED:])
+                    await directory.keep_sealed(missing)  # which rejects forged ones
+                found = await directory.sealed_finished()
+                if known.keys() < (merged := dict(list((known | found).items())[:MAX_FINISHED])).keys():
+                    known = merged
                     self._save(known)
             except NetworkError as error:
                 logger.info("finished peers: %s", error)
