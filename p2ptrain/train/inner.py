@@ -267,7 +267,8 @@ class LanguageModelTask:
         batch: Tensor,  # [B, T+1]
     ) -> Tensor:
         total = torch.zeros((), device=self.theta.device)
-        factor, passes = self.loss_scale.factor, self.passes
+        factor = self.loss_scale.factor
+        passes = None if self._recomputes else self.passes  # one may have been offered when memory ran short
         self._gradient.zero_()
         for part in torch.split(batch, self.micro_batch):
             total += self._eager_pass(part) if passes is None else passes.run(part, self._eager_pass)

@@ -112,6 +112,15 @@ def test_a_micro_batch_of_another_size_is_computed_eagerly(tiny_run):
     assert fake.calls < 4 * (PAIRS + 1)
 
 
+def test_a_library_offered_when_memory_ran_short_is_not_used(tiny_run):
+    task = tiny_run().task()
+    fake = FakePass(task, size=4)
+    Chosen(task, fake)
+    task._recomputes = True  # after the compiler's thread looked, and before it set the pass
+    run(task, 3)
+    assert fake.calls == 0
+
+
 @pytest.mark.parametrize("failing", [1, PAIRS + 4])
 def test_after_a_failure_the_same_step_is_made_eagerly(tiny_run, failing):
     tiny = tiny_run()
