@@ -147,7 +147,11 @@ class BackgroundCompiler:
             library = self._library()
             if library is not None:
                 self.state = "comparing"
-                self._task.offer(library, self._shape, self._decided, self._failed)
+                try:
+                    self._task.offer(library, self._shape, self._decided, self._failed)
+                except CompiledPassError:  # damaged, or of other libraries: the next start compiles again
+                    library.unlink(missing_ok=True)
+                    raise
         except CompiledPassError as error:
             self._give_up(str(error))
         except OSError as error:

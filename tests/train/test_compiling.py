@@ -94,6 +94,19 @@ def test_a_library_is_made_offered_and_found_again(tiny_run, tmp_path):
     assert again.compiler.state == f"off ({again.why})" == "off (it is not 3 % faster here)"
 
 
+def test_a_library_that_cannot_be_loaded_is_compiled_again_at_the_next_start(tiny_run, tmp_path):
+    tiny = tiny_run()
+    bench = Bench(tiny, tmp_path)
+    bench.task.offer = tiny.task().offer
+    with bench.compiler as compiler:
+        assert compiler.wait(PATIENCE_S)
+    assert bench.log.kinds() == ["compiled pass", "not compiled"]
+    again = Bench(tiny, tmp_path)
+    with again.compiler:
+        assert again.offers.came.wait(PATIENCE_S)
+    assert again.log.kinds() == ["compiled pass"]
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
