@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from live_memory import most_live_bytes
 
 from p2ptrain import checkpoint, codec
 from p2ptrain.base.telemetry import MemoryLog
@@ -42,20 +42,6 @@ class StillTask:
         """Do nothing: there is no state."""
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Return the most bytes of tensors that were alive at once, of those that ``work`` allocated."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        kept = work()
-    live = peak = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    del kept
-    return peak
-
-
 def trained(recipe: Recipe, fragments: int) -> Learner:
     """Return a learner after three outer steps, without partners."""
     rules = LearnerRules(4, 1e9, OuterRule(0.7, 0.9), recipe)
@@ -78,10 +64,10 @@ def test_the_outer_state_takes_what_the_check_of_capacity_says(recipe: Recipe, f
     if fragments == 1 and any(mix.share < 1 for mix in recipe.mixes):
         fragments = 2
     fast = 4 * P
-    assert peak_bytes(lambda: trained(recipe, fragments)) - fast <= (host_bytes(recipe, fragments) + 0.1) * P
+    assert most_live_bytes(lambda: trained(recipe, fragments)) - fast <= (host_bytes(recipe, fragments) + 0.1) * P
     assert host_bytes(recipe, fragments) <= 28
 
 
 def test_a_checkpoint_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     learner = trained(RECIPES["swarm"], 8)
-    assert peak_bytes(lambda: checkpoint.save(tmp_path, *learner.state_dict())) < P // 2
+    assert most_live_bytes(lambda: checkpoint.save(tmp_path, *learner.state_dict())) < P // 2
