@@ -28,7 +28,7 @@ class Batches:
 
     Args:
         sequences: B.
-        device: where the batches are needed; on the CPU nothing is copied ahead.
+        device: where the batches are needed; they are copied ahead to CUDA devices alone.
     """
 
     def __init__(self, corpus: Corpus, reader: CorpusReader, sequences: int, device: torch.device) -> None:
@@ -41,7 +41,11 @@ class Batches:
 
     @property
     def copies(self) -> bool:
-        return self._device.type != "cpu"
+        """Whether batches are copied ahead: only from pinned memory, which torch keeps until the copy is done.
+
+        Asynchronous copies from other memory to MPS read it after it was released (pytorch/pytorch issue 189690).
+        """
+        return self._device.type == "cuda"
 
     def at(self, step: int) -> Tensor:
         """Return [B, T+1] int64 on the device."""
@@ -55,7 +59,7 @@ class Batches:
         if not self.copies:
             return
         batch = self._read(step)
-        if self._device.type == "cuda":  # the copy from other memory would wait for the device
+        if self._device.type == "cuda":
             batch = batch.pin_memory()
         self._ahead = step, batch.to(self._device, non_blocking=True)
 

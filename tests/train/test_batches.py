@@ -30,6 +30,14 @@ def test_on_the_host_nothing_is_read_ahead(tiny_run):
     assert task._batches._ahead is None
 
 
+@pytest.mark.parametrize("kind", ["mps", "xpu"])
+def test_nothing_is_copied_ahead_from_memory_that_is_not_pinned(batches, monkeypatch, kind):
+    monkeypatch.undo()
+    monkeypatch.setattr(batches, "_device", torch.device(kind))
+    batches.prepare(1)
+    assert batches._ahead is None
+
+
 def test_a_step_reads_the_next_batch_and_trains_alike(tiny_run, monkeypatch):
     plain, ahead = tiny_run().task(), tiny_run().task()
     losses = [plain.inner_step(0.0).loss for _ in range(3)]
