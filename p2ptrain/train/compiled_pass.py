@@ -212,12 +212,17 @@ class PassChoice:
             self._decided(ratio)
         return loss
 
+    def give_up(self, why: str) -> None:
+        """Report a failure; the library is not used again."""
+        if self._is_kept is not False:
+            self._is_kept = False
+            self._failed(why)
+
     def _run_compiled(self, part: Tensor) -> Tensor:
         try:
             return self._compiled.run(part)
         except CompiledPassError as error:
-            self._is_kept = False
-            self._failed(str(error))
+            self.give_up(str(error))
             raise
 
 

@@ -255,8 +255,9 @@ class LanguageModelTask:
             # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
             self._recomputes |= self.micro_batch == 1
             recompute_activations(self.model.module, self._recomputes)
-            if self._recomputes:
-                self.passes = None  # a compiled one keeps activations
+            if self.passes is not None:  # it takes larger micro-batches, or keeps activations, and holds memory
+                self.passes.give_up("memory is short")
+                self.passes = None
             self.micro_batch = max(1, self.micro_batch // 2)
             accelerator.empty_cache(self.theta.device)
             again = ", activations recomputed" if self._recomputes else ""

@@ -1,6 +1,7 @@
 """Inner steps: plain AdamW bitwise, plain Muon up to rounding; resumable; smaller batches if memory runs out."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.train import inner
-from p2ptrain.train.compiled_pass import CompiledPassError
+from p2ptrain.train.compiled_pass import CompiledPassError, PassChoice
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.inner import learning_rate
 from p2ptrain.train.model import build_module
@@ -241,8 +242,10 @@ def test_out_of_memory_with_one_sequence_recomputes_activations(tiny_run, monkey
         return real(module, batch, *how)
 
     monkeypatch.setattr(inner, "summed_loss", loss)
-    task = tiny.task(micro_batch=2)
+    task, failures = tiny.task(micro_batch=2), []
+    task.passes = PassChoice(SimpleNamespace(takes=lambda part: False), lambda ratio: None, failures.append)
     assert run(task, 2) == expected
+    assert (task.passes, failures) == (None, ["memory is short"])
     assert calls == [False, False] + [True] * 8
     with pytest.raises(CompiledPassError, match="would keep activations"):
         task.pass_shape(tiny.manifest.model)
