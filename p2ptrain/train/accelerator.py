@@ -270,7 +270,7 @@ def host_copies(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(part.detach().cpu() for part in parts)
     for copy, part in zip(copies, parts, strict=True):
         copy.copy_(part.detach(), non_blocking=True)
-    torch.cuda.current_stream().synchronize()
+    torch.cuda.current_stream(parts[0].device).synchronize()
     return copies
 
 

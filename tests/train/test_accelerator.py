@@ -322,8 +322,10 @@ def test_copies_on_the_host_keep_their_values(monkeypatch: pytest.MonkeyPatch, i
             raise RuntimeError("CUDA error: out of memory")
         return torch.full(shape, 9.0, dtype=dtype)
 
-    stream = SimpleNamespace(synchronize=lambda: waits.append("card"))
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(current_stream=lambda: stream))
+    def stream_of(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: waits.append(str(device)))
+
+    monkeypatch.setattr(torch, "cuda", SimpleNamespace(current_stream=stream_of))
     on_host, on_card = [torch.ones(2), torch.zeros(3)], [OnCard([1.0, 1.0]), OnCard([0.0, 0.0, 0.0])]
     copies = accelerator.host_copies(on_host)
     on_host[0].add_(5.0)
@@ -332,4 +334,4 @@ def test_copies_on_the_host_keep_their_values(monkeypatch: pytest.MonkeyPatch, i
         of_card = accelerator.host_copies(on_card)  # type: ignore[arg-type]
     for found in (copies, of_card):
         assert [each.tolist() for each in found] == [[1.0, 1.0], [0.0, 0.0, 0.0]]
-    assert waits == (["card"] if is_locked else [])
+    assert waits == (["cuda:0"] if is_locked else [])
