@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,8 +72,9 @@ class PassShape:
         return None if self.computes_in == "fp32" else torch.bfloat16
 
     def key(self) -> str:
-        """Return the name of this shape's library on this processor with this torch."""
-        facts = {**asdict(self), "version": VERSION, "torch": torch.__version__, "processor": _processor()}
+        """Return the name of this shape's library on this processor with these versions of torch and transformers."""
+        versions = {"version": VERSION, "torch": torch.__version__, "transformers": metadata.version("transformers")}
+        facts = {**asdict(self), **versions, "processor": _processor()}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 

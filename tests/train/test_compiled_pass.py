@@ -7,6 +7,7 @@ import pytest
 import torch
 from families import DESCRIPTIONS, description
 
+from p2ptrain.train import compiled_pass
 from p2ptrain.train.compiled_pass import (
     GAIN,
     PAIRS,
@@ -150,8 +151,10 @@ def test_the_key_names_everything_that_the_library_depends_on(tiny_run, monkeypa
     assert len({shape.key(), *(each.key() for each in others)}) == 7
     assert shape.key() == replace(shape).key()
     before = shape.key()
-    monkeypatch.setattr(torch, "__version__", "9.9")
-    assert shape.key() != before
+    for module, name in ((torch, "__version__"), (compiled_pass.metadata, "version")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, "9.9" if module is torch else lambda package: f"{package} 9.9")
+            assert shape.key() != before
 
 
 def test_a_pass_is_compiled_in_the_type_in_which_it_computes(tiny_run):
