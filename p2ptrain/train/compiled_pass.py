@@ -16,6 +16,7 @@ import hashlib
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -230,7 +231,8 @@ class PassChoice:
 
 def _torch_functions() -> ctypes.PyDLL:
     """Return torch's C functions. They are quick, so they keep the GIL: taking it again may cost milliseconds."""
-    return ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"))
 
 
 def _processor() -> str:
