@@ -21,7 +21,7 @@ import uvloop
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.directory import DhtDirectory, PresenceValidator, presence_key
+from p2ptrain.net.directory import MAX_FINISHED, DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import Limits
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
@@ -183,6 +183,27 @@ def test_presences_are_seen_by_all_and_forgeries_by_nobody(swarm: Swarm):
         assert isinstance(honest, PresenceValidator)
         assert {record.step for record in await directories[0].lookup()} == {1}
         assert await swarm.nodes[0].dht.get("spam", latest=True) is None
+
+    swarm.runner.run(main())
+
+
+def test_as_many_finished_peers_as_have_places_are_found_and_no_more(swarm: Swarm, tmp_path: Path):
+    identities = [Identity.load_or_create(tmp_path / f"{number}.key") for number in range(MAX_FINISHED + 1)]
+
+    async def main() -> None:
+        first, second = (DhtDirectory(node.dht, RUN) for node in swarm.nodes)
+        farewells = [replace(presence_of(each, swarm.nodes[0]), state=PeerState.LEAVING) for each in identities]
+        farewells = [each.sign(farewell) for each, farewell in zip(identities, farewells, strict=True)]
+        await first.keep_finished(farewells[0])
+        sealed = await first.sealed_finished()
+        until_s = sealed[farewells[0].peer][1]
+        records = {each.peer: (encode_presence(each), until_s) for each in farewells}
+        await second.keep_sealed(dict(list(records.items())[:MAX_FINISHED]))
+        await second.keep_sealed(dict(list(records.items())[MAX_FINISHED:]))
+        for directory in (first, second):
+            assert {each.peer for each in await directory.finished()} == {
+                each.peer for each in farewells[:MAX_FINISHED]
+            }
 
     swarm.runner.run(main())
 
