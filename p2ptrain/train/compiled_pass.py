@@ -188,42 +188,45 @@ class PassChoice:
         failed: Callable[[str], None],
         clock: Clock = time.perf_counter,
     ) -> None:
-        self._compiled = compiled
+        self._compiled: MicroBatchPass | None = compiled
+        """None once it is not used again: a CUDA graph holds the memory of its activations."""
         self._decided = decided
         self._failed = failed
         self._clock = clock
         self._times: tuple[list[float], list[float]] = [], []
-        self._is_kept: bool | None = None
+        self._is_faster = False
 
     def run(self, part: Tensor, eager: Callable[[Tensor], Tensor]) -> Tensor:
         """Compute a micro-batch; return its share of the loss.
 
         Raises CompiledPassError if the library failed, which may leave a part of the gradient. It is not used again.
         """
-        if self._is_kept is False or not self._compiled.takes(part):
+        compiled = self._compiled
+        if compiled is None or not compiled.takes(part):
             return eager(part)
-        if self._is_kept:
-            return self._run_compiled(part)
+        if self._is_faster:
+            return self._run_compiled(compiled, part)
         is_compiled = len(self._times[1]) <= len(self._times[0])
         began = self._clock()
-        loss = self._run_compiled(part) if is_compiled else eager(part)
+        loss = self._run_compiled(compiled, part) if is_compiled else eager(part)
         self._times[is_compiled].append(self._clock() - began)
         if min(map(len, self._times)) > PAIRS:
             eager_s, compiled_s = (each[1:] for each in self._times)  # the first pair fills caches
             ratio = compile_choice(eager_s, compiled_s)
-            self._is_kept = ratio is not None
+            self._is_faster = ratio is not None
+            self._compiled = compiled if self._is_faster else None
             self._decided(ratio)
         return loss
 
     def give_up(self, why: str) -> None:
         """Report a failure; the library is not used again."""
-        if self._is_kept is not False:
-            self._is_kept = False
+        if self._compiled is not None:
+            self._compiled = None
             self._failed(why)
 
-    def _run_compiled(self, part: Tensor) -> Tensor:
+    def _run_compiled(self, compiled: MicroBatchPass, part: Tensor) -> Tensor:
         try:
-            return self._compiled.run(part)
+            return compiled.run(part)
         except CompiledPassError as error:
             self.give_up(str(error))
             raise

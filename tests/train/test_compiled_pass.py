@@ -102,6 +102,7 @@ def test_a_slower_library_is_not_used(tiny_run):
     run(task, 2 * (PAIRS + 1) + 5)
     assert chosen.ratios == [None]
     assert fake.calls == PAIRS + 1
+    assert task.passes._compiled is None  # nor does it hold memory
 
 
 def test_a_micro_batch_of_another_size_is_computed_eagerly(tiny_run):
