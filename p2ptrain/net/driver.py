@@ -22,6 +22,7 @@ from typing import Any, TypeVar, assert_never
 
 from p2ptrain.base.errors import MisfitError, NetworkError, RemoteError, UnbegunError
 from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.net.concurrently import concurrently
 from p2ptrain.net.payload import Buffers
 from p2ptrain.net.session import Session, SessionEnvironment
 from p2ptrain.net.weight_download import Downloader
@@ -60,6 +61,8 @@ from p2ptrain.train.learner import Learner
 
 logger = logging.getLogger(__name__)
 
+FINISHED_S = 2.0
+"""Seconds after a lookup for which its peers wait for the farewells of finished ones; the next lookup asks again."""
 FAREWELL_S = 5.0
 """Timeout of the last announcement, without which our record expires by itself. Guess: the time that announcements take
 in a large swarm would settle it."""
@@ -327,9 +330,9 @@ class Driver:
     async def _announce(self, effect: Announce) -> None:
         try:
             presence = self._environment.sign(effect)
-            await self._environment.directory.announce(presence)
-            if effect.finished:
-                await self._environment.directory.keep_finished(presence)
+            directory = self._environment.directory
+            kept = [directory.keep_finished(presence)] if effect.finished else []
+            await concurrently(directory.announce(presence), *kept)
         except NetworkError as error:
             self._environment.notebook.note("not announced", why=str(error))
 
@@ -340,7 +343,13 @@ class Driver:
         except NetworkError:
             self.handle(LookupFailed())
         else:
-            self._see(records, from_lookup=True, finished=() if asked is None else await asked)
+            finished: tuple[Presence, ...] = ()
+            if asked is not None and (await asyncio.wait([asked], timeout=FINISHED_S))[0]:
+                finished = asked.result()
+            self._see(records, from_lookup=True, finished=finished)
+        finally:
+            if asked is not None:
+                asked.cancel()
 
     async def _finished_peers(self) -> tuple[Presence, ...]:
         try:

@@ -23,7 +23,7 @@ from p2ptrain.base.errors import MisfitError, NetworkError
 from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.net.driver import FAREWELL_S, Driver, DriverEnvironment, at_once
+from p2ptrain.net.driver import FAREWELL_S, FINISHED_S, Driver, DriverEnvironment, at_once
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rpc import send_message as ask
 from p2ptrain.outer.fragments import slices
@@ -456,6 +456,31 @@ def test_a_dead_directory_does_not_hold_up_who_leaves():
         amber.driver.post(LeaveRequested())
         assert await living == "stopped by its owner"
         assert asyncio.get_running_loop().time() - started <= FAREWELL_S + 1.0
+
+    run_in_virtual_time(stage())
+
+
+def test_farewells_that_do_not_come_hold_up_no_lookup():
+    class Half:
+        async def announce(self, presence):
+            """Do nothing: nobody asks."""
+
+        async def lookup(self):
+            return []
+
+        async def finished(self):
+            await asyncio.sleep(1000.0)
+
+    async def stage() -> None:
+        amber, seen = Trainee(MemoryNetwork(latency=0.01), AMBER), []
+        amber.driver._environment = replace(amber.driver._environment, directory=Half())
+        amber.driver._see = lambda records, **others: seen.append(asyncio.get_running_loop().time())
+        living, started = asyncio.create_task(amber.driver.run()), asyncio.get_running_loop().time()
+        await asyncio.sleep(FINISHED_S + 1.0)
+        assert seen
+        assert seen[0] - started <= FINISHED_S + 0.5
+        amber.driver.post(LeaveRequested())
+        await living
 
     run_in_virtual_time(stage())
 
