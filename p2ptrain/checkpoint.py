@@ -275,13 +275,19 @@ class StoredTensors(Mapping[str, Tensor]):
     """Tensors of a checkpoint, each read when it is asked for, so that they are never all in memory at once."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = safe_open(path, framework="pt")
         self._names = tuple(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:
             raise KeyError(name)
-        tensor: Tensor = self._file.get_tensor(name)
+        try:
+            tensor: Tensor = self._file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise HomeError(
+                f"{self._path} cannot be read: {plainly(error)}.", files.remedy(system_error(error), "")
+            ) from error
         return tensor
 
     def __iter__(self) -> Iterator[str]:

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -204,6 +205,15 @@ def test_what_safetensors_cannot_open_is_not_torn(tmp_path, monkeypatch, error):
     monkeypatch.setattr("p2ptrain.checkpoint.StoredTensors", fail_with(error))
     with pytest.raises(HomeError, match="cannot be read"):
         checkpoint.load_latest(tmp_path)
+
+
+def test_a_disk_that_fails_after_the_check_is_explained(tmp_path, monkeypatch):
+    save(tmp_path, 10)
+    found = checkpoint.load_latest(tmp_path).checkpoint
+    broken = SimpleNamespace(get_tensor=fail_with(SafetensorError("I/O error: Input/output error (os error 5)")))
+    monkeypatch.setattr(found.tensors, "_file", broken)
+    with pytest.raises(HomeError, match=r"tensors\.safetensors cannot be read: Input/output error"):
+        found.tensors["theta"]
 
 
 def test_only_what_a_session_knows_is_removed(tmp_path):
