@@ -105,7 +105,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows += [
             ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
             ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far{skipped}"),
-            ("compiler", training["compiler"]),
+            ("compiler", training.get("compiler", "")),
             (
                 "swarm",
                 f"{status['peers']:,} other peers, {training['exchanges_ok']:,} exchanges, "
