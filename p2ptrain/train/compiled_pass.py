@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from p2ptrain.base import files
 from p2ptrain.ports import Clock
 
 if TYPE_CHECKING:
@@ -77,6 +78,29 @@ class PassShape:
         versions = {"version": VERSION, "torch": torch.__version__, "transformers": metadata.version("transformers")}
         facts = {**asdict(self), **versions, "processor": _processor()}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def publish(made: Path, library: Path) -> None:
+    """Give a library its final name, with its digest in a file beside it. Raises OSError."""
+    files.sync(made)
+    files.replace(library.with_suffix(".digest"), _digest(made).encode())
+    made.replace(library)
+
+
+def is_whole(library: Path) -> bool:
+    """Return whether a library exists and is what was published; half a library would end the process that calls it.
+
+    Raises OSError if it cannot be read.
+    """
+    try:
+        return library.with_suffix(".digest").read_bytes() == _digest(library).encode()
+    except FileNotFoundError:
+        return False
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def compile_choice(

@@ -34,7 +34,7 @@ from filelock import FileLock, Timeout
 from p2ptrain.base import files
 from p2ptrain.base.launcher import launched
 from p2ptrain.base.text import one_line
-from p2ptrain.train.compiled_pass import GAIN, CompiledPassError
+from p2ptrain.train.compiled_pass import GAIN, CompiledPassError, is_whole
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
@@ -163,8 +163,9 @@ class BackgroundCompiler:
         """Return the library, compiled if there is none yet; None if the peer ends first."""
         folder = private_folder(self._directory, f"torch-{torch.__version__}")
         library = folder / f"{self._shape.key()}.so"
-        if library.exists():
+        if is_whole(library):
             os.utime(library)
+            os.utime(library.with_suffix(".digest"))
             os.utime(folder)
             return library
         if not self._is_worth_it():
@@ -173,9 +174,9 @@ class BackgroundCompiler:
         self.state = "compiling"
         while not self._ends.is_set():
             with contextlib.suppress(Timeout), lock.acquire(timeout=0):
-                if not library.exists():
+                if not is_whole(library):
                     self._compile(library)
-                return library if library.exists() else None
+                return library if is_whole(library) else None
             self._ends.wait(self._poll_s)
         return None
 

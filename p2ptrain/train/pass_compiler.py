@@ -25,9 +25,8 @@ import click
 import torch
 from torch import Tensor
 
-from p2ptrain.base import files
 from p2ptrain.base.text import one_line
-from p2ptrain.train.compiled_pass import CompiledPass, PassShape
+from p2ptrain.train.compiled_pass import CompiledPass, PassShape, publish
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
 
 if TYPE_CHECKING:
@@ -130,8 +129,7 @@ def main(library: Path) -> None:
         compile_pass(model, shape, unchecked, workspace)
         if not (found := difference(model, shape, unchecked)) <= TOLERANCES[shape.computes_in]:  # NaN too
             raise click.ClickException(f"its gradients differ by {found:.1g} from those of the usual pass")
-        files.sync(unchecked)  # a power cut must not leave half a library under the final name
-        unchecked.replace(library)
+        publish(unchecked, library)
     except click.ClickException:
         raise
     except Exception as error:  # whatever the compiler raises, the parent wants one line of it

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from p2ptrain.base.imports import command_imports
 from p2ptrain.base.launcher import launched
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest, parameter_count
+from peer.capacity import compiler_fault
 from peer.owner.settings import compile_mode
 from peer.testnet.processes import environment
 
@@ -39,26 +42,28 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
         log: what the compiler says.
     """
     if compile_mode("auto", os.environ) == "off":
-        return
+        return None
     with command_imports():
         import torch
 
         from p2ptrain.train.autofit import BF16_PARAMETERS, cpu_placement
-        from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
+        from p2ptrain.train.compiled_pass import CompiledPassError, PassShape, is_whole
         from p2ptrain.train.compiling import compiler_program, private_folder
 
     if torch.accelerator.is_available() or parameter_count(manifest.model) >= BF16_PARAMETERS:
-        return
+        return None
     if compiler_program(os.environ) is None:
         say("there is no C++ compiler, which would make training faster; p2ptrain doctor says how to install one")
-        return
+        return None
     training = manifest.training
     sizes = cpu_placement(manifest.model, training).micro_batch, training.sequence_length, training.tokens_per_step
     shape = replace(PassShape.of(manifest.model, *sizes), threads=threads)
     try:
         library = private_folder(cache_directory() / "compiled", f"torch-{torch.__version__}") / f"{shape.key()}.so"
-        if library.exists():
-            return
+        if is_whole(library):
+            return None
+        if why := compiler_fault(manifest, shape.micro_batch, math.inf):
+            return say(f"training without compiled code: {why}")
         say("compiling the training step, once for this model and machine; it takes half a minute or more")
         with FileLock(library.with_suffix(".lock")).acquire(timeout=0):
             await _compile(library, json.dumps(asdict(shape)), threads, log)
@@ -67,7 +72,7 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
     except Timeout:
         pass  # another peer of this user compiles it, and these will use it
     else:
-        if not library.exists():
+        if not is_whole(library):
             say(f"training without compiled code; {log} says why")
 
 
@@ -89,3 +94,5 @@ async def _compile(library: Path, request: str, threads: int, log: Path) -> None
                 os.killpg(process.pid, signal.SIGKILL)  # it leads a session, with the C++ compiler in it
             process.kill()
             await process.wait()
+        for workspace in library.parent.glob(f"{library.stem}-*"):
+            shutil.rmtree(workspace, ignore_errors=True)

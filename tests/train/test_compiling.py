@@ -1,5 +1,6 @@
 """The background compiler: what it does without a compiler, with a child that dies or hangs, and in each mode."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -26,7 +27,10 @@ def child(program: str) -> tuple[str, ...]:
     return sys.executable, "-S", "-c", f"import os, sys, time; place = sys.argv[1]; {program}"
 
 
-WRITES = child("sys.stdin.read(); open(place, 'w').write('library')")
+DIGEST = hashlib.sha256(b"library").hexdigest()
+WRITES = child(
+    f"sys.stdin.read(); open(place, 'w').write('library'); open(place[:-3] + '.digest', 'w').write({DIGEST!r})"
+)
 HANGS = child("open(place + '.pid', 'w').write(str(os.getpid())); time.sleep(600)")
 
 
@@ -224,10 +228,25 @@ def test_only_one_of_two_peers_compiles(tiny_run, tmp_path):
         first.pid()
         with second.compiler:
             until(lambda: second.compiler.state == "compiling")
-            next(first.path.glob("*/*.lock")).with_suffix(".so").write_text("library")
+            library = next(first.path.glob("*/*.lock")).with_suffix(".so")
+            library.with_suffix(".digest").write_text(DIGEST)
+            library.write_text("library")
             assert first.offers.came.wait(PATIENCE_S)
             assert second.offers.came.wait(PATIENCE_S)
     assert second.log.kinds() == []
+
+
+def test_half_a_library_is_made_again(tiny_run, tmp_path):
+    first = Bench(tiny_run(), tmp_path)
+    with first.compiler:
+        assert first.offers.came.wait(PATIENCE_S)
+    (library,) = first.path.glob("*/*.so")
+    library.write_text("lib")
+    second = Bench(tiny_run(), tmp_path)
+    with second.compiler:
+        assert second.offers.came.wait(PATIENCE_S)
+    assert second.log.kinds() == ["compiled pass"]
+    assert library.read_text() == "library"
 
 
 def test_a_library_that_others_could_write_is_not_run(tmp_path):
@@ -276,7 +295,7 @@ def test_a_task_trains_alike_while_its_pass_is_compiled_compared_and_used(tiny_r
     assert log.kinds() in (["compiled pass", "compiled"], ["compiled pass", "not compiled"])
     assert compiler.state in ("compiled", "off (it is not 3 % faster here)")
     (folder,) = (tmp_path / "compiled").iterdir()
-    assert {each.suffix for each in folder.iterdir()} == {".so", ".lock"}
+    assert {each.suffix for each in folder.iterdir()} == {".so", ".digest", ".lock"}
     eager, steps = tiny.task(), task.step - 20
     for step in range(task.step):
         eager.inner_step(0.0 if step < steps else step * tokens)

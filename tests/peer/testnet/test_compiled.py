@@ -14,7 +14,13 @@ from peer.testnet import compiled
 from peer.testnet.compiled import compile_step
 
 DEMO = preset("demo", "ab" * 32)
-WRITES = "import pathlib, sys; sys.stdin.read(); pathlib.Path(sys.argv[1]).write_bytes(b'')"
+WRITES = """
+import hashlib, pathlib, sys
+sys.stdin.read()
+library = pathlib.Path(sys.argv[1])
+library.with_suffix(".digest").write_text(hashlib.sha256(b"").hexdigest())
+library.write_bytes(b"")
+"""
 FAILS = "import sys; sys.exit('no memory')"
 
 
