@@ -86,8 +86,8 @@ class BackgroundCompiler:
         poll_s: float = POLL_S,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.state = "eager"
-        """What the owner sees: eager, compiling, comparing, compiled, or off and why."""
+        self.state = "not compiled yet"
+        """What the owner sees: not compiled yet, compiling, comparing, compiled, or off and why."""
         self.ratio: float | None = None
         """By what factor compiled micro-batches are faster, once they are used."""
         self._task = task

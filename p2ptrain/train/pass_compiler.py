@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -122,6 +123,7 @@ def main(library: Path) -> None:
     workspace = Path(tempfile.mkdtemp(prefix=f"{library.stem}-", dir=library.parent))
     try:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(workspace / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        os.environ["TMPDIR"] = tempfile.tempdir = str(workspace)  # inductor's headers and g++'s files, 280 MB
         warnings.simplefilter("ignore")
         shape = PassShape(**request)
         model = flat_model(described(shape), 0, torch.device("cpu"))
@@ -133,7 +135,8 @@ def main(library: Path) -> None:
     except click.ClickException:
         raise
     except Exception as error:  # whatever the compiler raises, the parent wants one line of it
-        text = next(filter(None, map(str.strip, str(error).splitlines())), "")
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = next((line for line in lines if os.strerror(errno.ENOSPC) in line), lines[0] if lines else "")
         raise click.ClickException(one_line(f"{type(error).__name__}: {text}", MOST_CHARS)) from None
     finally:
         shutil.rmtree(workspace, ignore_errors=True)
