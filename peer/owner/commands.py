@@ -73,7 +73,14 @@ def finish(home: Path) -> None:
 
 def _order(home: Path, command: str, **details: Any) -> dict[str, Any]:
     _check(home)
-    answer: dict[str, Any] = ask(home, command=command, **details)
+    try:
+        answer: dict[str, Any] = ask(home, command=command, **details)
+    except NotRunningError:
+        if reports.last_known(Home(home), is_running=False)["state"] != reports.FINISHED:
+            raise
+        raise HomeError(
+            f"The peer in {home} has finished its run.", f"Show how: {command_line('p2ptrain', 'status', home)}"
+        ) from None
     click.echo(printable(str(answer.get("told", answer.get("error")))))
     return answer
 

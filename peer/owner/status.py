@@ -101,6 +101,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if training is not None:
         loss = f", loss {training['loss']:.3f}" if training["loss"] is not None else ""
+        others = status["peers"]
         skipped = f", {training['skipped_steps']:,} steps skipped" if training.get("skipped_steps") else ""
         rows += [
             ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
@@ -108,7 +109,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("compiler", training.get("compiler", "")),
             (
                 "swarm",
-                f"{status['peers']:,} other peers, {training['exchanges_ok']:,} exchanges, "
+                f"{others:,} other peer{'' if others == 1 else 's'}, {training['exchanges_ok']:,} exchanges, "
                 f"{status['exchanges_under_way']} under way, {training['exchanges_failed']:,} failed",
             ),
         ]

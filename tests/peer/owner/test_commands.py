@@ -40,6 +40,9 @@ def test_a_finished_peer_is_no_fault_and_says_how_to_export(tmp_path: Path, caps
     ]
     commands.status.main([str(tmp_path), "--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    for order in (commands.pause, commands.resume, commands.finish):
+        with pytest.raises(HomeError, match="has finished its run"):
+            order.main([str(tmp_path)], standalone_mode=False)
 
 
 def test_finish_tells_the_loss_and_how_to_export(
