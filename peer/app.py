@@ -126,12 +126,12 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             for warning in check_space(home.path, signed.manifest, cache_directory()):
                 log.note("little space", why=warning)
             check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
-            start.save(remembered, settings)
             admission = None
             if network is not None:  # checked before anything costly
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                 network.thread.call(admission.enter(options.link))
             options = _with_files(options, given, home, signed, network, admission, log)
+            start.save(remembered, settings)  # not what was refused
             session = build(options, device, home, identity, signed, log)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
