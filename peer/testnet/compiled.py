@@ -21,7 +21,6 @@ from p2ptrain.base.imports import command_imports
 from p2ptrain.base.launcher import launched
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest, parameter_count
-from peer.capacity import compiler_fault
 from peer.owner.settings import compile_mode
 from peer.testnet.processes import environment
 
@@ -49,6 +48,7 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
         from p2ptrain.train.autofit import BF16_PARAMETERS, cpu_placement
         from p2ptrain.train.compiled_pass import CompiledPassError, PassShape, is_whole
         from p2ptrain.train.compiling import compiler_program, private_folder
+        from peer.capacity import compiler_fault
 
     if torch.accelerator.is_available() or parameter_count(manifest.model) >= BF16_PARAMETERS:
         return None
