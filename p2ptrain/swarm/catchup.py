@@ -214,7 +214,7 @@ class CatchUp:
         self._begun[link] = now
         self._remember(link.peer, now)
         known = core.known_to_pass_on(now, link.peer)
-        reply = WeightsReply(core.step, core.progress, core.deadlines.seconds_per_byte(), known)
+        reply = WeightsReply(core.step, core.told_progress, core.deadlines.seconds_per_byte(), known)
         core.emit(Send(link, reply))
         core.emit(Donate(link))
 

@@ -114,6 +114,15 @@ class CoreState:
         return PeerState.LEAVING if self.is_over else self.state
 
     @property
+    def told_progress(self) -> float:
+        """Progress that others hear: after the final gossip at least the run's end, whatever its averages left.
+
+        A newcomer that adopts these weights would otherwise train them on.
+        """
+        is_final = self.has_ended and (self.is_over or self.state is PeerState.LEAVING)
+        return max(self.progress, self.rules.tokens_per_peer) if is_final else self.progress
+
+    @property
     def effective_progress(self) -> float:
         """Progress (tokens) of the weights that count: 0 if they are the outliers."""
         return 0.0 if self.is_outlier else self.progress

@@ -37,8 +37,7 @@ class Discovery:
         core = self._core
         self._announced_settled = core.settled
         finished = core.has_ended and core.state is PeerState.LEAVING
-        progress = max(core.progress, core.rules.tokens_per_peer) if finished else core.progress
-        core.emit(Announce(core.state, core.step, progress, core.settled, finished))
+        core.emit(Announce(core.state, core.step, core.told_progress, core.settled, finished))
 
     def look_up(self, now: float) -> None:
         if not self._core.members.records(now):  # peers known only by their calls cannot be dialed or cached

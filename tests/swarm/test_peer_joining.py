@@ -299,6 +299,17 @@ def test_a_goodbye_says_the_end_although_the_final_gossip_lowered_the_progress()
     assert [record.progress for record in table.finished.values()] == [table.rules.tokens_per_peer] * 2
 
 
+def test_what_is_given_after_the_final_gossip_is_final_whatever_progress_its_averages_left():
+    table = concluding(evaluation_s=6.0)
+    table.run(2.5)
+    core = table["amber"].core
+    core._core.progress *= 0.99
+    request = WeightsRequest(table.rules.run, table.rules.protocol, 0.0)
+    answers = core.handle(Received(LinkId(PeerId("dune"), 1, outbound=False), request), table.now)
+    (reply,) = [each.message for each in answers if isinstance(each, Send)]
+    assert reply.progress == table.rules.tokens_per_peer
+
+
 def test_a_peer_after_its_final_gossip_leaves_once_a_download_has_ended_or_at_once_if_its_owner_stops_it():
     for stops in (False, True):
         table = concluding(evaluation_s=6.0)
