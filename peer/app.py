@@ -46,7 +46,7 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from p2ptrain.train.accelerator import card_name, choose_device
-from p2ptrain.train.compiling import BackgroundCompiler
+from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
@@ -315,7 +315,7 @@ def _compiler(
         record.task,
         signed.manifest.model,
         options.compile,
-        cache_directory() / "compiled",
+        cache_directory() / FOLDER,
         log,
         is_training,
         record.remaining_s,

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from p2ptrain.ports import Clock, Notebook
     from p2ptrain.train.inner import LanguageModelTask
 
+FOLDER = "compiled"
+"""Name of the libraries' directory in the user's cache."""
 CompileMode = Literal["auto", "on", "off"]
 WORTH_S = 600.0
 """Least seconds of training left for which ``auto`` compiles: demo and llama-15m take 32 s on an idle core and up to

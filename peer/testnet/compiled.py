@@ -47,7 +47,7 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
 
         from p2ptrain.train.autofit import BF16_PARAMETERS, cpu_placement
         from p2ptrain.train.compiled_pass import CompiledPassError, PassShape, is_whole
-        from p2ptrain.train.compiling import compiler_program, private_folder
+        from p2ptrain.train.compiling import FOLDER, compiler_program, private_folder
         from peer.capacity import compiler_fault
 
     if torch.accelerator.is_available() or parameter_count(manifest.model) >= BF16_PARAMETERS:
@@ -59,7 +59,7 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
     sizes = cpu_placement(manifest.model, training).micro_batch, training.sequence_length, training.tokens_per_step
     shape = replace(PassShape.of(manifest.model, *sizes), threads=threads)
     try:
-        library = private_folder(cache_directory() / "compiled", f"torch-{torch.__version__}") / f"{shape.key()}.so"
+        library = private_folder(cache_directory() / FOLDER, f"torch-{torch.__version__}") / f"{shape.key()}.so"
         if is_whole(library):
             return None
         if why := compiler_fault(manifest, shape.micro_batch, math.inf):

@@ -16,7 +16,7 @@ STEPS = 200
 
 
 class Always:
-    """A choice that takes the library for every micro-batch."""
+    """Computes every micro-batch by the library."""
 
     def __init__(self, compiled: CompiledPass) -> None:
         self.compiled = compiled
