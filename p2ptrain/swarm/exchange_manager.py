@@ -12,11 +12,12 @@ from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, S
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
+from p2ptrain.swarm.meeting import MeetingEvent
 from p2ptrain.swarm.messages import EXCHANGING, Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.partners import choose, own_terms, pause_after
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement
-from p2ptrain.swarm.rounds import HURRIED_S, MeetingEvent, Rounds
+from p2ptrain.swarm.rounds import HURRIED_S, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, MAX_KNOWN, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
