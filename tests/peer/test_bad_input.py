@@ -511,7 +511,7 @@ def test_a_pages_port_in_use_is_told_before_anybody_hears_of_the_peer(
     def never(*_: object) -> None:
         raise AssertionError("it joined first")
 
-    monkeypatch.setattr("peer.app._connect", never)
+    monkeypatch.setattr("peer.app.connect", never)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
