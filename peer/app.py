@@ -57,8 +57,9 @@ from peer.owner.settings import Settings, SettingsFile, compile_mode
 from peer.participation import Participation, TrainerControl
 from peer.paths import PathNotebook
 from peer.run_files import with_files
+from peer.saving import SAVE_PERIOD_S
 from peer.screen import Screen
-from peer.session_recorder import SAVE_PERIOD_S, SessionRecorder
+from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
 from peer.space import check_space
 from peer.start_options import StartFile, StartOptions
@@ -127,7 +128,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
             session.record.is_stopping = signals.stop.is_set
-            session.record.is_terminated = lambda: stopping.is_terminated
+            session.record.saver.is_terminated = lambda: stopping.is_terminated
             stopping.let_finish(session.record.learner.inbox.wake)
             stack.enter_context(_compiler(session.record, signed, options, signals, log))
             try:
@@ -136,7 +137,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 else:
                     _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
             except Exception:  # save hours of training, whatever failed
-                session.record.rescue()
+                session.record.saver.rescue()
                 raise
             session.record.end()
             place = home.path.absolute()

@@ -20,7 +20,7 @@ from p2ptrain.sim.lm.language import description
 from p2ptrain.sim.scenario import Lie
 from p2ptrain.sim.scenario_file import changed
 from p2ptrain.swarm import PRESENCE_LIFETIME_S
-from peer.session_recorder import SAVE_PERIOD_S
+from peer.saving import SAVE_PERIOD_S
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").rglob("*.toml"))
 CONTAINERS = Path(__file__).parent.parent.parent / "docker" / "testnet.toml"

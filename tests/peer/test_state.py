@@ -223,7 +223,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     record = SessionRecorder(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()
     record.training_ended()
-    record.learner.ended, record.learner.changes, record._saved = True, 1, 1
+    record.learner.ended, record.learner.changes, record.saver._saved = True, 1, 1
     record.conclude()
     for kind, fields in log.notes:
         state.on_note(kind, fields)
