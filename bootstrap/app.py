@@ -71,7 +71,7 @@ PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """Environment variable that our container images set."""
 OWN_WORD_S = 10.0
-"""Timeout to ask p2pd for its addresses. Guess: measure it; milliseconds are usual."""
+"""Timeout to ask p2pd for its addresses. Guess: its answers on overloaded machines; milliseconds are usual."""
 
 MAX_NAMED = 8
 """Most addresses in our link, another bootstrap's included: half of what a link may have."""

@@ -43,10 +43,10 @@ from peer.start_options import StartOptions
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
 is some hundredths of a nat; refused weights are worse than random prediction. It takes 0.3 s for the demo model. Guess:
-the share of good and bad donors' weights that the test refuses."""
+the share of donors' weights that this refuses."""
 TOKENIZING_PERIOD_S = 10.0
-"""Seconds between two notes on the progress of tokenizing, which takes up to an hour. Guess: how long an owner watches
-a silent terminal before stopping the peer."""
+"""Seconds between two notes on the progress of tokenizing, which takes up to an hour. Guess: how long owners watch
+a silent terminal."""
 SAMPLE_TOKENS = 120
 """Length of the sample text on the page: two lines of bytes, a third of a second of the demo model. Guess: how much
 text visitors read."""

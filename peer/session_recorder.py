@@ -46,7 +46,7 @@ loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s th
 million parameters needed on two cores before it asked for weights."""
 HASTE_S = 3.0
 """Approximate maximum seconds for the last loss of a peer that its owner stops: docker kills it after 10 s. Guess: the
-time that saving and leaving take on slow machines."""
+time to save and leave on slow machines."""
 
 STEPS_REMEMBERED = 1000
 """Inner steps whose durations are kept; the longest stall is reported in units of their median. Guess: how fast the

@@ -35,8 +35,8 @@ BATCH_ROWS = 64
 """Rows of parquet decoded at once. Guess: the memory that corpora of long documents take would settle it."""
 
 SURE_ROWS = 1_000
-"""Rows without any text after which the file is refused, without reading the rest. Guess: a corpus that begins with so
-many empty rows and is good nevertheless would settle it."""
+"""Rows without any text after which the file is refused, without reading the rest. Guess: a good corpus that begins
+with so many empty rows would settle it."""
 
 MOST_EXAMPLES = 5
 """Maximum number of skipped rows that a report names."""
