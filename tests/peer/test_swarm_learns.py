@@ -29,6 +29,8 @@ class Ended:
     summaries: list[dict[str, Any]]
     latecomer: Program
     """Started when the others had left or were reading their final loss."""
+    farewells: str
+    """What a peer that started when all had left knew of the run's end."""
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +47,15 @@ def ended() -> Iterator[Ended]:
         (peers[0].home / "read").touch()
         statuses = [peers[0].end(), *others]
         assert statuses == [0, 0, 0, 0], "\n".join(each.output[-2000:] for each in (*peers, latecomer))
+        beginner = swarm.peer("emil")
+        why = beginner.wait_for("ended before")["why"]
+        beginner.interrupt()
+        beginner.end()
         assert bootstrap.terminate() == 0
         assert swarm.processes() == []
         assert swarm.socket_folders() == []
         summaries = [json.loads((each.home / "summary.json").read_text()) for each in peers]
-        yield Ended(swarm, peers, statuses, summaries, latecomer)
+        yield Ended(swarm, peers, statuses, summaries, latecomer, why)
 
 
 def weights(directory: Path) -> torch.Tensor:
@@ -103,6 +109,10 @@ def test_a_latecomer_gets_the_model_of_peers_that_read_their_final_loss(ended: E
     assert summary["val_loss_last_tokens"] == ended.summaries[0]["val_loss_last_tokens"], story
     assert summary["val_loss_last"] == pytest.approx(ended.summaries[0]["val_loss_last"], rel=1e-5), story
     assert "[join] the run is over: this peer has the final weights of " in ended.latecomer.output
+
+
+def test_a_peer_that_starts_when_all_have_left_hears_of_the_end(ended: Ended) -> None:
+    assert ended.farewells.endswith(" of its peers announced its end and left")
 
 
 def test_the_log_tells_the_story(ended: Ended) -> None:
