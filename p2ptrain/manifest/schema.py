@@ -172,7 +172,7 @@ class CodecSection(Section):
     """Encoding of weights and pseudo-gradients in messages."""
 
     name: WeightCodec
-    """Codec of weights: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits per weight."""
+    """Codec of weights: fp32, bf16, fp16, int8, int4 or modular8, 4, 3 or 2; the number is bits per weight."""
 
     block_size: int = Field(ge=16, le=FRAGMENT_ALIGNMENT)
     """Elements that share one scale or step width; divides 1024. fp32, bf16 and fp16 do not read it."""
