@@ -26,8 +26,8 @@ MAX_TIMES = 20.0
 measure the ratio of throughputs; data centre and gaming GPUs should be within it."""
 
 
-def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, float], float]:
-    """Return the swarm's figures by name and its median progress; ``tokens_per_peer``: 0 if unknown."""
+def summed(rows: Sequence[PeerRow], run_tokens: int) -> tuple[dict[str, float], float]:
+    """Return the swarm's figures by name and its median progress; ``run_tokens``: 0 if unknown."""
     figures: dict[str, float] = {}
     for name, (share, least) in SUMMED.items():
         if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
@@ -37,8 +37,8 @@ def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, flo
             figures[name] = median(known)
     # A joining peer has no progress yet.
     progress = median([row.progress for row in rows if row.state != PeerState.JOINING.value] or [0.0])
-    if rows and tokens_per_peer:
-        figures["fraction"] = min(progress / tokens_per_peer, 1.0)
+    if rows and run_tokens:
+        figures["fraction"] = min(progress / run_tokens, 1.0)
     return figures, progress
 
 

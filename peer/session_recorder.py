@@ -87,7 +87,7 @@ class SessionRecorder:
     task: LanguageModelTask
     corpus: Corpus
     placement: Placement
-    tokens_per_peer: int
+    run_tokens: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
     counters: Callable[[], Counters] = Counters
@@ -182,7 +182,7 @@ class SessionRecorder:
             "progress",
             step=self.learner.step,
             progress=self.learner.progress,
-            fraction=min(self.learner.progress / self.tokens_per_peer, 1.0),
+            fraction=min(self.learner.progress / self.run_tokens, 1.0),
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             learning_rate=self.task.learning_rate,
@@ -344,7 +344,7 @@ class SessionRecorder:
     def remaining_s(self) -> float | None:
         """Return the seconds to the run's end at the current speed; None while unknown. Safe from any thread."""
         speed = self.throughput.tokens_per_s
-        return (self.tokens_per_peer - self.learner.progress) / speed if speed else None
+        return (self.run_tokens - self.learner.progress) / speed if speed else None
 
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
@@ -352,7 +352,7 @@ class SessionRecorder:
         return {
             "step": learner.step,
             "progress": learner.progress,
-            "fraction": min(learner.progress / self.tokens_per_peer, 1.0),
+            "fraction": min(learner.progress / self.run_tokens, 1.0),
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
             "val_loss": self.last_loss.value if math.isfinite(self.last_loss.value) else None,
             "val_loss_tokens": self.last_loss.tokens,

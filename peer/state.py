@@ -125,7 +125,7 @@ class StatusView:
                 name=manifest.run.name,
                 id=signed.run_id,
                 parameters=parameters,
-                tokens_per_peer=manifest.run.tokens_per_peer,
+                run_tokens=manifest.run.tokens,
                 recipe=manifest.outer.recipe,
                 codec=manifest.codec.name,
             )

@@ -56,14 +56,14 @@ def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = No
     per_outer_step = preset(name, _NO_AUTHOR).tokens_per_outer_step
     budget = max(_rounded(tokens), MIN_OUTER_STEPS * per_outer_step)
     run = PRESETS[name]
-    warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens_per_peer"])
-    chosen |= {"run.tokens_per_peer": budget, "training.warmup_tokens": warmup}
+    warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens"])
+    chosen |= {"run.tokens": budget, "training.warmup_tokens": warmup}
     return _explained(name, chosen, tokens)
 
 
 def epochs(manifest: Manifest, tokens: int) -> float:
     """Return how often one peer reads a text of ``tokens`` training tokens until the run ends."""
-    return manifest.run.tokens_per_peer / tokens
+    return manifest.run.tokens / tokens
 
 
 def repetition(manifest: Manifest, tokens: int) -> str | None:
@@ -73,8 +73,8 @@ def repetition(manifest: Manifest, tokens: int) -> str | None:
     return (
         f"the text is small for this run: each peer reads its {tokens:,} training tokens "
         f"{epochs(manifest, tokens):,.1f} times. Beyond {MAX_EPOCHS} times repeated text is worth less and less "
-        f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens_per_peer, now "
-        f"{manifest.run.tokens_per_peer:,}, to {MAX_EPOCHS * tokens:,}"
+        f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens, now "
+        f"{manifest.run.tokens:,}, to {MAX_EPOCHS * tokens:,}"
     )
 
 

@@ -42,7 +42,7 @@ _LLAMA = {"hidden_act": "silu", "initializer_range": 0.02, "norm_epsilon": 1e-5,
 _SHAKESPEARE = {"kind": "builtin", "name": "shakespeare", "validation_fraction": 0.05}
 
 _DEMO: dict[str, Any] = {
-    "run": {"name": "demo", "seed": 1, "tokens_per_peer": 1_200_000},
+    "run": {"name": "demo", "seed": 1, "tokens": 1_200_000},
     "model": {
         "architecture": "LlamaForCausalLM",
         "config": {
@@ -81,7 +81,7 @@ _DEMO: dict[str, Any] = {
 
 # 15.5M parameters, the size of llama2.c's stories15M, with an embedding of 256 bytes instead of 32,000 pieces.
 _LLAMA_15M: dict[str, Any] = {
-    "run": {"name": "llama-15m", "seed": 1, "tokens_per_peer": 50_000_000},
+    "run": {"name": "llama-15m", "seed": 1, "tokens": 50_000_000},
     "model": {
         "architecture": "LlamaForCausalLM",
         "config": {
@@ -119,7 +119,7 @@ _LLAMA_15M: dict[str, Any] = {
 
 # Shape, tokenizer and peak learning rate of SmolLM-135M (huggingface.co/HuggingFaceTB/SmolLM-135M).
 _LLAMA_135M: dict[str, Any] = {
-    "run": {"name": "llama-135m", "seed": 1, "tokens_per_peer": 1_000_000_000},
+    "run": {"name": "llama-135m", "seed": 1, "tokens": 1_000_000_000},
     "model": {
         "architecture": "LlamaForCausalLM",
         "config": {

@@ -37,7 +37,7 @@ class RunFacts:
     name: str = ""
     id: str = ""
     parameters: int = 0
-    tokens_per_peer: int = 0
+    run_tokens: int = 0
     """End of the run."""
     recipe: str = ""
     codec: str = ""

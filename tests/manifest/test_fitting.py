@@ -38,7 +38,7 @@ def test_more_text_never_means_a_smaller_model() -> None:
 
 def test_a_tiny_text_gets_a_run_with_enough_outer_steps_and_a_warning() -> None:
     manifest = made(fitted(10_000, {}))
-    assert manifest.run.tokens_per_peer == 100 * manifest.tokens_per_outer_step
+    assert manifest.run.tokens == 100 * manifest.tokens_per_outer_step
     assert "its 10,000 training tokens 51.2 times" in str(repetition(manifest, 10_000))
 
 
@@ -51,7 +51,7 @@ def test_a_chosen_preset_stays_as_it_is() -> None:
 
 def test_repetition_is_reported_above_four_epochs() -> None:
     manifest = preset("demo", AUTHOR)
-    enough = manifest.run.tokens_per_peer // MAX_EPOCHS
+    enough = manifest.run.tokens // MAX_EPOCHS
     assert repetition(manifest, enough) is None
     assert f"to {MAX_EPOCHS * (enough - 1):,}" in str(repetition(manifest, enough - 1))
 

@@ -42,7 +42,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> SessionRecorder:
     )
     learner.is_waiting = learner.ended = False
     learner.changes = 0
-    parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "placement", "tokens_per_peer"), 1)
+    parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "placement", "run_tokens"), 1)
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None)
     parts["checkpoints"] = SimpleNamespace(digest=None)
     parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
@@ -93,7 +93,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["tokens_per_s"] == pytest.approx(25.0)
     notes = [note for kind, note in cast(MemoryLog, record.notebook).notes if kind == "progress"]
     assert notes[-1]["tokens_per_s"] == pytest.approx(25.0)
-    assert record.remaining_s() == pytest.approx((record.tokens_per_peer - record.learner.progress) / 25)
+    assert record.remaining_s() == pytest.approx((record.run_tokens - record.learner.progress) / 25)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     assert record.figures()["skipped_steps"] == 0
     record.task.loss_scale.update(is_finite=False)

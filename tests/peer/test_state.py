@@ -219,7 +219,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
         "me": ME,
     }
     names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "corpus", "placement")
-    names = (*names, "tokens_per_peer", "notebook")
+    names = (*names, "run_tokens", "notebook")
     record = SessionRecorder(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()
     record.training_ended()

@@ -34,7 +34,7 @@ class Ended:
 @pytest.fixture(scope="module")
 def ended() -> Iterator[Ended]:
     # Held-out text of one batch: on a busy machine a peer would skip part of a longer one, and losses would differ.
-    with Swarm(run__tokens_per_peer=300_000, corpus__validation_fraction=0.0015) as swarm:
+    with Swarm(run__tokens=300_000, corpus__validation_fraction=0.0015) as swarm:
         bootstrap = swarm.bootstrap()
         slow = Path(__file__).with_name("slow_reader.py")
         peers = [swarm.peer("anna", script=slow), swarm.peer("bert"), swarm.peer("cleo")]

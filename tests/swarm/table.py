@@ -21,6 +21,7 @@ from p2ptrain.swarm.events import (
     Close,
     Commit,
     Conclude,
+    Counted,
     Donate,
     Donated,
     Effect,
@@ -69,6 +70,7 @@ class Seat:
 
     core: Peer
     progress: float = 0.0
+    peers: float = 1.0
     step: int = 0
     begun: bool = False
     finished: str = ""
@@ -139,7 +141,7 @@ class Table:
         for name in names or tuple(self.seats):
             seat = self[name]
             seat.step += 1
-            seat.progress += tokens
+            seat.progress += tokens * seat.peers
             self.handle(PeerId(name), OuterStepDone(seat.step, seat.progress, int(tokens)))
 
     def end_phase(self, *names: str, tokens: float = 10.0) -> None:
@@ -147,7 +149,7 @@ class Table:
         for name in names or tuple(self.seats):
             seat = self[name]
             seat.waits_since = self.now
-            self.handle(PeerId(name), PhaseDone(seat.step + 1, seat.progress + tokens))
+            self.handle(PeerId(name), PhaseDone(seat.step + 1, seat.progress + tokens * seat.peers))
 
     def end_training(self, *names: str) -> None:
         for name in names or tuple(self.seats):
@@ -206,6 +208,8 @@ class Table:
                     if not self.holds_back(peer, other, effect):
                         self.after(self.latency + self.swap_s, self._arrive, other, their_link)
                 self._complete(peer, effect.link)
+            case Counted():
+                seat.peers = effect.peers
             case Commit():
                 seat.snapshots.remove(seat.swaps.pop(effect.link).fragments)
                 self.after(self.apply_s, self._apply, peer, effect)

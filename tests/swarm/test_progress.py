@@ -23,13 +23,14 @@ from p2ptrain.swarm.progress import (
     ProgressBudget,
     progress_displacement,
 )
-from p2ptrain.swarm.rules import MAX_KNOWN
+from p2ptrain.swarm.rules import MAX_KNOWN, ProgressBounds
 
-STEP = RULES.tokens_per_outer_step
+BOUNDS = ProgressBounds(RULES)
+STEP = BOUNDS.step
 
 
 def budget() -> ProgressBudget:
-    return ProgressBudget(RULES.catch_up_tokens, STEP)
+    return ProgressBudget(BOUNDS)
 
 
 def terms(progress: float, weight: float = 1.0, max_decrease: float = inf, partners: int = 1) -> Terms:
@@ -188,7 +189,7 @@ def test_liars_together_raise_us_by_what_the_bucket_holds() -> None:
     for number in range(1000):
         ours.trained(0.1)
         gained += ours.take(70.0, PeerId(f"liar {number % 7}"))
-    assert gained <= RULES.catch_up_tokens + RATE_SLACK * 100.0
+    assert gained <= BOUNDS.catch_up + RATE_SLACK * 100.0
 
 
 def test_both_sides_are_cut_alike_whatever_they_weigh() -> None:
@@ -206,7 +207,7 @@ def test_both_sides_are_cut_alike_whatever_they_weigh() -> None:
         up, down = (progress_displacement(a, b, 1, RULES) for a, b in ((one, other), (other, one)))
         weight = one.weight_of(other) / one.weight
         assert up == pytest.approx(-weight * down, abs=1e-9)
-        assert max(abs(up), abs(down)) <= RULES.catch_up_tokens * (1 + 1e-9)
+        assert max(abs(up), abs(down)) <= BOUNDS.catch_up * (1 + 1e-9)
         falls, most = (up, one.max_decrease) if up < 0 else (down, other.max_decrease)
         assert -falls <= most * (1 + 1e-9)
 

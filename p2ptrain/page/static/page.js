@@ -53,7 +53,7 @@
     set(at("what"), (WHAT[found.kind] ?? WHAT.bootstrap)(rows.get(found.me)));
     set(at("state"), doing(found));
     set(at("why"), ui.line(found.why));
-    showProgress(found, run.tokens_per_peer);
+    showProgress(found, run.tokens);
     showJoin(ui.line(found.join), ui.line(found.join_note));
     set(at("facts"), facts(run).join(" · "));
     document.title = `${ui.loss(heldOut(found))} · ${ui.percent(found.figures?.fraction)} · ${name}`;

@@ -245,7 +245,7 @@ def test_where_components_are_many_nothing_changes() -> None:
 
 def test_a_run_of_a_broken_number_of_phases_ends_at_the_same_tokens() -> None:
     whole = following().model_dump()
-    whole["run"] |= {"outer_steps": None, "tokens_per_peer": 593}
+    whole["run"] |= {"outer_steps": None, "tokens": 593}
     for policy in ("fixed", "rank"):
         report = simulate(Scenario.model_validate(whole | {"pace": {"policy": policy}}))
         assert report.overall.tokens == 4 * 600
