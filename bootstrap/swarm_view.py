@@ -295,15 +295,15 @@ class SwarmView:
             for name in ("tokens_per_s", "up", "down"):
                 view.figures.pop(name, None)
             left = [each.progress for each in self._left.values()]  # newer than what they told
-            if left and view.run.tokens:
-                fraction = min(median(left) / view.run.tokens, 1.0)
+            if left and view.run.run_tokens:
+                fraction = min(median(left) / view.run.run_tokens, 1.0)
                 view.figures["fraction"] = max(fraction, view.figures.get("fraction", 0.0))
             view.why = "no peer is here at the moment; these are the last figures"
             if view.figures.get("fraction", 0.0) >= OVER:
                 view.why = "the run has ended; these are the last figures"
             return
         view.why = ""
-        figures, progress = summed(rows, view.run.tokens)
+        figures, progress = summed(rows, view.run.run_tokens)
         view.figures = figures
         if "disagreement" in figures:
             view.disagreement.add(progress, now, figures["disagreement"])

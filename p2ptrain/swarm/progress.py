@@ -37,9 +37,9 @@ a small swarm, and a part of a large one. Guess: vary it in simulated swarms wit
 def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
     """Return the change of our progress by an exchange (tokens of all peers).
 
-    It is averaged with equal weights by the share of exchanged fragments, so its sum over all peers is conserved. Both sides scale it down equally, until the side ahead
-    falls by no more than its ``max_decrease`` and the side behind gains no more than the catching-up bound. A peer at
-    the run's end keeps its progress and does not lower others'.
+    It is averaged with equal weights by the share of exchanged fragments, so its sum over all peers is conserved. Both
+    sides scale it down equally, until the side ahead falls by no more than its ``max_decrease`` and the side behind
+    gains no more than the catching-up bound. A peer at the run's end keeps its progress and does not lower others'.
     """
     if mine.state is PeerState.FINISHING:
         return 0.0

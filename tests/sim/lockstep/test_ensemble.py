@@ -170,7 +170,8 @@ def test_language_models_learn(recipe: str) -> None:
     changes |= {"inner_steps": 1} if recipe == "ddp" else {}
     changes |= {"fragments": 3} if recipe == "streaming_diloco" else {}
     report = simulate(scenario("lm", [LINE | {"count": 2}], **changes))
-    assert report.curve[-1].validation < report.curve[0].validation < 6
+    assert report.curve[-1].loss < report.curve[0].loss < 6
+    assert report.curve[-1].validation < 4
     assert report.overall.tokens == 2 * 12 * changes.get("inner_steps", 10) * 256
 
 
