@@ -249,7 +249,7 @@ def test_where_nothing_fails_peers_do_what_lockstep_does(case):
     peers = simulate(replace(case, final_gossip_s=0.0))
     while lockstep.step < peers[PEERS[0]].learner.step:
         lockstep.outer_step()
-    assert lockstep.progress == pytest.approx(TOKENS, rel=0.02)
+    assert 0 <= lockstep.progress - TOKENS <= len(PEERS) * case.outer.inner_steps
     for peer, row in zip(PEERS, lockstep.slow, strict=True):
         assert peers[peer].learner.step == lockstep.step
         assert peers[peer].core.counters.exchanges_failed == 0
