@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
 
-AT_ONCE = 16.0
+AT_ONCE = 64.0
 """Peers that may be counted in the first outer step. Founders of a swarm start together."""
 RISE = 2.0
 """Maximum factor by which the number rises with an own outer step. A false crowd of any size is met with calls in the
@@ -40,13 +40,13 @@ class PeerCount:
     def update(self, members: Membership, now: float) -> bool:
         """Count again. Return whether the number changed.
 
-        A peer that does not answer two calls in a row counts no more: a killed one's record outlives it.
+        A peer that did not answer our last call does not count: the record of a killed one outlives it.
         """
         live = members.live(now)
         strangers, met, silent = 0.0, 0, 0
         for known in live:
             if known.state is PeerState.TRAINING:
-                if known.unanswered >= 2:
+                if known.unanswered:
                     silent += 1
                 elif known.was_heard:
                     met += 1
