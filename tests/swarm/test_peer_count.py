@@ -48,7 +48,7 @@ def test_the_killed_and_the_gone_do_not_count():
     assert counted(table) == {3.0}, "its record lives on"
     table.handle(PeerId("cedar"), LeaveRequested())
     table.run(5.0)
-    train(table, 1)
+    train(table, 4)
     assert counted(table) == {2.0}
 
 
@@ -90,4 +90,4 @@ def test_a_crowd_of_false_records_counts_for_few_outer_steps():
         train(table, 1)
         excess += sum(table[name].peers / len(honest) - 1.0 for name in honest) / len(honest)
     assert 10.0 < excess < 250.0, "outer steps by which the run ends earlier"
-    assert max(counted(table)) < 1.05 * len(honest)
+    assert max(counted(table)) < 1.2 * len(honest)
