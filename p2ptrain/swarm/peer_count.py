@@ -10,8 +10,10 @@ first calls to it fail, and n at most doubles with each own outer step.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
 
@@ -37,24 +39,24 @@ class PeerCount:
         """Let the number rise again."""
         self._most = max(AT_ONCE, RISE * self.peers)
 
-    def update(self, members: Membership, now: float) -> bool:
-        """Count again. Return whether the number changed.
+    def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
+        """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.
 
         A peer that did not answer our last call does not count: the record of a killed one outlives it.
         """
         live = members.live(now)
-        strangers, met, silent = 0.0, 0, 0
+        strangers, met, excluded = 0.0, 0, 0
         for known in live:
             if known.state is PeerState.TRAINING:
-                if known.unanswered:
-                    silent += 1
+                if known.unanswered or known.barred_until > now or known.peer in liars:
+                    excluded += 1
                 elif known.was_heard:
                     met += 1
                 else:
                     strangers += 1
         if self.in_directory - 1 > len(live) > 0:
-            training = (self.in_directory - 1) * (met + strangers + silent) / len(live)
-            strangers = max(training - met - silent, strangers)
+            training = (self.in_directory - 1) * (met + strangers + excluded) / len(live)
+            strangers = max(training - met - excluded, strangers)
         counted = min(1.0 + met + strangers * members.stranger_share, self._most, MAX_PEERS)
         changed, self.peers = counted != self.peers, counted
         return changed
