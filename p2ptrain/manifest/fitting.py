@@ -21,7 +21,8 @@ MAX_EPOCHS = 4
 """Epochs up to which repeated text is worth about as much as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
 MIN_OUTER_STEPS = 400
-"""Outer steps of all peers that a run has at least, 100 for each of four, or they exchange too seldom. Guess: measure the loss of short runs."""
+"""Outer steps of all peers that a run has at least, 100 for each of four, or they exchange too seldom. Guess: measure
+the loss of short runs."""
 
 _NO_AUTHOR = "00" * 32
 
@@ -39,8 +40,8 @@ class FittedRun(NamedTuple):
 def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = None) -> FittedRun:
     """Choose model size and token budget for a text of ``tokens`` training tokens.
 
-    Without ``preset_name`` all peers together read the text once, and the model is that of ``_candidates`` which comes nearest
-    to ``TOKENS_PER_PARAMETER``. With it, model and budget are the preset's.
+    Without ``preset_name`` all peers together read the text once, and the model is that of ``_candidates`` which comes
+    nearest to ``TOKENS_PER_PARAMETER``. With it, model and budget are the preset's.
 
     Args:
         changes: further changes to the preset, such as its vocabulary.
@@ -67,7 +68,7 @@ def epochs(manifest: Manifest, tokens: int) -> float:
 
 
 def repetition(manifest: Manifest, tokens: int) -> str | None:
-    """Return a warning, without its last full stop, if all peers together read the text too often (``MAX_EPOCHS``); else None."""
+    """Return a warning, without its last full stop, if peers read the text too often (``MAX_EPOCHS``); else None."""
     if epochs(manifest, tokens) <= MAX_EPOCHS:
         return None
     return (

@@ -107,8 +107,8 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
             (
                 "tokens",
-                f"{training['progress']:,.0f} of {training['run_tokens']:,} by all peers, {training['tokens']:,} of them "
-                f"here{skipped}",
+                f"{training['progress']:,.0f} of {training['run_tokens']:,} by all peers, "
+                f"{training['tokens']:,} of them here{skipped}",
             ),
             *_time_rows(training),
             ("compiler", training.get("compiler", "")),

@@ -227,8 +227,8 @@ def comparison(report: TestnetReport) -> list[str]:
     if (times := report.times_s) is not None:
         together_s, alone_s = times
         lines.append(
-            f"The peers trained for {duration(together_s)}; for all their tokens the fastest of them alone, at the speed "
-            f"that it had, would take {duration(alone_s)}"
+            f"The peers trained for {duration(together_s)}; the fastest of them alone, at the speed that it had, would "
+            f"take {duration(alone_s)} for as many tokens as all"
         )
     lines.append(
         f"Disagreement of the peers: {100 * measured.disagreement:.2f} % when training ended, "

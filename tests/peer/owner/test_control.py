@@ -61,7 +61,6 @@ class FakeRecord:
             "step": 7,
             "progress": 70.0,
             "fraction": 0.5,
-            "progress": 5_000.0,
             "run_tokens": 10_000,
             "swarm_tokens_per_s": 300.0,
             "remaining_s": 7_200.0,
@@ -660,7 +659,7 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
     for part in (
         "training",
         "50.0 % of the run, outer step 7, loss 2.500",
-        "5,000 of 10,000 by all peers, 1,234 of them here, 4 steps skipped",
+        "70 of 10,000 by all peers, 1,234 of them here, 4 steps skipped",
         "300 tokens/s, 99 of them here",
         "time left 2.0 h; this computer shortens it by 2.3 d",
         "compiler  compiled",
