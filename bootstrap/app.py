@@ -246,7 +246,7 @@ class EntryPoint:
 
     async def _attend(self, node: Node) -> None:
         tasks = [
-            watch(node, self._signed.manifest.run.tokens_per_peer, self._cache, self._say, self._view),
+            watch(node, self._signed.manifest.run.tokens, self._cache, self._say, self._view),
             self._finished.keep(node.directory),
         ]
         if self._admission is not None:

@@ -265,7 +265,7 @@ def _run_in_swarm(
             committed=contributions.exchanged,
             downloader=Downloader(dial, sizes, work, record.notebook, contributions.taken),
         )
-        environment = wrap(environment, learner, float(record.tokens_per_peer))
+        environment = wrap(environment, learner, float(record.run_tokens))
         weight_server = WeightServer(
             learner.payloads, environment.work, time.monotonic, contributions.given, network.rates, admission.counts
         )

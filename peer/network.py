@@ -202,6 +202,10 @@ class Connection:
             with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will listen
                 await self._transport.listen(self._accept_link)
 
+    @property
+    def size(self) -> int:
+        return self.node.directory.size
+
     async def announce(self, presence: Presence) -> None:
         await self.node.directory.announce(presence)
 

@@ -27,6 +27,7 @@ from p2ptrain.train.learner import Learner
 from peer.home import Home
 from peer.saving import CheckpointSaver, reason_of
 from peer.throughput import Throughput
+from peer.time_left import ExchangeDrift, TimeLeft, time_left
 
 PROGRESS_PERIOD_S = 2.0
 LOOK_PERIOD_S, LOOK_MOST_S = 20.0, 120.0
@@ -66,7 +67,7 @@ class SessionRecorder:
     task: LanguageModelTask
     corpus: Corpus
     placement: Placement
-    tokens_per_peer: int
+    run_tokens: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
     counters: Callable[[], Counters] = Counters
@@ -87,6 +88,7 @@ class SessionRecorder:
     why: str = ""
     saver: CheckpointSaver = field(init=False)
     throughput: Throughput = field(default_factory=Throughput)
+    drift: ExchangeDrift = field(default_factory=ExchangeDrift)
     has_stepped: bool = False
     is_held: bool = False
     is_reading: bool = False
@@ -139,6 +141,7 @@ class SessionRecorder:
     def inner_step_done(self) -> None:
         now = time.monotonic()
         self.throughput.inner_step_done(self.learner.tokens)
+        self.drift.record(self.learner.progress_displacement)
         if not self.has_stepped:
             self.has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
@@ -155,11 +158,13 @@ class SessionRecorder:
             "progress",
             step=self.learner.step,
             progress=self.learner.progress,
-            fraction=min(self.learner.progress / self.tokens_per_peer, 1.0),
+            fraction=min(self.learner.progress / self.run_tokens, 1.0),
+            run_tokens=self.run_tokens,
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             learning_rate=self.task.learning_rate,
             tokens_per_s=self.throughput.tokens_per_s,
+            **self._time_fields(),
             peers=self.live_peers(),
             exchanges_ok=self.counted().exchanges_ok,
             **({} if (unsaved_s := self.saver.unsaved_s) is None else {"unsaved_s": unsaved_s}),
@@ -171,6 +176,7 @@ class SessionRecorder:
         if is_held:
             self._held_at = time.monotonic()
             self.throughput.rest()
+            self.drift.rest()
             self.notebook.note("held", step=self.learner.step, tokens=self.learner.tokens)
             self.saver.save_soon()
         else:
@@ -245,6 +251,7 @@ class SessionRecorder:
         self._ended_at = self._held_at if self.is_held else time.monotonic()
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
         self.throughput.rest()
+        self.drift.rest()
 
     @property
     def _elapsed_s(self) -> float:
@@ -252,10 +259,14 @@ class SessionRecorder:
         now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
         return now - self._started_at - self._held_s
 
+    def time_left(self) -> TimeLeft | None:
+        """Return the swarm's throughput and the time to the run's end; None while unknown. Safe from any thread."""
+        tokens = max(self.run_tokens - self.learner.progress, 0.0)
+        return time_left(tokens, self.throughput.tokens_per_s, self.learner.peers, self.drift.tokens_per_s)
+
     def remaining_s(self) -> float | None:
-        """Return the seconds to the run's end at the current speed; None while unknown. Safe from any thread."""
-        speed = self.throughput.tokens_per_s
-        return (self.tokens_per_peer - self.learner.progress) / speed if speed else None
+        """Return the seconds to the run's end; None while unknown. Safe from any thread."""
+        return None if (left := self.time_left()) is None else left.remaining_s
 
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
@@ -263,12 +274,14 @@ class SessionRecorder:
         return {
             "step": learner.step,
             "progress": learner.progress,
-            "fraction": min(learner.progress / self.tokens_per_peer, 1.0),
+            "fraction": min(learner.progress / self.run_tokens, 1.0),
+            "run_tokens": self.run_tokens,
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
             "val_loss": self.last_loss.value if math.isfinite(self.last_loss.value) else None,
             "val_loss_tokens": self.last_loss.tokens,
             "tokens": learner.tokens,
             "tokens_per_s": self.throughput.tokens_per_s,
+            **self._time_fields(),
             "skipped_steps": self.task.loss_scale.skipped,
             "compiler": "" if self.compiler is None else self.compiler.state,
             "exchanges_ok": counters.exchanges_ok,
@@ -336,6 +349,9 @@ class SessionRecorder:
             "val_loss_first": None if first is None else first.value,
             "val_loss_first_tokens": None if first is None else first.tokens,
         }
+
+    def _time_fields(self) -> dict[str, float | None]:
+        return {} if (left := self.time_left()) is None else asdict(left)
 
     def _loss_fields(self) -> dict[str, Any]:
         return {"loss": self.last_loss.value, "read": self.last_loss.tokens, "of": self.last_loss.of}

@@ -49,7 +49,7 @@ def blocks_of(page: Path) -> list[tuple[str, str]]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 SMALL = {
-    "run.tokens_per_peer": 10**9,
+    "run.tokens": 10**9,
     "model.config.hidden_size": 32,
     "model.config.intermediate_size": 64,
     "model.config.num_hidden_layers": 1,

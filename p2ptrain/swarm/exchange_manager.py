@@ -121,7 +121,7 @@ class ExchangeManager:
         prompt = core.deadlines.prompt_reply_s()
         view = OfferView(
             me=core.me,
-            rules=core.rules,
+            bounds=core.bounds,
             state=core.state_for_partners,
             settled=core.settled,
             progress=core.progress,
@@ -178,7 +178,7 @@ class ExchangeManager:
             return
         core.deadlines.replied(now - exchange.started_at)
         core.record_claim(link.peer, accept.terms.progress)
-        if why := implausible_progress(accept.terms.progress, core.progress, core.settled, core.rules):
+        if why := implausible_progress(accept.terms.progress, core.progress, core.settled, core.bounds):
             self.failed(LinkFailed(link, why), now)
             return
         if exchange.round:
@@ -250,7 +250,7 @@ class ExchangeManager:
         mine, theirs = exchange.mine, exchange.theirs
         moved = progress_displacement(mine, theirs, len(exchange.fragments), core.rules)
         # We may have trained since the terms were agreed on, and all would refuse a peer far beyond the run's end.
-        most = max(core.rules.tokens_per_peer - core.progress, 0.0) if core.trusts_progress(link.peer) else 0.0
+        most = max(core.rules.run_tokens - core.progress, 0.0) if core.trusts_progress(link.peer) else 0.0
         moved = min(moved, most)
         # Agreed on before this peer's end: nothing would raise its progress again.
         if core.state is PeerState.FINISHING:

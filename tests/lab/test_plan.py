@@ -86,7 +86,7 @@ def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:
     assert manifest.codec == scenario.codec
     assert manifest.swarm == scenario.swarm
     assert manifest.training.tokens_per_step == scenario.learner.tokens_per_step
-    assert manifest.run.tokens_per_peer == scenario.tokens_per_peer
+    assert manifest.run.tokens == scenario.run_tokens
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

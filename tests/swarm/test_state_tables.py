@@ -195,7 +195,7 @@ def a_planned_exchange_fails() -> None:
 
 def a_peer_pulls_again_and_ends_meanwhile() -> None:
     for event in (TrainingEnded(1, 40.0), LeaveRequested(), None):
-        table = Table("amber", "birch", rules=run_rules(tokens_per_peer=100_000.0))
+        table = Table("amber", "birch", rules=run_rules(run_tokens=100_000.0))
         table.start()
         table.run(3.0)
         core = table["birch"].core
