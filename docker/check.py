@@ -36,8 +36,8 @@ HONEST = ("peer", "slow", "hidden")
 HOME = "/data/peer"
 USER = "10001"
 """User ID that owns the homes in the images."""
-TOKENS = "30_000_000"
-"""Length of the run; the demo's own would end within two minutes on a fast machine."""
+TOKENS = "150_000_000"
+"""Length of the run of five peers; the demo's own would end within two minutes on a fast machine."""
 BUILD_VARIABLE = "P2PTRAIN_DOCKER_BUILD"
 """Environment variable with options of ``docker build`` for the testnet in containers; also applied to Compose."""
 MORE = 3

@@ -6,7 +6,7 @@
 # LINK          a peer's join link. Without it a peer uses the link in /swarm; without that, a peer with a home in /data
 #               resumes its run, and a new peer waits for the link in /swarm
 # PRESET        preset of a new run: demo, llama-15m, llama-135m
-# TOKENS   length of a new run, in place of the preset's
+# TOKENS        tokens of a new run, in place of the preset's
 # PORT          port of a bootstrap without an option --listen; p2ptrain-health connects to it
 # UP_MBIT, DOWN_MBIT, DELAY_MS, LOSS_PERCENT   emulated link of this container (p2ptrain-line; the container must start
 #               as root with the capability NET_ADMIN)

@@ -35,7 +35,7 @@ class CellSetting:
     inner_steps: int = 10
     """H."""
     steps: int = 3_200
-    """Inner steps of each peer in the whole run."""
+    """Inner steps of each honest peer; the run ends at their tokens, whichever peers make them."""
     data: Literal["iid", "shards"] = "iid"
     """Shards (non-IID): each peer reads only its own stretch of the corpus."""
     learner: Literal["lm", "quadratic", "bytes"] = "lm"

@@ -57,7 +57,7 @@ def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
     made = {
         "run": {
             "seed": cell.seed,
-            "tokens": cell.steps * tokens_per_step(setting),
+            "tokens": cell.steps * tokens_per_step(setting) * _sharing(cell, choice),
             "split": cell.split,
             "points": setting.points,
             "failed_exchanges": setting.failures,
@@ -92,6 +92,11 @@ def step_s(setting: CellSetting) -> float:
 def megabit_per_s(setting: CellSetting) -> float:
     """Return the bandwidth at which sending all parameters in fp32 takes ``exchange_steps`` inner steps."""
     return PARAMETERS[setting.learner] * 32 / (setting.exchange_steps * step_s(setting)) / 1e6
+
+
+def _sharing(cell: Cell, choice: Choice) -> int:
+    """Return the number of honest peers whose tokens count towards one run; without exchanges each has its own."""
+    return cell.setting.peers - cell.setting.liars if RECIPES[choice.recipe].exchanges else 1
 
 
 def _outer(cell: Cell, choice: Choice) -> dict[str, Any]:

@@ -7,17 +7,16 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from bench.environment import ROOT, environment
-from bench.rivals.cases import RECIPES, RIVALS, SIZES, RivalCase, RivalRecord
+from bench.rivals.cases import RIVALS, SIZES, RivalCase, RivalRecord
 from bench.rivals.readings import figures, notes_of
 from bench.rivals.table import HEADINGS, lines, merged
 from lab.cell import run_in_cell
@@ -103,14 +102,7 @@ def sweep(sockets: Iterable[Path]) -> None:
 def run(case: RivalCase, folder: Path) -> None:
     """Make one run in a fresh folder: always writes ``record.json``, and ``figures.json`` if the run succeeded."""
     shutil.rmtree(folder, ignore_errors=True)
-    changes: Mapping[str, Any] = {
-        **SIZES[case.size].changes,
-        **RECIPES[case.rival],
-        "run.seed": case.seed,
-        "run.name": case.name,
-        "admission.policy": "open",
-    }
-    create_run(folder / "run", SIZES[case.size].preset, changes=changes)
+    create_run(folder / "run", SIZES[case.size].preset, changes=case.manifest_changes())
     sign_run(folder / "run")
     command = [sys.executable, "-m", "bench.rivals.runner", str(folder), json.dumps(asdict(case))]
     before = set(HIVEMINDS.glob(SOCKETS))

@@ -108,6 +108,7 @@ class Averaging:
         reader = CorpusReader(manifest.run.seed, PeerId(name))
         run_tokens = manifest.run.tokens
         self._task = LanguageModelTask(model, self._corpus, manifest.training, run_tokens, reader, self._placement)
+        self._peers = peers
         self._progress, self._tokens, self._step = 0.0, 0, 0
         self._loss, self._blocked_s = math.nan, 0.0
         self._began_at = self._next_note = 0.0
@@ -138,7 +139,7 @@ class Averaging:
             losses = []
             for _ in range(self._manifest.outer.inner_steps):
                 result = self._task.inner_step(self._progress)
-                self._progress += result.tokens
+                self._progress += result.tokens * self._peers
                 self._tokens += result.tokens
                 losses.append(result.loss)
                 self._note()

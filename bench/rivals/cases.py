@@ -20,6 +20,8 @@ class RivalSize:
     preset: str
     changes: Mapping[str, Any]
     """Changes of the preset's manifest."""
+    warmup_tokens: int
+    """Warm-up in tokens of each peer."""
     calm_s: float
     """Time from second 0, when all train, to the kill."""
     wounded_s: float
@@ -30,18 +32,18 @@ class RivalSize:
 
 _TIMED = {"run.tokens": ENDLESS_TOKENS, "training.schedule": "constant"}
 SIZES: Mapping[str, RivalSize] = {
-    "demo": RivalSize("demo", _TIMED, 90.0, 45.0, 60.0),
+    "demo": RivalSize("demo", _TIMED, 60_000, 90.0, 45.0, 60.0),
     # One sequence an inner step and eight steps an outer step: what two cores can do for eight peers.
     "llama-15m": RivalSize(
         "llama-15m",
         {
             **_TIMED,
-            "training.warmup_tokens": 5_000,
             "training.sequences_per_step": 1,
             "outer.inner_steps": 8,
             "outer.fragments": 1,
             "outer.fragments_per_exchange": 1,
         },
+        5_000,
         240.0,
         120.0,
         120.0,
@@ -77,6 +79,18 @@ class RivalCase:
     @property
     def name(self) -> str:
         return f"{self.rival}-{self.size}-{self.peers}-seed{self.seed}"
+
+    def manifest_changes(self) -> dict[str, Any]:
+        """Return the changes of the preset's manifest for this run."""
+        size = SIZES[self.size]
+        return {
+            **size.changes,
+            **RECIPES[self.rival],
+            "training.warmup_tokens": size.warmup_tokens * self.peers,
+            "run.seed": self.seed,
+            "run.name": self.name,
+            "admission.policy": "open",
+        }
 
 
 @dataclass(slots=True)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from bench.evidence.__main__ import QUICK_SHARE
-from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, CellSetting, Choice
-from bench.evidence.contenders import DDP, DILOCOX, DPSGD, SWARM, TUNED, on
+from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, CellSetting, Choice, Contender
+from bench.evidence.contenders import DDP, DILOCOX, DPSGD, LOCAL, SWARM, TUNED, on
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.experiments.r1_quality import RIVALS
 from bench.evidence.experiments.r11_doubts import JUDGED
 from bench.evidence.pages import RESULTS
-from bench.evidence.run import digest, read
-from bench.evidence.scenario import TOKENS_PER_STEP, scenario
+from bench.evidence.run import digest, pending, read
+from bench.evidence.scenario import TOKENS_PER_STEP, scenario, tokens_per_step
 from bench.evidence.tuning import DECAYS, LEARNING_RATES, MOMENTA, best, choice_of, points, tuning_cells
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.scenario import Scenario
@@ -126,15 +126,29 @@ def test_the_simulator_takes_every_scenario() -> None:
 
 
 def test_published_results_are_of_planned_cells() -> None:
+    """Check that every published result is of a planned cell; it is pending again if each peer had its own budget."""
     tuning = read(RESULTS, "tuning")["cells"]
     for name, experiment in EXPERIMENTS.items():
-        wanted = {
-            (each.contender.name, each.seed, digest(scenario(each, choice)))
-            for each in experiment.cells
-            if (choice := choice_of(each, tuning)) is not None
-        }
+        wanted, former = set(), set()
+        for each in experiment.cells:
+            if (choice := choice_of(each, tuning)) is not None:
+                made = scenario(each, choice)
+                wanted.add((each.contender.name, each.seed, digest(made)))
+                former.add((each.contender.name, each.seed, digest(with_a_budget_each(made, each))))
         entries = read(RESULTS, name)["cells"] if experiment.computed is None else []
-        assert {(each["contender"], each["seed"], each["scenario"]) for each in entries} <= wanted
+        published = {(each["contender"], each["seed"], each["scenario"]) for each in entries}
+        assert published <= wanted | former
+        unfinished = {
+            (job.cell.contender.name, job.cell.seed, job.entry["scenario"])
+            for job in pending(experiment.cells, RESULTS, tuning)
+        }
+        assert unfinished == wanted - published
+
+
+def with_a_budget_each(made: Mapping[str, Any], planned: Cell) -> Mapping[str, Any]:
+    """Return the scenario of a cell as results of protocols up to 8 name it: with each peer's tokens."""
+    run = {name: value for name, value in made["run"].items() if name != "tokens"}
+    return {**made, "run": run | {"tokens_per_peer": planned.steps * tokens_per_step(planned.setting)}}
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -178,7 +192,7 @@ def test_a_form_that_was_not_tuned_takes_the_numbers_of_its_method() -> None:
 
 def test_a_scenario_by_hand() -> None:
     made = scenario(cell(setting=CellSetting(peers=4, exchange_steps=2.0, failures=0.1)), CHOICE)
-    assert made["run"]["run_tokens"] == 3_200 * TOKENS_PER_STEP
+    assert made["run"]["tokens"] == 4 * 3_200 * TOKENS_PER_STEP
     assert made["run"]["failed_exchanges"] == 0.1
     assert made["peers"] == [
         {
@@ -193,6 +207,25 @@ def test_a_scenario_by_hand() -> None:
     ]
     assert (made["outer"]["recipe"], made["outer"]["exchanges_per_step"]) == ("swarm", 1)
     assert scenario(cell(), Choice("gasloc", 0.7, 0.9))["outer"]["exchanges_per_step"] == 0
+
+
+@pytest.mark.parametrize(
+    ("contender", "setting"),
+    [
+        (SWARM, CellSetting(peers=16)),
+        (SWARM, CellSetting(speed_ratio=4.0)),
+        (SWARM, CellSetting(liars=2, lie="silent")),
+        (DDP, CellSetting(inner_steps=1)),
+        (DILOCOX, CENTRAL),
+        (LOCAL, CENTRAL),
+    ],
+)
+def test_a_cells_tokens_are_those_of_its_steps(contender: Contender, setting: CellSetting) -> None:
+    each = cell(contender=contender, setting=setting)
+    made = scenario(each, Choice(contender.forms[0], 1.0, 0.0))
+    steps = {"tokens": None, "outer_steps": each.steps // setting.inner_steps}
+    by_steps = Scenario.model_validate({**made, "run": made["run"] | steps})
+    assert Scenario.model_validate(made).run_tokens == by_steps.run_tokens
 
 
 def test_a_step_is_long_where_every_step_is_an_exchange_and_time_is_not_judged() -> None:
