@@ -48,8 +48,8 @@ MODEL_FLOP_UTILIZATION = 0.4
 INT8_BITS = 8 + 16 / 1024
 """Codec int8: a bf16 scale per 1,024 elements (p2ptrain/codec/int8.py)."""
 
-MODULAR4_BITS = 4 + 24 / 1024
-"""Codec modular4: three bytes per 1,024 elements (p2ptrain/codec/modular.py)."""
+MODULAR4_BITS = 4 + 8 / 1024
+"""Codec modular4: one byte of its proposal per 1,024 elements (p2ptrain/codec/steps.py)."""
 
 TOP_K_BITS = 0.23
 """Codec topk (p2ptrain/codec/topk.py)."""

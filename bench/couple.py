@@ -71,7 +71,7 @@ def language_model_task(
         model,
         open_corpus(manifest, cache_directory()),
         manifest.training,
-        manifest.run.tokens_per_peer,
+        manifest.run.tokens,
         CorpusReader(manifest.run.seed, _READER),
         placement or place(model, manifest.model, manifest.training),
     )
@@ -128,7 +128,7 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
     """Yield a learner for this task with a network that exchanges its weights until the block ends."""
     fragments = slices(len(task.theta), manifest.outer.fragments)
     chosen, _ = codecs_of(manifest.codec)
-    tokens = manifest.run.tokens_per_peer
+    tokens = manifest.run.tokens
     learned = learner_rules(manifest.outer, tokens)
     learner = Learner(task, learned, fragments, chosen, MemoryLog())
     identity = Identity.load_or_create(key)

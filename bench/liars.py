@@ -24,7 +24,7 @@ from p2ptrain.codec import get
 from p2ptrain.codec.steps import SKETCH_BYTES
 from p2ptrain.train.payloads import Payloads, Snapshot
 
-BLOCK = 64
+BLOCK = 1024
 BLOCKS = 16
 APART = 0.03
 """Relative distance of each peer from the common weights."""
@@ -103,14 +103,13 @@ def scaled(factor: float) -> Lie:
 
 
 def coarse(share: float) -> Lie:
-    """Return a lie that proposes the widest steps for the first blocks, with hashes that claim that all wraps."""
+    """Return a lie that proposes the widest steps for the first blocks and sends bytes for them, which wrap."""
 
     def lie(one: Payloads, liar: Payloads, random: Random) -> None:
         wide = round(share * BLOCKS)
         mine, theirs = one.proposals([0]), [bytes([255]) * wide + liar.proposals([0])[0][wide:]]
         message = bytearray(liar.encode([0], theirs, mine).parts[0])
-        for place in range(0, 2 * wide, 2):
-            message[place] ^= 1
+        message[: wide * BLOCK // 2] = random.randbytes(wide * BLOCK // 2)
         with contextlib.suppress(NetworkError):
             one.difference(one.encode([0], mine, theirs), [bytes(message)])
 

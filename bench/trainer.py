@@ -85,7 +85,7 @@ def measure_preset(name: str, windows: Windows, device: torch.device = CPU) -> d
     changes = {
         "training.sequences_per_step": windows.sequences_per_step,
         "outer.inner_steps": windows.inner_steps,
-        "run.tokens_per_peer": ENDLESS_TOKENS,
+        "run.tokens": ENDLESS_TOKENS,
     }
     has_a_core = can_pin()
     with tempfile.TemporaryDirectory() as folder, couple(name, changes, Path(folder), device) as pair:

@@ -71,7 +71,7 @@ PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """Environment variable that our container images set."""
 OWN_WORD_S = 10.0
-"""Timeout to ask p2pd for its addresses. Guess: measure it; milliseconds are usual."""
+"""Timeout to ask p2pd for its addresses. Guess: its answers on overloaded machines; milliseconds are usual."""
 
 MAX_NAMED = 8
 """Most addresses in our link, another bootstrap's included: half of what a link may have."""
@@ -210,6 +210,7 @@ class EntryPoint:
         if self._link is None:
             self._publish_link(node)
             self._listen = await same_ports(self._options.addresses, node)
+        node.end_at(self._signed.manifest.run.tokens_per_peer)
         services, rates = self._supervisor.services, self._rates
         services.append(await serve_manifest(node, self._signed.to_bytes(), rates))
         services.append(await self._serve_files(node))
@@ -245,7 +246,7 @@ class EntryPoint:
 
     async def _attend(self, node: Node) -> None:
         tasks = [
-            watch(node, self._signed.manifest.run.tokens_per_peer, self._cache, self._say, self._view),
+            watch(node, self._signed.manifest.run.tokens, self._cache, self._say, self._view),
             self._finished.keep(node.directory),
         ]
         if self._admission is not None:

@@ -83,21 +83,21 @@ def living(records: Sequence[Presence]) -> View:
     return {record.peer: record for record in records if record.state is not PeerState.LEAVING}
 
 
-def news(before: View, now: View, tokens_per_peer: int) -> list[str]:
+def news(before: View, now: View, run_tokens: int) -> list[str]:
     """Return one line for each peer that joined, left or changed its state."""
     states = {peer: record.state for peer, record in before.items()}
-    said = {peer: doing(record, tokens_per_peer) for peer, record in now.items()}
+    said = {peer: doing(record, run_tokens) for peer, record in now.items()}
     came = [f"{name(now[peer])} came: {said[peer]}" for peer in now if peer not in states]
     changed = [f"{name(now[peer])} is {said[peer]}" for peer in now if states.get(peer) not in (None, now[peer].state)]
     left = [f"{name(before[peer])} left" for peer in before if peer not in now]
     return came + changed + left
 
 
-def status_line(now: View, tokens_per_peer: int, size: int = 0) -> str:
+def status_line(now: View, run_tokens: int, size: int = 0) -> str:
     """Return a line with the live peers and their progress; ``size`` peers of which they are a sample, 0 if all."""
     if not now:
         return "nobody is here; training starts when the first peer joins"
-    named = [f"{name(record)} {doing(record, tokens_per_peer)}" for record in list(now.values())[:MAX_NAMED]]
+    named = [f"{name(record)} {doing(record, run_tokens)}" for record in list(now.values())[:MAX_NAMED]]
     if size:
         return f"about {size:,} here, among them: {'; '.join(named)}"
     others = [f"{len(now) - MAX_NAMED:,} more"] if len(now) > MAX_NAMED else []
@@ -110,7 +110,7 @@ def name(record: Presence) -> str:
     return f"{nickname} ({short(record.peer)})" if nickname else short(record.peer)
 
 
-def doing(record: Presence, tokens_per_peer: int) -> str:
+def doing(record: Presence, run_tokens: int) -> str:
     """Return a peer's state and progress: ``training, step 12, 34 %``."""
-    percent = min(100 * record.progress / tokens_per_peer, 100.0)  # the last inner phase may end beyond the budget
+    percent = min(100 * record.progress / run_tokens, 100.0)  # the last inner phase may end beyond the budget
     return f"{record.state}, step {record.step:,}, {percent:.0f} %"

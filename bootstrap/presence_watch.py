@@ -17,7 +17,7 @@ STATUS_EVERY_S = 60.0
 """Interval between status lines while nobody joins or leaves. Guess: ask owners."""
 
 
-async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, view: SwarmView) -> None:
+async def watch(node: Node, run_tokens: int, cache: PeerCache, say: Say, view: SwarmView) -> None:
     """Report peers that join and leave, and save their addresses, until cancelled. Survives NetworkError.
 
     In a swarm so large that a lookup returns a sample, only the number of peers is reported.
@@ -26,7 +26,7 @@ async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, vi
     before: messages.View = {}
     saw_all = True
     reported_at = loop.time()
-    say("peers", messages.status_line(before, tokens_per_peer))
+    say("peers", messages.status_line(before, run_tokens))
     while True:
         await asyncio.sleep(LOOKUP_EVERY_S)
         has_company = node.has_company
@@ -38,7 +38,7 @@ async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, vi
         now, sees_all = messages.living(found), node.directory.sees_all
         total = None if sees_all else node.directory.size
         view.meet(found, total if has_company else 0)  # 0: nobody could be asked
-        lines = messages.news(before, now, tokens_per_peer) if saw_all and sees_all else []
+        lines = messages.news(before, now, run_tokens) if saw_all and sees_all else []
         is_due = loop.time() - reported_at > STATUS_EVERY_S
         if lines or is_due:
             node.learn(now.values())
@@ -51,6 +51,6 @@ async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, vi
             say("peers", line)
         if (lines and len(now) > 1) or (now and is_due):
             size = 0 if sees_all else node.directory.size
-            say("peers", messages.status_line(now, tokens_per_peer, size))
+            say("peers", messages.status_line(now, run_tokens, size))
             reported_at = loop.time()
         before, saw_all = now, sees_all

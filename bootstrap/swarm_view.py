@@ -78,14 +78,14 @@ class SwarmView:
             name=manifest.run.name,
             id=signed.run_id,
             parameters=parameter_count(manifest.model),
-            tokens_per_peer=manifest.run.tokens_per_peer,
+            run_tokens=manifest.run.tokens,
             recipe=manifest.outer.recipe,
             codec=manifest.codec.name,
         )
         self._is_open = manifest.admission.policy == "open"
         self._wall = wall
         self._lock = threading.Lock()
-        self._most_progress = BEYOND_THE_END * manifest.run.tokens_per_peer
+        self._most_progress = BEYOND_THE_END * manifest.run.tokens
         self._records: dict[PeerId, Presence] = {}  # the newest record of each live peer
         self._left: dict[PeerId, Presence] = {}
         """Records of peers that left, until they expire, because older ones may still be found."""
@@ -292,18 +292,18 @@ class SwarmView:
         view = self._view
         rows = [row for row in view.peers.values() if row.state != "gone"]
         if not rows and view.figures:
-            for name in ("tokens_per_s", "up", "down"):
+            for name in ("tokens_per_s", "swarm_tokens_per_s", "remaining_s", "up", "down"):
                 view.figures.pop(name, None)
             left = [each.progress for each in self._left.values()]  # newer than what they told
-            if left and view.run.tokens_per_peer:
-                fraction = min(median(left) / view.run.tokens_per_peer, 1.0)
+            if left:
+                fraction = min(median(left) / view.run.run_tokens, 1.0)
                 view.figures["fraction"] = max(fraction, view.figures.get("fraction", 0.0))
             view.why = "no peer is here at the moment; these are the last figures"
             if view.figures.get("fraction", 0.0) >= OVER:
                 view.why = "the run has ended; these are the last figures"
             return
         view.why = ""
-        figures, progress = summed(rows, view.run.tokens_per_peer)
+        figures, progress = summed(rows, view.run.run_tokens, view.total_peers)
         view.figures = figures
         if "disagreement" in figures:
             view.disagreement.add(progress, now, figures["disagreement"])

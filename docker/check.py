@@ -36,7 +36,7 @@ HONEST = ("peer", "slow", "hidden")
 HOME = "/data/peer"
 USER = "10001"
 """User ID that owns the homes in the images."""
-TOKENS_PER_PEER = "30_000_000"
+TOKENS = "30_000_000"
 """Length of the run; the demo's own would end within two minutes on a fast machine."""
 BUILD_VARIABLE = "P2PTRAIN_DOCKER_BUILD"
 """Environment variable with options of ``docker build`` for the testnet in containers; also applied to Compose."""
@@ -281,7 +281,7 @@ def compose_command() -> list[str]:
 
 def environment_for(port: int, token: str) -> dict[str, str]:
     """Return our environment with variables that separate the project from others."""
-    own = {"PAGE_PORT": str(port), "PAGE_TOKEN": token, "TOKENS_PER_PEER": TOKENS_PER_PEER, "PRESET": "demo"}
+    own = {"PAGE_PORT": str(port), "PAGE_TOKEN": token, "TOKENS": TOKENS, "PRESET": "demo"}
     networks = {"BACKBONE": "10.231.78", "HOME_NETWORK": "10.231.79"}
     return build_variables(os.environ.get(BUILD_VARIABLE, "")) | networks | dict(os.environ) | own
 

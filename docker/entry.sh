@@ -6,7 +6,7 @@
 # LINK          a peer's join link. Without it a peer uses the link in /swarm; without that, a peer with a home in /data
 #               resumes its run, and a new peer waits for the link in /swarm
 # PRESET        preset of a new run: demo, llama-15m, llama-135m
-# TOKENS_PER_PEER   length of a new run, in place of the preset's
+# TOKENS   length of a new run, in place of the preset's
 # PORT          port of a bootstrap without an option --listen; p2ptrain-health connects to it
 # UP_MBIT, DOWN_MBIT, DELAY_MS, LOSS_PERCENT   emulated link of this container (p2ptrain-line; the container must start
 #               as root with the capability NET_ADMIN)
@@ -58,8 +58,8 @@ case "$what" in
     if [ ! -e /data/run ]; then  # created atomically, in case we are killed
       rm -rf /data/run.new
       python3 -m p2ptrain.cli init /data/run.new --preset "${PRESET:-demo}"
-      if [ -n "${TOKENS_PER_PEER:-}" ]; then
-        sed -i "s/^tokens_per_peer = .*/tokens_per_peer = $TOKENS_PER_PEER/" /data/run.new/manifest.toml
+      if [ -n "${TOKENS:-}" ]; then
+        sed -i "s/^tokens = .*/tokens = $TOKENS/" /data/run.new/manifest.toml
       fi
       python3 -m p2ptrain.cli sign /data/run.new
       mv /data/run.new /data/run

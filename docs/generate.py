@@ -140,7 +140,7 @@ def guesses(source: str) -> list[str]:
     for each in remarks(source):
         for settles in GUESS.findall(each.text):
             value = f"={each.value}" if each.value and len(each.value) <= LONGEST_VALUE else ""
-            measurement = re.sub(r" would settle (?:it|them)\b", "", settles).split(";")[0]
+            measurement = re.sub(r"^measure | would settle (?:it|them)\b", "", settles).split(";")[0]
             lines.append(f"- `{each.name or 'module'}{value}`: {measurement}")
     return lines
 

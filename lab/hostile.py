@@ -310,6 +310,10 @@ class ForgingDirectory:
     """Copies of its last record under the names of all other known peers, with its own signature."""
     _own: Presence | None = None
 
+    @property
+    def size(self) -> int:
+        return self.directory.size
+
     async def announce(self, presence: Presence) -> None:
         self._own = presence
         await self.directory.announce(presence)

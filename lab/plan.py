@@ -119,9 +119,9 @@ def manifest_of(scenario: RealScenario) -> Manifest:
     changes: dict[str, Any] = {
         "run.name": "laboratory",
         "run.seed": scenario.run.seed,
-        "run.tokens_per_peer": scenario.tokens_per_peer,
+        "run.tokens": scenario.run_tokens,
         "model.config": description(learner).config.model_dump(),
-        "training": training(learner, scenario.tokens_per_peer, fold=1).model_dump(),
+        "training": training(learner, scenario.run_tokens, fold=1).model_dump(),
         "outer": scenario.outer.model_dump(),
         "codec": scenario.codec.model_dump(),
         "swarm": scenario.swarm.model_dump(),

@@ -36,7 +36,7 @@ class InnerTask(Protocol):
         """Fast weights, [P] fp32 on the training device. Writing to the tensor changes the model."""
 
     def inner_step(self, progress: float) -> StepResult:
-        """Move ``theta`` by one inner step at the given progress (tokens per peer; schedules read it)."""
+        """Move ``theta`` by one inner step at the given progress (tokens of all peers; schedules read it)."""
 
     def reset(self, warmup_steps: int) -> None:
         """Clear the inner optimizer's state and warm it up again after ``theta`` was replaced by a donor's weights."""
@@ -128,6 +128,10 @@ class Transport(Protocol):
 
 class Directory(Protocol):
     """Directory of the run's live peers."""
+
+    @property
+    def size(self) -> int:
+        """Estimated number of peers in the swarm; 0 before the first lookup."""
 
     async def announce(self, presence: Presence) -> None:
         """Publish this peer's signed presence record. Raises NetworkError."""

@@ -35,6 +35,7 @@ from p2ptrain.swarm.messages import (
     WeightsReply,
     WeightsRequest,
 )
+from p2ptrain.swarm.peer_count import MAX_PEERS
 
 # --- Limits. Guess: measure the largest messages of real runs.
 
@@ -168,6 +169,7 @@ _TERMS = _record(
     partners=_integer(MAX_PARTNERS),
     seconds_per_byte=_AMOUNT,
     max_decrease=_plain(float, lambda x: x >= 0, "a largest decrease >= 0"),
+    peers=_plain(float, lambda x: 1 <= x <= MAX_PEERS, f"a number of peers from 1 to {MAX_PEERS:,.0f}"),
 )
 _FRAGMENTS = _ascending(_several(_integer(MAX_FRAGMENT_INDEX), MAX_FRAGMENTS))
 _PROTOCOL = _integer(2**16 - 1)

@@ -38,7 +38,7 @@ from peer.network import Connection
 CERTIFICATE_FILE = "badge"
 MAX_ASKED = 4
 """Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
-Guess: how often the first nodes have an outdated access list or are gone."""
+Guess: how often the first nodes are gone or outdated."""
 _CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
 """Refusals by one invite issuer that another issuer may lift."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)

@@ -9,33 +9,27 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
-from pathlib import Path
-from random import Random
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from p2ptrain.base import cgroups
 from p2ptrain.base.clock import steady
-from p2ptrain.base.errors import NetworkError
-from p2ptrain.base.ids import PeerId, short
+from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.base.text import command_line
-from p2ptrain.data.corpus import check_named, has_stream
-from p2ptrain.data.file_store import NamedFile, named_files
+from p2ptrain.data.corpus import check_named
+from p2ptrain.data.file_store import named_files
 from p2ptrain.data.stream import cache_directory
-from p2ptrain.manifest import JoinLink, SignedManifest
-from p2ptrain.net import address
-from p2ptrain.net.directory import PeerCache
+from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.file_service import FILES_PROTOCOL, FileServer
 from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
 from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
-from p2ptrain.net.relay.relay import RelayLimits
 from p2ptrain.net.start_options import merged
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.weight_download import Downloader
@@ -54,19 +48,19 @@ from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
 from peer.capacity import compiler_fault
 from peer.contributions import Contributions
-from peer.file_fetch import Source, ask_for_file, local_file
-from peer.home import AddressBook, Addresses, Home, home_for
+from peer.home import home_for
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
-from peer.network import Connection
-from peer.network_thread import NetworkThread
+from peer.network_stack import NetworkStack, connect
 from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.sensors import Sensors
 from peer.owner.settings import Settings, SettingsFile, compile_mode
 from peer.participation import Participation, TrainerControl
-from peer.paths import PathNotebook, Paths
+from peer.paths import PathNotebook
+from peer.run_files import with_files
+from peer.saving import SAVE_PERIOD_S
 from peer.screen import Screen
-from peer.session_recorder import SAVE_PERIOD_S, SessionRecorder
+from peer.session_recorder import SessionRecorder
 from peer.sharing import Sharing
 from peer.space import check_space
 from peer.start_options import StartFile, StartOptions
@@ -75,9 +69,6 @@ from peer.stopping import Stopping
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
-
-MAX_ASKED = 8
-"""Peers that are asked for a file in one round, besides bootstraps. Guess: the share of peers that have it."""
 
 WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
 """Maps an honest peer's environment, its learner and the run's tokens per peer to the environment to use."""
@@ -117,7 +108,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             log.listen(sharing.state.on_note)
             sharing.open(stack, log)  # before the network starts: the page's port may be taken
             is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
-            network = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
+            network = None if is_alone else connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
                 assert network is not None
                 assert options.link is not None  # home_for checked it
@@ -131,14 +122,14 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             if network is not None:  # checked before anything costly
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                 network.thread.call(admission.enter(options.link))
-            options = _with_files(options, given, home, signed, network, admission, log)
+            options = with_files(options, given, home, signed, network, admission, log)
             start.save(remembered, settings)  # not what was refused
             session = build(options, device, home, identity, signed, log)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
             session.record.is_stopping = signals.stop.is_set
-            session.record.is_terminated = lambda: stopping.is_terminated
+            session.record.saver.is_terminated = lambda: stopping.is_terminated
             stopping.let_finish(session.record.learner.inbox.wake)
             stack.enter_context(_compiler(session.record, signed, options, signals, log))
             try:
@@ -147,7 +138,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 else:
                     _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
             except Exception:  # save hours of training, whatever failed
-                session.record.rescue()
+                session.record.saver.rescue()
                 raise
             session.record.end()
             place = home.path.absolute()
@@ -155,17 +146,6 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
             if session.record.learner.step:  # before the first outer step, export would write untrained weights
                 log.note("to export", command=home.export_command)
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkStack:
-    """The network thread and what runs on it."""
-
-    thread: NetworkThread
-    connection: Connection
-    paths: Paths
-    identity: Identity
-    rates: Throttles
 
 
 # --- before training --------------------------------------------------------------------------------------------------
@@ -183,110 +163,6 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
         memory_bytes=settings.memory_bytes,
         compile=compile_mode(settings.compile, os.environ),
     )
-
-
-def _connect(
-    stack: contextlib.ExitStack,
-    options: PeerOptions,
-    home: Home,
-    identity: Identity,
-    signed: SignedManifest | None,
-    log: EventLog,
-    rates: Throttles,
-) -> NetworkStack:
-    if options.link is not None:
-        run = options.link.run_id
-    else:
-        assert signed is not None  # home_for checked it
-        run = signed.run_id
-    last = home.load_addresses()
-    bootstraps = options.link.addresses if options.link else last.joined_by
-    thread = stack.enter_context(NetworkThread())
-    paths = Paths()
-
-    book = AddressBook(home, lambda: Addresses(connection.addresses, tuple(bootstraps), connection.port))
-    connection = Connection(
-        identity,
-        run,
-        bootstraps,
-        PeerCache(home.peers),
-        log,
-        listen=options.listen or (),
-        port=last.port,
-        announce=options.announce or (),
-        nickname=options.nickname or "",
-        local=bool(options.local),
-        rates=rates,
-        relay=RelayLimits() if options.relay else None,
-        paths=paths,
-        on_move=book.keep,
-    )
-
-    async def start() -> None:
-        await connection.start()
-        await book.begin()
-
-    def close(kind: type[BaseException] | None, *_: object) -> None:
-        thread.call(connection.close(in_haste=kind is KeyboardInterrupt))  # the owner's second Ctrl+C
-
-    stack.push(close)
-    thread.call(start())
-    where = ", ".join(map(address.host_port, connection.addresses)) or "no address that others can reach"
-    log.note("listening", name=short(identity.peer_id), where=where)
-    return NetworkStack(thread, connection, paths, identity, rates)
-
-
-def _with_files(
-    options: PeerOptions,
-    given: PeerOptions,
-    home: Home,
-    signed: SignedManifest,
-    network: NetworkStack | None,
-    admission: AdmissionClient | None,
-    log: EventLog,
-) -> PeerOptions:
-    """Return the options with the paths of files that the run names by digest, downloaded if this machine has none.
-
-    Raises CorpusError if the owner named another file, HomeError if a file cannot be stored.
-    """
-    paths: dict[str, Path | None] = {}
-    for file in named_files(signed.manifest):
-        name = file.option.removeprefix("--")
-        is_needed = name == "tokenizer" or not has_stream(signed.manifest, cache_directory())
-        remembered = getattr(options, name) if is_needed else None
-        path = local_file(file, home.files, getattr(given, name), remembered)
-        if path is None and is_needed and network is not None and admission is not None:
-            data = network.thread.call(_download(file, options.link, home, network, admission, log))
-            path = None if data is None else home.files.add(file.sha256, data)
-        paths[name] = path
-    return replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"))
-
-
-async def _download(
-    file: NamedFile,
-    link: JoinLink | None,
-    home: Home,
-    network: NetworkStack,
-    admission: AdmissionClient,
-    log: EventLog,
-) -> bytes | None:
-    connection = network.connection
-    entries = map(address.split_peer, link.addresses if link else home.load_addresses().joined_by)
-    bootstraps = [(peer, [place]) for place, peer in entries if peer is not None]
-
-    async def sources() -> Sequence[Source]:
-        try:
-            records = await connection.lookup()
-        except NetworkError:
-            records = []
-        others = [(each.peer, each.addresses) for each in records if each.peer != network.identity.peer_id]
-        return [*bootstraps, *Random().sample(others, min(len(others), MAX_ASKED))]
-
-    async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
-        speaking = connection.speaking(FILES_PROTOCOL, FILES_LIMITS)
-        return await admission.transport(speaking, checks_responder=False).open(peer, addresses)
-
-    return await ask_for_file(file, sources, dial, log)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -394,7 +270,7 @@ def _run_in_swarm(
             committed=contributions.exchanged,
             downloader=Downloader(dial, sizes, work, record.notebook, contributions.taken),
         )
-        environment = wrap(environment, learner, float(record.tokens_per_peer))
+        environment = wrap(environment, learner, float(record.run_tokens))
         weight_server = WeightServer(
             learner.payloads, environment.work, time.monotonic, contributions.given, network.rates, admission.counts
         )

@@ -43,10 +43,10 @@ from peer.start_options import StartOptions
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
 is some hundredths of a nat; refused weights are worse than random prediction. It takes 0.3 s for the demo model. Guess:
-the share of good and bad donors' weights that the test refuses."""
+the share of donors' weights that this refuses."""
 TOKENIZING_PERIOD_S = 10.0
-"""Seconds between two notes on the progress of tokenizing, which takes up to an hour. Guess: how long an owner watches
-a silent terminal before stopping the peer."""
+"""Seconds between two notes on the progress of tokenizing, which takes up to an hour. Guess: how long owners watch
+a silent terminal."""
 SAMPLE_TOKENS = 120
 """Length of the sample text on the page: two lines of bytes, a third of a second of the demo model. Guess: how much
 text visitors read."""
@@ -99,12 +99,12 @@ def build(
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training, cpu_bytes)
         reader = CorpusReader(manifest.run.seed, identity.peer_id)
-        task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
+        task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens, reader, placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     fragments = slices(len(model.theta), manifest.outer.fragments)
     learner = Learner(
         task,
-        learner_rules(manifest.outer, manifest.run.tokens_per_peer),
+        learner_rules(manifest.outer, manifest.run.tokens),
         fragments,
         weight_codec,
         log,
@@ -119,7 +119,7 @@ def build(
         manifest.outer,
         manifest.swarm,
         learner.payloads,
-        tokens_per_peer=float(manifest.run.tokens_per_peer),
+        run_tokens=float(manifest.run.tokens),
         tokens_per_outer_step=float(manifest.tokens_per_outer_step),
     )
 
@@ -136,7 +136,7 @@ def build(
         task=task,
         corpus=corpus,
         placement=placement,
-        tokens_per_peer=manifest.run.tokens_per_peer,
+        run_tokens=manifest.run.tokens,
         last_exchanges_s=SEARCH_PATIENCE_S + rules.final_gossip_s if rules.exchanges else 0.0,
         notebook=log,
         first_loss=first_loss,

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 30.0
 """Mean seconds between two claims, times a random factor of 0.75 to 1.25: 2 MB of receipts a day. Guess: the share of
-contributions that stays unsigned under the churn of a real swarm."""
+contributions that stays unsigned in a real swarm."""
 GOODBYES = 8
 """Maximum number of last claims; the partners asked longest ago come first."""
 

@@ -49,14 +49,14 @@ SAMPLE = (
 """Text on which tokenizers tend to differ: spaces, digits, normal forms, rare letters, tokens with a meaning."""
 
 COMPARED_TOKENS = 2048
-"""Held-out tokens whose text and loss are compared. Guess: measure the time on slow machines, which read them twice."""
+"""Held-out tokens whose text and loss are compared. Guess: the time on slow machines; they read them twice."""
 
 LOAD_S = 1800.0
 """Timeout of the process that loads the export. Guess: measure the largest models on slow machines."""
 
 TOLERANCE = 1e-3
-"""Accepted difference of the losses, in nats; a tokenizer that is rebuilt raised the loss by 3.6. Guess: measure the
-difference with other numbers of threads and other versions of transformers."""
+"""Accepted difference of the losses, in nats; a tokenizer that is rebuilt raised the loss by 3.6. Guess: the
+difference with other threads and versions of transformers."""
 
 
 @dataclass(frozen=True, slots=True)

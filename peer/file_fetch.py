@@ -20,7 +20,7 @@ Source = tuple[PeerId, Sequence[str]]
 
 SOURCE_DEADLINE_S = MOST_STORED_BYTES / 100e3
 """Timeout of a download from one peer: 11 minutes, the largest file at 0.8 Mbit/s. The next peer continues it. Guess:
-measure upload rates of volunteers, who wait this long for each adversarial peer that sends slowly."""
+upload rates of volunteers; they wait this long for each adversarial peer that sends slowly."""
 NOT_SPOKEN = "protocols not supported"
 """go-libp2p's words for a peer that does not know the protocol, an older p2ptrain."""
 

@@ -85,7 +85,7 @@ class Connection:
         self._paths = paths if paths is not None else Paths()
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
-        self._signed: bytes | None = None
+        self._signed: SignedManifest | None = None
         self._supervisor = NodeSupervisor(
             self._start_node, self._start_services, self._watch_node, self._node_died, self._node_returned
         )
@@ -113,10 +113,14 @@ class Connection:
         return self._reachability.addresses if self._reachability else ()
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
-        """Serve the manifest, on this node and later ones."""
-        self._signed = signed.to_bytes()
+        """Serve the manifest and keep farewell records, on this node and later ones."""
+        self._signed = signed
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
-            self._supervisor.services.append(await serve_manifest(self.node, self._signed, self._rates))
+            await self._serve_manifest_on(self.node, signed)
+
+    async def _serve_manifest_on(self, node: Node, signed: SignedManifest) -> None:
+        node.end_at(signed.manifest.run.tokens_per_peer)
+        self._supervisor.services.append(await serve_manifest(node, signed.to_bytes(), self._rates))
 
     def stand_at(self, gate: Gate) -> None:
         """Accept only members in the DHT, on this node and later ones."""
@@ -198,6 +202,10 @@ class Connection:
             with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will listen
                 await self._transport.listen(self._accept_link)
 
+    @property
+    def size(self) -> int:
+        return self.node.directory.size
+
     async def announce(self, presence: Presence) -> None:
         await self.node.directory.announce(presence)
 
@@ -253,7 +261,7 @@ class Connection:
         if self._handler is not None:
             await self._transport.listen(self._accept_link)
         if self._signed is not None:
-            services.append(await serve_manifest(node, self._signed, self._rates))
+            await self._serve_manifest_on(node, self._signed)
 
     async def _watch_node(self, node: Node) -> None:
         assert self._reachability is not None  # set by _start_services

@@ -27,7 +27,7 @@ PLAIN_PROGRESS_S = 60.0
 PLAIN_ACTIVITY_S = 10.0
 """Seconds between two lines about one activity without a terminal, to keep logs readable."""
 REPEAT_S = 600.0
-"""Seconds until the same news is shown again. Guess: how often owners want to read that a failure lasts."""
+"""Seconds until the same news is shown again. Guess: how often owners want it."""
 MAX_REMEMBERED = 1024
 """News whose last time is remembered. Guess: count the failing partners of a peer in a large swarm."""
 

@@ -1,4 +1,4 @@
-"""Records of one session: progress notes, checkpoints, the weights at the end of training, and summary.json."""
+"""Records of one session: progress notes, held-out losses, the weights at the end of training, and summary.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from p2ptrain import checkpoint
-from p2ptrain.base.errors import HomeError, UserError
+from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import Corpus
@@ -25,21 +25,11 @@ from p2ptrain.train.evaluate import NOT_READ, HeldOutLoss, tokens_to_read, valid
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from peer.home import Home
+from peer.saving import CheckpointSaver, reason_of
 from peer.throughput import Throughput
+from peer.time_left import ExchangeDrift, TimeLeft, time_left
 
 PROGRESS_PERIOD_S = 2.0
-SAVE_PERIOD_S = 120.0
-"""Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs. More for a
-large model (SAVE_RATE) or a slow disk (SAVE_SHARE). Saving the demo model takes 20 ms. Guess: how often volunteers'
-machines lose power."""
-SAVE_SHARE = 50
-"""Minimum ratio of training time to the time for saving: saving costs at most 2 %. Guess: which slowdown volunteers
-notice."""
-SAVE_RATE = 100e9 / 86_400
-"""Maximum bytes per second that checkpoints write on average: 100 GB per day. A solid-state disk of 250 GB is warranted
-for 150 TB (Samsung, 970 EVO Plus), which lasts four years. llama-15m is saved every 4.5 minutes, llama-135m every
-39."""
-
 LOOK_PERIOD_S, LOOK_MOST_S = 20.0, 120.0
 """Minimum and maximum seconds between two looks at the held-out loss while somebody watches. Guess: how long visitors
 keep the page open."""
@@ -57,17 +47,7 @@ loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s th
 million parameters needed on two cores before it asked for weights."""
 HASTE_S = 3.0
 """Approximate maximum seconds for the last loss of a peer that its owner stops: docker kills it after 10 s. Guess: the
-time that saving and leaving take on slow machines."""
-
-RETRY_S = 10.0
-"""Seconds between two tries to save at the end of a session, on a full disk. Guess: how long owners take to free some
-space."""
-LAST_PATIENCE_S = 300.0
-"""Seconds for which saving is retried, so that an owner can free some space. Guess: how long owners take to notice and
-do so."""
-TERMINATED_PATIENCE_S = 20.0
-"""Seconds for which saving is retried after SIGTERM or SIGHUP. A program may just free the disk, but no owner may read,
-and a system that shuts down waits 90 s (systemd's DefaultTimeoutStopSec)."""
+time to save and leave on slow machines."""
 
 STEPS_REMEMBERED = 1000
 """Inner steps whose durations are kept; the longest stall is reported in units of their median. Guess: how fast the
@@ -76,7 +56,7 @@ median drifts in long sessions."""
 
 @dataclass(slots=True)
 class SessionRecorder:
-    """Writes notes, checkpoints and the summary of one session. Runs in the trainer thread."""
+    """Writes notes and the summary of one session, and has checkpoints saved. Runs in the trainer thread."""
 
     home: Home
     checkpoints: Checkpoints
@@ -87,7 +67,7 @@ class SessionRecorder:
     task: LanguageModelTask
     corpus: Corpus
     placement: Placement
-    tokens_per_peer: int
+    run_tokens: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
     counters: Callable[[], Counters] = Counters
@@ -98,19 +78,17 @@ class SessionRecorder:
     """Returns a sample text of the model; empty: none at this look."""
     is_watched: Callable[[], bool] = lambda: False
     clock: Clock = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    """Sleeps between these retries; a signal handler may raise out of it."""
     last_exchanges_s: float = 0.0
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
-    is_terminated: Callable[[], bool] = lambda: False
-    """Whether a signal other than Ctrl+C stopped the peer."""
     compiler: BackgroundCompiler | None = None
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
+    saver: CheckpointSaver = field(init=False)
     throughput: Throughput = field(default_factory=Throughput)
+    drift: ExchangeDrift = field(default_factory=ExchangeDrift)
     has_stepped: bool = False
     is_held: bool = False
     is_reading: bool = False
@@ -119,12 +97,6 @@ class SessionRecorder:
     _tokens_at_start: int = 0
     _ended_at: float | None = None
     _next_progress: float = 0.0
-    _next_save: float = 0.0
-    _saved: int | None = None
-    """``learner.changes`` at the last save of this session."""
-    _unsaved_since: float | None = None
-    """Time of the last save, or of the start, if saving has failed since."""
-    _saved_at: float = 0.0
     _read: int | None = None
     """``learner.changes`` at ``last_loss``."""
     _concluded: int | None = None
@@ -139,6 +111,9 @@ class SessionRecorder:
     _inner_steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     """Durations in seconds of the last inner steps, without the first, which warms up the device."""
 
+    def __post_init__(self) -> None:
+        self.saver = CheckpointSaver(self.checkpoints, self.learner, self._state, self.notebook)
+
     def begin(self) -> None:
         """Start the session, before its first inner step: read the held-out loss and note the start."""
         if (known := self._known_loss()) is not None:
@@ -148,9 +123,10 @@ class SessionRecorder:
             self.last_loss.value
         ):  # goes into checkpoints, and JSON has no NaN
             self.first_loss = self.last_loss
-        self._started_at = self._saved_at = time.monotonic()
+        self.saver.begin()
+        self._started_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
-        self._next_save, self._next_look = self._started_at + SAVE_PERIOD_S, self._started_at + LOOK_PERIOD_S
+        self._next_look = self._started_at + LOOK_PERIOD_S
         self.notebook.note(
             "started",
             device=str(self.task.theta.device),
@@ -165,6 +141,7 @@ class SessionRecorder:
     def inner_step_done(self) -> None:
         now = time.monotonic()
         self.throughput.inner_step_done(self.learner.tokens)
+        self.drift.record(self.learner.progress_displacement)
         if not self.has_stepped:
             self.has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
@@ -173,8 +150,7 @@ class SessionRecorder:
             self._blocked_at_start_s = self.learner.blocked_s
         else:
             self._inner_steps_s.append(self.learner.inner_step_s)
-        if not self.learner.is_waiting:  # a checkpoint cannot hold an unfinished outer step
-            self._save_if_due()
+        self.saver.save_if_due()
         if now < self._next_progress:
             return
         self._next_progress = now + PROGRESS_PERIOD_S
@@ -182,30 +158,27 @@ class SessionRecorder:
             "progress",
             step=self.learner.step,
             progress=self.learner.progress,
-            fraction=min(self.learner.progress / self.tokens_per_peer, 1.0),
+            fraction=min(self.learner.progress / self.run_tokens, 1.0),
+            run_tokens=self.run_tokens,
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             learning_rate=self.task.learning_rate,
             tokens_per_s=self.throughput.tokens_per_s,
+            **self._time_fields(),
             peers=self.live_peers(),
             exchanges_ok=self.counted().exchanges_ok,
-            **({"unsaved_s": now - since} if (since := self._unsaved_since) is not None else {}),
+            **({} if (unsaved_s := self.saver.unsaved_s) is None else {"unsaved_s": unsaved_s}),
         )
 
     def held(self, is_held: bool) -> None:
-        """Record that the trainer is held in the middle of the run, or continues.
-
-        A held trainer's progress is saved at once; if it waits for partners, after that outer step, because a
-        checkpoint cannot hold an unfinished one.
-        """
+        """Record that the trainer is held in the middle of the run, and save its progress, or that it continues."""
         self.is_held = is_held
         if is_held:
             self._held_at = time.monotonic()
             self.throughput.rest()
+            self.drift.rest()
             self.notebook.note("held", step=self.learner.step, tokens=self.learner.tokens)
-            self._next_save = 0.0
-            if not self.learner.is_waiting:
-                self.try_to_save()
+            self.saver.save_soon()
         else:
             self._held_s += time.monotonic() - self._held_at
             self.throughput.go_on(self.learner.tokens)
@@ -213,11 +186,11 @@ class SessionRecorder:
 
     def leaving(self) -> None:
         """Save before the goodbye, during which the owner may kill the process."""
-        if not self.learner.is_waiting and not self._is_saved:
-            self.try_to_save()
+        if not self.saver.is_saved:
+            self.saver.save_soon()
 
     def outer_step_done(self) -> None:
-        self._save_if_due()
+        self.saver.save_if_due()
         if time.monotonic() >= self._next_look and self.is_watched():
             self._look()
 
@@ -230,7 +203,7 @@ class SessionRecorder:
             if self.sampler is not None and (text := self.sampler()):
                 self.notebook.note("sample", step=learner.step, text=text)
         except Exception as error:  # training continues without a look
-            self.notebook.note("not looked", why=_why(error))
+            self.notebook.note("not looked", why=reason_of(error))
         now = time.monotonic()
         self._next_look = now + max(LOOK_PERIOD_S, min(LOOK_SHARE * (now - began), LOOK_MOST_S))
 
@@ -245,40 +218,6 @@ class SessionRecorder:
                 "not saved", what="the weights at the end of training", why=error.problem.removesuffix(".")
             )
 
-    def try_to_save(self) -> None:
-        """Save a checkpoint; a full disk is noted and does not stop training."""
-        began, written = time.monotonic(), 0
-        try:
-            written = self.save()
-        except HomeError as error:
-            self._unsaved_since = self._saved_at
-            self.notebook.note("not saved", what="a checkpoint", why=error.problem.removesuffix("."))
-        now = time.monotonic()
-        self._next_save = now + max(SAVE_PERIOD_S, SAVE_SHARE * (now - began), written / SAVE_RATE)
-
-    def _save_if_due(self) -> None:
-        if time.monotonic() >= self._next_save:
-            self.try_to_save()
-
-    @property
-    def _is_saved(self) -> bool:
-        return self._saved == self.learner.changes
-
-    def rescue(self) -> None:
-        """Try to save a checkpoint after training failed; an error here does not hide the first one."""
-        try:
-            self.save()
-        except Exception as error:  # for example, nothing can be read from a GPU after a CUDA error
-            self.notebook.note("not saved", what="a checkpoint", why=_why(error))
-
-    def save(self) -> int:
-        """Save a checkpoint; return the size of its tensors in bytes. Raises HomeError."""
-        tensors, numbers = self.learner.state_dict()
-        path = self.checkpoints.save(tensors, {**self._state(), **numbers})
-        self._saved, self._saved_at, self._unsaved_since = self.learner.changes, time.monotonic(), None
-        self.notebook.note("saved", path=str(path))
-        return sum(part.nbytes for saved in tensors.values() for part in checkpoint.parts(saved))
-
     def conclude(self) -> None:
         """Save the last checkpoint, unless nothing changed since the previous one, and read its held-out loss.
 
@@ -290,8 +229,8 @@ class SessionRecorder:
             return
         if self._ended_at is None:
             self._stop_the_clock()  # retries on a full disk are not training
-        if not self._is_saved:
-            self._insist("the last checkpoint", self.save)
+        if not self.saver.is_saved:
+            self.saver.insist("the last checkpoint", self.saver.save)
         if not self.learner.ended or self.is_stopping():
             self._evaluate(patience_s=HASTE_S)
         else:
@@ -305,35 +244,14 @@ class SessionRecorder:
     def end(self) -> None:
         """End the session: conclude it, unless that has been done, and save the summary. Raises HomeError."""
         self.conclude()
-        self._insist("summary.json", lambda: self.home.save_summary(self.summary()))
-
-    def _insist(self, what: str, write: Callable[[], object]) -> None:
-        """Retry ``write`` for ``LAST_PATIENCE_S``, or ``TERMINATED_PATIENCE_S``. Raises HomeError after that."""
-        patience_s = TERMINATED_PATIENCE_S if self.is_terminated() else LAST_PATIENCE_S
-        deadline, is_told = self.clock() + patience_s, False
-        while True:
-            try:
-                write()
-                return
-            except HomeError as error:
-                if self.is_terminated():  # perhaps since the first try
-                    deadline = min(deadline, self.clock() + TERMINATED_PATIENCE_S)
-                left_s, why = deadline - self.clock(), error.problem.removesuffix(".")
-                remedy = error.remedy
-                if left_s <= 0:
-                    self.notebook.note("not saved", what=what, why=f"{why}; given up")
-                    raise
-            if not is_told:
-                is_told = True
-                terms = {"every_s": RETRY_S, "seconds": patience_s, "remedy": remedy}
-                self.notebook.note("save waits", what=what, why=why, **terms)
-            self.sleep(min(RETRY_S, left_s))
+        self.saver.insist("summary.json", lambda: self.home.save_summary(self.summary()))
 
     def _stop_the_clock(self) -> None:
         """Stop the training clock; waiting in the final gossip does not count as blocked."""
         self._ended_at = self._held_at if self.is_held else time.monotonic()
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
         self.throughput.rest()
+        self.drift.rest()
 
     @property
     def _elapsed_s(self) -> float:
@@ -341,10 +259,14 @@ class SessionRecorder:
         now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
         return now - self._started_at - self._held_s
 
+    def time_left(self) -> TimeLeft | None:
+        """Return the swarm's throughput and the time to the run's end; None while unknown. Safe from any thread."""
+        tokens = max(self.run_tokens - self.learner.progress, 0.0)
+        return time_left(tokens, self.throughput.tokens_per_s, self.learner.peers, self.drift.tokens_per_s)
+
     def remaining_s(self) -> float | None:
-        """Return the seconds to the run's end at the current speed; None while unknown. Safe from any thread."""
-        speed = self.throughput.tokens_per_s
-        return (self.tokens_per_peer - self.learner.progress) / speed if speed else None
+        """Return the seconds to the run's end; None while unknown. Safe from any thread."""
+        return None if (left := self.time_left()) is None else left.remaining_s
 
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
@@ -352,17 +274,19 @@ class SessionRecorder:
         return {
             "step": learner.step,
             "progress": learner.progress,
-            "fraction": min(learner.progress / self.tokens_per_peer, 1.0),
+            "fraction": min(learner.progress / self.run_tokens, 1.0),
+            "run_tokens": self.run_tokens,
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
             "val_loss": self.last_loss.value if math.isfinite(self.last_loss.value) else None,
             "val_loss_tokens": self.last_loss.tokens,
             "tokens": learner.tokens,
             "tokens_per_s": self.throughput.tokens_per_s,
+            **self._time_fields(),
             "skipped_steps": self.task.loss_scale.skipped,
             "compiler": "" if self.compiler is None else self.compiler.state,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
-            "unsaved_s": None if (since := self._unsaved_since) is None else time.monotonic() - since,
+            "unsaved_s": self.saver.unsaved_s,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
         }
 
@@ -426,6 +350,9 @@ class SessionRecorder:
             "val_loss_first_tokens": None if first is None else first.tokens,
         }
 
+    def _time_fields(self) -> dict[str, float | None]:
+        return {} if (left := self.time_left()) is None else asdict(left)
+
     def _loss_fields(self) -> dict[str, Any]:
         return {"loss": self.last_loss.value, "read": self.last_loss.tokens, "of": self.last_loss.of}
 
@@ -460,7 +387,3 @@ class SessionRecorder:
             return HeldOutLoss(float(value), int(tokens), int(of)) if math.isfinite(value) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-
-def _why(error: Exception) -> str:
-    return error.problem if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

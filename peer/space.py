@@ -21,13 +21,16 @@ TRAINED_BYTES = 4
 """Disk space in bytes per parameter of the weights that are saved when training ends."""
 
 
+SPARE_BYTES = 1_000_000_000
+"""Additional disk space of a home, for logs and everything else. Guess: its size after a long session."""
+
+
 def check_space(home: Path, manifest: Manifest, cache: Path) -> list[str]:
     """Return warnings for the owner, each two sentences, on disks that will be full in the run.
 
     Raises HomeError if the disk of the home has no room for one checkpoint.
     """
-    parameters = parameter_count(manifest.model)
-    each = CHECKPOINT_BYTES * parameters
+    each = CHECKPOINT_BYTES * parameter_count(manifest.model)
     place, free = room(home)
     if free is None:
         return []  # the code that writes there reports it
@@ -37,15 +40,13 @@ def check_space(home: Path, manifest: Manifest, cache: Path) -> list[str]:
             "be saved.",
             f"Free {size(each - free)} there, better {size(3 * each)}, or choose another disk with --home.",
         )
-    present = min(len(list((home / "checkpoints").glob("step-*"))), CHECKPOINTS - 1)
-    needed = (CHECKPOINTS - present) * each + TRAINED_BYTES * parameters
-    tokens = 0 if has_stream(manifest, cache) else most_stream_bytes(manifest)
+    needed, tokens = home_bytes(home, manifest), token_bytes(cache, manifest)
     beside, its_free = room(cache)
-    shares = its_free is not None and place.stat().st_dev == beside.stat().st_dev
+    shares = share_disk(place, beside)
     warnings = []
     needed += tokens if shares else 0
     if free < needed:
-        what = "its checkpoints and the run's tokens" if shares and tokens else "its checkpoints"
+        what = "the home and the run's tokens" if shares and tokens else "the home"
         warnings.append(
             f"{size(free)} are free at {place}, but {what} may take {size(needed)}. Free some space, or saving fails"
         )
@@ -55,6 +56,25 @@ def check_space(home: Path, manifest: Manifest, cache: Path) -> list[str]:
             "set XDG_CACHE_HOME to a directory on another disk"
         )
     return warnings
+
+
+def home_bytes(home: Path, manifest: Manifest | None) -> int:
+    """Return the disk space in bytes that a home may still take, without a manifest as far as it is known."""
+    if manifest is None:
+        return SPARE_BYTES
+    present = min(len(list((home / "checkpoints").glob("step-*"))), CHECKPOINTS - 1)
+    each = (CHECKPOINTS - present) * CHECKPOINT_BYTES + TRAINED_BYTES
+    return SPARE_BYTES + each * parameter_count(manifest.model)
+
+
+def token_bytes(cache: Path, manifest: Manifest) -> int:
+    """Return the disk space in bytes that the run's tokens may still take in the cache."""
+    return 0 if has_stream(manifest, cache) else most_stream_bytes(manifest)
+
+
+def share_disk(place: Path, other: Path) -> bool:
+    """Report whether two existing directories are on one disk."""
+    return place.stat().st_dev == other.stat().st_dev
 
 
 def room(path: Path) -> tuple[Path, int | None]:

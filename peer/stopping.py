@@ -28,8 +28,8 @@ from p2ptrain.ports import Notebook
 from p2ptrain.train.loop import Signals
 
 DOUBLED_S = 0.5
-"""Seconds within which a second SIGTERM counts as the first. Guess: the delays between duplicate signals that service
-managers send."""
+"""Seconds within which a second SIGTERM counts as the first. Guess: the delays between service
+managers' duplicate signals."""
 
 
 class JoiningStopped(KeyboardInterrupt):

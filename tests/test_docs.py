@@ -134,10 +134,10 @@ class Limits:
 '''
     assert generate.guesses(source) == [
         "- `module`: sweep each",
-        "- `A_S=2.0`: measure v1.2 at 0.5 s",
+        "- `A_S=2.0`: v1.2 at 0.5 s",
         "- `Limits.d=4`: the places of real relays",
         "- `B=3`: count them",
-        "- `C`: measure real ones",
+        "- `C`: real ones",
     ]
 
 

@@ -164,7 +164,7 @@ def test_the_notebook_joins_a_swarm(wheel: Path, tmp_path: Path) -> None:
     source = "\n".join("".join(cell["source"]) for cell in cells)
     modules = tmp_path / "modules"
     pip_options = {"PIP_TARGET": str(modules), "PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
-    with Swarm(run__tokens_per_peer=5_000, corpus__validation_fraction=0.0015) as swarm:
+    with Swarm(run__tokens=5_000, corpus__validation_fraction=0.0015) as swarm:
         bootstrap = swarm.bootstrap()
         values = {"LINK": swarm.link, "WHEEL": str(wheel), "HOME": str(swarm.root / "fox"), "OPTIONS": ["--local"]}
         for name, value in values.items():

@@ -19,6 +19,8 @@ INT8: Mapping[str, Any] = {"name": "int8", "block_size": 1024}
 INT4: Mapping[str, Any] = {"name": "int4", "block_size": 64}
 MODULAR8: Mapping[str, Any] = {"name": "modular8"}
 MODULAR4: Mapping[str, Any] = {"name": "modular4"}
+MODULAR3: Mapping[str, Any] = {"name": "modular3"}
+MODULAR2: Mapping[str, Any] = {"name": "modular2"}
 TOP_K: Mapping[str, Any] = {"gradients": "topk"}
 LOW_RANK: Mapping[str, Any] = {"gradients": "lowrank"}
 

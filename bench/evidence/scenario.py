@@ -57,7 +57,7 @@ def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
     made = {
         "run": {
             "seed": cell.seed,
-            "tokens_per_peer": cell.steps * tokens_per_step(setting),
+            "tokens": cell.steps * tokens_per_step(setting),
             "split": cell.split,
             "points": setting.points,
             "failed_exchanges": setting.failures,

@@ -106,8 +106,8 @@ class Averaging:
         model = flat_model(manifest.model, manifest.run.seed, device)
         self._placement = place(model, manifest.model, manifest.training)
         reader = CorpusReader(manifest.run.seed, PeerId(name))
-        tokens_per_peer = manifest.run.tokens_per_peer
-        self._task = LanguageModelTask(model, self._corpus, manifest.training, tokens_per_peer, reader, self._placement)
+        run_tokens = manifest.run.tokens
+        self._task = LanguageModelTask(model, self._corpus, manifest.training, run_tokens, reader, self._placement)
         self._progress, self._tokens, self._step = 0.0, 0, 0
         self._loss, self._blocked_s = math.nan, 0.0
         self._began_at = self._next_note = 0.0

@@ -28,7 +28,7 @@ class RivalSize:
     """Time from the newcomer to the end."""
 
 
-_TIMED = {"run.tokens_per_peer": ENDLESS_TOKENS, "training.schedule": "constant"}
+_TIMED = {"run.tokens": ENDLESS_TOKENS, "training.schedule": "constant"}
 SIZES: Mapping[str, RivalSize] = {
     "demo": RivalSize("demo", _TIMED, 90.0, 45.0, 60.0),
     # One sequence an inner step and eight steps an outer step: what two cores can do for eight peers.

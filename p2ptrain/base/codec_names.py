@@ -12,7 +12,7 @@ FRAGMENT_ALIGNMENT = 1024
 
 Dense = Literal["fp32", "bf16", "fp16"]
 Blockwise = Literal["int8", "int4"]
-Modular = Literal["modular8", "modular4"]
+Modular = Literal["modular8", "modular4", "modular3", "modular2"]
 
 WeightCodec = Literal[Dense, Blockwise, Modular]
 """Codecs for weights: they leave out no element."""

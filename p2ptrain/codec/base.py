@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import RemoteError
+from p2ptrain.codec.packing import code_bytes
 
 Buffer = bytes | bytearray | memoryview
 """Bytes from a link or from ``encode``."""
@@ -42,9 +43,11 @@ class CodecTerms:
     elements: int
     """n: number of elements of the fragment."""
     shape: bytes = b""
-    """Agreed step widths relative to ``level``, one byte per block (``codec.steps``). Only modular codecs read it."""
+    """Agreed norms of blocks relative to ``level``, one byte each (``codec.steps``). Only modular codecs read it."""
     level: int = 0
     """Measured distance of the two snapshots in quarter octaves. Only modular codecs read it."""
+    seed: bytes = b""
+    """Seed of this exchange's rotation and dither (``codec.rotation``). Only modular codecs read it."""
     matrices: Matrices = ()
     """Matrices of the fragment (``codec.shapes.matrices``). Only the low-rank codec reads it.
 
@@ -167,18 +170,19 @@ def blocks_of(
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Codes of 4 or 8 bits in blocks of elements: the part that the codecs of weights share."""
+    """Codes of a few bits in blocks of elements: the part that the codecs of weights share."""
 
+    allowed_bits: ClassVar[tuple[int, ...]] = (4, 8)
     largest_block: ClassVar[int] = CHUNK
 
     bits: int
-    """Bits per code, 4 or 8."""
+    """Bits per code."""
     block_size: int = DEFAULT_BLOCK_SIZE
     """B: elements that share a scale or a step width; even if two codes share a byte."""
 
     def __post_init__(self) -> None:
-        if self.bits not in (4, 8):
-            raise ValueError(f"a code has 4 or 8 bits, not {self.bits}")
+        if self.bits not in self.allowed_bits:
+            raise ValueError(f"a code has {' or '.join(map(str, self.allowed_bits))} bits, not {self.bits}")
         if not 1 <= self.block_size <= self.largest_block:
             raise ValueError(f"block size must be between 1 and {self.largest_block}, not {self.block_size}")
         if self.bits == 4 and self.block_size % 2:
@@ -193,7 +197,7 @@ class BlockLayout:
         return -(-elements // self.block_size)
 
     def code_bytes(self, elements: int) -> int:
-        return -(-elements * self.bits // 8)
+        return code_bytes(elements, self.bits)
 
 
 def largest_code(bits: int) -> int:

@@ -42,7 +42,7 @@ from p2ptrain.codec.base import (
     read_all,
     read_difference,
 )
-from p2ptrain.codec.packing import pack_nibbles, unpack_nibbles
+from p2ptrain.codec.packing import pack, unpack
 
 SCALE_BYTES = 2
 
@@ -81,7 +81,7 @@ class BlockwiseCodec(BlockLayout):
             inverse = torch.where(scale > 0, scale.reciprocal(), 0.0)
             torch.mul(blocks, inverse[:, None], out=part).round_()
             whole = codes[: part.numel()].copy_(part.view(-1))
-            packed = pack_nibbles(whole) if self.bits == 4 else whole.view(torch.uint8)
+            packed = pack(whole.view(torch.uint8).bitwise_and_(15), 4) if self.bits == 4 else whole.view(torch.uint8)
             message.write(packed.numpy().data[: self.code_bytes(end - begin)])
         message.seek(0)
         message.write(scales.view(torch.uint8).numpy().data)
@@ -110,7 +110,7 @@ class BlockwiseCodec(BlockLayout):
             whole = (past_block - first_block) * self.block_size  # stale codes of a short last block are cut off below
             piece = message[head + self.code_bytes(begin) : head + self.code_bytes(end)]
             packed = staging.load(piece)[: self.code_bytes(whole)]
-            codes = ((unpack_nibbles(packed).view(torch.int8) ^ 8) - 8) if self.bits == 4 else packed.view(torch.int8)
+            codes = ((unpack(packed, 4, whole).view(torch.int8) ^ 8) - 8) if self.bits == 4 else packed.view(torch.int8)
             scale = scales[first_block:past_block, None]
             torch.mul(codes.view(-1, self.block_size), scale, out=buffer[:whole].view(-1, self.block_size))
             return buffer[: end - begin]

@@ -13,6 +13,8 @@ and nothing is sent. The caller need not know the codec::
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ def first_shape(
     """
     if not isinstance(codec, ModularCodec):
         return b""
-    return steps.first_shape(reference, codec.block_size, codec.bits)
+    return steps.first_shape(reference, codec.block_size)
 
 
 def proposal_size(codec: Codec, elements: int) -> int:
@@ -65,7 +67,8 @@ def agree(codec: Codec, elements: int, mine: bytes, theirs: bytes, matrices: Mat
             raise RemoteError(f"it proposes step widths, which codec {codec.name} does not use")
         return CodecTerms(elements, matrices=matrices)
     shape, level = steps.agreed(mine, theirs)
-    return CodecTerms(elements, shape, level, matrices)
+    seed = blake2b(min(mine, theirs) + max(mine, theirs), digest_size=32).digest()
+    return CodecTerms(elements, shape, level, seed, matrices)
 
 
 def apart(codec: Codec, mine: bytes, theirs: bytes) -> Tensor:
@@ -95,4 +98,4 @@ def next_shape(codec: Codec, shape: bytes, terms: CodecTerms, comparison: Compar
     """Return the fragment's shape after an exchange, at most ``pace`` quarter octaves from the old one."""
     if not isinstance(codec, ModularCodec):
         return b""
-    return steps.next_shape(shape, terms.shape, comparison.largest, codec.bits, pace)
+    return steps.next_shape(shape, terms.shape, comparison.fill, codec.bits, pace)

@@ -1,4 +1,4 @@
-"""Packing of 2-, 4- and 12-bit codes into bytes, little-endian: the earlier code in the lower bits.
+"""Packing of 2-, 3-, 4- and 12-bit codes into bytes, little-endian: the earlier code in the lower bits.
 
 The functions accept tensors on any device, and use contiguous passes, since strided ones are several times slower. They
 view bytes as wider integers, which needs a little-endian machine, as all codecs do.
@@ -12,20 +12,52 @@ import torch
 from torch import Tensor
 
 
-def pack_nibbles(
-    codes: Tensor,  # [k] uint8 or int8, k even; the lower four bits count
+def pack(
+    codes: Tensor,  # [k] uint8 below 2^bits
+    bits: int,  # 2, 3 or 4
 ) -> Tensor:
-    """Pack pairs of four-bit codes, [k / 2] uint8."""
-    pairs = codes.view(torch.int16) & 0x0F0F
-    return pairs.bitwise_or_(pairs >> 4).to(torch.uint8)
+    """Pack codes of a few bits, [ceil(k bits / 8)] uint8.
+
+    Eight codes fill a 64-bit integer; each pass joins neighbours, so that their bits end up in the lowest bytes.
+    """
+    joined = _padded(codes, 8).view(torch.int64)
+    for width in (16, 32, 64):
+        joined = (joined | (joined >> (8 - bits) * width // 16)).bitwise_and_(_fields(width, bits * width // 8))
+    match bits:
+        case 2:
+            packed = joined.to(torch.int16).view(torch.uint8)
+        case 4:
+            packed = joined.to(torch.int32).view(torch.uint8)
+        case _:
+            packed = joined.view(torch.uint8).view(-1, 8)[:, :bits].reshape(-1)
+    return packed[: code_bytes(len(codes), bits)]
 
 
-def unpack_nibbles(
-    packed: Tensor,  # [k / 2] uint8
+def unpack(
+    packed: Tensor,  # [ceil(k bits / 8)] uint8
+    bits: int,  # 2, 3 or 4
+    count: int,  # k
 ) -> Tensor:
-    """Unpack four-bit codes, [k] uint8, 0 ... 15."""
-    pairs = packed.to(torch.int16)
-    return pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F).view(torch.uint8)
+    """Unpack codes of a few bits, [k] uint8."""
+    eights = _padded(packed, bits).view(-1, bits)
+    codes = torch.nn.functional.pad(eights, (0, 8 - bits)).view(torch.int64)
+    for width in (64, 32, 16):
+        codes = (codes | (codes << (8 - bits) * width // 16)).bitwise_and_(_fields(width // 2, bits * width // 16))
+    return codes.view(torch.uint8).view(-1)[:count]
+
+
+def code_bytes(count: int, bits: int) -> int:
+    return -(-count * bits // 8)
+
+
+def _padded(values: Tensor, multiple: int) -> Tensor:
+    missing = -len(values) % multiple
+    return torch.nn.functional.pad(values, (0, missing)) if missing else values
+
+
+def _fields(width: int, low: int) -> int:
+    """Return a mask of the ``low`` lowest bits of each ``width`` bits of a 64-bit integer."""
+    return sum((2**low - 1) << begin for begin in range(0, 64, width))
 
 
 def pack_twelve(
@@ -48,25 +80,5 @@ def unpack_twelve(
     return torch.stack([joined & 0xFFF, joined >> 12], dim=1).view(-1)[:count]
 
 
-def pack_two(
-    codes: Tensor,  # [k] integers 0 ... 3
-) -> Tensor:
-    """Pack four two-bit codes per byte, [ceil(k / 4)] uint8."""
-    fours = torch.nn.functional.pad(codes.to(torch.uint8), (0, -len(codes) % 4)).view(-1, 4)
-    return fours[:, 0] | (fours[:, 1] << 2) | (fours[:, 2] << 4) | (fours[:, 3] << 6)
-
-
-def unpack_two(
-    packed: Tensor,  # [ceil(k / 4)] uint8
-    count: int,  # k
-) -> Tensor:
-    """Unpack two-bit codes, [k] uint8, 0 ... 3."""
-    return torch.stack([(packed >> shift) & 3 for shift in (0, 2, 4, 6)], dim=1).view(-1)[:count]
-
-
 def twelve_bytes(count: int) -> int:
     return -(-3 * count // 2)
-
-
-def two_bytes(count: int) -> int:
-    return -(-count // 4)

@@ -1,21 +1,21 @@
 """Step widths of the modular codecs: a slowly changing shape, and a level measured at every exchange.
 
-Two peers must agree on a step width for each block before they know their distance. The last exchange alone predicts a
-block's largest difference to .9 octaves (standard deviation), which is not enough for four-bit codes, but most of the
-error is common to all blocks of the pair. Our measurement: byte language model of .3M parameters, four peers, 40 outer
-steps. Before the exchange each side therefore sends:
+Two peers must agree on a step width for each block before they know their distance. After the rotation of a block
+(``codec.rotation``) the right width depends on the norm of its difference alone. The last exchange predicts it badly,
+but most of the error is common to all blocks of the pair. Before the exchange each side therefore sends:
 
-- its **shape**, one byte per block: the step width that the block needs, relative to the whole fragment's difference.
-  It follows the exchanges of the fragment, by at most half an octave each;
+- its **shape**, one byte per block: the norm of the block's difference relative to the whole fragment's. It follows the
+  exchanges of the fragment, by at most half an octave each;
 - a **sketch** of its current snapshot: 64 sums of all elements with fixed random signs (Alon, Matias and Szegedy, STOC
   1996). The distance of two sketches equals the distance of the two snapshots with a standard error of 9 %, for any
   partner and any history.
 
-Both together are a **proposal**. With the measured level the prediction error falls to .3 octaves. All computations use
-integers and correctly rounded sums, so both sides get equal widths on any machine. An adversarial proposal can make
-blocks wrap or increase their noise; its effect is bounded by the clip radius, as with every codec.
+Both together are a **proposal**; they predict a norm within .29 octaves (standard deviation; our measurement on a byte
+model of .1M parameters, 8 peers). All computations use integers and correctly rounded sums, so both sides get equal
+widths on any machine. An adversarial proposal can make blocks wrap or increase their noise; its effect is bounded by
+the clip radius, as with every codec.
 
-Widths are 2^(k/4) to the nearest bf16, with k an integer number of quarter octaves.
+Norms and widths are 2^(k/4) to the nearest bf16, with k an integer number of quarter octaves.
 
 Legend: n elements of a fragment, B block size, blocks = ceil(n / B).
 """
@@ -33,29 +33,42 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.errors import RemoteError
-from p2ptrain.codec.base import CHUNK, LARGEST_MAGNITUDE, blocks_of, check_magnitude, chunks, largest_code, magnitude
+from p2ptrain.codec.base import CHUNK, LARGEST_MAGNITUDE, blocks_of, check_magnitude, chunks, magnitude
 
 SKETCH_SUMS = 64
 """Sums of a sketch, 256 bytes per fragment; the distance has a standard error of 1 / sqrt(2 * 64), 1/8 octave."""
 
 SKETCH_BYTES = 4 * SKETCH_SUMS
 
-WRAPPED = 255
-"""Value instead of the largest code for a block that wrapped."""
+REACH = {2: 3, 3: 1, 4: -3, 8: -16}
+"""Step width relative to the block's norm in quarter octaves, by the bits of a code.
 
-MARGIN = {4: 1.5, 8: 4.0}
-"""Range of the codes relative to the predicted largest difference, by the bits of a code.
-
-Our measurement, on the model above with 1024 elements per block: with 1.25, 1.5 and 2, four bits wrap in 6, .6 and 0 %
-of the blocks and leave an error of .44, .40 and .54 of the difference. With eight bits it hardly matters: 4 never
-wraps, and the error is .05.
+For normal differences whose norm is predicted within .25 octaves (standard deviation), a quarter octave less has the
+least mean square error: .60, .20, .06, .0005 of the square (``tests/codec/test_steps.py``). But wraps shorten the
+difference, and rounding averages out: these widths keep .82, 1, 1, 1 of it. Our measurement, on the model above in
+mid-phase: an exchange lost 6.6, .4, .1, 0 % of what an exact one gains in loss, and left .65, .25, .07, .001 of the
+squared distance. Multiplying by the factor of the least error (.63 with two bits, .88 with three) cost more, 27 and
+3 %: rounding goes in all directions, the difference where the loss is sensitive.
 """
 
-FIRST_RISE = 3
-"""Quarter octaves between the reference and the first shape. Our measurement: .7 octaves were missing."""
+FILL_UNIT = 128
+"""Fill of a block whose codes are spread evenly over all values. The fill is the mean magnitude of a block's codes."""
+
+FULL = 112
+"""Largest fill of a block that has not wrapped: beyond, its codes would leave more than .9 of the squared difference.
+
+Random bytes have a fill of 128, with a standard error of at most 3 for 1024 codes.
+"""
+
+WRAPPED = 255
+"""Value instead of the fill for a block that wrapped."""
+
+FIRST_RISE = 2
+"""Quarter octaves between the reference and the first shape. Our measurement, on the model above: .65 octaves were
+missing; REACH allows for a quarter octave."""
 
 RISE = 4
-"""Quarter octaves by which a wrapped block's next width exceeds the used one: an octave."""
+"""Quarter octaves by which a wrapped block's next norm exceeds the used one: an octave."""
 
 FIRST_PACE = 4
 """Largest change of a block in one exchange while its widths are unknown, in quarter octaves: an octave."""
@@ -63,8 +76,8 @@ FIRST_PACE = 4
 PACE = 2
 """Largest change of a block in one exchange once its widths are known, in quarter octaves: half an octave.
 
-MARGIN leaves .58 octaves at four bits. After one exchange with any outcome, most blocks of the next one therefore still
-fit, and it corrects the change.
+Widths that are half an octave too narrow or too wide leave .63 to .94, .16 to .47, .06 to .12 of the square with 2, 3
+and 4 bits. After one exchange with any outcome the next one therefore still helps, and it corrects the change.
 """
 
 SPREAD = 48
@@ -74,7 +87,7 @@ Guess: measure how many exchanges a block that had not changed needs until it is
 """
 
 _WHOLE = 224
-"""Shape byte of a step width equal to the whole fragment's difference; 56 octaves remain below it."""
+"""Shape byte of a block that has the whole fragment's difference; 56 octaves remain below it."""
 
 _MANTISSAS = (1.0, 1.1875, 1.4140625, 1.6796875)
 """Powers 2^(0, 1/4, 1/2, 3/4) to the nearest bf16."""
@@ -83,9 +96,9 @@ _FINEST, _COARSEST = -400, 400
 """Range of widths in quarter octaves, 2^-100 to 2^100; every product of width and code is a normal fp32 number."""
 
 
-def widths(shape: bytes, level: int) -> Tensor:
+def widths(shape: bytes, level: int, bits: int) -> Tensor:
     """Return the step width of each block, [blocks] fp32, exact in bf16."""
-    places = _integers(shape) + (level - _WHOLE - _FINEST)
+    places = _integers(shape) + (level + REACH[bits] - _WHOLE - _FINEST)
     return torch.tensor(_table())[places.clamp_(0, _COARSEST - _FINEST)]
 
 
@@ -153,57 +166,76 @@ def _signs() -> Tensor:
 def first_shape(
     reference: Tensor,  # [n] fp32
     block_size: int,
-    bits: int,
 ) -> bytes:
     """Return the shape before the first measurement, for a difference distributed over the blocks like ``reference``.
 
     Raises:
         ValueError: the reference is not finite or exceeds ``LARGEST_MAGNITUDE``.
     """
-    highest, squares = [], 0.0
+    squares = []
     for begin, end in chunks(len(reference), CHUNK // block_size * block_size):
-        blocks = blocks_of(reference[begin:end], block_size)
-        highest.append(blocks.abs().amax(dim=1).double())
-        squares += float(blocks.double().square().sum())
-    largest = torch.cat(highest)
-    check_magnitude(float(largest.max()))
-    needed = largest * (MARGIN[bits] / largest_code(bits) / max(math.sqrt(squares), 2.0**-200))
-    octaves = torch.log2(needed.clamp_(min=2.0**-100))
-    return _bytes(_lifted((4 * octaves).ceil().long() + (_WHOLE + FIRST_RISE)))
+        check_magnitude(magnitude(reference[begin:end]))
+        squares.append(blocks_of(reference[begin:end], block_size).double().square().sum(dim=1))
+    each = torch.cat(squares)
+    relative = each / each.sum().clamp_(min=2.0**-400)
+    quarters = 2 * torch.log2(relative.clamp_(min=2.0**-200))
+    return _bytes(_lifted((quarters.round().long() + (_WHOLE + FIRST_RISE)).clamp_(max=_WHOLE)))
 
 
 def next_shape(
     shape: bytes,
     used: bytes,
-    largest: Tensor,  # [blocks] uint8 largest |code| per block, or WRAPPED
+    fill: Tensor,  # [blocks] uint8 mean |code| per block, or WRAPPED
     bits: int,
     pace: int = FIRST_PACE,
 ) -> bytes:
-    """Return the next shape: the measured widths, and wider ones than used for wrapped blocks.
+    """Return the next shape: the measured norms, and larger ones than used for wrapped blocks.
 
-    No width exceeds the whole fragment's difference, which is larger than any block's.
+    No norm exceeds the whole fragment's.
 
     Args:
         shape: our shape before the exchange.
         used: the agreed shape of the exchange.
-        largest: result of the comparison.
+        fill: result of the comparison.
         bits: bits of a code.
         pace: largest change of a block in quarter octaves, whatever the other side proposed.
     """
     before, agreed_on = _integers(shape), _integers(used)
-    measured = agreed_on + _needed(bits)[largest.clamp(max=largest_code(bits)).long()]
-    after = torch.where(largest == WRAPPED, torch.maximum(before, agreed_on + RISE), measured)
+    measured = agreed_on + _excess(bits)[fill.clamp(max=FULL).long()]
+    after = torch.where(fill == WRAPPED, torch.maximum(before, agreed_on + RISE), measured)
     return _bytes(_lifted(after.clamp(before - pace, before + pace).clamp(max=_WHOLE)))
 
 
 @functools.cache
-def _needed(bits: int) -> Tensor:
-    """Return the quarter octaves from the used to the needed width, by the largest measured code, [codes].
+def _excess(bits: int) -> Tensor:
+    """Return the quarter octaves from the used norm to the measured one, by the fill, [FULL + 1].
 
-    A code c represents a difference of up to about (c + 1/2) steps.
+    It inverts ``mean_code``; a block without codes counts as one with half a unit.
     """
-    highest = largest_code(bits)
-    return torch.tensor([math.ceil(4 * math.log2(MARGIN[bits] * (c + 0.5) / highest)) for c in range(highest + 1)])
+    quarters = range(-40, 9)
+    unit = 2 ** (bits - 2) / FILL_UNIT
+    expected = [mean_code(bits, 2 ** ((each - REACH[bits]) / 4)) / unit for each in quarters]
+    return torch.tensor(
+        [min(quarters, key=lambda each: abs(expected[each + 40] - max(fill, 0.5))) for fill in range(FULL + 1)]
+    )
+
+
+def mean_code(bits: int, norm: float) -> float:
+    """Return the expected magnitude of a code for a normal difference with that standard deviation in steps.
+
+    With dither, a difference d becomes the code k with probability max(0, 1 - |d - k|), a second difference of
+    |d - k|, whose mean has a closed form.
+    """
+
+    def distance(code: int) -> float:
+        ratio = code / norm / math.sqrt(2)
+        return norm * math.sqrt(2 / math.pi) * math.exp(-ratio * ratio) + code * math.erf(ratio)
+
+    cycle = 1 << bits
+    furthest = math.ceil(8 * norm) + 1
+    distances = [distance(k) for k in range(furthest + 2)]
+    chances = [(distances[abs(k - 1)] - 2 * distances[k] + distances[k + 1]) / 2 for k in range(furthest + 1)]
+    return 2 * sum(chance * min(k % cycle, -k % cycle) for k, chance in enumerate(chances))
 
 
 def _lifted(shape: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from p2ptrain.codec.base import (
     read_all,
     read_difference,
 )
-from p2ptrain.codec.packing import pack_twelve, pack_two, twelve_bytes, two_bytes, unpack_twelve, unpack_two
+from p2ptrain.codec.packing import code_bytes, pack, pack_twelve, twelve_bytes, unpack, unpack_twelve
 
 LARGEST_CHUNK = 4096
 """Largest chunk in elements, addressable with 12 bits."""
@@ -69,7 +69,7 @@ class TopKCodec:
 
     def encoded_size(self, terms: CodecTerms) -> int:
         entries = self._entries(terms.elements)
-        return self._level_bytes(terms) + twelve_bytes(entries) + two_bytes(entries)
+        return self._level_bytes(terms) + twelve_bytes(entries) + code_bytes(entries, 2)
 
     def encode(self, snapshot: Tensor, terms: CodecTerms) -> bytes:
         check_snapshot(snapshot, terms)
@@ -80,7 +80,7 @@ class TopKCodec:
             found, codes, two = largest_of(rows, self._kept_of(end - begin), min(end - begin, self.chunk_size))
             levels += two.view(torch.uint8).numpy().tobytes()
             indices += pack_twelve(found.reshape(-1)).numpy().tobytes()
-            values += pack_two(codes.reshape(-1)).numpy().tobytes()
+            values += pack(codes.reshape(-1).to(torch.uint8), 2).numpy().tobytes()
         return bytes(levels + indices + values)
 
     def decode(self, message: Buffer, terms: CodecTerms) -> Tensor:
@@ -110,8 +110,8 @@ class TopKCodec:
             width = min(end - begin, self.chunk_size)
             if not bool((indices[:, 1:] > indices[:, :-1]).all()) or not bool((indices[:, -1] < width).all()):
                 raise RemoteError("message carries indices that do not ascend or lie outside of their chunk")
-            packed = message[at_values + two_bytes(first) : at_values + two_bytes(first + count)]
-            codes = unpack_two(_tensor(packed), count).view(rows, kept).long()
+            packed = message[at_values + code_bytes(first, 2) : at_values + code_bytes(first + count, 2)]
+            codes = unpack(_tensor(packed), 2, count).view(rows, kept).long()
             two = levels[begin // self.chunk_size :][:rows]
             buffer.zero_()
             buffer.view(rows, width).scatter_(1, indices, two.gather(1, codes >> 1) * (1 - 2 * (codes & 1)))

@@ -25,10 +25,9 @@ class TextFigures:
     measured_tokens: int
     """Held-out tokens from which peers measure the loss."""
     sequence_length: int
-    tokens_per_peer: int
+    run_tokens: int
     epochs: float
-    """How often one peer reads the training tokens until the run ends; the run's peers together read them as often
-    each."""
+    """How often all peers together read the training tokens until the run ends."""
     parameters: int
     tokens_per_parameter: float
     """Training tokens per parameter of the model."""
@@ -58,7 +57,7 @@ class TextFigures:
             ("training tokens", f"{self.training_tokens:,}"),
             ("held-out tokens", f"{self.held_out_tokens:,}; the loss is measured on {self.measured_tokens:,} of them"),
             ("unused tokens", f"{unused:,}, the ends of parts that are no whole sequence of {self.sequence_length:,}"),
-            ("tokens per peer", f"{self.tokens_per_peer:,} until the run ends, which is {self.epochs:,.2f} epochs"),
+            ("run", f"{self.run_tokens:,} tokens of all peers together, which read the text {self.epochs:,.2f} times"),
             ("model", f"{self.parameters:,} parameters, {self.tokens_per_parameter:,.2f} training tokens for each"),
             ("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),
         ]
@@ -95,7 +94,7 @@ def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: Text
         held_out_tokens=split.held_out_tokens,
         measured_tokens=tokens_to_read(split.held_out_tokens, split.sequence_length, HELD_OUT_TOKENS),
         sequence_length=split.sequence_length,
-        tokens_per_peer=manifest.run.tokens_per_peer,
+        run_tokens=manifest.run.tokens,
         epochs=epochs(manifest, training),
         parameters=parameters,
         tokens_per_parameter=training / parameters,

@@ -35,8 +35,8 @@ BATCH_ROWS = 64
 """Rows of parquet decoded at once. Guess: the memory that corpora of long documents take would settle it."""
 
 SURE_ROWS = 1_000
-"""Rows without any text after which the file is refused, without reading the rest. Guess: a corpus that begins with so
-many empty rows and is good nevertheless would settle it."""
+"""Rows without any text after which the file is refused, without reading the rest. Guess: a good corpus that begins
+with so many empty rows would settle it."""
 
 MOST_EXAMPLES = 5
 """Maximum number of skipped rows that a report names."""
@@ -97,17 +97,17 @@ class TextCounts:
     examples: list[str] = field(default_factory=list)
     """The first skipped rows: place and reason."""
 
-    def check(self) -> None:
-        """Raise CorpusError if more than half of the rows were skipped."""
+    def check(self, is_whole: bool = True) -> None:
+        """Raise CorpusError if more than half of the rows were skipped; ``is_whole``: no row was left unread."""
         if 2 * self.skipped > self.rows:
+            which = f"{self.skipped:,} of {self.rows:,} rows" if is_whole else f"The first {self.rows:,} rows"
+            rest = "" if is_whole else ", and the rest was not read"
+            found = f"{which} of {self.where} have no text{rest}"
             common = {example.partition(": ")[2] for example in self.examples}
             if len(common) == 1 and (why := common.pop()).startswith(_NO_FIELD):
-                raise CorpusError(
-                    f"{self.skipped:,} of {self.rows:,} rows of {self.where} have no text: {why}.", NAME_COLUMN
-                )
+                raise CorpusError(f"{found}: {why}.", NAME_COLUMN)
             raise CorpusError(
-                f"Too many rows of {self.where} have no text: {self.skipped:,} of {self.rows:,}. "
-                f"Found: {reasons(self.examples, self.skipped)}.",
+                f"{found}. Found: {reasons(self.examples, self.skipped)}.",
                 f"Check that the file is whole. {NAME_COLUMN}",
             )
 
@@ -130,17 +130,18 @@ def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCou
         unit: what the number counts, "line" or "row".
 
     Raises:
-        CorpusError: none of the first ``SURE_ROWS`` rows has text. ``TextCounts.check`` judges at the end.
+        CorpusError: there are more than ``SURE_ROWS`` rows, and none of the first ones has text.
+            ``TextCounts.check`` judges at the end.
     """
     for number, found in rows:
+        if counts.skipped == counts.rows == SURE_ROWS:
+            counts.check(is_whole=False)
         counts.rows += 1
         text = _encodable(found)
         if isinstance(text, Unusable):
             counts.skipped += 1
             if len(counts.examples) < MOST_EXAMPLES:
                 counts.examples.append(f"{unit} {number:,}: {text.why}")
-            if counts.skipped == counts.rows == SURE_ROWS:
-                counts.check()
         elif text:
             yield number, text
 

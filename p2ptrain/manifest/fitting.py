@@ -20,8 +20,9 @@ SHORT_TEXT = 0.5
 MAX_EPOCHS = 4
 """Epochs up to which repeated text is worth about as much as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
-MIN_OUTER_STEPS = 100
-"""Outer steps that a run has at least, or its peers exchange too seldom. Guess: measure the loss of short runs."""
+MIN_OUTER_STEPS = 400
+"""Outer steps of all peers that a run has at least, 100 for each of four, or they exchange too seldom. Guess: measure
+the loss of short runs."""
 
 _NO_AUTHOR = "00" * 32
 
@@ -39,8 +40,8 @@ class FittedRun(NamedTuple):
 def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = None) -> FittedRun:
     """Choose model size and token budget for a text of ``tokens`` training tokens.
 
-    Without ``preset_name`` each peer reads the text once, and the model is that of ``_candidates`` which comes nearest
-    to ``TOKENS_PER_PARAMETER``. With it, model and budget are the preset's.
+    Without ``preset_name`` all peers together read the text once, and the model is that of ``_candidates`` which comes
+    nearest to ``TOKENS_PER_PARAMETER``. With it, model and budget are the preset's.
 
     Args:
         changes: further changes to the preset, such as its vocabulary.
@@ -56,14 +57,14 @@ def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = No
     per_outer_step = preset(name, _NO_AUTHOR).tokens_per_outer_step
     budget = max(_rounded(tokens), MIN_OUTER_STEPS * per_outer_step)
     run = PRESETS[name]
-    warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens_per_peer"])
-    chosen |= {"run.tokens_per_peer": budget, "training.warmup_tokens": warmup}
+    warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens"])
+    chosen |= {"run.tokens": budget, "training.warmup_tokens": warmup}
     return _explained(name, chosen, tokens)
 
 
 def epochs(manifest: Manifest, tokens: int) -> float:
-    """Return how often one peer reads a text of ``tokens`` training tokens until the run ends."""
-    return manifest.run.tokens_per_peer / tokens
+    """Return how often all peers together read a text of ``tokens`` training tokens until the run ends."""
+    return manifest.run.tokens / tokens
 
 
 def repetition(manifest: Manifest, tokens: int) -> str | None:
@@ -71,10 +72,10 @@ def repetition(manifest: Manifest, tokens: int) -> str | None:
     if epochs(manifest, tokens) <= MAX_EPOCHS:
         return None
     return (
-        f"the text is small for this run: each peer reads its {tokens:,} training tokens "
+        f"the text is small for this run: all peers together read its {tokens:,} training tokens "
         f"{epochs(manifest, tokens):,.1f} times. Beyond {MAX_EPOCHS} times repeated text is worth less and less "
-        f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens_per_peer, now "
-        f"{manifest.run.tokens_per_peer:,}, to {MAX_EPOCHS * tokens:,}"
+        f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens, now "
+        f"{manifest.run.tokens:,}, to {MAX_EPOCHS * tokens:,}"
     )
 
 

@@ -45,12 +45,12 @@ class RunSection(Section):
     seed: int = Field(ge=0, le=2**63 - 1)
     """Determines the initial weights and, with a peer's id, the order in which that peer reads the corpus."""
 
-    tokens_per_peer: int = Field(ge=1, le=10**15)
-    """Training tokens per peer at which the run ends."""
+    tokens: int = Field(ge=1, le=10**15)
+    """Training tokens of all peers together at which the run ends."""
 
 
 class TrainingSection(Section):
-    """Inner optimization. Schedules run over tokens per peer."""
+    """Inner optimization. Schedules run over the tokens of all peers."""
 
     sequence_length: int = Field(ge=8, le=131_072)
     """Tokens per training sequence."""
@@ -65,7 +65,7 @@ class TrainingSection(Section):
     """Peak learning rate of AdamW; Muon's steps are scaled to the same size."""
 
     warmup_tokens: int = Field(ge=0, le=10**15)
-    """Tokens per peer over which the learning rate rises linearly from zero."""
+    """Tokens of all peers over which the learning rate rises linearly from zero."""
 
     schedule: Literal["cosine", "constant", "wsd"]
     """After the warm-up: cosine, constant, or wsd (constant, then a linear decay over the last fifth of the run)."""
@@ -172,7 +172,7 @@ class CodecSection(Section):
     """Encoding of weights and pseudo-gradients in messages."""
 
     name: WeightCodec
-    """Codec of weights: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits per weight."""
+    """Codec of weights: fp32, bf16, fp16, int8, int4 or modular8, 4, 3 or 2; the number is bits per weight."""
 
     block_size: int = Field(ge=16, le=FRAGMENT_ALIGNMENT)
     """Elements that share one scale or step width; divides 1024. fp32, bf16 and fp16 do not read it."""
@@ -280,11 +280,8 @@ def _training_faults(manifest: Manifest) -> list[str]:
             f"training.sequences_per_step: {training.tokens_per_step:,} tokens per inner step, "
             f"but at most {MAX_STEP_TOKENS:,} are allowed"
         )
-    if training.warmup_tokens > manifest.run.tokens_per_peer:
-        faults.append(
-            f"training.warmup_tokens: {training.warmup_tokens} exceeds run.tokens_per_peer, "
-            f"{manifest.run.tokens_per_peer}"
-        )
+    if training.warmup_tokens > manifest.run.tokens:
+        faults.append(f"training.warmup_tokens: {training.warmup_tokens} exceeds run.tokens, {manifest.run.tokens}")
     return faults
 
 
@@ -305,9 +302,9 @@ def _outer_faults(manifest: Manifest) -> list[str]:
         faults.append(f"outer.fragments: {outer.fragments} is too many for this model; at most {most_fragments}")
     if FRAGMENT_ALIGNMENT % block_size:
         faults.append(f"codec.block_size: {block_size} does not divide {FRAGMENT_ALIGNMENT}")
-    if manifest.tokens_per_outer_step > manifest.run.tokens_per_peer:
+    if manifest.tokens_per_outer_step > manifest.run.tokens:
         faults.append(
-            f"run.tokens_per_peer: {manifest.run.tokens_per_peer} ends the run before its first outer step, "
+            f"run.tokens: {manifest.run.tokens} ends the run before its first outer step, "
             f"which takes {manifest.tokens_per_outer_step} tokens"
         )
     return faults

@@ -61,7 +61,7 @@ MAX_UNFIT = 32
 honest clocks and access lists differ would settle it."""
 RENEWAL_S = 60.0
 """Least extension for which an unchanged record is stored again, since the sender chooses its expiration time. Guess:
-the writes per access list, which lasts an hour, would settle it."""
+the writes per access list would settle it; a list lasts an hour."""
 AT_ONCE = 32
 """Records checked before other tasks of the event loop run, about 5 ms. Guess: a peer's event-loop latency would settle
 it."""

@@ -5,8 +5,9 @@ signed presence until it expires. Every node runs ``PresenceValidator``, so the 
 data nor forged; since a node may be modified, lookups verify records again. In a closed run (``p2ptrain.admission``) a
 peer's certificate is stored with its presence, and only admitted peers are stored or found.
 
-The last record of a peer that trained to the run's end is also kept under a key of its own, for those who come when the
-others have left. It expires much later there, and nobody counts its peer as live.
+The farewell record, the last one of a peer that trained to the run's end, is also kept under a key of its own, for
+those who come when the others have left. It expires much later there, and nobody counts its peer as live. A record with
+less progress would take the place of one that tells them about the end, so nodes reject it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -59,7 +61,7 @@ FINISHED_LIFETIME_S = 30 * 86_400.0
 """How long a node keeps a finished peer's record, if it runs that long: a month, at no cost beyond ``MAX_FINISHED``."""
 MAX_FINISHED = 32
 """Finished peers whose records a node keeps, as many as one request may name (``dht_protocol.MAX_KEYS``). A latecomer
-needs one that is genuine; strangers who fill all places keep it uninformed."""
+needs one; strangers can fill all places, but only with records that state the run's end, too."""
 
 
 def presence_key(run: RunId, bucket: PresenceBucket) -> str:
@@ -83,6 +85,8 @@ class PresenceValidator(RecordValidatorBase):
     def __init__(self, run: RunId, gate: Gate | None = None) -> None:
         self.gate = gate
         """None for an open run, or until the manifest is known."""
+        self.end = math.inf
+        """Progress at the run's end; infinite until the manifest is known."""
         self._run = run
         self._expirations: dict[PeerId, float] = {}
         self._finished: dict[PeerId, float] = {}
@@ -106,9 +110,9 @@ class PresenceValidator(RecordValidatorBase):
         )
 
     def _may_be_kept(self, record: DHTRecord, presence: Presence) -> bool:
-        """Return whether a record may stay among the finished: any farewell, as a node may not know the run's end."""
+        """Return whether a record may stay among the finished."""
         return (
-            presence.state is PeerState.LEAVING
+            _is_farewell(presence, self.end)
             and self._is_timely(presence, record.expiration_time, FINISHED_LIFETIME_S)
             and _has_room(self._finished, presence.peer, record.expiration_time, MAX_FINISHED)
         )
@@ -130,6 +134,8 @@ class DhtDirectory:
     def __init__(self, dht: DHTNode, run: RunId, random: Random | None = None) -> None:
         self.gate: Gate | None = None
         """None for an open run, or until the manifest is known."""
+        self.end = math.inf
+        """Progress at the run's end; infinite until the manifest is known."""
         self._dht = dht
         self._run = run
         self._random = random or Random()
@@ -199,7 +205,7 @@ class DhtDirectory:
             for entry in entries.values()
             if (presence := _decoded(entry.value, self.gate)) is not None
             and presence.run == self._run
-            and presence.state is PeerState.LEAVING
+            and _is_farewell(presence, self.end)
         }
         return dict(list(records.items())[:MAX_FINISHED])
 
@@ -239,6 +245,10 @@ class DhtDirectory:
             and home(self._run, presence.peer, bucket.level) == bucket
         }
         return list(records.values())
+
+
+def _is_farewell(presence: Presence, end: float) -> bool:
+    return presence.state is PeerState.LEAVING and presence.progress >= end
 
 
 def _has_room(expirations: dict[PeerId, float], peer: PeerId, expiration: float, most: int) -> bool:

@@ -36,6 +36,7 @@ from p2ptrain.swarm.events import (
     Close,
     Commit,
     Conclude,
+    Counted,
     Donate,
     Effect,
     Event,
@@ -199,6 +200,8 @@ class Driver:
                     self._close(known)
             case Commit():
                 self._commit(effect)
+            case Counted():
+                self._learner.peers = effect.peers
             case Proceed():
                 self._learner.inbox.proceed(effect.step)
             case Adopt():
@@ -346,7 +349,7 @@ class Driver:
             finished: tuple[Presence, ...] = ()
             if asked is not None and (await asyncio.wait([asked], timeout=FINISHED_S))[0]:
                 finished = asked.result()
-            self._see(records, from_lookup=True, finished=finished)
+            self._see(records, True, self._environment.directory.size, finished)
         finally:
             if asked is not None:
                 asked.cancel()
@@ -357,10 +360,16 @@ class Driver:
         except NetworkError:
             return ()
 
-    def _see(self, records: list[Presence], from_lookup: bool, finished: tuple[Presence, ...] = ()) -> None:
+    def _see(
+        self,
+        records: list[Presence],
+        from_lookup: bool,
+        in_directory: int = 0,
+        finished: tuple[Presence, ...] = (),
+    ) -> None:
         live = [(record, until) for record in records if (until := self._environment.live_until(record)) is not None]
         if live or from_lookup:
-            self.handle(PeersSeen(tuple(live), from_lookup, finished))
+            self.handle(PeersSeen(tuple(live), from_lookup, in_directory, finished))
 
     def _wake_at(self, time: float) -> None:
         assert self._loop is not None

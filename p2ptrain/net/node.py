@@ -137,6 +137,10 @@ class Node:
         """Store and find only admitted peers from now on; without a gate the run is open."""
         self.directory.gate = self._validator.gate = gate
 
+    def end_at(self, progress: float) -> None:
+        """Store and find farewell records from now on, of peers with at least this progress: the run's end."""
+        self.directory.end = self._validator.end = progress
+
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses to announce: our own that others can use, or the owner's; best first, without ``/p2p/``."""

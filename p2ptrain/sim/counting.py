@@ -72,7 +72,7 @@ class CountingRules:
 
     inner_steps: int
     """Inner steps per outer step, H."""
-    tokens_per_peer: float
+    run_tokens: float
     tokens_per_step: int
     blocks: bool
     """Whether the recipe waits for partners between two inner phases."""
@@ -96,6 +96,7 @@ class CountingLearner:
     def __init__(self, rules: CountingRules) -> None:
         self.step = 0
         self.progress = 0.0
+        self.peers = 1.0
         self.tokens = 0
         self.loss = nan
         self.ended = False
@@ -119,7 +120,7 @@ class CountingLearner:
         self.tokens += steps * tokens
         self._phase_tokens += steps * tokens
         for _ in range(steps):  # added one by one, for bitwise equal sums
-            self.progress += tokens
+            self.progress += tokens * self.peers
         self._inner += steps
 
     def advance(self) -> list[Event]:
@@ -160,7 +161,7 @@ class CountingLearner:
         self.step += 1
         events: list[Event] = [OuterStepDone(self.step, self.progress, self._phase_tokens)]
         self._phase_tokens = 0
-        if self.progress >= self._rules.tokens_per_peer:
+        if self.progress >= self._rules.run_tokens:
             self.ended = True
             events.append(TrainingEnded(self.step, self.progress))
         return events
@@ -170,7 +171,7 @@ class CountingLearner:
         self.step, self.progress = ready.step, ready.progress
         self._inner = self._phase_tokens = 0
         self.is_waiting = False
-        self.ended = self.progress >= self._rules.tokens_per_peer
+        self.ended = self.progress >= self._rules.run_tokens
         stale = [Applied(each.link, self.progress) for each in later if isinstance(each, Commit)]
         ended = [TrainingEnded(self.step, self.progress)] if self.ended else []
         return [*stale, Adopted(ready.link, self.step, self.progress), *ended]

@@ -97,6 +97,10 @@ class SimulatedDirectory:
         stores = REPLICAS * self._buckets.announce(view, presence.peer, presence, until)
         return sent + stores * (REQUEST_BYTES + presence_bytes(presence)), received + stores * REQUEST_BYTES
 
+    def size(self, peer: PeerId) -> int:
+        """Return the number of peers by this peer's last lookup."""
+        return self._views[peer].size or 0
+
     def lookup(self, peer: PeerId, now: float) -> tuple[tuple[Dated, ...], int, int]:
         """Return the live records, and the bytes that looking them up sends and receives."""
         answers = self._buckets.lookup(self._views[peer], now)

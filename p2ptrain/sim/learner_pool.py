@@ -74,7 +74,7 @@ class BytesLearnerPool:
             proposals = [proposal_size(codec, length) for codec, length in each]
             self._rules[inner_steps] = CountingRules(
                 inner_steps=inner_steps,
-                tokens_per_peer=float(scenario.tokens_per_peer),
+                run_tokens=float(scenario.run_tokens),
                 tokens_per_step=scenario.learner.tokens_per_step,
                 blocks=recipe.blocks,
                 streams=len(codecs),
@@ -112,7 +112,7 @@ class QuadraticLearnerPool:
         self._optimum = torch.randn(parameters, generator=random)
 
     def learner(self, slot: int, inner_steps: int, notebook: Notebook) -> Learner:
-        outer, tokens = self._scenario.outer, float(self._scenario.tokens_per_peer)
+        outer, tokens = self._scenario.outer, float(self._scenario.run_tokens)
         rules = replace(learner_rules(outer, tokens), inner_steps=inner_steps)
         slow, gradients = self._codecs
         return Learner(self._task(slot), rules, self._slices, slow, notebook, gradient_codec=gradients)
@@ -172,5 +172,5 @@ def _slices(scenario: Scenario) -> tuple[slice, ...]:
 def swarm_rules_of(scenario: Scenario, pool: LearnerPool, run: RunId) -> SwarmRules:
     """Return the rules of the protocol core."""
     payloads = pool.learner(0, scenario.outer.inner_steps, MemoryLog()).payloads
-    tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
+    tokens, per_step = float(scenario.run_tokens), float(scenario.tokens_per_outer_step)
     return swarm_rules(run, scenario.outer, scenario.swarm, payloads, tokens, per_step)

@@ -23,8 +23,9 @@ class Observer:
         self.points: list[CurvePoint] = []
         self.outer_steps = 0
         """Outer steps of all peers so far."""
-        per_step, tokens = scenario.learner.tokens_per_step, scenario.tokens_per_peer
-        self.expected = sum(-(-tokens // (slot.steps * per_step)) for slot in population.slots)
+        each = [slot.steps * scenario.learner.tokens_per_step for slot in population.slots]
+        alone = sum(-(-scenario.run_tokens // tokens) for tokens in each)
+        self.expected = -(-alone // len(each)) if scenario.trains_together else alone
         """Outer steps by the end, if all peers arrive and stay."""
         self._world = world
         self._population = population

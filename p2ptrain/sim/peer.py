@@ -25,6 +25,7 @@ from p2ptrain.swarm.events import (
     Close,
     Commit,
     Conclude,
+    Counted,
     Donate,
     Effect,
     Event,
@@ -172,6 +173,9 @@ class SimulatedPeer:
             case Proceed():
                 self.learner.inbox.proceed(effect.step)
                 self.later(0.0, self.trainer.go_on)
+            case Counted():
+                self.trainer.catch_up()
+                self.learner.peers = effect.peers
             case Announce():
                 self._announce(effect)
             case Lookup():
@@ -262,7 +266,7 @@ class SimulatedPeer:
         found, sent, received = self.network.directory.lookup(self.peer, self.world.now)
         self.traffic.directory_up += sent
         self.traffic.directory_down += received
-        self.handle(PeersSeen(found))
+        self.handle(PeersSeen(found, in_directory=self.network.directory.size(self.peer)))
 
     def _wake(self, time: float) -> None:
         """Set the alarm; most calls set it later, which needs no second entry in the queue."""

@@ -138,7 +138,7 @@ class Population:
         learner = self._pool.learner(slot.number, slot.steps, self.notes)
         adversary = None
         if group.lie is not None:
-            claim = float(self._scenario.tokens_per_peer)
+            claim = float(self._scenario.run_tokens)
             adversary = Adversary(group.lie, claim, self._random(name, "lies"), garbled)
         return SimulatedPeer(
             network=self._network,

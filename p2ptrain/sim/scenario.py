@@ -56,10 +56,10 @@ class RunSettings(Section):
     """Seed of all random numbers."""
 
     outer_steps: int | None = Field(default=None, ge=1, le=10_000_000)
-    """Outer steps whose tokens per peer end the run; or give tokens_per_peer."""
+    """Outer steps of every honest peer whose tokens end the run; or give tokens."""
 
-    tokens_per_peer: int | None = Field(default=None, ge=1, le=10**15)
-    """Training tokens per peer at which the run ends, as in a manifest; or give outer_steps."""
+    tokens: int | None = Field(default=None, ge=1, le=10**15)
+    """Training tokens of all peers together at which the run ends, as in a manifest; or give outer_steps."""
 
     seconds: Duration | None = None
     """Simulated seconds after which the simulation stops, if the run has not ended."""
@@ -185,11 +185,18 @@ class Scenario(Section):
         return self.outer.inner_steps * self.learner.tokens_per_step
 
     @property
-    def tokens_per_peer(self) -> int:
-        """Tokens per peer at the run's end."""
-        if self.run.tokens_per_peer is not None:
-            return self.run.tokens_per_peer
-        return (self.run.outer_steps or 0) * self.tokens_per_outer_step
+    def run_tokens(self) -> int:
+        """Tokens of all peers at the run's end; of each one if the recipe exchanges nothing."""
+        if self.run.tokens is not None:
+            return self.run.tokens
+        honest = sum(group.count for group in self.peers if group.lie is None)
+        return (self.run.outer_steps or 0) * self.tokens_per_outer_step * (honest if self.trains_together else 1)
+
+    @property
+    def trains_together(self) -> bool:
+        """Whether the tokens of all peers count towards one run; without exchanges each peer has its own."""
+        recipe = RECIPES.get(self.outer.recipe)
+        return recipe is None or recipe.exchanges
 
     @property
     def needs_everybody(self) -> bool:
@@ -208,11 +215,11 @@ class Scenario(Section):
 
 def _run_faults(scenario: Scenario) -> list[str]:
     run = scenario.run
-    if (run.outer_steps is None) == (run.tokens_per_peer is None):
-        return ["run.outer_steps: give either outer_steps or tokens_per_peer"]
-    if scenario.tokens_per_peer < scenario.tokens_per_outer_step:
+    if (run.outer_steps is None) == (run.tokens is None):
+        return ["run.outer_steps: give either outer_steps or tokens"]
+    if scenario.run_tokens < scenario.tokens_per_outer_step:
         return [
-            f"run.tokens_per_peer: {run.tokens_per_peer} ends the run before its first outer step, which takes "
+            f"run.tokens: {run.tokens} ends the run before its first outer step, which takes "
             f"{scenario.tokens_per_outer_step} tokens"
         ]
     return []

@@ -44,7 +44,7 @@ class SimulationView:
         self._view.run = RunFacts(
             name=title,
             parameters=scenario.learner.parameters,
-            tokens_per_peer=scenario.tokens_per_peer,
+            run_tokens=scenario.run_tokens,
             recipe=scenario.outer.recipe,
             codec=scenario.codec.name,
         )

@@ -94,7 +94,7 @@ class CatchUp:
         ahead = believed(core, now)
         if not ahead:
             return {}
-        near = core.rules.catch_up_tokens / 2
+        near = core.bounds.catch_up / 2
         least, most = min(known.progress for known in ahead) - near, max(known.progress for known in ahead) + near
         beside = [
             known
@@ -109,12 +109,12 @@ class CatchUp:
         ahead = believed(core, now)
         ready = [known for known in ahead if known.may_be_asked(now)]
         furthest = max((known.progress for known in ready), default=0.0)
-        newest = [known for known in ready if known.progress >= furthest - core.rules.catch_up_tokens]
+        newest = [known for known in ready if known.progress >= furthest - core.bounds.catch_up]
         donor = choose_partner(newest, core.random)
         if donor is None:
             return
         link = core.new_link(donor.peer)
-        most, steps = max(known.progress for known in ahead), steps_near(donor, ahead, core.rules.catch_up_tokens)
+        most, steps = max(known.progress for known in ahead), steps_near(donor, ahead, core.bounds.catch_up)
         self.pull = PullUnderWay(link, now + core.deadlines.reply_s(), most, steps)
         request = WeightsRequest(
             core.rules.run, core.rules.protocol, core.effective_progress, core.deadlines.seconds_per_byte()
@@ -131,11 +131,11 @@ class CatchUp:
             self.pull = None
             core.emit(Close(link))
             return
-        why = implausible_progress(reply.progress, core.progress, settled=False, rules=core.rules)
+        why = implausible_progress(reply.progress, core.progress, settled=False, bounds=core.bounds)
         if self.is_receiving or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
-        if why := implausible_step(reply.step, self.pull.steps, core.rules):
+        if why := implausible_step(reply.step, self.pull.steps, core.bounds):
             self.failed(LinkFailed(link, why), now)  # no offence: the other claims may be the false ones
             return
         known = core.members.get(link.peer)
@@ -143,13 +143,13 @@ class CatchUp:
         if core.is_outlier and is_near and is_far(reply.progress, core):
             self.failed(LinkFailed(link, "its weights are further ahead than it announced"), now)
             return
-        if known is not None and reply.progress < known.progress - core.rules.catch_up_tokens:
+        if known is not None and reply.progress < known.progress - core.bounds.catch_up:
             self.failed(LinkFailed(link, "its weights are older than it announced"), now)
             return
         if reply.progress < core.effective_progress:
             self.failed(LinkFailed(link, "its weights are older than ours"), now)  # this peer trains meanwhile
             return
-        if implausible_progress(reply.progress, self.pull.furthest, settled=True, rules=core.rules):
+        if implausible_progress(reply.progress, self.pull.furthest, settled=True, bounds=core.bounds):
             self.failed(LinkFailed(link, "its weights are further ahead than any peer announced"), now)
             return
         deadline = now + core.deadlines.payload_s(core.rules.weights_bytes, reply.seconds_per_byte)
@@ -160,9 +160,9 @@ class CatchUp:
     def _unended(self, progress: float) -> float:
         """Leave at least one outer step, unless somebody announced the run's end: the donor alone cannot claim it."""
         assert self.pull is not None
-        rules = self._core.rules
-        is_announced = self.pull.furthest + rules.catch_up_tokens >= rules.tokens_per_peer
-        return progress if is_announced else min(progress, rules.tokens_per_peer - rules.tokens_per_outer_step)
+        end, bounds = self._core.rules.run_tokens, self._core.bounds
+        is_announced = self.pull.furthest + bounds.catch_up >= end
+        return progress if is_announced else min(progress, end - bounds.step)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
         core = self._core
@@ -296,7 +296,7 @@ class CatchUp:
             return DeclineReason.LEAVING
         if core.members.is_distrusted(peer, now):
             return DeclineReason.DISTRUSTED
-        if not must_catch_up(False, request.progress, core.progress, core.rules):
+        if not must_catch_up(False, request.progress, core.progress, core.bounds):
             return DeclineReason.NOT_BEHIND
         if core.state is PeerState.JOINING or self.is_receiving or core.is_outlier:
             return DeclineReason.NO_WEIGHTS

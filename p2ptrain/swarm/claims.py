@@ -46,14 +46,14 @@ def ahead_of(core: CoreState, now: float) -> list[PeerInfo]:
     if core.settled or not core.rules.exchanges:  # alone by choice: takes nobody's weights
         return []
     mine = core.effective_progress
-    if core.members.none_beyond(mine + catch_up_bound(mine, core.rules), now):
+    if core.members.none_beyond(mine + catch_up_bound(mine, core.bounds), now):
         return []
     ahead = [
         known
         for known in core.members.live(now)
         if known.state is not PeerState.JOINING
-        and must_catch_up(core.settled, mine, known.progress, core.rules)
-        and not implausible_progress(known.progress, core.progress, settled=False, rules=core.rules)
+        and must_catch_up(core.settled, mine, known.progress, core.bounds)
+        and not implausible_progress(known.progress, core.progress, settled=False, bounds=core.bounds)
     ]
     if not core.is_outlier:
         return ahead
@@ -66,7 +66,7 @@ def is_far(progress: float, core: CoreState) -> bool:
 
     If our weights are outliers, an honest peer is that far ahead only if the swarm went on without us.
     """
-    return bool(implausible_progress(progress, core.progress, settled=True, rules=core.rules))
+    return bool(implausible_progress(progress, core.progress, settled=True, bounds=core.bounds))
 
 
 def believed(core: CoreState, now: float) -> Sequence[PeerInfo]:
@@ -78,8 +78,8 @@ def believed(core: CoreState, now: float) -> Sequence[PeerInfo]:
     if not ahead:
         return []
     if core.is_outlier:  # Own progress says nothing about where the swarm is.
-        return supported(ahead, core.rules.catch_up_tokens)
-    near, mine = catch_up_bound(core.progress, core.rules), core.progress
+        return supported(ahead, core.bounds.catch_up)
+    near, mine = catch_up_bound(core.progress, core.bounds), core.progress
     here = [
         known
         for known in core.members.live(now)
@@ -122,14 +122,14 @@ def _become_outlier(core: CoreState) -> None:
 
 
 def _is_cut_off(core: CoreState, in_step_at: float, now: float) -> bool:
-    mine, rules = core.progress, core.rules
+    mine, rules, bounds = core.progress, core.rules, core.bounds
     return (
         rules.exchanges
         and now - in_step_at >= OUT_OF_STEP_STEPS * core.seconds_per_outer_step
-        and not core.members.none_beyond(mine + rules.implausible_distance, now)
+        and not core.members.none_beyond(mine + bounds.implausible_distance, now)
         and any(
-            implausible_progress(known.progress, mine, settled=True, rules=rules)
-            and not implausible_progress(known.progress, mine, settled=False, rules=rules)
+            implausible_progress(known.progress, mine, settled=True, bounds=bounds)
+            and not implausible_progress(known.progress, mine, settled=False, bounds=bounds)
             for known in core.members.live(now)
         )
     )

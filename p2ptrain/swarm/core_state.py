@@ -11,13 +11,14 @@ from typing import Self
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.deadlines import Deadlines
-from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
+from p2ptrain.swarm.events import Close, Counted, Effect, LinkFailed, Note, Open
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.peer_count import PeerCount
 from p2ptrain.swarm.peer_info import FailureKind
 from p2ptrain.swarm.progress import ProgressBudget
-from p2ptrain.swarm.rules import MAX_KNOWN, PASS_ON, SwarmRules
+from p2ptrain.swarm.rules import MAX_KNOWN, PASS_ON, ProgressBounds, SwarmRules
 from p2ptrain.swarm.trust import DistanceStats
 
 
@@ -65,7 +66,7 @@ class CoreState:
     members: Membership
     step: int = 0
     progress: float = 0.0
-    """Tokens per peer: the trainer's progress and what committed exchanges will add to it."""
+    """Tokens of all peers: the trainer's progress and what committed exchanges will add to it."""
     unapplied: dict[LinkId, float] = field(default_factory=dict)
     """Progress (tokens) that each committed exchange adds and the trainer has not applied yet."""
     rate: float = 0.0
@@ -93,10 +94,13 @@ class CoreState:
     counters: Counters = field(default_factory=Counters)
     effects: list[Effect] = field(default_factory=list)
     serial: int = 0
+    count: PeerCount = field(default_factory=PeerCount)
+    bounds: ProgressBounds = field(init=False)
     budget: ProgressBudget = field(init=False)
 
     def __post_init__(self) -> None:
-        self.budget = ProgressBudget(self.rules.catch_up_tokens, self.rules.tokens_per_outer_step)
+        self.bounds = ProgressBounds(self.rules)
+        self.budget = ProgressBudget(self.bounds)
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
@@ -107,6 +111,13 @@ class CoreState:
     def trained_to(self, progress: float) -> None:
         """Take over the trainer's progress, which lacks what is not applied yet."""
         self.progress = progress + sum(self.unapplied.values())
+
+    def count_peers(self, now: float) -> None:
+        """Count the peers that train, and pass a new number on to the trainer. Alone by choice, this peer is one."""
+        if self.rules.exchanges and self.count.update(self.members, now, self.implausible_claims):
+            self.bounds = ProgressBounds(self.rules, self.count.peers)
+            self.budget.rescale(self.bounds)
+            self.emit(Counted(self.count.peers))
 
     @property
     def state_for_partners(self) -> PeerState:
@@ -120,7 +131,7 @@ class CoreState:
         A newcomer that adopts these weights would otherwise train them on.
         """
         is_final = self.has_ended and (self.is_over or self.state is PeerState.LEAVING)
-        return max(self.progress, self.rules.tokens_per_peer) if is_final else self.progress
+        return max(self.progress, self.rules.run_tokens) if is_final else self.progress
 
     @property
     def effective_progress(self) -> float:
@@ -133,7 +144,7 @@ class CoreState:
 
     def record_claim(self, peer: PeerId, progress: float) -> None:
         """Remember a partner's progress claim if it is implausible."""
-        if implausible_progress(progress, self.progress, self.settled, self.rules):
+        if implausible_progress(progress, self.progress, self.settled, self.bounds):
             claimed = progress if progress >= 0 else inf  # NaN is no progress
             self.implausible_claims[peer] = max(self.implausible_claims.get(peer, 0.0), claimed)
 

@@ -30,7 +30,8 @@ class Discovery:
         self._announced_settled = False
         self.has_answer = False
         """Whether a lookup was answered."""
-        self._crowded = False  # more peers than are kept: arrivals and departures are no news
+        self.is_crowded = False
+        """Whether there are more peers than are kept, so that arrivals and departures are no news."""
 
     def announce(self, now: float) -> None:
         self._announce_at = now + ANNOUNCE_PERIOD_S
@@ -43,7 +44,7 @@ class Discovery:
         if not self._core.members.records(now):  # peers known only by their calls cannot be dialed or cached
             period = LONELY_LOOKUP_PERIOD_S
         else:
-            period = CROWDED_LOOKUP_PERIOD_S if self._crowded else LOOKUP_PERIOD_S
+            period = CROWDED_LOOKUP_PERIOD_S if self.is_crowded else LOOKUP_PERIOD_S
         self._lookup_at = now + period * self._core.random.uniform(0.75, 1.25)
         self._core.emit(Lookup(finished=not self.has_answer))
 
@@ -52,13 +53,13 @@ class Discovery:
         members = self._core.members
         for presence, live_until in self._choose(event):
             is_new = presence.run == self._core.rules.run and members.see(presence, live_until)
-            if is_new and presence.state is not PeerState.LEAVING and not self._crowded:
+            if is_new and presence.state is not PeerState.LEAVING and not self.is_crowded:
                 self._core.note("found", presence.peer)
 
     def expire(self, now: float) -> None:
         """Forget peers without a sign of life. A peer that said goodbye is not reported as lost."""
         lost = self._core.members.expire(now)
-        if lost and not self._crowded:
+        if lost and not self.is_crowded:
             for peer in lost:
                 self._core.note("lost", peer, "no sign of life")
 
@@ -81,14 +82,14 @@ class Discovery:
         if event.from_lookup:
             room = max(ENOUGH_PEERS - len(known), FRESH_PEERS)
         else:
-            room = max((ENOUGH_PEERS // 2 if self._crowded else ENOUGH_PEERS) - len(known), 0)
+            room = max((ENOUGH_PEERS // 2 if self.is_crowded else ENOUGH_PEERS) - len(known), 0)
         if self._core.rules.plans or (len(records) <= room and not event.from_lookup):
             return records
         if room == 0:
             return [dated for dated in records if dated[0].peer in known]
         unknown = [dated for dated in records if dated[0].peer not in known]
         if event.from_lookup:
-            self._crowded = len(unknown) > room
+            self.is_crowded = len(unknown) > room
         if len(unknown) <= room:
             return records
         return [dated for dated in records if dated[0].peer in known] + draw(self._core.random, unknown, room)

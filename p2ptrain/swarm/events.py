@@ -26,6 +26,8 @@ class PeersSeen:
     records: tuple[tuple[Presence, float], ...]
     """Records with valid signatures, each with the time (own clock) until which it counts."""
     from_lookup: bool = True
+    in_directory: int = 0
+    """Peers in the directory by this lookup's estimate; 0: as many as it returned."""
     finished: tuple[Presence, ...] = ()
     """Last records, live or expired, of peers that trained to the run's end and left, with valid signatures."""
 
@@ -237,6 +239,13 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """The number of peers that train has changed: the trainer multiplies its own tokens by it from now on."""
+
+    peers: float
+
+
+@dataclass(frozen=True, slots=True)
 class Proceed:
     """Let a waiting trainer go on: every displacement that it waited for has been handed to it or will not come."""
 
@@ -336,6 +345,7 @@ Effect = (
     | Send
     | Swap
     | Commit
+    | Counted
     | Proceed
     | Pull
     | Adopt

@@ -12,11 +12,12 @@ from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, S
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
+from p2ptrain.swarm.meeting import MeetingEvent
 from p2ptrain.swarm.messages import EXCHANGING, Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.partners import choose, own_terms, pause_after
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement
-from p2ptrain.swarm.rounds import HURRIED_S, MeetingEvent, Rounds
+from p2ptrain.swarm.rounds import HURRIED_S, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, MAX_KNOWN, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
@@ -120,7 +121,7 @@ class ExchangeManager:
         prompt = core.deadlines.prompt_reply_s()
         view = OfferView(
             me=core.me,
-            rules=core.rules,
+            bounds=core.bounds,
             state=core.state_for_partners,
             settled=core.settled,
             progress=core.progress,
@@ -177,7 +178,7 @@ class ExchangeManager:
             return
         core.deadlines.replied(now - exchange.started_at)
         core.record_claim(link.peer, accept.terms.progress)
-        if why := implausible_progress(accept.terms.progress, core.progress, core.settled, core.rules):
+        if why := implausible_progress(accept.terms.progress, core.progress, core.settled, core.bounds):
             self.failed(LinkFailed(link, why), now)
             return
         if exchange.round:
@@ -249,7 +250,7 @@ class ExchangeManager:
         mine, theirs = exchange.mine, exchange.theirs
         moved = progress_displacement(mine, theirs, len(exchange.fragments), core.rules)
         # We may have trained since the terms were agreed on, and all would refuse a peer far beyond the run's end.
-        most = max(core.rules.tokens_per_peer - core.progress, 0.0) if core.trusts_progress(link.peer) else 0.0
+        most = max(core.rules.run_tokens - core.progress, 0.0) if core.trusts_progress(link.peer) else 0.0
         moved = min(moved, most)
         # Agreed on before this peer's end: nothing would raise its progress again.
         if core.state is PeerState.FINISHING:

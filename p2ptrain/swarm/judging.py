@@ -53,7 +53,7 @@ class Judge:
         if theirs is None or not core.settled:
             return False
         apart = abs(theirs.progress - exchange.mine.progress)
-        return self._have_begun(theirs) and apart <= core.rules.catch_up_tokens
+        return self._have_begun(theirs) and apart <= core.bounds.catch_up
 
     def _have_begun(self, theirs: Terms) -> bool:
         """Report whether both sides are no beginners: without a warm-up the first steps are longer than the weights."""

@@ -10,7 +10,7 @@ from random import Random
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.peer_info import PeerInfo
-from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, SwarmRules
+from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, ProgressBounds, SwarmRules
 
 STEPS_SLACK = 100
 """Multiple of the outer steps of peers with equal progress that a donor may have made. Progress is averaged, and the
@@ -26,29 +26,29 @@ def choose_partner(candidates: list[PeerInfo], random: Random) -> PeerInfo | Non
     return random.choice(candidates) if candidates else None
 
 
-def implausible_progress(theirs: float, mine: float, settled: bool, rules: SwarmRules) -> str:
+def implausible_progress(theirs: float, mine: float, settled: bool, bounds: ProgressBounds) -> str:
     """Say why a reported progress must not be mixed with ours; return an empty string if it may.
 
     No honest peer is far ahead of a settled one. A peer that is not settled may be far behind the peers it asks.
     """
     if not isfinite(theirs) or theirs < 0:
         return f"progress {theirs}"
-    if theirs > rules.progress_ceiling:
-        return f"progress {theirs:,.0f} is beyond the run's end at {rules.tokens_per_peer:,.0f}"
-    if settled and theirs - mine > rules.implausible_distance:
+    if theirs > bounds.ceiling:
+        return f"progress {theirs:,.0f} is beyond the run's end at {bounds.rules.run_tokens:,.0f}"
+    if settled and theirs - mine > bounds.implausible_distance:
         return f"progress {theirs:,.0f} is too far ahead of ours, {mine:,.0f}"
     return ""
 
 
-def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
+def implausible_step(theirs: int, others: int, bounds: ProgressBounds) -> str:
     """Say why a donor's count of outer steps must not be adopted; return an empty string if it may.
 
     If outer steps are planned, a newcomer that adopted a false count would meet nobody and train alone permanently.
     ``others``: count of the peers that are as far as the donor.
     """
-    if rules.plans:  # All make the same steps together; what was announced is older than the reply.
-        least = others - rules.catch_up_outer_steps
-        most = others + rules.implausible_distance / rules.tokens_per_outer_step
+    if bounds.rules.plans:  # All make the same steps together; what was announced is older than the reply.
+        least = others - bounds.rules.catch_up_outer_steps
+        most = others + bounds.implausible_distance / bounds.step
     else:
         least, most = 0.0, STEPS_SLACK * (others + BEGINNER_STEPS)
     can_be = least <= theirs <= min(most, MAX_STEPS)
@@ -81,7 +81,7 @@ class OfferView:
     """What this peer knows about itself and the sender when an offer arrives."""
 
     me: PeerId
-    rules: SwarmRules
+    bounds: ProgressBounds
     state: PeerState
     settled: bool
     progress: float
@@ -108,7 +108,8 @@ Answer = tuple[int, ...] | DeclineReason | Violation
 
 def answer(offer: Offer, sender: PeerId, view: OfferView) -> Answer:
     """Decide about an offer. The first check that applies decides."""
-    rules, terms = view.rules, offer.terms
+    bounds, terms = view.bounds, offer.terms
+    rules = bounds.rules
     if why := unfair_weight(terms, rules):
         return Violation(why)
     if offer.run != rules.run:
@@ -119,13 +120,13 @@ def answer(offer: Offer, sender: PeerId, view: OfferView) -> Answer:
         return DeclineReason.LEAVING
     if view.distrusts_sender:
         return DeclineReason.DISTRUSTED
-    if implausible_progress(terms.progress, view.progress, view.settled, rules):
+    if implausible_progress(terms.progress, view.progress, view.settled, bounds):
         return DeclineReason.IMPLAUSIBLE_PROGRESS
     if view.state is PeerState.JOINING:
         return DeclineReason.CATCHING_UP
-    if must_catch_up(view.settled, view.effective_progress, terms.progress, rules):
+    if must_catch_up(view.settled, view.effective_progress, terms.progress, bounds):
         return DeclineReason.CATCHING_UP
-    if must_catch_up(terms.settled, terms.progress, view.effective_progress, rules):
+    if must_catch_up(terms.settled, terms.progress, view.effective_progress, bounds):
         return DeclineReason.CATCH_UP_FIRST
     our_offer_wins = view.is_crossing and view.me < sender
     if view.planned is not None:
@@ -163,18 +164,18 @@ def unfair_weight(terms: Terms, rules: SwarmRules) -> str:
     return "" if is_fair else f"it claims a mixing weight of {terms.weight:g}"
 
 
-def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRules) -> bool:
+def must_catch_up(settled: bool, progress: float, others: float, bounds: ProgressBounds) -> bool:
     """Report whether a peer must pull: never settled, and further behind than the bound."""
-    return not settled and others - progress > catch_up_bound(progress, rules)
+    return not settled and others - progress > catch_up_bound(progress, bounds)
 
 
-def catch_up_bound(progress: float, rules: SwarmRules) -> float:
+def catch_up_bound(progress: float, bounds: ProgressBounds) -> float:
     """Return how far behind (tokens) a peer that was never settled may be and still exchange.
 
     A beginner's weights may be unrelated to those after a few outer steps at the full rate, so it pulls earlier.
     """
-    begins = progress <= rules.beginner_tokens
-    return min(rules.catch_up_tokens, rules.beginner_tokens) if begins else rules.catch_up_tokens
+    begins = progress <= bounds.beginner
+    return min(bounds.catch_up, bounds.beginner) if begins else bounds.catch_up
 
 
 def work_weight(rate: float) -> float:

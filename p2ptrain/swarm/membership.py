@@ -22,6 +22,9 @@ from p2ptrain.swarm.rules import HEARD_LIFETIME_S, MAX_KNOWN
 
 Item = TypeVar("Item")
 
+STRANGERS = 64.0
+"""Calls to strangers of which the answered ones are counted: a share of 1 in 64 still shows."""
+
 
 class Membership:
     """Live peers and their info. Bounded; iterates by peer id, so that a seed decides everything.
@@ -41,6 +44,7 @@ class Membership:
         self._joining: set[PeerId] = set()  # live peers that cannot exchange yet
         self._furthest = 0.0  # no live peer has more progress
         self._offences = Offences()
+        self._answered = self._called = 1.0  # strangers' answers to our calls, and these calls
 
     def __len__(self) -> int:
         return len(self._known)
@@ -51,6 +55,11 @@ class Membership:
 
     def get(self, peer: PeerId) -> PeerInfo | None:
         return self._known.get(peer)
+
+    @property
+    def stranger_share(self) -> float:
+        """Share of calls to peers never heard before that were answered, 0 to 1, of about the last ``STRANGERS``."""
+        return self._answered / self._called
 
     def see(self, presence: Presence, live_until: float) -> bool:
         """Add a record with a valid signature. Return True for a peer's first one; a peer that only sent messages has
@@ -76,6 +85,10 @@ class Membership:
         known = self._known.get(peer) or self._begin(peer)
         if settled is not None:
             known.settled = settled
+        if not known.was_heard:
+            known.was_heard = True
+            if known.calls:
+                self._count_stranger(answered=True)
         known.hear(now)
         self._update(known, state, step, progress, now + HEARD_LIFETIME_S)
 
@@ -101,6 +114,8 @@ class Membership:
         elif known is None:
             return
         else:
+            if failure is FailureKind.UNANSWERED and known.calls and not known.was_heard:
+                self._count_stranger(answered=False)
             until = known.record_failure(failure, now, held_s)
         if failure is not FailureKind.UNANSWERED:
             known.distrusted_until = max(known.distrusted_until, until)
@@ -213,6 +228,12 @@ class Membership:
 
     def records(self, now: float) -> list[Presence]:
         return [known.presence for known in self.live(now) if known.presence]
+
+    def _count_stranger(self, answered: bool) -> None:
+        if self._called >= STRANGERS:
+            self._called, self._answered = self._called / 2, self._answered / 2
+        self._called += 1
+        self._answered += answered
 
     def _unready(self, now: float) -> set[PeerId]:
         """Return the live peers that cannot exchange yet or have a pause."""

@@ -91,7 +91,7 @@ class MessageRouter:
             core.record_failure(event, FailureKind.OFFENCE, now)  # garbage in place of an opening message
 
     def _hear(self, peer: PeerId, said: Terms | Decline, now: float) -> None:
-        ceiling = self._core.rules.progress_ceiling
+        ceiling = self._core.bounds.ceiling
         settled = said.settled if isinstance(said, Terms) else None
         if 0 <= said.progress <= ceiling:  # False for NaN
             self._core.members.hear(peer, said.state, said.step, said.progress, now, settled)

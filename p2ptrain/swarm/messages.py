@@ -60,7 +60,7 @@ class Presence:
     """Multiaddresses without the ``/p2p/`` part, best first."""
     state: PeerState
     step: int  # outer steps done
-    progress: float  # tokens per peer
+    progress: float  # tokens of all peers
     settled: bool
     """Whether it has been in step with the swarm; otherwise it says nothing about where the swarm is."""
     nickname: str
@@ -83,7 +83,7 @@ class Terms:
 
     step: int  # outer steps done
     progress: float
-    """Tokens per peer, averaged in exchanges like the weights."""
+    """Tokens of all peers, averaged in exchanges."""
     weight: float
     """Mixing weight w; the larger one moves less (``share``)."""
     clip_radius: float
@@ -98,6 +98,8 @@ class Terms:
     max_decrease: float = inf
     """Maximum (tokens) by which the exchange may lower this side's progress; both sides' changes are cut in proportion.
     May be inf."""
+    peers: float = 1.0
+    """Number of peers that train, as this side counts them."""
 
     def weight_of(self, theirs: Terms) -> float:
         """Return a partner's mixing weight as it counts beside ours. Both sides compute the same ratio."""

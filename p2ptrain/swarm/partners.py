@@ -48,6 +48,7 @@ def own_terms(core: CoreState, peer: PeerId, partners: int = 1) -> Terms:
         seconds_per_byte=core.deadlines.seconds_per_byte(),
         # Progress does not decrease any more.
         max_decrease=inf if core.state is PeerState.FINISHING else core.budget.max_decrease(peer),
+        peers=core.count.peers,
     )
 
 
@@ -57,7 +58,7 @@ def pause_after(core: CoreState, reason: DeclineReason, declined: Exchange) -> f
     There is no pause if this peer must pull from it.
     """
     known = core.members.get(declined.link.peer)
-    must_pull = known is not None and must_catch_up(core.settled, core.effective_progress, known.progress, core.rules)
+    must_pull = known is not None and must_catch_up(core.settled, core.effective_progress, known.progress, core.bounds)
     if must_pull and reason is DeclineReason.CATCH_UP_FIRST:
         return 0.0
     if reason not in MOMENTARY:
@@ -71,12 +72,12 @@ def pause_after(core: CoreState, reason: DeclineReason, declined: Exchange) -> f
 
 def _is_out_of_reach(core: CoreState, known: PeerInfo) -> bool:
     mine, theirs = core.progress, known.progress
-    return must_catch_up(core.settled, mine, theirs, core.rules) or bool(
-        implausible_progress(theirs, mine, core.settled, core.rules)
+    return must_catch_up(core.settled, mine, theirs, core.bounds) or bool(
+        implausible_progress(theirs, mine, core.settled, core.bounds)
     )
 
 
 def _farthest_in_reach(core: CoreState) -> float:
-    rules = core.rules
-    ahead = rules.implausible_distance if core.settled else catch_up_bound(core.progress, rules)
-    return min(core.progress + ahead, rules.progress_ceiling)
+    bounds = core.bounds
+    ahead = bounds.implausible_distance if core.settled else catch_up_bound(core.progress, bounds)
+    return min(core.progress + ahead, bounds.ceiling)

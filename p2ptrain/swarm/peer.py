@@ -206,6 +206,9 @@ class Peer:
         self._discovery.seen(event)
         self._awaits_lookup &= not event.from_lookup
         alone = not self._training and self._catch_up.pull is None and not ahead_of(self._core, now)
+        if event.from_lookup:
+            self._core.count.in_directory = event.in_directory if self._discovery.is_crowded else 0
+            self._core.count_peers(now)
         if is_first and self._catch_up.pull is None and not ahead_of(self._core, now):
             self._tell_if_ended(event, now)
         if alone and event.from_lookup:
@@ -217,7 +220,7 @@ class Peer:
         Anybody can write such a record, so this peer trains all the same.
         """
         core = self._core
-        end, live = core.rules.tokens_per_peer, core.members.live(now)
+        end, live = core.rules.run_tokens, core.members.live(now)
         seen = (*event.finished, *(each for each, _ in event.records))
         ended = {each.peer for each in seen if each.state is PeerState.LEAVING and each.progress >= end}
         ended -= {core.me, *(known.peer for known in live)}
@@ -265,7 +268,7 @@ class Peer:
         self._core.implausible_claims.clear()
         self._caught_up_at = now
         if self._core.state is PeerState.JOINING:  # not if the owner's stop or the run's end came first
-            if event.progress >= self._core.rules.tokens_per_peer:
+            if event.progress >= self._core.rules.run_tokens:
                 self._core.note("run ended", event.link.peer)
             self._begin(now)
 
@@ -286,7 +289,9 @@ class Peer:
         if lap := self._stopwatch.lap(now):
             took_s, core.seconds_per_outer_step = lap
             core.rate = event.tokens / took_s
-        core.budget.trained(event.tokens)
+        core.budget.trained(event.tokens * core.count.peers)
+        core.count.outer_step_done()
+        core.count_peers(now)
         self._exchanges.step_done(now)
 
     def _training_ended(self, event: events.TrainingEnded, now: float) -> None:
@@ -352,7 +357,7 @@ class Peer:
         self._discovery.keep_up(now)
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
             why = self._catch_up.why_none(now)
-            if self._core.progress < self._core.rules.tokens_per_peer:  # else there is nothing left to train
+            if self._core.progress < self._core.rules.run_tokens:  # else there is nothing left to train
                 self._core.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
         self._keep_in_step(now)

@@ -54,6 +54,8 @@ class PeerInfo:
     settled: bool = False
     """Whether it claims to be in step with the swarm."""
     presence: Presence | None = None
+    was_heard: bool = False
+    """Whether it ever sent us a message; anybody can write a record."""
     unanswered: int = 0
     """Our calls in a row that failed or stayed unanswered."""
     broken: int = 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Terms
-from p2ptrain.swarm.rules import MAX_KNOWN, SwarmRules
+from p2ptrain.swarm.rules import MAX_KNOWN, ProgressBounds, SwarmRules
 
 RATE_SLACK = 16.0
 """Maximum rate at which exchanges raise our progress, as a multiple of our own training. Progress is averaged and grows
@@ -35,22 +35,21 @@ a small swarm, and a part of a large one. Guess: vary it in simulated swarms wit
 
 
 def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
-    """Return the change of our progress by an exchange (tokens per peer).
+    """Return the change of our progress by an exchange (tokens of all peers).
 
-    It is averaged like the weights, for the exchanged fragments. Both sides scale it down equally, until the side ahead
-    falls by no more than its ``max_decrease`` and the side behind gains no more than the catching-up bound. A peer at
-    the run's end keeps its progress and does not lower others'.
+    It is averaged with equal weights by the share of exchanged fragments, so its sum over all peers is conserved. Both
+    sides scale it down equally, until the side ahead falls by no more than its ``max_decrease`` and the side behind
+    gains no more than the catching-up bound. A peer at the run's end keeps its progress and does not lower others'.
     """
     if mine.state is PeerState.FINISHING:
         return 0.0
-    weight = mine.weight_of(theirs)
-    share = 2.0 / (1 + max(mine.partners, theirs.partners)) * min(fragments / rules.fragments, 1.0)
-    apart = share * (theirs.progress - mine.progress) / (mine.weight + weight)
-    ours, others = apart * weight, -apart * mine.weight
-    falling, most = (ours, mine.max_decrease) if ours < 0 else (others, theirs.max_decrease)
-    if falling == 0 or (ours < 0 and theirs.state is PeerState.FINISHING):  # the same number on both sides
+    share = min(fragments / rules.fragments, 1.0) / (1 + max(mine.partners, theirs.partners))
+    ours = share * (theirs.progress - mine.progress)
+    most = mine.max_decrease if ours < 0 else theirs.max_decrease
+    if ours == 0 or (ours < 0 and theirs.state is PeerState.FINISHING):  # the same number on both sides
         return 0.0
-    return ours * min(1.0, rules.catch_up_tokens / max(abs(ours), abs(others)), most / abs(falling))
+    catch_up = ProgressBounds(rules, min(mine.peers, theirs.peers)).catch_up
+    return ours * min(1.0, catch_up / abs(ours), most / abs(ours))
 
 
 @dataclass(slots=True)
@@ -77,9 +76,9 @@ class ProgressBudget:
     Our terms state the account's balance, and both sides respect it.
     """
 
-    capacity: float  # tokens in the full bucket
-    step: float  # tokens of an outer step
+    bounds: ProgressBounds
     left: float = field(init=False)
+    """Tokens in the bucket."""
     grown: float = 0.0
     """Tokens by which our training and, on balance, partners have raised our progress. (A peer that passes on what a
     fast partner brings must fall by it; equal partners raise and lower each other alike.)"""
@@ -89,11 +88,17 @@ class ProgressBudget:
     """Accounts by partner; the last one exchanged with comes last."""
 
     def __post_init__(self) -> None:
-        self.left = self.capacity
+        self.left = self.bounds.catch_up
+
+    def rescale(self, bounds: ProgressBounds) -> None:
+        """Use the bounds of another number of peers. The bucket stays as full as it is."""
+        self.left *= bounds.peers / self.bounds.peers
+        self.bounds = bounds
 
     def trained(self, tokens: float) -> None:
+        """Account for own training that added ``tokens`` to our progress."""
         self.grown += tokens
-        self.left = min(self.left + RATE_SLACK * tokens, self.capacity)
+        self.left = min(self.left + RATE_SLACK * tokens, self.bounds.catch_up)
 
     def max_decrease(self, peer: PeerId) -> float:
         """Return the maximum (tokens) by which this partner may lower us now."""
@@ -116,15 +121,17 @@ class ProgressBudget:
     def _held(self, peer: PeerId) -> float:
         account = self.accounts.get(peer)
         if account is None:  # a large swarm's peers seldom meet again
-            alone = FALL_SLACK * min(self.grown - self.last, LATELY_STEPS * self.step / 2)
-            return max(FALL_STEPS * self.step, alone)
+            alone = FALL_SLACK * min(self.grown - self.last, LATELY_STEPS * self.bounds.step / 2)
+            return max(FALL_STEPS * self.bounds.step, alone)
         part = FALL_SLACK / max(sum(1 for _ in self._lately()) + 1, 2)
-        most = max(account.held, part * LATELY_STEPS * self.step)  # a large balance must not lower us all at once
+        most = max(
+            account.held, part * LATELY_STEPS * self.bounds.step
+        )  # a large balance must not lower us all at once
         return min(account.held + part * (self.grown - account.since), most)
 
     def _lately(self) -> Iterator[PeerId]:
         """Yield partners that we exchanged with within ``LATELY_STEPS``."""
         for peer in reversed(self.accounts):
-            if self.accounts[peer].since < self.grown - LATELY_STEPS * self.step:
+            if self.accounts[peer].since < self.grown - LATELY_STEPS * self.bounds.step:
                 return
             yield peer

@@ -18,7 +18,8 @@ class SwarmRules:
     """Encoded size of each fragment; its length is the number of fragments."""
     weights_bytes: int
     """Size of all fragments in fp32, which a donor sends to a newcomer."""
-    tokens_per_peer: float  # progress at which the run ends
+    run_tokens: float
+    """Progress at which the run ends: tokens of all peers together."""
     tokens_per_outer_step: float
     """Tokens of one peer's H inner steps."""
     exchanges_per_step: int
@@ -78,24 +79,39 @@ class SwarmRules:
         """Maximum number of fragments in one unplanned exchange: ``fragments_per_exchange`` of every stream."""
         return self.fragments_per_exchange * max(1, len(self.free) // self.fragments)
 
-    @cached_property
-    def catch_up_tokens(self) -> float:
-        return self.catch_up_outer_steps * self.tokens_per_outer_step
+
+@dataclass(frozen=True)
+class ProgressBounds:
+    """Bounds on progress in tokens of all peers. In one outer step of every peer, progress grows by ``step``."""
+
+    rules: SwarmRules
+    peers: float = 1.0
+    """Number of peers that train (``peer_count.PeerCount``)."""
 
     @cached_property
-    def beginner_tokens(self) -> float:
-        return BEGINNER_STEPS * self.tokens_per_outer_step
+    def step(self) -> float:
+        return self.rules.tokens_per_outer_step * self.peers
+
+    @cached_property
+    def catch_up(self) -> float:
+        """Distance behind others beyond which a peer that was never settled pulls."""
+        return self.rules.catch_up_outer_steps * self.step
+
+    @cached_property
+    def beginner(self) -> float:
+        """Progress up to which a peer is a beginner."""
+        return BEGINNER_STEPS * self.step
 
     @cached_property
     def implausible_distance(self) -> float:
-        """Progress ahead of ours above which a claim is implausible: a quarter of the run, at least 32 outer steps.
+        """Distance ahead of ours above which a claim is implausible: a quarter of the run, at least 32 outer steps.
         Guess: measure the spread of progress in real swarms."""
-        return max(0.25 * self.tokens_per_peer, 32 * self.tokens_per_outer_step)
+        return max(0.25 * self.rules.run_tokens, 32 * self.step)
 
     @cached_property
-    def progress_ceiling(self) -> float:
-        """Maximum plausible progress: the run's end, one outer step, and some averaging beyond it."""
-        return self.tokens_per_peer + 4 * self.tokens_per_outer_step
+    def ceiling(self) -> float:
+        """Maximum plausible progress. Peers end with an outer step, and may count more peers than this one does."""
+        return self.rules.run_tokens + self.implausible_distance
 
 
 ANNOUNCE_PERIOD_S = 20.0

@@ -69,7 +69,7 @@ class LanguageModelTask:
 
     Args:
         model: its ``theta`` is trained; may hold any weights.
-        tokens_per_peer: end of the schedule.
+        run_tokens: end of the schedule.
         reader: determines this peer's order of sequences.
         placement: autocast type, initial micro-batch and recomputation; see ``autofit``.
     """
@@ -79,7 +79,7 @@ class LanguageModelTask:
         model: FlatModel,
         corpus: Corpus,
         training: TrainingSection,
-        tokens_per_peer: int,
+        run_tokens: int,
         reader: CorpusReader,
         placement: Placement,
     ) -> None:
@@ -95,7 +95,7 @@ class LanguageModelTask:
         self._corpus = corpus
         self._batches = Batches(corpus, reader, training.sequences_per_step, model.theta.device)
         self._training = training
-        self._tokens_per_peer = tokens_per_peer
+        self._run_tokens = run_tokens
         self.loss_scale = LossScale(placement.autocast is torch.float16)
         """Scale of the loss, 1 unless autocast computes in fp16, and the count of skipped steps."""
         self._autocast = placement.autocast
@@ -140,7 +140,7 @@ class LanguageModelTask:
         is_finite = math.isfinite(length)
         self.loss_scale.update(is_finite)
         if is_finite:
-            rate = learning_rate(progress + training.tokens_per_step, training, self._tokens_per_peer)
+            rate = learning_rate(progress + training.tokens_per_step, training, self._run_tokens)
             self.learning_rate = rate * self._rewarm_factor()
             self._optimizer.step(self.learning_rate)
             self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
@@ -325,9 +325,9 @@ class LanguageModelTask:
 
 
 def learning_rate(
-    progress: float,  # tokens per peer at the end of the step
+    progress: float,  # tokens of all peers at the end of the step
     training: TrainingSection,
-    tokens_per_peer: int,  # where the schedule ends
+    run_tokens: int,  # where the schedule ends
 ) -> float:
     """Return the inner learning rate: a linear warm-up, then a decay to ``final_learning_rate_fraction`` of the peak.
 
@@ -343,10 +343,10 @@ def learning_rate(
     if training.schedule == "constant":
         return peak
     if training.schedule == "cosine":
-        fall = 0.5 * (1 - math.cos(math.pi * _part(progress, training.warmup_tokens, tokens_per_peer)))
+        fall = 0.5 * (1 - math.cos(math.pi * _part(progress, training.warmup_tokens, run_tokens)))
     else:
-        start = max(training.warmup_tokens, (1 - COOL_DOWN_FRACTION) * tokens_per_peer)
-        fall = _part(progress, start, tokens_per_peer)
+        start = max(training.warmup_tokens, (1 - COOL_DOWN_FRACTION) * run_tokens)
+        fall = _part(progress, start, run_tokens)
     return peak * (1 - fall * (1 - training.final_learning_rate_fraction))
 
 

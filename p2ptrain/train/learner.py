@@ -74,6 +74,11 @@ class Learner:
         self.task = task
         self.step = 0
         self.progress = 0.0
+        """Estimate of the tokens that all peers have trained on."""
+        self.peers = 1.0
+        """Number of peers that train, by which own tokens count. Written by the network thread."""
+        self.progress_displacement = 0.0
+        """Tokens by which exchanges have moved the progress since the start, on balance."""
         self.tokens = 0
         """Tokens that this peer itself has trained on."""
         self.loss = float("nan")
@@ -126,7 +131,7 @@ class Learner:
         self.inner_step_s = self._clock() - started
         self.tokens += result.tokens
         self._phase_tokens += result.tokens
-        self.progress += result.tokens
+        self.progress += result.tokens * self.peers
         self._losses += result.loss
         self._inner += 1
         due = [ExchangeDue()] * self._due.count(self._inner)
@@ -199,7 +204,7 @@ class Learner:
         self._weights.publish(self.step, phase)
         events: list[Event] = [OuterStepDone(self.step, self.progress, self._phase_tokens)]
         self._phase_tokens = 0
-        if self.progress >= self._rules.tokens_per_peer:
+        if self.progress >= self._rules.run_tokens:
             self.ended = True
             events.append(TrainingEnded(self.step, self.progress))
         return events
@@ -247,6 +252,7 @@ class Learner:
                 weights.move(fragment, *late, ready.serial)
         self.payloads.settle(ready.serial)
         self.progress += commit.progress_displacement
+        self.progress_displacement += commit.progress_displacement
         return Applied(commit.link, self.progress)
 
     def _move_fast(self, fragment: int, displacement_: Tensor, ready: Displacement) -> None:
@@ -275,7 +281,7 @@ class Learner:
         self._guard.forget()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
-        self.ended = self.progress >= self._rules.tokens_per_peer
+        self.ended = self.progress >= self._rules.run_tokens
         self._weights.publish(self.step)
         self.task.reset(REWARM_STEPS)
         events: list[Event] = [Applied(link, self.progress) for link in stale]

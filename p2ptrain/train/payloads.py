@@ -256,7 +256,7 @@ class Payloads:
         if not norm < float("inf"):
             raise RemoteError("its weights are not finite")
         fits = [
-            Fit(float(sketch.norm()), float(unexplained(sketch, part).norm()), len(each.largest), each.wrapped)
+            Fit(float(sketch.norm()), float(unexplained(sketch, part).norm()), len(each.fill), each.wrapped)
             for sketch, part, each in zip(mine.sketch_differences, parts, compared, strict=True)
         ]
         verdict = self._widths.judge(mine.fragments, fits, mine.norm)

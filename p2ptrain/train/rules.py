@@ -33,7 +33,7 @@ class LearnerRules:
     """Manifest's rules for one outer step."""
 
     inner_steps: int
-    tokens_per_peer: float
+    run_tokens: float
     """Progress at which training ends, after the outer step that reaches it."""
     outer: OuterRule
     """Outer rule; recipes that hand over theta do not read it."""
@@ -55,12 +55,12 @@ class LearnerRules:
         return tuple(min(-(-place * self.inner_steps // parts), last) for place in range(1, parts, 2))
 
 
-def learner_rules(outer: OuterSection, tokens_per_peer: float) -> LearnerRules:
+def learner_rules(outer: OuterSection, run_tokens: float) -> LearnerRules:
     """Return the rules of the learner: H, the end, the recipe and its numbers."""
     recipe = RECIPES[outer.recipe]
     momentum = 0.0 if recipe.feedback else outer.momentum
     rule = OuterRule(outer.learning_rate, momentum, outer.nesterov)
-    return LearnerRules(outer.inner_steps, tokens_per_peer, rule, recipe, outer.exchanges_per_step)
+    return LearnerRules(outer.inner_steps, run_tokens, rule, recipe, outer.exchanges_per_step)
 
 
 def codecs_of(section: manifest.CodecSection) -> tuple[Codec, Codec]:
@@ -78,7 +78,7 @@ def swarm_rules(
     outer: OuterSection,
     swarm: SwarmSection,
     payloads: Sizes,
-    tokens_per_peer: float,
+    run_tokens: float,
     tokens_per_outer_step: float,
 ) -> SwarmRules:
     """Return the rules of the protocol core: sizes, and which fragments are exchanged when and with whom."""
@@ -94,7 +94,7 @@ def swarm_rules(
         run=run,
         fragment_bytes=tuple(payloads.encoded_sizes(range(pieces))),
         weights_bytes=sum(payloads.weight_sizes()),
-        tokens_per_peer=tokens_per_peer,
+        run_tokens=run_tokens,
         tokens_per_outer_step=tokens_per_outer_step,
         exchanges_per_step=outer.exchanges_per_step,
         due_in_phase=recipe.mix("fast") is not None,

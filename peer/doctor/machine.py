@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 AMD_BYTES = 6_000_000_000
 """Memory from which a chip of AMD is taken for a card. Guess: what chips inside processors get."""
 PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
-SPARE_DISK_BYTES = 1_000_000_000
-"""Additional disk space, for logs and everything else. Guess: its size after a long session."""
 
 
 def versions() -> list[Finding]:
@@ -162,22 +160,24 @@ def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[F
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
-    from peer.space import room
+    from peer.messages import size
+    from peer.space import home_bytes, room
 
     place, free = room(home)
     if free is None:
         return [bad("disk", f"{place} is not writable", "Choose a directory that you can write to, with --home.")]
-    there, needed = f"{free / 1e9:.1f} GB free at {place}", _home_bytes(manifest)
+    there, needed = f"{size(free)} free at {place}", home_bytes(home, manifest)
     if free < needed:
-        more = f"Free {(needed - free) / 1e9:.1f} GB there, or choose another disk with --home."
-        return [bad("disk", f"{there}, but about {needed / 1e9:.1f} GB are needed", more)]
+        more = f"Free {size(needed - free)} there, or choose another disk with --home."
+        return [bad("disk", f"{there}, but the home may take {size(needed)}", more)]
     return [ok("disk", there)]
 
 
 def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Finding]:
     """Check the free disk space for the run's tokens, and for the home if it is on the same disk."""
-    from p2ptrain.data.corpus import has_stream, most_stream_bytes
-    from peer.space import room
+    from p2ptrain.data.corpus import has_stream
+    from peer.messages import size
+    from peer.space import home_bytes, room, share_disk, token_bytes
 
     if manifest is not None and has_stream(manifest, directory):
         return [ok("cache", f"the run's tokens are in {directory}")]
@@ -185,24 +185,17 @@ def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Findin
     if free is None:
         fix = "Set XDG_CACHE_HOME to a directory that you can write to."
         return [bad("cache", f"{place} is not writable", fix)]
-    there = f"{free / 1e9:.1f} GB free at {place}"
+    there = f"{size(free)} free at {place}"
     if manifest is None:
         return [ok("cache", f"{there}; give a join LINK to check what its run needs")]
     beside, its_free = room(home)
-    shares = its_free is not None and beside.stat().st_dev == place.stat().st_dev
-    needed = most_stream_bytes(manifest) + (_home_bytes(manifest) if shares else 0)
+    shares = its_free is not None and share_disk(beside, place)
+    needed = token_bytes(directory, manifest) + (home_bytes(home, manifest) if shares else 0)
     if free < needed:
-        more = f"Free {(needed - free) / 1e9:.1f} GB there, or set XDG_CACHE_HOME to a directory on another disk."
-        what = "home and tokens" if shares else "the run's tokens"
-        return [bad("cache", f"{there}, but {what} take {needed / 1e9:.1f} GB", more)]
+        more = f"Free {size(needed - free)} there, or set XDG_CACHE_HOME to a directory on another disk."
+        what = "the home and the run's tokens" if shares else "the run's tokens"
+        return [bad("cache", f"{there}, but {what} may take {size(needed)}", more)]
     return [ok("cache", there)]
-
-
-def _home_bytes(manifest: Manifest | None) -> int:
-    """Return the disk space that a home needs, as far as it is known."""
-    from peer.space import CHECKPOINT_BYTES, CHECKPOINTS
-
-    return SPARE_DISK_BYTES + (CHECKPOINTS * CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
 
 
 def port(host: str, number: int, is_named: bool) -> list[Finding]:

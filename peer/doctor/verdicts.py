@@ -15,8 +15,8 @@ from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.messages import size
 
 CLOCK_NOTE_S = 5.0
-"""Clock offset in seconds that is worth a note: more than any network's delay. Guess: the spread of clock offsets that
-healthy peers measure."""
+"""Clock offset in seconds that is worth a note: more than any network's delay. Guess: clock offsets of
+healthy peers."""
 NO_INVITE = "Ask the run's author for an invite link: p2ptrain invite RUN"
 SLOW_BYTES_S = 64_000.0
 """Rate in bytes per second below which the line counts as slow: half a Mbit/s. At this rate a model of 15 million

@@ -80,6 +80,7 @@ def test_caps_are_for_all_services_together(
 ) -> None:
     got: dict[str, Throttles] = {}
     limits: list[RelayLimits] = []
+    ends: list[float] = []
 
     def service(name: str, at: int) -> Callable[..., Any]:
         async def start(*arguments: Any) -> Any:
@@ -108,7 +109,7 @@ def test_caps_are_for_all_services_together(
         bootstrap = app.EntryPoint(where, signed, identity, print)
         bootstrap._link = JoinLink(signed.run_id, (f"{HERE}/p2p/{identity.peer_id}",))
         bootstrap._admission = cast(Any, Admission())
-        asyncio.run(bootstrap._equip(cast(Any, None)))
+        asyncio.run(bootstrap._equip(cast(Any, SimpleNamespace(end_at=ends.append))))
 
     equipped(place(tmp_path, upload_mbit=8.0))
     assert (got["relay"].up.rate, got["relay"].down.rate) == (1e6, math.inf)
@@ -118,6 +119,7 @@ def test_caps_are_for_all_services_together(
     assert limits.pop() == RelayLimits()
     equipped(place(tmp_path, relay=False))  # without a service of ours, p2pd would be a relay on its own
     assert limits.pop() is NO_RELAY
+    assert set(ends) == {signed.manifest.run.tokens_per_peer}
 
 
 def test_the_directory_is_under_its_caps_too(

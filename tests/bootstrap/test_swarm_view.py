@@ -96,6 +96,9 @@ def test_what_peers_tell_is_shown_and_summed_up(view: SwarmView, signed: SignedM
     assert document["figures"]["tokens"] == 600
     assert document["figures"]["loss"] == 2.5
     assert document["figures"]["tokens_per_s"] == 80.0
+    assert document["figures"]["swarm_tokens_per_s"] == 80.0 * 500 / 2
+    left = signed.manifest.run.tokens - 700.0
+    assert document["figures"]["remaining_s"] == pytest.approx(left / (80.0 * 500 / 2))
     assert {each["peer"]: each["train"] for each in document["curves"]} == {
         A: [(700.0, 1000.0, 2.0)],
         B: [(700.0, 1000.0, 3.0)],
@@ -188,7 +191,7 @@ def test_a_peer_that_was_started_again_is_asked_from_its_new_serials(view: Swarm
 def test_one_stranger_does_not_decide_the_headline(signed: SignedManifest) -> None:
     """Check that headline values are medians or capped sums, and that no peer is shown far beyond the run's end."""
     view = SwarmView(signed, wall=lambda: 1000.0)
-    honest, end = crowd(signed, 4), signed.manifest.run.tokens_per_peer
+    honest, end = crowd(signed, 4), signed.manifest.run.tokens
     liar = replace(presence(signed, A, "liar"), progress=1e300)
     newcomers = [replace(each, state=PeerState.JOINING, progress=0.0) for each in crowd(signed, 40, 4)]
     view.meet([*honest, liar, *newcomers], None)
@@ -527,9 +530,8 @@ def test_once_the_last_has_left_what_the_swarm_came_to_stays(view: SwarmView, si
     before = view.document()["figures"]
     view.meet([], None)
     document = view.document()
-    assert document["figures"] == {
-        name: value for name, value in before.items() if name not in ("tokens_per_s", "up", "down")
-    }
+    gone = ("tokens_per_s", "swarm_tokens_per_s", "remaining_s", "up", "down")
+    assert document["figures"] == {name: value for name, value in before.items() if name not in gone}
     assert document["figures"]["fraction"] > 0
     assert "last figures" in document["why"]
     view.meet([presence(signed, A, "fox")], None)
@@ -538,7 +540,7 @@ def test_once_the_last_has_left_what_the_swarm_came_to_stays(view: SwarmView, si
 
 def test_a_run_that_has_ended_is_told_as_ended(view: SwarmView, signed: SignedManifest) -> None:
     """Check that the end of a run is read from the records of peers that left: their last figures are older."""
-    end = float(signed.manifest.run.tokens_per_peer)
+    end = float(signed.manifest.run.tokens)
     view.told(A, {**ROW, "step": 9, "progress": 0.97 * end}, [])
     view.told(B, {**ROW, "step": 9, "progress": 0.97 * end}, [])
     gone = [replace(presence(signed, each, "fox"), state=PeerState.LEAVING, progress=end) for each in (A, B)]

@@ -260,18 +260,20 @@ def test_get_knows_the_names_a_manifest_may_carry() -> None:
         assert codec.get(name, 256, rank=3).name == name
     for name in codec.GRADIENT_CODECS:
         assert codec.get_decodable(name) == codec.get(name)
-    with pytest.raises(ValueError, match=r"unknown codec 'int3'; codecs: fp32, .*, modular4, topk, lowrank$"):
+    with pytest.raises(ValueError, match=r"unknown codec 'int3'; codecs: fp32, .*, modular2, topk, lowrank$"):
         codec.get("int3")
     with pytest.raises(ValueError, match="codec modular4 carries weights"):
         codec.get_decodable("modular4")
-    for name in ("int8", "int4", "modular8", "modular4"):
+    for name in ("int8", "int4", "modular8", "modular2"):
         with pytest.raises(ValueError, match="block size"):
             codec.get(name, block_size=0)
-    for name in ("int4", "modular4"):
-        with pytest.raises(ValueError, match="even"):
-            codec.get(name, block_size=7)
+    with pytest.raises(ValueError, match="even"):
+        codec.get("int4", block_size=7)
+    for size in (4, 24):
+        with pytest.raises(ValueError, match="a power of two"):
+            codec.get("modular3", block_size=size)
     with pytest.raises(ValueError, match="block size"):
-        codec.get("modular8", block_size=8192)
+        codec.get("modular8", block_size=2048)
     with pytest.raises(ValueError, match="rank"):
         codec.get("lowrank", rank=0)
     with pytest.raises(ValueError, match="4 or 8 bits"):

@@ -7,31 +7,33 @@ import torch
 from torch import Tensor
 
 from p2ptrain.codec.lowrank import product
-from p2ptrain.codec.modular import centred, cut, hash_weights
-from p2ptrain.codec.packing import pack_nibbles, pack_twelve, pack_two, unpack_nibbles, unpack_twelve, unpack_two
+from p2ptrain.codec.modular import centred, residues
+from p2ptrain.codec.packing import pack, pack_twelve, unpack, unpack_twelve
+from p2ptrain.codec.rotation import rotated, signs_and_dither
 from p2ptrain.codec.topk import largest_of
 
 BLOCKS = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
 STEPS = torch.full((4,), 2.0**-4)
-WEIGHTS = hash_weights(64)
+SIGNS, DITHER = signs_and_dither(b"seed", 64)
 CODES = (BLOCKS.abs() * 1000).to(torch.int32) & 15
 
 
-def _modular(blocks: Tensor, steps: Tensor, weights: Tensor) -> list[Tensor]:
-    mine, mine_hash = cut(blocks, steps, 4, weights)
-    theirs, their_hash = cut(blocks * 1.1, steps, 4, weights)
-    codes, largest = centred(mine.short(), theirs.short(), their_hash - mine_hash, 4, weights.short())
-    return [mine, mine_hash, codes, largest]
+def _modular(blocks: Tensor, steps: Tensor, signs: Tensor, dither: Tensor) -> list[Tensor]:
+    mine, theirs = (residues(each, steps, 4, signs, dither) for each in (blocks, blocks * 1.1))
+    codes, fill = centred(mine, theirs, 4)
+    return [mine, theirs, codes, fill, rotated(codes)]
 
 
 def _packed(codes: Tensor) -> list[Tensor]:
     flat = codes.reshape(-1)
-    nibbles, twelve, two = pack_nibbles(flat.to(torch.uint8)), pack_twelve(flat), pack_two(flat & 3)
-    return [nibbles, twelve, two, unpack_nibbles(nibbles), unpack_twelve(twelve, 256), unpack_two(two, 256)]
+    packed = {bits: pack((flat & (2**bits - 1)).to(torch.uint8), bits) for bits in (2, 3, 4)}
+    unpacked = [unpack(each, bits, 256) for bits, each in packed.items()]
+    twelve = pack_twelve(flat)
+    return [*packed.values(), *unpacked, twelve, unpack_twelve(twelve, 256)]
 
 
 KERNELS: dict[str, tuple[Callable[..., list[Tensor]], tuple[Tensor, ...]]] = {
-    "modular": (_modular, (BLOCKS, STEPS, WEIGHTS)),
+    "modular": (_modular, (BLOCKS, STEPS, SIGNS, DITHER)),
     "packing": (_packed, (CODES,)),
     "topk": (lambda rows: list(largest_of(rows, 8, 60)), (BLOCKS,)),
     "lowrank": (lambda left, right: [product(left, right)], (CODES.float(), CODES.float())),

@@ -106,7 +106,8 @@ def test_gossip_alone_brings_peers_together(each: Codec) -> None:
         i, j = choice.sample(range(6), 2)
         dx_i, dx_j = exchange(each, states[i], states[j])
         states[i], states[j] = displaced(states[i], dx_i), displaced(states[j], dx_j)
-    floor = {"bf16": 0.1, "int8": 0.15, "int4": 2.0}.get(each.name, 0.05)  # int4's noise is as large as the weights
+    # int4's noise is as large as the weights, and two modular bits leave most of the distance at first.
+    floor = {"bf16": 0.1, "int8": 0.15, "int4": 2.0, "modular2": 0.4}.get(each.name, 0.05)
     assert disagreement(states) < floor * before
 
 

@@ -12,14 +12,12 @@ from p2ptrain import codec
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.codec import CodecTerms, Decodable, Feedback, LowRankCodec, TopKCodec, compress, effective_rank, matrices
 from p2ptrain.codec.packing import (
-    pack_nibbles,
+    code_bytes,
+    pack,
     pack_twelve,
-    pack_two,
     twelve_bytes,
-    two_bytes,
-    unpack_nibbles,
+    unpack,
     unpack_twelve,
-    unpack_two,
 )
 from p2ptrain.codec.shapes import matrix_at, near_square
 
@@ -52,18 +50,18 @@ def test_packing_is_undone(codes: list[int]) -> None:
     twelve = torch.tensor(codes, dtype=torch.int64)
     assert torch.equal(unpack_twelve(pack_twelve(twelve), len(codes)).long(), twelve)
     assert len(pack_twelve(twelve)) == twelve_bytes(len(codes))
-    two = twelve % 4
-    assert torch.equal(unpack_two(pack_two(two), len(codes)).long(), two)
-    assert len(pack_two(two)) == two_bytes(len(codes))
-    nibbles = (twelve % 16).repeat(2).to(torch.uint8)
-    assert torch.equal(unpack_nibbles(pack_nibbles(nibbles)), nibbles)
+    for bits in (2, 3, 4):
+        few = (twelve % 2**bits).to(torch.uint8)
+        assert torch.equal(unpack(pack(few, bits), bits, len(codes)), few)
+        assert len(pack(few, bits)) == code_bytes(len(codes), bits)
 
 
 def test_packing_is_frozen() -> None:
     """Check frozen bytes: the earlier code is in the lower bits."""
-    assert pack_nibbles(torch.tensor([1, 2, 3, 15], dtype=torch.uint8)).tolist() == [0x21, 0xF3]
+    assert pack(torch.tensor([1, 2, 3, 15], dtype=torch.uint8), 4).tolist() == [0x21, 0xF3]
+    assert pack(torch.tensor([1, 2, 3, 4, 5, 6, 7, 0, 5], dtype=torch.uint8), 3).tolist() == [0xD1, 0x58, 0x1F, 0x05]
     assert pack_twelve(torch.tensor([0x123, 0xABC, 0x456])).tolist() == [0x23, 0xC1, 0xAB, 0x56, 0x04]
-    assert pack_two(torch.tensor([0, 1, 2, 3, 1])).tolist() == [0b11100100, 0b01]
+    assert pack(torch.tensor([0, 1, 2, 3, 1], dtype=torch.uint8), 2).tolist() == [0b11100100, 0b01]
 
 
 # --- top-k ----------------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_tokens_are_counted_as_json(place: Path) -> None:
     assert figures["tokens_per_byte"] == pytest.approx((read + len(LINES) - 5) / read)
     assert (figures["rows"], figures["skipped"]) == (len(LINES), 5)
     assert figures["skipped_examples"][0] == "line 1: no field 'text', but 'content'"
-    assert figures["epochs"] == pytest.approx(figures["tokens_per_peer"] / figures["training_tokens"])
+    assert figures["epochs"] == pytest.approx(figures["run_tokens"] / figures["training_tokens"])
     used = figures["training_tokens"] + figures["held_out_tokens"]
     assert f"{figures['tokens']:,}" in done("tokens", "run")
     assert f"{figures['tokens'] - used:,}, the ends of parts" in done("tokens", "run")

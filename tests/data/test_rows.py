@@ -198,7 +198,7 @@ def test_more_than_half_without_text_is_an_error_and_half_is_none(jsonl):
     _, counts = jsonl(b'{"text": "a"}\n{"body": "b"}\n' * 20)
     counts.check()
     _, counts = jsonl(b'{"text": "a"}\n' + b'{"body": "b"}\n{"text": 3}\n' * 20)
-    with pytest.raises(CorpusError, match=r"some\.jsonl have no text: 40 of 41.*; and 35 more\.") as caught:
+    with pytest.raises(CorpusError, match=r"^40 of 41 rows of .*jsonl have no text\. .* 35 more\.") as caught:
         counts.check()
     assert caught.value.problem.endswith(
         "Found: line 2, line 4, line 6: no field 'text', but 'body'; line 3, line 5: the field 'text' is a number, "
@@ -208,8 +208,13 @@ def test_more_than_half_without_text_is_an_error_and_half_is_none(jsonl):
 
 def test_a_file_without_any_text_is_not_read_to_its_end():
     endless = ((number, rows.Unusable("invalid JSON")) for number in itertools.count(1))
-    with pytest.raises(CorpusError, match="1,000 of 1,000"):
+    expected = r"^The first 1,000 rows of some\.jsonl have no text, and the rest was not read\. Found: "
+    with pytest.raises(CorpusError, match=expected):
         list(texts(endless, "line", TextCounts("some.jsonl")))
+    counts = TextCounts("some.jsonl")
+    assert list(texts(((each, rows.Unusable("invalid JSON")) for each in range(rows.SURE_ROWS)), "line", counts)) == []
+    with pytest.raises(CorpusError, match=r"^1,000 of 1,000 rows of "):
+        counts.check()
 
 
 def test_a_files_names_are_cut_and_printable():

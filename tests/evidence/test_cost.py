@@ -187,7 +187,7 @@ def test_a_simulated_run_sends_the_bits_of_the_formula(name: str) -> None:
     pairs = {"topology": "random", "partners": 1, "weights": "equal", "fragments": 1, "fragments_per_exchange": 1}
     line = {"step_s": 1.0, "step_jitter": 0.1, "up_mbit_s": 10.5, "down_mbit_s": 10.5, "latency_s": 0.025}
     scenario = {
-        "run": {"seed": 1, "tokens_per_peer": 300, "points": 1},
+        "run": {"seed": 1, "tokens": 300, "points": 1},
         "learner": {"kind": "quadratic", "parameters": 16_384},
         "outer": {**outer, **pairs, **exchanges},
         "codec": {"name": codec, "block_size": 1_024, "gradients": "fp32", "rank": 16},

@@ -178,7 +178,7 @@ def test_a_form_that_was_not_tuned_takes_the_numbers_of_its_method() -> None:
 
 def test_a_scenario_by_hand() -> None:
     made = scenario(cell(setting=CellSetting(peers=4, exchange_steps=2.0, failures=0.1)), CHOICE)
-    assert made["run"]["tokens_per_peer"] == 3_200 * TOKENS_PER_STEP
+    assert made["run"]["run_tokens"] == 3_200 * TOKENS_PER_STEP
     assert made["run"]["failed_exchanges"] == 0.1
     assert made["peers"] == [
         {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 TINY: dict[str, Any] = {
-    "run": {"seed": 1, "tokens_per_peer": 1_000_000_000, "seconds": 30},
+    "run": {"seed": 1, "tokens": 1_000_000_000, "seconds": 30},
     "learner": {
         "kind": "lm",
         "hidden_size": 32,

@@ -13,6 +13,7 @@ from lab.script import ActKind
 from p2ptrain.base.errors import MISFIT
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
+from p2ptrain.swarm.rules import ProgressBounds
 
 DIES = 10.0
 
@@ -80,8 +81,8 @@ def test_blame_is_counted(kind: str, why: str) -> None:
 
 
 def test_a_rejected_progress_claim_is_counted() -> None:
-    rules = run_rules((8,), tokens_per_peer=1000.0, tokens_per_outer_step=1.0)
-    assert noticed("failed", implausible_progress(1000.0, 0.0, settled=True, rules=rules)) == 1
+    rules = run_rules((8,), run_tokens=1000.0, tokens_per_outer_step=1.0)
+    assert noticed("failed", implausible_progress(1000.0, 0.0, settled=True, bounds=ProgressBounds(rules))) == 1
 
 
 @pytest.mark.parametrize(

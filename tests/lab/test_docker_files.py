@@ -78,12 +78,12 @@ def test_a_new_run_ends_where_it_is_told_to(machine: Machine) -> None:
     """Check that a variable sets the length of a new run and leaves an existing run as it is."""
     run = machine.root / "data" / "run"
     manifest = run.with_name("run.toml")
-    manifest.write_text('[run]\nname = "demo"\ntokens_per_peer = 1_200_000\n')
+    manifest.write_text('[run]\nname = "demo"\ntokens = 1_200_000\n')
     machine.tool("python3", PYTHON.replace('touch "$4/manifest.toml"', f'cp {manifest} "$4/manifest.toml"'))
-    machine.run("entry.sh", "bootstrap", TOKENS_PER_PEER="30_000_000")
-    assert (run / "manifest.toml").read_text() == '[run]\nname = "demo"\ntokens_per_peer = 30_000_000\n'
-    machine.run("entry.sh", "bootstrap", TOKENS_PER_PEER="5")
-    assert "tokens_per_peer = 30_000_000\n" in (run / "manifest.toml").read_text()
+    machine.run("entry.sh", "bootstrap", TOKENS="30_000_000")
+    assert (run / "manifest.toml").read_text() == '[run]\nname = "demo"\ntokens = 30_000_000\n'
+    machine.run("entry.sh", "bootstrap", TOKENS="5")
+    assert "tokens = 30_000_000\n" in (run / "manifest.toml").read_text()
 
 
 def test_a_bootstrap_has_its_run_as_a_whole_or_not_at_all(machine: Machine) -> None:

@@ -20,7 +20,7 @@ from p2ptrain.sim.lm.language import description
 from p2ptrain.sim.scenario import Lie
 from p2ptrain.sim.scenario_file import changed
 from p2ptrain.swarm import PRESENCE_LIFETIME_S
-from peer.session_recorder import SAVE_PERIOD_S
+from peer.saving import SAVE_PERIOD_S
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").rglob("*.toml"))
 CONTAINERS = Path(__file__).parent.parent.parent / "docker" / "testnet.toml"
@@ -86,7 +86,7 @@ def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:
     assert manifest.codec == scenario.codec
     assert manifest.swarm == scenario.swarm
     assert manifest.training.tokens_per_step == scenario.learner.tokens_per_step
-    assert manifest.run.tokens_per_peer == scenario.tokens_per_peer
+    assert manifest.run.tokens == scenario.run_tokens
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

@@ -21,7 +21,7 @@ DATA: dict[str, Any] = {
         "protocol": PROTOCOL_VERSION,
         "public_key": public_key_of(KEY),
         "seed": 7,
-        "tokens_per_peer": 100_000,
+        "tokens": 100_000,
     },
     "model": {
         "architecture": "LlamaForCausalLM",

@@ -43,9 +43,10 @@ def test_short_strings_at_the_top_of_a_toml(manifest: Manifest) -> None:
 
 
 def test_canonical_bytes_are_frozen_for_ever(manifest: Manifest) -> None:
-    assert run_id(manifest) == "8a513326e3fccf4799f7ca8b226200e53ade92f8ae6d3fe4029f40bd4c1d76ee"
+    assert run_id(manifest) == "e5c3870cf60810c9b95e22d048a8816c18fb3c986f78c673798f33190797b1a1"
     # Frozen earlier: protocol version 4, with topk, which recipe swarm no longer accepts.
-    earlier = canonical_bytes(manifest).replace(b'"protocol":8', b'"protocol":4')
+    earlier = canonical_bytes(manifest).replace(b'"protocol":9', b'"protocol":4')
+    earlier = earlier.replace(b'"tokens":', b'"tokens_per_peer":')
     assert sha256(earlier).hexdigest() == "06022cb24660204f455f1228509a70f937471ce6abf76b3f9135383ef3c52f49"
     before = earlier.replace(b'"gradients":"int8"', b'"gradients":"topk"')
     assert sha256(before).hexdigest() == "c755f7eef33525c8ad45327757a683b32ddaef12c1d2a0ffdf85d981323b3a0f"

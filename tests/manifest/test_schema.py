@@ -186,7 +186,7 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
             {"training__sequence_length": 129},
             "training.sequence_length: 129 exceeds model.config.max_position_embeddings, 128",
         ),
-        ({"training__warmup_tokens": 100_001}, "training.warmup_tokens: 100001 exceeds run.tokens_per_peer, 100000"),
+        ({"training__warmup_tokens": 100_001}, "training.warmup_tokens: 100001 exceeds run.tokens, 100000"),
         ({"training__sequences_per_step": 65_536, "training__sequence_length": 128}, None),
         ({"codec__block_size": 1000}, "codec.block_size: 1000 does not divide 1024"),
         ({"codec__gradients": "topk"}, "codec.gradients: topk, and recipe swarm mixes no pseudo-gradients"),
@@ -202,12 +202,12 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
         ({"model__config__num_attention_heads": 5}, "model.config.hidden_size: 64 is not a multiple of"),
         ({"model__config__num_key_value_heads": 3}, "model.config.num_key_value_heads: 3 does not divide"),
         ({"model__config__hidden_size": 20}, "an attention head is 5 wide, and rotary positions need an even width"),
-        ({"run__tokens_per_peer": 2_559}, "run.tokens_per_peer: 2559 ends the run before its first outer step"),
+        ({"run__tokens": 2_559}, "run.tokens: 2559 ends the run before its first outer step"),
     ],
 )
 def test_fields_must_agree(manifest: Manifest, changes: dict[str, Any], line: str | None) -> None:
     if line is None:
-        changes |= {"run__tokens_per_peer": 10**12}
+        changes |= {"run__tokens": 10**12}
         with_changes(manifest, {name.replace("__", "."): value for name, value in changes.items()})
     else:
         assert line in problem_after(manifest, **changes)
@@ -227,7 +227,7 @@ def test_size_caps_hold_before_anything_is_built(manifest: Manifest) -> None:
         "training__sequence_length": 131_072,
     }
     assert "logits for a single sequence" in problem_after(manifest, **logits)
-    batch = {"training__sequences_per_step": 65_536, "training__sequence_length": 128, "run__tokens_per_peer": 10**12}
+    batch = {"training__sequences_per_step": 65_536, "training__sequence_length": 128, "run__tokens": 10**12}
     wide = {"model__config__max_position_embeddings": 1024} | batch | {"training__sequence_length": 1024}
     assert "tokens per inner step" in problem_after(manifest, **wide)
 

@@ -266,6 +266,10 @@ class MemoryDirectory:
         self.down = False
         """While True, announcements and lookups raise NetworkError."""
 
+    @property
+    def size(self) -> int:
+        return len(self._network.records)
+
     async def announce(self, presence: Presence) -> None:
         if self.down:
             raise NetworkError("the directory is down")

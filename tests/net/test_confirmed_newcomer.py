@@ -91,7 +91,7 @@ def joined(
     task.theta.copy_(torch.full((P,), 0.5))
     learner = Learner(
         task,
-        LearnerRules(inner_steps=4, tokens_per_peer=1e9, outer=OuterRule(0.7, 0.5)),
+        LearnerRules(inner_steps=4, run_tokens=1e9, outer=OuterRule(0.7, 0.5)),
         slices(P, F),
         codec.get("fp32"),
         notebook,
@@ -101,7 +101,7 @@ def joined(
     async def main() -> None:
         loop = asyncio.get_running_loop()
         sizes = learner.payloads.weight_sizes()
-        rules = run_rules(sizes, weights_bytes=sum(sizes), tokens_per_peer=1e9, tokens_per_outer_step=4.0)
+        rules = run_rules(sizes, weights_bytes=sum(sizes), run_tokens=1e9, tokens_per_outer_step=4.0)
         downloader = Downloader(swarm.weight_server.transport(ME).open, sizes, at_once, notebook)
         environment = DriverEnvironment(
             transport=swarm.links.transport(ME),

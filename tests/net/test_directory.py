@@ -133,6 +133,9 @@ def test_farewells_are_kept_for_a_month_and_everything_else_is_not(tmp_path: Pat
     monkeypatch.setattr(directory, "MAX_FINISHED", 2)
     a, b, c = (Identity.load_or_create(tmp_path / name) for name in "abc")
     validator = PresenceValidator(RUN)
+    assert not validator.validate(kept(farewell_of(a))), "the run's end is not known yet"
+    validator.end = 9.0
+    assert not validator.validate(kept(farewell_of(a, progress=8.9))), "it would take a place and tell nobody the end"
     assert not validator.validate(kept(farewell_of(a, state=PeerState.TRAINING)))
     assert not validator.validate(kept(farewell_of(a), days=31.0))
     assert not validator.validate(kept(replace(farewell_of(a), progress=10.0)))
@@ -154,6 +157,8 @@ class PretendedNode:
     def __init__(self) -> None:
         self.protocol = SimpleNamespace(routing_table=SimpleNamespace(uid_to_peer_id={"somebody": "else"}))
         self.honest = True
+        self.validator = PresenceValidator(RUN)
+        self.validator.end = 9.0
         self.gets: list[str] = []
         self.before_get: Callable[[], Any] = lambda: asyncio.sleep(0)
         self.held: dict[str, dict[str, ValueWithExpiration]] = {}
@@ -164,7 +169,7 @@ class PretendedNode:
         for key, value, subkey, until in zip(keys, values, subkeys, times, strict=True):
             place = DHTID.generate(source=key).to_bytes()
             record = DHTRecord(place, msgpack.packb(subkey), msgpack.packb(value), until)
-            stored[key, subkey] = not self.honest or PresenceValidator(RUN).validate(record)
+            stored[key, subkey] = not self.honest or self.validator.validate(record)
             if stored[key, subkey]:
                 self.held.setdefault(key, {})[subkey] = ValueWithExpiration(value, until)
         return stored
@@ -188,7 +193,9 @@ def crowd() -> list[Identity]:
 
 
 def directory_over(node: Any, seed: int = 1) -> DhtDirectory:
-    return DhtDirectory(node, RUN, Random(seed))
+    directory = DhtDirectory(node, RUN, Random(seed))
+    directory.end = 9.0
+    return directory
 
 
 def peers_of(records: list[Presence]) -> set[str]:
@@ -224,6 +231,9 @@ def test_a_finished_peer_is_found_long_after_its_presence(crowd: list[Identity],
         assert peers_of(await late.finished()) == {crowd[0].peer_id}
         other = PretendedNode()
         await directory_over(other).keep_sealed(await late.sealed_finished())
+        assert peers_of(await directory_over(other).finished()) == {crowd[0].peer_id}
+        other.honest = False
+        await directory_over(other).keep_finished(farewell_of(crowd[1], progress=8.9))
         assert peers_of(await directory_over(other).finished()) == {crowd[0].peer_id}
 
     virtual_time.run(main())

@@ -51,13 +51,13 @@ class Trainee:
         loop = asyncio.get_running_loop()
         random = torch.Generator().manual_seed(len(peer))
         task = QuadraticTask(torch.ones(P), torch.randn(P, generator=random), learning_rate=0.01)
-        rules = LearnerRules(inner_steps=4, tokens_per_peer=1e9, outer=OuterRule(0.7, 0.5))
+        rules = LearnerRules(inner_steps=4, run_tokens=1e9, outer=OuterRule(0.7, 0.5))
         self.notebook = MemoryLog()
         self.learner = Learner(task, rules, slices(P, 1), codec.get("fp32"), self.notebook)
         swarm_rules = run_rules(
             self.learner.payloads.encoded_sizes((0,)),
             weights_bytes=4 * P,
-            tokens_per_peer=1e9,
+            run_tokens=1e9,
             tokens_per_outer_step=4.0,
         )
         self.core = Peer(peer, swarm_rules, Random(1))

@@ -35,7 +35,7 @@ from p2ptrain.train.rules import learner_rules, swarm_rules
 
 RUN = RunId("ab" * 32)
 PEERS = [PeerId(name) for name in ("amber", "birch", "cedar", "dune")]
-P, H, TOKENS = 5000, 4, 140.0
+P, H, TOKENS = 5000, 4, 4 * 140.0
 LOOKUP_S = 0.05
 
 
@@ -244,11 +244,12 @@ def test_where_nothing_fails_peers_do_what_lockstep_does(case):
         tasks,
         LockstepRules(rules.recipe, rules.outer, rules.inner_steps, case.topology, case.partners, seed=RUN),
         advance=lambda progress: [task.inner_step(progress).loss for task in tasks],
-        tokens_per_step=1.0,
+        tokens_per_step=float(len(PEERS)),
     )
-    while lockstep.progress < TOKENS:
-        lockstep.outer_step()
     peers = simulate(replace(case, final_gossip_s=0.0))
+    while lockstep.step < peers[PEERS[0]].learner.step:
+        lockstep.outer_step()
+    assert 0 <= lockstep.progress - TOKENS <= len(PEERS) * case.outer.inner_steps
     for peer, row in zip(PEERS, lockstep.slow, strict=True):
         assert peers[peer].learner.step == lockstep.step
         assert peers[peer].core.counters.exchanges_failed == 0

@@ -191,7 +191,9 @@ def test_as_many_finished_peers_as_have_places_are_found_and_no_more(swarm: Swar
     identities = [Identity.load_or_create(tmp_path / f"{number}.key") for number in range(MAX_FINISHED + 1)]
 
     async def main() -> None:
-        first, second = (DhtDirectory(node.dht, RUN) for node in swarm.nodes)
+        first, second = (node.directory for node in swarm.nodes)
+        for node in swarm.nodes:
+            node.end_at(2.0)
         farewells = [replace(presence_of(each, swarm.nodes[0]), state=PeerState.LEAVING) for each in identities]
         farewells = [each.sign(farewell) for each, farewell in zip(identities, farewells, strict=True)]
         await first.keep_finished(farewells[0])

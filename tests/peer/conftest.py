@@ -12,7 +12,7 @@ from swarm import TINY
 
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
 
-ALONE = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "run.tokens_per_peer": 6_400}
+ALONE = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "run.tokens": 6_400}
 
 
 @pytest.fixture(scope="session", autouse=True)

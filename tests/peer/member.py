@@ -51,13 +51,13 @@ class Member:
         self.peer = PeerId(name)
         random = torch.Generator().manual_seed(len(name))
         task = QuadraticTask(torch.ones(parameters), torch.randn(parameters, generator=random), learning_rate=0.01)
-        learned = LearnerRules(inner_steps=H, tokens_per_peer=tokens, outer=OuterRule(0.7, 0.5), recipe=RECIPES[recipe])
+        learned = LearnerRules(inner_steps=H, run_tokens=tokens, outer=OuterRule(0.7, 0.5), recipe=RECIPES[recipe])
         self.notebook = MemoryLog()
         self.learner = Learner(task, learned, slices(parameters, 1), codec.get("fp32"), self.notebook)
         rules = run_rules(
             self.learner.payloads.encoded_sizes((0,)),
             weights_bytes=4 * parameters,
-            tokens_per_peer=tokens,
+            run_tokens=tokens,
             tokens_per_outer_step=float(H),
             begins_at_zero=True,
             between=(0,) if RECIPES[recipe].blocks else (),

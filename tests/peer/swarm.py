@@ -51,7 +51,7 @@ TINY = {
 STRANGER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 """Id of a peer that does not exist."""
 
-ENDLESS = {"run.tokens_per_peer": 10**9, "training.schedule": "constant"}
+ENDLESS = {"run.tokens": 10**9, "training.schedule": "constant"}
 
 
 def until(what: str, look: Callable[[], T | None], otherwise: Callable[[], str] = str) -> T:

@@ -23,7 +23,7 @@ from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.page.listen_address import ListenAddress
-from peer import app
+from peer import network_stack
 from peer.assembly import PeerOptions
 from peer.cli import invite
 from peer.home import AddressBook, Addresses, Home
@@ -78,9 +78,9 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
         said = capsys.readouterr()
         return said.out.strip(), said.err
 
-    monkeypatch.setattr(app, "Connection", StillConnection)
+    monkeypatch.setattr(network_stack, "Connection", StillConnection)
     with contextlib.ExitStack() as stack, contextlib.closing(EventLog(home.events)) as log:
-        line = app._connect(stack, PeerOptions(link), home, identity, signed, log, Throttles())
+        line = network_stack.connect(stack, PeerOptions(link), home, identity, signed, log, Throttles())
         showing.set_run(signed, home, cast(Any, record), local=False)
         state._sources = None  # as before there are figures
         at_first, warned = invited()

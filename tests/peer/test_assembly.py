@@ -74,7 +74,7 @@ def test_the_first_start_tells_how_far_it_is(
     heard: list[str] = []
     with contextlib.closing(EventLog(home.events)) as log:
         log.listen(lambda kind, fields: heard.append(kind))
-        signed = signed_run(run__tokens_per_peer=30_000_000)
+        signed = signed_run(run__tokens=30_000_000)
         build(PeerOptions(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
     assert "tokenizing" in heard
     assert heard.count("text read") == 1

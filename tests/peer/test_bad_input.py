@@ -332,7 +332,7 @@ def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
 
     monkeypatch.setattr(checkpoint, "_write_tensors", full)
     for name in ("SAVE_PERIOD_S", "SAVE_SHARE"):
-        monkeypatch.setattr(f"peer.session_recorder.{name}", 0.0)
+        monkeypatch.setattr(f"peer.saving.{name}", 0.0)
     home.save_manifest(signed_run())
     train(home)
     said = capfd.readouterr().out
@@ -351,7 +351,7 @@ def test_a_disk_that_is_full_at_the_end(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "_write_tensors", full)
-    monkeypatch.setattr("peer.session_recorder.LAST_PATIENCE_S", 0.0)
+    monkeypatch.setattr("peer.saving.LAST_PATIENCE_S", 0.0)
     home.save_manifest(signed_run())
     assert "the disk is full" in refused("--home", home.path)
     assert list(home.checkpoints.iterdir()) == []
@@ -511,7 +511,7 @@ def test_a_pages_port_in_use_is_told_before_anybody_hears_of_the_peer(
     def never(*_: object) -> None:
         raise AssertionError("it joined first")
 
-    monkeypatch.setattr("peer.app._connect", never)
+    monkeypatch.setattr("peer.app.connect", never)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import uvloop
 from p2ptrain.base.errors import DeviceError, NetworkError
 from p2ptrain.base.ids import RunId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import supervisor
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
@@ -56,10 +58,11 @@ def test_a_p2pd_that_dies_while_it_starts_is_no_traceback(
 
 @pytest.mark.net
 def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dialed_anywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, signed_run: Callable[..., SignedManifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a link that names loopback, as at the end of a tunnel, while the swarm is not limited to this machine."""
     monkeypatch.setattr(supervisor, "RESTART_S", (0.1, 60.0))
+    signed = signed_run()
 
     async def until(condition: Any) -> None:
         async with asyncio.timeout(60.0):
@@ -77,6 +80,8 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
         try:
             await connection.start()
             await until(lambda: connection.node.has_company)
+            await connection.serve_manifest(signed)
+            assert connection.node.directory.end == signed.manifest.run.tokens_per_peer
             served = [
                 each._transport if isinstance(each, ParallelStreams) else each
                 for each in connection._supervisor.services
@@ -95,6 +100,7 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
             whys = [fields["why"] for kind, fields in log.notes if kind == "p2pd died"]
             assert whys[0] == "exit code -9"
             assert "did not answer" in whys[-1]
+            assert connection.node.directory.end == signed.manifest.run.tokens_per_peer
             await until(lambda: connection.node.has_company)
         finally:
             await connection.close()

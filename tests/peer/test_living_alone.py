@@ -10,7 +10,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from p2ptrain.swarm import Counters
 from p2ptrain.train import evaluate, loop
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
-from peer import app, exporting, loading, model, session_recorder
+from peer import app, exporting, loading, model, saving, session_recorder
 from peer.app import run_peer
 from peer.assembly import PeerOptions, build
 from peer.home import Home
@@ -93,8 +92,8 @@ def fail_with(error: BaseException) -> Callable[..., Any]:
 @pytest.fixture
 def saves_always(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SAVE_PERIOD_S", "SAVE_SHARE"):
-        monkeypatch.setattr(session_recorder, name, 0)
-    monkeypatch.setattr(session_recorder, "SAVE_RATE", math.inf)
+        monkeypatch.setattr(saving, name, 0)
+    monkeypatch.setattr(saving, "SAVE_RATE", math.inf)
 
 
 def test_a_run_to_its_end(home: Home) -> None:
@@ -126,7 +125,7 @@ def test_a_peer_that_was_killed_before_its_first_checkpoint_says_that_it_begins_
     assert not notes(home, "no checkpoint")
     shutil.rmtree(home.checkpoints)
     run_peer(PeerOptions(None, home.path))
-    assert [note["seconds"] for note in notes(home, "no checkpoint")] == [session_recorder.SAVE_PERIOD_S]
+    assert [note["seconds"] for note in notes(home, "no checkpoint")] == [saving.SAVE_PERIOD_S]
 
 
 def test_a_finished_peer_keeps_its_loss_and_export_prints_the_same(
@@ -300,34 +299,6 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
     assert json.loads(home.summary.read_text())["val_loss_last"] == 5.0
 
 
-@pytest.mark.parametrize(
-    ("took_s", "written", "pause_s"),
-    [
-        (0.02, 7_000_000, 120.0),  # the demo model
-        (10.0, 7_000_000, 500.0),  # a slow disk: 2 %
-        (2.0, 2_700_000_000, 2333.0),  # llama-135m: 100 GB a day
-    ],
-)
-def test_saves_are_paced_by_what_they_cost(
-    home: Home, monkeypatch: pytest.MonkeyPatch, took_s: float, written: int, pause_s: float
-) -> None:
-    clock, found = [1000.0], []
-
-    def slow(self: session_recorder.SessionRecorder) -> int:
-        clock[0] += took_s
-        return written
-
-    def stopped(self: session_recorder.SessionRecorder) -> None:
-        self.try_to_save()
-        found.append(self._next_save - clock[0])
-
-    monkeypatch.setattr(session_recorder.SessionRecorder, "save", slow)
-    monkeypatch.setattr(session_recorder.SessionRecorder, "training_ended", stopped)
-    monkeypatch.setattr(session_recorder, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    run_peer(PeerOptions(None, home.path))
-    assert found == [pytest.approx(pause_s, rel=0.01)]
-
-
 def test_no_checkpoint_is_made_of_an_outer_step_under_way(
     home: Home, monkeypatch: pytest.MonkeyPatch, saves_always: None
 ) -> None:
@@ -348,10 +319,8 @@ def test_no_checkpoint_is_made_of_an_outer_step_under_way(
 
 def test_what_a_save_writes_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    save = session_recorder.SessionRecorder.save
-    monkeypatch.setattr(
-        session_recorder.SessionRecorder, "save", lambda self: written.append(save(self)) or written[-1]
-    )
+    save = saving.CheckpointSaver.save
+    monkeypatch.setattr(saving.CheckpointSaver, "save", lambda self: written.append(save(self)) or written[-1])
     run_peer(PeerOptions(None, home.path))
     newest = max(home.checkpoints.iterdir())
     assert written == [pytest.approx((newest / checkpoint.TENSORS).stat().st_size, rel=0.01)]

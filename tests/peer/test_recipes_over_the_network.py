@@ -15,7 +15,7 @@ from p2ptrain import checkpoint
 
 pytestmark = pytest.mark.net
 
-PLANNED = {"outer__exchanges_per_step": 0, "outer__inner_steps": 20, "run__tokens_per_peer": 120_000}
+PLANNED = {"outer__exchanges_per_step": 0, "outer__inner_steps": 20, "run__tokens": 120_000}
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "gasloc": {"outer__momentum": 0.0},
     "noloco": {"outer__momentum": 0.5},

@@ -19,8 +19,8 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import SignedManifest
 from peer import service as module
 from peer.home import Home
+from peer.saving import LAST_PATIENCE_S
 from peer.service import STOP_S, Launchd, Systemd, crontab_line, service, service_name, unit_word
-from peer.session_recorder import LAST_PATIENCE_S
 
 ODD = Path('/home/me/it\'s 100 % "mine" $HOME \\ naïve')
 COMMAND = ["/opt/my env/bin/python", "-P", "-m", "p2ptrain.cli", "peer", "--home", str(ODD)]

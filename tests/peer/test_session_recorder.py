@@ -19,13 +19,11 @@ from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
 from p2ptrain.train.loss_scale import LossScale
 from peer.messages import line
+from peer.saving import LAST_PATIENCE_S, RETRY_S, TERMINATED_PATIENCE_S, CheckpointSaver
 from peer.session_recorder import (
     HASTE_S,
-    LAST_PATIENCE_S,
     LOOK_MOST_S,
-    RETRY_S,
     STEPS_REMEMBERED,
-    TERMINATED_PATIENCE_S,
     SessionRecorder,
 )
 from peer.state import Sources, StatusView
@@ -34,22 +32,24 @@ from peer.throughput import Throughput
 
 
 @pytest.fixture
-def record(monkeypatch: pytest.MonkeyPatch) -> SessionRecorder:
-    """Return a recorder whose learner has made no inner step yet."""
-    monkeypatch.setattr(SessionRecorder, "_save_if_due", lambda self: None)
+def record() -> SessionRecorder:
+    """Return a recorder whose learner has made no inner step yet, and that saves nothing of its own accord."""
     learner = SimpleNamespace(
         tokens=0, progress=0.0, step=0, loss=2.0, blocked_s=0.0, longest_blocked_s=0.0, inner_step_s=0.0
     )
+    learner.progress_displacement, learner.peers = 0.0, 1.0
     learner.is_waiting = learner.ended = False
     learner.changes = 0
-    parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "placement", "tokens_per_peer"), 1)
+    parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "placement", "run_tokens"), 1)
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None)
     parts["checkpoints"] = SimpleNamespace(digest=None)
     parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
     task = SimpleNamespace(
         coverage=0.0, learning_rate=3e-4, loss_scale=LossScale(False), model=SimpleNamespace(module=None)
     )
-    return SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
+    record = SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
+    record.saver._next = math.inf
+    return record
 
 
 def reads(monkeypatch: pytest.MonkeyPatch, loss: Callable[[], float], tokens: int = 64) -> None:
@@ -93,15 +93,21 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["tokens_per_s"] == pytest.approx(25.0)
     notes = [note for kind, note in cast(MemoryLog, record.notebook).notes if kind == "progress"]
     assert notes[-1]["tokens_per_s"] == pytest.approx(25.0)
-    assert record.remaining_s() == pytest.approx((record.tokens_per_peer - record.learner.progress) / 25)
+    assert record.remaining_s() == pytest.approx((record.run_tokens - record.learner.progress) / 25)
+    assert record.figures()["shortened_s"] is None
+    record.learner.peers = 4.0
+    assert record.figures()["swarm_tokens_per_s"] == notes[-1]["swarm_tokens_per_s"] * 4 == pytest.approx(100.0)
+    assert record.remaining_s() == pytest.approx(record.run_tokens / 100)
+    assert record.figures()["shortened_s"] == pytest.approx(record.run_tokens / 75 - record.run_tokens / 100)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     assert record.figures()["skipped_steps"] == 0
     record.task.loss_scale.update(is_finite=False)
     assert record.figures()["skipped_steps"] == 1
-    monkeypatch.setattr(SessionRecorder, "try_to_save", lambda self: None)
+    monkeypatch.setattr(CheckpointSaver, "try_to_save", lambda self: None)
     record.held(True)
     now += 1000.0
     assert record.figures()["tokens_per_s"] == 0.0
+    assert record.remaining_s() is None
     record.held(False)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     now += 1.0
@@ -165,8 +171,8 @@ class Disk:
     def __init__(self, record: SessionRecorder, full_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.full_s, self.slept = 0.0, full_s, 0
         self.kept: list[str] = []
-        record.clock, record.sleep = (lambda: self.now), self.sleep
-        monkeypatch.setattr(SessionRecorder, "save", lambda _: self.write("checkpoint"))
+        record.saver.clock, record.saver.sleep = (lambda: self.now), self.sleep
+        monkeypatch.setattr(CheckpointSaver, "save", lambda _: self.write("checkpoint"))
         reads(monkeypatch, lambda: 2.0)
         cast(Any, record).home.save_summary = lambda _: self.write("summary")
 
@@ -268,7 +274,7 @@ def test_a_terminated_peer_does_not_wait_long_for_a_full_disk(
     """Check SIGTERM before the first try, and SIGTERM while saving is retried."""
     for signal_s in (0.0, 35.0):
         disk = Disk(record, 1e9, monkeypatch)
-        record.is_terminated = lambda disk=disk, at=signal_s: disk.now >= at  # type: ignore[misc]
+        record.saver.is_terminated = lambda disk=disk, at=signal_s: disk.now >= at  # type: ignore[misc]
         with pytest.raises(HomeError, match="the disk is full"):
             record.end()
         assert signal_s + TERMINATED_PATIENCE_S <= disk.now <= signal_s + TERMINATED_PATIENCE_S + RETRY_S
@@ -286,13 +292,13 @@ def test_progress_and_status_say_since_when_nothing_was_saved(
         note = [fields for kind, fields in cast(MemoryLog, record.notebook).notes if kind == "progress"][-1]
         return note.get("unsaved_s"), record.figures()["unsaved_s"]
 
-    record.try_to_save()
+    record.saver.try_to_save()
     assert said() == (None, None)
     checkpoints.is_full, now = True, 400.0
-    record.try_to_save()
+    record.saver.try_to_save()
     assert said() == (300.0, 300.0)
     checkpoints.is_full = False
-    record.try_to_save()
+    record.saver.try_to_save()
     assert said() == (None, None)
 
 
@@ -311,7 +317,7 @@ def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(
             stopping.let_finish(lambda: None)
             record.end()
 
-    record.sleep = press_twice
+    record.saver.sleep = press_twice
     with pytest.raises(KeyboardInterrupt):
         end()
     assert told(record) != []
@@ -326,7 +332,7 @@ class FakeCheckpoints:
         self._learner.state_dict = lambda: ({}, {"changes": self._learner.changes})
         reads(monkeypatch, lambda: 2.0)
         cast(Any, record).home.save_summary = lambda _: None
-        cast(Any, record).checkpoints = self
+        cast(Any, record).checkpoints = cast(Any, record.saver).checkpoints = self
 
     def save(self, tensors: dict[str, Any], state: dict[str, Any]) -> str:
         if self.is_full:
@@ -382,7 +388,7 @@ def test_on_a_full_disk_the_goodbye_does_not_wait_and_the_end_does(
     record: SessionRecorder, checkpoints: FakeCheckpoints
 ) -> None:
     checkpoints.is_full = True
-    record.sleep = lambda _: setattr(checkpoints, "is_full", False)
+    record.saver.sleep = lambda _: setattr(checkpoints, "is_full", False)
     record.leaving()
     assert told(record) == ["[save] NOT saved, a checkpoint: the disk is full"]
     record.end()
@@ -393,14 +399,13 @@ def test_who_is_held_amid_an_outer_step_is_saved_once_it_is_over(
     record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check that the save waits for the outer step: partners' contributions are in no checkpoint before its end."""
-    monkeypatch.undo()  # remove the fixture's fakes: this test is about when a save is due
     saved: list[str] = []
 
-    def save(self: SessionRecorder) -> int:
+    def save(self: CheckpointSaver) -> int:
         saved.append("a checkpoint")
         return 0
 
-    monkeypatch.setattr(SessionRecorder, "save", save)
+    monkeypatch.setattr(CheckpointSaver, "save", save)
     record.is_watched = lambda: False
     record.learner.is_waiting = True
     record.held(True)

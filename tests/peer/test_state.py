@@ -31,6 +31,9 @@ FIGURES = {
     "val_loss": 2.5,
     "tokens": 310,
     "tokens_per_s": 50.0,
+    "swarm_tokens_per_s": 150.0,
+    "remaining_s": 60.0,
+    "shortened_s": None,
     "exchanges_ok": 2,
     "exchanges_failed": 1,
     "blocked_share": 0.01,
@@ -219,11 +222,11 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
         "me": ME,
     }
     names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "corpus", "placement")
-    names = (*names, "tokens_per_peer", "notebook")
+    names = (*names, "run_tokens", "notebook")
     record = SessionRecorder(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()
     record.training_ended()
-    record.learner.ended, record.learner.changes, record._saved = True, 1, 1
+    record.learner.ended, record.learner.changes, record.saver._saved = True, 1, 1
     record.conclude()
     for kind, fields in log.notes:
         state.on_note(kind, fields)
@@ -252,6 +255,8 @@ def test_figures_and_state(state: StatusView) -> None:
         "tokens": 310,
         "tokens_per_s": 50.0,
         "fraction": 0.3,
+        "swarm_tokens_per_s": 150.0,
+        "remaining_s": 60.0,
         "blocked_share": 0.01,
         "exchanges": 2,
         "failed": 1,

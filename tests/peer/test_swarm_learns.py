@@ -29,12 +29,14 @@ class Ended:
     summaries: list[dict[str, Any]]
     latecomer: Program
     """Started when the others had left or were reading their final loss."""
+    farewells: str
+    """What a peer that started when all had left knew of the run's end."""
 
 
 @pytest.fixture(scope="module")
 def ended() -> Iterator[Ended]:
     # Held-out text of one batch: on a busy machine a peer would skip part of a longer one, and losses would differ.
-    with Swarm(run__tokens_per_peer=300_000, corpus__validation_fraction=0.0015) as swarm:
+    with Swarm(run__tokens=900_000, corpus__validation_fraction=0.0015) as swarm:
         bootstrap = swarm.bootstrap()
         slow = Path(__file__).with_name("slow_reader.py")
         peers = [swarm.peer("anna", script=slow), swarm.peer("bert"), swarm.peer("cleo")]
@@ -45,11 +47,15 @@ def ended() -> Iterator[Ended]:
         (peers[0].home / "read").touch()
         statuses = [peers[0].end(), *others]
         assert statuses == [0, 0, 0, 0], "\n".join(each.output[-2000:] for each in (*peers, latecomer))
+        beginner = swarm.peer("emil")
+        why = beginner.wait_for("ended before")["why"]
+        beginner.interrupt()
+        beginner.end()
         assert bootstrap.terminate() == 0
         assert swarm.processes() == []
         assert swarm.socket_folders() == []
         summaries = [json.loads((each.home / "summary.json").read_text()) for each in peers]
-        yield Ended(swarm, peers, statuses, summaries, latecomer)
+        yield Ended(swarm, peers, statuses, summaries, latecomer, why)
 
 
 def weights(directory: Path) -> torch.Tensor:
@@ -97,12 +103,16 @@ def test_a_latecomer_gets_the_model_of_peers_that_read_their_final_loss(ended: E
     summary = json.loads((ended.latecomer.home / "summary.json").read_text())
     story = f"{summary}\n{ended.latecomer.output}\n{ended.summaries[0]}\n{ended.peers[0].output}"
     assert summary["finished"]
-    assert summary["tokens"] < 10_000, story  # of 300,000: it may begin before the directory has answered
+    assert summary["tokens"] < 10_000, story  # of 900,000: it may begin before the directory has answered
     homes = [ended.peers[0].home, ended.latecomer.home]
     assert torch.equal(*(weights(each / "checkpoints") for each in homes)), story
     assert summary["val_loss_last_tokens"] == ended.summaries[0]["val_loss_last_tokens"], story
     assert summary["val_loss_last"] == pytest.approx(ended.summaries[0]["val_loss_last"], rel=1e-5), story
     assert "[join] the run is over: this peer has the final weights of " in ended.latecomer.output
+
+
+def test_a_peer_that_starts_when_all_have_left_hears_of_the_end(ended: Ended) -> None:
+    assert ended.farewells.endswith(" of its peers announced its end and left")
 
 
 def test_the_log_tells_the_story(ended: Ended) -> None:

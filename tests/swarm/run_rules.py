@@ -16,7 +16,7 @@ def run_rules(fragment_bytes: Sequence[int] = (1000,), **changes: Any) -> SwarmR
     values: dict[str, Any] = {
         "run": RUN,
         "weights_bytes": 4000,
-        "tokens_per_peer": 1000.0,
+        "run_tokens": 1000.0,
         "tokens_per_outer_step": 10.0,
         "exchanges_per_step": 1,
         "due_in_phase": False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from random import Random
 
@@ -21,6 +21,7 @@ from p2ptrain.swarm.events import (
     Close,
     Commit,
     Conclude,
+    Counted,
     Donate,
     Donated,
     Effect,
@@ -47,7 +48,9 @@ from p2ptrain.swarm.events import (
     WakeAt,
     Woke,
 )
+from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import Acknowledge, Message
+from p2ptrain.swarm.peer_count import PeerCount
 
 RULES = run_rules()
 
@@ -69,6 +72,7 @@ class Seat:
 
     core: Peer
     progress: float = 0.0
+    peers: float = 1.0
     step: int = 0
     begun: bool = False
     finished: str = ""
@@ -86,10 +90,23 @@ class Seat:
     waited_s: list[float] = field(default_factory=list)
 
 
+class AlwaysOne(PeerCount):
+    def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
+        return False
+
+
 class Table:
     """Performs effects with fixed latencies. ``trace`` holds a readable line for every message and note."""
 
-    def __init__(self, *names: str, rules: SwarmRules = RULES, seed: int = 0, latency: float = 0.01) -> None:
+    def __init__(
+        self,
+        *names: str,
+        rules: SwarmRules = RULES,
+        seed: int = 0,
+        latency: float = 0.01,
+        counts_peers: bool = False,
+    ) -> None:
+        """``counts_peers``: whether own tokens count as often as there are peers; otherwise once."""
         self.now = 0.0
         self.latency = latency
         self.apply_s = 0.02
@@ -97,6 +114,7 @@ class Table:
         self.evaluation_s = 0.0
         """Duration of the last reading of the held-out text, after the final gossip."""
         self.rules = rules
+        self.counts_peers = counts_peers
         self.trace: list[str] = []
         self.notes: list[Note] = []
         """Notes of all peers, in order."""
@@ -122,6 +140,8 @@ class Table:
     def seat(self, name: str, seed: int = 0, **position) -> Seat:
         peer = PeerId(name)
         seat = Seat(Peer(peer, self.rules, Random(f"{seed}/{name}"), **position), **position)
+        if not self.counts_peers:
+            seat.core._core.count = AlwaysOne()
         self.seats[peer] = seat
         return seat
 
@@ -139,7 +159,7 @@ class Table:
         for name in names or tuple(self.seats):
             seat = self[name]
             seat.step += 1
-            seat.progress += tokens
+            seat.progress += tokens * seat.peers
             self.handle(PeerId(name), OuterStepDone(seat.step, seat.progress, int(tokens)))
 
     def end_phase(self, *names: str, tokens: float = 10.0) -> None:
@@ -147,7 +167,7 @@ class Table:
         for name in names or tuple(self.seats):
             seat = self[name]
             seat.waits_since = self.now
-            self.handle(PeerId(name), PhaseDone(seat.step + 1, seat.progress + tokens))
+            self.handle(PeerId(name), PhaseDone(seat.step + 1, seat.progress + tokens * seat.peers))
 
     def end_training(self, *names: str) -> None:
         for name in names or tuple(self.seats):
@@ -206,6 +226,8 @@ class Table:
                     if not self.holds_back(peer, other, effect):
                         self.after(self.latency + self.swap_s, self._arrive, other, their_link)
                 self._complete(peer, effect.link)
+            case Counted():
+                seat.peers = effect.peers
             case Commit():
                 seat.snapshots.remove(seat.swaps.pop(effect.link).fragments)
                 self.after(self.apply_s, self._apply, peer, effect)
@@ -303,9 +325,10 @@ class Table:
         if not self.directory_answers:
             self.handle(peer, LookupFailed())
             return
-        live = [(r, r.issued_at - 1.0 + r.lifetime_s) for r in self.records.values()]
+        dated = ((r, r.issued_at - 1.0 + r.lifetime_s) for r in self.records.values())
+        live = tuple((r, until) for r, until in dated if until > self.now)
         finished = tuple(self.finished.values()) if with_finished else ()
-        self.handle(peer, PeersSeen(tuple((r, until) for r, until in live if until > self.now), finished=finished))
+        self.handle(peer, PeersSeen(live, in_directory=len(live), finished=finished))
 
     def _woke(self, peer: PeerId, serial: int) -> None:
         if serial == self.seats[peer].wake:

@@ -11,7 +11,7 @@ from run_rules import run_rules
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.matching import OfferView, PlannedView, Violation, answer
 from p2ptrain.swarm.messages import MAX_RATIO, DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.rules import MAX_EXCHANGES
+from p2ptrain.swarm.rules import MAX_EXCHANGES, ProgressBounds
 
 ME, SMALLER, LARGER = PeerId("birch"), PeerId("amber"), PeerId("cedar")
 RULES = run_rules(fragment_bytes=(1000,) * 4, fragments_per_exchange=2)
@@ -19,7 +19,7 @@ TERMS = Terms(5, 50.0, 1.0, inf, settled=True, state=PeerState.TRAINING)
 OFFER = Offer(RULES.run, RULES.protocol, (0, 1, 2), TERMS)
 VIEW = OfferView(
     me=ME,
-    rules=RULES,
+    bounds=ProgressBounds(RULES),
     state=PeerState.TRAINING,
     settled=True,
     progress=50.0,

@@ -37,7 +37,7 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.exchange import MAX_UNAPPLIED, Exchange, ExchangeBook
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
-from p2ptrain.swarm.rules import CALLS_PER_S, MAX_KNOWN
+from p2ptrain.swarm.rules import CALLS_PER_S, MAX_KNOWN, ProgressBounds
 
 
 def in_step(*names: str, **options) -> Table:
@@ -284,17 +284,17 @@ def test_a_peer_alone_trains_and_says_so():
 
 
 def test_how_far_a_donor_is_ahead_is_told_with_separators():
-    rules = replace(RULES, tokens_per_peer=1e6)
+    rules = replace(RULES, run_tokens=1e6)
     peer = Peer(PeerId("amber"), rules, Random(0))
     peer.handle(Started(), 0.0)
     effects = peer.handle(PeersSeen(((presence("birch", progress=12_345.0), 60.0),)), 1.0)
     assert [each.why for each in effects if isinstance(each, Note) and each.why] == ["it is 12,345 tokens ahead"]
-    why = implausible_progress(9e5, 1000.0, settled=True, rules=rules)
+    why = implausible_progress(9e5, 1000.0, settled=True, bounds=ProgressBounds(rules))
     assert why == "progress 900,000 is too far ahead of ours, 1,000"
 
 
 def test_a_peer_whose_run_is_over_does_not_say_that_it_trains():
-    peer = Peer(PeerId("amber"), RULES, Random(0), step=9, progress=RULES.tokens_per_peer)
+    peer = Peer(PeerId("amber"), RULES, Random(0), step=9, progress=RULES.run_tokens)
     peer.handle(Started(), 0.0)
     effects = peer.handle(Woke(), 30.0)
     assert BeginTraining() in effects
@@ -350,7 +350,7 @@ def raised(table: Table, peer: str, progress: float) -> float:
 
 
 def test_whose_boast_was_refused_is_not_believed_once_it_could_be_true():
-    table = in_step("amber", "birch", rules=run_rules(tokens_per_peer=1000.0))
+    table = in_step("amber", "birch", rules=run_rules(run_tokens=1000.0))
     for _ in range(4):
         table.step("amber", "birch")
         table.run(1.0)
@@ -368,7 +368,7 @@ def test_whose_boast_was_refused_is_not_believed_once_it_could_be_true():
 
 def test_who_seemed_to_boast_is_believed_where_we_have_come_as_far():
     """Check a claim that was implausible only because we were behind."""
-    table = in_step("amber", "birch", rules=run_rules(tokens_per_peer=1000.0))
+    table = in_step("amber", "birch", rules=run_rules(run_tokens=1000.0))
     core = table["amber"].core._core
     core.settled = True
     for claim in (900.0, 800.0):
@@ -393,7 +393,7 @@ def test_boasts_of_many_are_forgotten_oldest_first():
 
 def test_a_swarm_with_one_that_stays_at_the_beginning_goes_on():
     """Check a peer with honest weights and a progress that stays at the start: the run must still end."""
-    table = in_step("amber", "birch", "cedar", rules=run_rules(tokens_per_peer=1000.0))
+    table = in_step("amber", "birch", "cedar", rules=run_rules(run_tokens=1000.0))
     for _ in range(60):
         table["cedar"].progress = table["cedar"].core._core.progress = 0.0
         table.step()
@@ -667,7 +667,7 @@ def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, p
     names = [f"peer{n}" for n in range(peers)]
     table = in_step(*names, seed=seed, rules=run_rules(catch_up_outer_steps=1000.0))
     for seat in table.seats.values():
-        seat.progress = seat.core._core.progress = RULES.beginner_tokens + 10.0
+        seat.progress = seat.core._core.progress = ProgressBounds(RULES).beginner + 10.0
     random = Random(seed)
     table.holds_back = lambda sender, receiver, what: isinstance(what, Swap) and random.random() < lossiness
     trained = sum(seat.progress for seat in table.seats.values())

@@ -44,6 +44,7 @@ from p2ptrain.swarm.rules import (
     GIVING_WINDOW_S,
     MAX_CALLS,
     MAX_DONATIONS,
+    ProgressBounds,
     SwarmRules,
 )
 
@@ -212,7 +213,7 @@ def concluding(evaluation_s: float = 60.0) -> Table:
     table = under_way()
     table.evaluation_s = evaluation_s
     for seat in table.seats.values():
-        seat.progress = table.rules.tokens_per_peer
+        seat.progress = table.rules.run_tokens
     table.end_training()
     while not all(seat.core._core.is_over for seat in table.seats.values()):
         table.run(0.5)
@@ -226,7 +227,7 @@ def test_a_latecomer_gets_the_weights_while_the_last_peers_read_their_final_loss
     cedar = table.seat("cedar")
     table.start("cedar")
     table.run(3.0)
-    assert (cedar.progress, cedar.begun) == (table.rules.tokens_per_peer, True)
+    assert (cedar.progress, cedar.begun) == (table.rules.run_tokens, True)
     (ended,) = [note for note in table.notes if note.kind == "run ended"]
     assert ended.peer in table.seats
     table.end_training("cedar")
@@ -242,7 +243,7 @@ def test_a_peer_that_comes_after_the_others_have_left_says_that_the_run_was_trai
     for progress_of_one, says in ((1.0, True), (0.5, False)):
         table = under_way()
         for seat in table.seats.values():
-            seat.progress = progress_of_one * table.rules.tokens_per_peer
+            seat.progress = progress_of_one * table.rules.run_tokens
             table.handle(seat.core._core.me, OuterStepDone(seat.core._core.step + 1, seat.progress, 1000))
         for name in list(table.seats):
             table.handle(PeerId(name), LeaveRequested())
@@ -259,7 +260,7 @@ def test_a_peer_that_comes_after_the_others_have_left_says_that_the_run_was_trai
 def test_latecomers_hear_hours_later_that_the_run_was_trained_to_its_end():
     table = under_way()
     for seat in table.seats.values():
-        seat.progress = table.rules.tokens_per_peer
+        seat.progress = table.rules.run_tokens
     table.end_training()
     table.run(3 * 3600.0)
     assert all(seat.finished for seat in table.seats.values())
@@ -276,13 +277,13 @@ def test_who_trains_beside_finished_peers_hears_of_no_end():
     """Check a peer that was in step, and a newcomer that pulls, while a peer still trains after others finished."""
     table = under_way()
     for seat in table.seats.values():
-        seat.progress = 0.9 * table.rules.tokens_per_peer
+        seat.progress = 0.9 * table.rules.run_tokens
         table.handle(seat.core._core.me, OuterStepDone(seat.core._core.step + 1, seat.progress, 1000))
     table.run(25.0)  # their records say so
-    table.finished[PeerId("elm")] = presence("elm", table.rules.tokens_per_peer, PeerState.LEAVING)
+    table.finished[PeerId("elm")] = presence("elm", table.rules.run_tokens, PeerState.LEAVING)
     table.finished[PeerId("fir")] = presence("fir", 10.0, PeerState.LEAVING)
     table.seat("cedar")
-    table.seat("dune", step=9, progress=0.9 * table.rules.tokens_per_peer)
+    table.seat("dune", step=9, progress=0.9 * table.rules.run_tokens)
     table.start("cedar", "dune")
     table.run(30.0)
     assert [note.kind for note in table.notes if note.kind == "ended before"] == []
@@ -291,12 +292,12 @@ def test_who_trains_beside_finished_peers_hears_of_no_end():
 def test_a_goodbye_says_the_end_although_the_final_gossip_lowered_the_progress():
     table = under_way()
     for seat in table.seats.values():
-        seat.progress = table.rules.tokens_per_peer
+        seat.progress = table.rules.run_tokens
     table.end_training()
     for seat in table.seats.values():
         seat.core._core.progress *= 0.99
     table.run(60.0)
-    assert [record.progress for record in table.finished.values()] == [table.rules.tokens_per_peer] * 2
+    assert [record.progress for record in table.finished.values()] == [table.rules.run_tokens] * 2
 
 
 def test_what_is_given_after_the_final_gossip_is_final_whatever_progress_its_averages_left():
@@ -307,7 +308,7 @@ def test_what_is_given_after_the_final_gossip_is_final_whatever_progress_its_ave
     request = WeightsRequest(table.rules.run, table.rules.protocol, 0.0)
     answers = core.handle(Received(LinkId(PeerId("dune"), 1, outbound=False), request), table.now)
     (reply,) = [each.message for each in answers if isinstance(each, Send)]
-    assert reply.progress == table.rules.tokens_per_peer
+    assert reply.progress == table.rules.run_tokens
 
 
 def test_a_peer_after_its_final_gossip_leaves_once_a_download_has_ended_or_at_once_if_its_owner_stops_it():
@@ -330,7 +331,7 @@ def test_a_peer_after_its_final_gossip_leaves_once_a_download_has_ended_or_at_on
             assert donor.finished == "the swarm agrees"
             continue
         table.run(8.0)
-        assert cedar.progress == table.rules.tokens_per_peer
+        assert cedar.progress == table.rules.run_tokens
         assert donor.finished
 
 
@@ -361,7 +362,7 @@ def test_partners_still_in_their_final_gossip_do_not_wait_for_one_that_is_over()
 
 def test_a_peer_that_was_paused_after_its_end_goes_on_with_the_final_gossip():
     table = under_way()
-    seat = table.seat("cedar", step=100, progress=table.rules.tokens_per_peer)
+    seat = table.seat("cedar", step=100, progress=table.rules.run_tokens)
     table.start("cedar")
     table.end_training("cedar")
     table.run(5.0)
@@ -493,7 +494,7 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
 def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_give():
     """Check a young swarm in which one peer is just far enough ahead to be a donor, and the others almost are."""
     table = Table("cedar")
-    bound, own = table.rules.catch_up_tokens, table.rules.beginner_tokens + 1.0
+    bound, own = ProgressBounds(table.rules).catch_up, ProgressBounds(table.rules).beginner + 1.0
     table.records = {
         PeerId(name): presence(name, progress=own + progress, settled=settled)
         for name, progress, settled in (
@@ -514,13 +515,13 @@ def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_
 
 def test_where_nobody_is_far_ahead_nobody_is_asked_for_copies():
     table = Table("cedar")
-    table.records[PeerId("amber")] = presence("amber", progress=0.9 * table.rules.beginner_tokens)
+    table.records[PeerId("amber")] = presence("amber", progress=0.9 * ProgressBounds(table.rules).beginner)
     table.start()
     table.run(0.045)
     assert table["cedar"].core.donors(table.now) == {}
 
 
-@pytest.mark.parametrize(("progress", "pulls"), [(0.0, 1), (RULES.beginner_tokens + 1.0, 0)])
+@pytest.mark.parametrize(("progress", "pulls"), [(0.0, 1), (ProgressBounds(RULES).beginner + 1.0, 0)])
 def test_who_only_begins_takes_the_weights_of_a_young_swarm_and_who_has_begun_exchanges(progress, pulls):
     """Check a newcomer's initial weights: those of the others after a few outer steps may be unrelated to them."""
     table = under_way(steps=BEGINNER_STEPS + 2)
@@ -1086,12 +1087,12 @@ def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
     assert all(counters.pulls == 0 for counters in others)
 
 
-def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type = NoneType) -> tuple[Table, Seat]:
+def lost_cedar(run_tokens: float = RULES.run_tokens, holds_back: type = NoneType) -> tuple[Table, Seat]:
     """Return a table on which cedar, once settled, finds all others unrelated until it pulls.
 
     Drops such messages to cedar.
     """
-    table = with_cedar_in_step(run_rules(tokens_per_peer=tokens_per_peer))
+    table = with_cedar_in_step(run_rules(run_tokens=run_tokens))
     table.holds_back = lambda sender, receiver, what: receiver == "cedar" and isinstance(what, holds_back)
     cedar = table["cedar"]
     pulled = cedar.core.counters.pulls
@@ -1144,13 +1145,13 @@ def test_who_is_lost_has_others_weights_as_soon_as_they_trust_it_again():
 
 
 def test_who_is_lost_and_sleeps_until_the_swarm_is_far_ahead_takes_its_weights_and_blames_nobody():
-    table, cedar = lost_cedar(tokens_per_peer=1280.0)
+    table, cedar = lost_cedar(run_tokens=1280.0)
     blamed, pulled = cedar.core.counters.offences, cedar.core.counters.pulls
     cedar.frozen = True
     for _ in range(45):
         table.step("amber", "birch")
         table.run(1.0)
-    assert table["amber"].progress - cedar.progress > cedar.core._core.rules.implausible_distance
+    assert table["amber"].progress - cedar.progress > cedar.core._core.bounds.implausible_distance
     cedar.frozen = False
     for _ in range(100):
         table.step(tokens=1.0)
@@ -1162,7 +1163,7 @@ def test_who_is_lost_and_sleeps_until_the_swarm_is_far_ahead_takes_its_weights_a
 
 
 def test_a_lost_peer_takes_no_weights_that_are_far_from_what_their_donor_announced():
-    table, cedar = lost_cedar(tokens_per_peer=12800.0, holds_back=WeightsReply)
+    table, cedar = lost_cedar(run_tokens=12800.0, holds_back=WeightsReply)
     while (pull := cedar.core._catch_up.pull) is None:
         table.run(0.01)
         assert table.now < 100.0
@@ -1187,7 +1188,7 @@ def test_who_is_lost_gives_nobody_its_weights():
 @pytest.mark.parametrize("size", [2, 3])
 def test_of_two_equal_halves_nobody_takes_the_others_weights(size: int, seed: int):
     west, east = ([f"{side} {number}" for number in range(size)] for side in ("west", "east"))
-    table = Table(*west, *east, rules=run_rules(tokens_per_peer=100_000.0), seed=seed)
+    table = Table(*west, *east, rules=run_rules(run_tokens=100_000.0), seed=seed)
     table.start()
     table.run(3.0)
     for _ in range(10):
@@ -1224,7 +1225,7 @@ def test_a_newcomer_that_trained_alone_for_too_long_takes_others_weights():
     """Check a peer that is not far behind, but whose weights are unrelated to all others."""
     table = under_way(steps=10)
     cedar = table.seat("cedar")
-    cedar.progress = cedar.core._core.progress = RULES.beginner_tokens + 10.0
+    cedar.progress = cedar.core._core.progress = ProgressBounds(RULES).beginner + 10.0
     table.apart = lambda me, partner: (
         2.0 if "cedar" in (me, partner) and not cedar.core.counters.pulls else 0.05,
         10.0,
@@ -1309,8 +1310,8 @@ def test_how_many_outer_steps_a_donor_may_have_made_those_say_who_are_about_as_f
     for name, (progress, steps) in names.items():
         table["cedar"].core._core.members.see(presence(name, progress, step=steps), 75.0)
         known.append(table["cedar"].core._core.members.get(PeerId(name)))
-    assert steps_near(known[0], known, RULES.catch_up_tokens) == step
-    assert steps_near(known[2], known, RULES.catch_up_tokens) == 2
+    assert steps_near(known[0], known, ProgressBounds(RULES).catch_up) == step
+    assert steps_near(known[2], known, ProgressBounds(RULES).catch_up) == 2
 
 
 def test_that_a_donors_outer_steps_cannot_be_is_no_offence():
@@ -1328,17 +1329,17 @@ def test_a_donor_that_makes_most_of_the_swarms_steps_gives_its_weights():
 
 
 def test_where_outer_steps_are_planned_a_donor_is_about_where_the_others_are():
-    rules = run_rules(topology="ring", tokens_per_peer=100_000.0)
-    assert implausible_step(30 + 2500, 30, rules) == ""
-    assert implausible_step(30 + 2501, 30, rules)
-    assert implausible_step(700 - 8, 700, rules) == ""
-    assert implausible_step(700 - 9, 700, rules)
-    assert implausible_step(0, 700, RULES) == "", "elsewhere they say nothing"
+    rules = run_rules(topology="ring", run_tokens=100_000.0)
+    assert implausible_step(30 + 2500, 30, ProgressBounds(rules)) == ""
+    assert implausible_step(30 + 2501, 30, ProgressBounds(rules))
+    assert implausible_step(700 - 8, 700, ProgressBounds(rules)) == ""
+    assert implausible_step(700 - 9, 700, ProgressBounds(rules))
+    assert implausible_step(0, 700, ProgressBounds(RULES)) == "", "elsewhere they say nothing"
 
 
 def test_no_donor_puts_a_newcomer_out_of_the_others_outer_step_for_good():
     """Check right weights and progress with step 0: the newcomer would have no planned partner, and never pull."""
-    rules = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring", tokens_per_peer=100_000.0)
+    rules = run_rules(exchanges_per_step=0, free=(), between=(0,), topology="ring", run_tokens=100_000.0)
     table = Table("cedar", rules=rules)
     names = ("amber", "birch", "liar")
     table.records = {PeerId(name): presence(name, progress=7000.0, step=700) for name in names}
@@ -1358,7 +1359,7 @@ def test_nobodys_word_alone_ends_a_newcomers_run():
     cedar.core._catch_up.pull = replace(pull, furthest=790.0)
     effects = cedar.core.handle(Received(pull.link, WeightsReply(30, 1000.0)), table.now)
     [taken] = [each.reply for each in effects if isinstance(each, Pull)]
-    assert taken.progress == RULES.tokens_per_peer - RULES.tokens_per_outer_step
+    assert taken.progress == RULES.run_tokens - RULES.tokens_per_outer_step
 
     table, cedar, pull = with_a_pull_begun()
     cedar.core._catch_up.pull = replace(pull, furthest=960.0)

@@ -23,17 +23,20 @@ from p2ptrain.swarm.progress import (
     ProgressBudget,
     progress_displacement,
 )
-from p2ptrain.swarm.rules import MAX_KNOWN
+from p2ptrain.swarm.rules import MAX_KNOWN, ProgressBounds
 
-STEP = RULES.tokens_per_outer_step
+BOUNDS = ProgressBounds(RULES)
+STEP = BOUNDS.step
 
 
 def budget() -> ProgressBudget:
-    return ProgressBudget(RULES.catch_up_tokens, STEP)
+    return ProgressBudget(BOUNDS)
 
 
-def terms(progress: float, weight: float = 1.0, max_decrease: float = inf, partners: int = 1) -> Terms:
-    return Terms(1, progress, weight, inf, True, PeerState.TRAINING, partners, max_decrease=max_decrease)
+def terms(
+    progress: float, weight: float = 1.0, max_decrease: float = inf, partners: int = 1, peers: float = 1.0
+) -> Terms:
+    return Terms(1, progress, weight, inf, True, PeerState.TRAINING, partners, max_decrease=max_decrease, peers=peers)
 
 
 class Unbounded(ProgressBudget):
@@ -66,7 +69,7 @@ class Numbers:
         self.names = [PeerId(f"peer {number}") for number in range(len(paces) + liars)]
         self.honest = range(len(paces))
         self.progress = [0.0] * len(self.names)
-        self.budgets = [budget() if bounded else Unbounded(inf, STEP) for _ in self.honest]
+        self.budgets = [budget() if bounded else Unbounded(BOUNDS) for _ in self.honest]
         self.meets = meets or (lambda me: [each for each in range(len(self.names)) if each != me])
         self.fragments, self.random = int(4 * share), Random(seed)
         self.under_way = [self.random.uniform(0, STEP) for _ in self.honest]
@@ -188,7 +191,7 @@ def test_liars_together_raise_us_by_what_the_bucket_holds() -> None:
     for number in range(1000):
         ours.trained(0.1)
         gained += ours.take(70.0, PeerId(f"liar {number % 7}"))
-    assert gained <= RULES.catch_up_tokens + RATE_SLACK * 100.0
+    assert gained <= BOUNDS.catch_up + RATE_SLACK * 100.0
 
 
 def test_both_sides_are_cut_alike_whatever_they_weigh() -> None:
@@ -200,13 +203,13 @@ def test_both_sides_are_cut_alike_whatever_they_weigh() -> None:
                 random.choice((1.0, 3.0, 1e5)),
                 random.choice((0.0, 5.0, inf)),
                 random.choice((1, 2)),
+                random.choice((1.0, 8.0)),
             )
             for _ in range(2)
         )
         up, down = (progress_displacement(a, b, 1, RULES) for a, b in ((one, other), (other, one)))
-        weight = one.weight_of(other) / one.weight
-        assert up == pytest.approx(-weight * down, abs=1e-9)
-        assert max(abs(up), abs(down)) <= RULES.catch_up_tokens * (1 + 1e-9)
+        assert up == -down
+        assert abs(up) <= ProgressBounds(RULES, min(one.peers, other.peers)).catch_up * (1 + 1e-9)
         falls, most = (up, one.max_decrease) if up < 0 else (down, other.max_decrease)
         assert -falls <= most * (1 + 1e-9)
 

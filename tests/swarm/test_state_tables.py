@@ -38,12 +38,12 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.exchange import TRANSITIONS as EXCHANGE
 from p2ptrain.swarm.exchange import Exchange, ExchangeEvent, ExchangeState
+from p2ptrain.swarm.meeting import TRANSITIONS as MEETING
+from p2ptrain.swarm.meeting import Meeting, MeetingEvent
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
 from p2ptrain.swarm.partners import own_terms
 from p2ptrain.swarm.peer import TRANSITIONS as PEER
 from p2ptrain.swarm.peer import PeerEvent
-from p2ptrain.swarm.rounds import TRANSITIONS as MEETING
-from p2ptrain.swarm.rounds import Meeting, MeetingEvent
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S
 from p2ptrain.swarm.transitions import Transition, TransitionTable
 
@@ -195,7 +195,7 @@ def a_planned_exchange_fails() -> None:
 
 def a_peer_pulls_again_and_ends_meanwhile() -> None:
     for event in (TrainingEnded(1, 40.0), LeaveRequested(), None):
-        table = Table("amber", "birch", rules=run_rules(tokens_per_peer=100_000.0))
+        table = Table("amber", "birch", rules=run_rules(run_tokens=100_000.0))
         table.start()
         table.run(3.0)
         core = table["birch"].core

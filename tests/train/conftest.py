@@ -28,7 +28,7 @@ TINY = {
     "training.sequences_per_step": 4,
     "training.warmup_tokens": 128,
     "outer.inner_steps": 2,
-    "run.tokens_per_peer": 6400,
+    "run.tokens": 6400,
 }
 
 
@@ -45,7 +45,7 @@ class TinyRun:
             self.model(),
             self.corpus,
             self.manifest.training,
-            self.manifest.run.tokens_per_peer,
+            self.manifest.run.tokens,
             CorpusReader(self.manifest.run.seed, PeerId(peer)),
             Placement(autocast, micro_batch),
         )

@@ -58,7 +58,7 @@ def plain_loop(tiny, steps, peer="alice"):
         module.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, training.gradient_clip)
-        rate = learning_rate((step + 1) * training.tokens_per_step, training, manifest.run.tokens_per_peer)
+        rate = learning_rate((step + 1) * training.tokens_per_step, training, manifest.run.tokens)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate

@@ -58,7 +58,7 @@ def test_without_scaling_skipped_steps_are_counted():
 
 
 def test_fp16_learns_as_fp32_does(tiny_run):
-    tiny = tiny_run(run__tokens_per_peer=12800)
+    tiny = tiny_run(run__tokens=12800)
     plain, half = tiny.task(), tiny.task(autocast=torch.float16, micro_batch=3)
     plain_losses, half_losses = run(plain, 200), run(half, 200)
     assert half_losses[0] != plain_losses[0]

@@ -47,12 +47,12 @@ def task_of(tiny, micro_batch=4, seed=0, double=False) -> LanguageModelTask:
     model = in_double(tiny.model()) if double else tiny.model()
     reader, placement = CorpusReader(seed, "alice"), Placement(None, micro_batch)
     manifest = tiny.manifest
-    return LanguageModelTask(model, tiny.corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
+    return LanguageModelTask(model, tiny.corpus, manifest.training, manifest.run.tokens, reader, placement)
 
 
 @pytest.fixture(scope="module")
 def tiny(tiny_run):
-    return tiny_run(run__tokens_per_peer=STEPS * 64)
+    return tiny_run(run__tokens=STEPS * 64)
 
 
 @pytest.fixture(scope="module")

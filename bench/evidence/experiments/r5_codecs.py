@@ -12,6 +12,8 @@ from bench.evidence.contenders import (
     INT4,
     INT8,
     LOW_RANK,
+    MODULAR2,
+    MODULAR3,
     MODULAR4,
     MODULAR8,
     SWARM_2,
@@ -39,6 +41,8 @@ WEIGHT_CODECS = {
     "int4": INT4,
     "modular8": MODULAR8,
     "modular4": MODULAR4,
+    "modular3": MODULAR3,
+    "modular2": MODULAR2,
 }
 GRADIENT_CODECS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {"gradients": "fp32"},
@@ -65,6 +69,7 @@ PIECEMEAL = (
     _in_pieces("int8", 2),
     _in_pieces("modular4", 2),
     _in_pieces("modular4", 16, 7),
+    _in_pieces("modular3", 7, 2),
     *(_in_pieces("modular4", fragments) for fragments in (4, 8, 16)),
 )
 GRADIENTS = tuple(_contender(SWARM_GRADIENTS, "g", name, GRADIENT_CODECS[name]) for name in ("fp32", "topk", "lowrank"))
@@ -84,8 +89,8 @@ R5 = Experiment(
         "Bits include offers and frames, some kB per outer step whatever the model: much for 123,000 parameters, "
         "negligible for 135M. The payload alone stands beside them.",
         "x modular4 7/16 was added after all other rows were known, to have one below 8 bits.",
-        "Not run: bf16; int8 in more than two fragments; int4 and modular8 in fragments; more codecs for g, which "
-        "does not train even in fp32.",
+        "Not run: bf16; int8 in more than two fragments; int4, modular8 and modular2 in fragments; more codecs for g, "
+        "which does not train even in fp32.",
     ),
     cells=block("R5", ALL, (CENTRAL,), quick=tuple(each for each in WEIGHTS if each.name in ("x fp32", "x modular4"))),
     tables=(

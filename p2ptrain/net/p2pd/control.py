@@ -18,7 +18,7 @@ from p2ptrain.net import address
 from p2ptrain.net.p2pd.streams import Stream
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Guess: measure the longest response, the list of all connections, at some hundred bytes each."""
+"""Guess: the longest response; it lists all connections, at some hundred bytes each."""
 MAX_LENGTH_BYTES = 10
 """Length of the longest 64-bit varint (protobuf)."""
 

@@ -46,15 +46,15 @@ from p2ptrain.net.p2pd.streams import Stream
 logger = logging.getLogger(__name__)
 
 STARTUP_TIMEOUT_S = 30.0
-"""Guess: measure the start, 0.1 s on an idle machine, on an overloaded one."""
+"""Guess: starts on overloaded machines; 0.1 s on an idle one."""
 DEAF_PATIENCE_S = 1.0
-"""Time for p2pd to end after its control connection closed. Guess: measure it on an overloaded machine."""
+"""Time for p2pd to end after its control connection closed. Guess: ends on overloaded machines."""
 SHUTDOWN_PATIENCE_S = 2.0
-"""Guess: measure the shutdown, 10 ms on an idle machine, on an overloaded one."""
+"""Guess: shutdowns on overloaded machines; 10 ms on an idle one."""
 PULSE_S = 60.0
 """Interval between health checks of p2pd. Guess: count how often p2pd hangs."""
 PULSE_DEADLINE_S = 20.0
-"""Timeout of a health check. Guess: measure the response time, 1 ms on an idle machine, on an overloaded one."""
+"""Timeout of a health check. Guess: responses on overloaded machines; 1 ms on an idle one."""
 MAX_MISSED = 2
 """Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
 

@@ -38,8 +38,8 @@ def make_pool(scenario: Scenario, device: str, together: bool = False) -> Langua
     readers = [CorpusReader(scenario.run.seed, PeerId(f"seat-{slot}")) for slot in range(1 if together else peers)]
     return LanguageModelPool(
         description(learner),
-        training(learner, scenario.tokens_per_peer, fold),
-        scenario.tokens_per_peer * fold,
+        training(learner, scenario.run_tokens, fold),
+        scenario.run_tokens,
         text,
         shares(text, readers, learner.data),
         scenario.run.seed,
@@ -66,13 +66,13 @@ def description(learner: LanguageModelLearner) -> Llama:
     return Llama(architecture="LlamaForCausalLM", config=config)
 
 
-def training(learner: LanguageModelLearner, tokens_per_peer: int, fold: int) -> TrainingSection:
+def training(learner: LanguageModelLearner, run_tokens: int, fold: int) -> TrainingSection:
     """Return the inner optimization of a learner, with the batches of ``fold`` peers in one."""
     return TrainingSection(
         sequence_length=learner.sequence_length,
         sequences_per_step=learner.sequences_per_step * fold,
         learning_rate=learner.learning_rate,
-        warmup_tokens=round(learner.warmup_fraction * tokens_per_peer) * fold,
+        warmup_tokens=round(learner.warmup_fraction * run_tokens),
         schedule=learner.schedule,
         final_learning_rate_fraction=learner.final_learning_rate_fraction,
         optimizer=learner.optimizer,
@@ -108,9 +108,7 @@ class LanguageLearnerPool:
         task = self.pool.tasks[slot]
         task.theta.copy_(self._initial)
         task.reset(warmup_steps=0)
-        rules = replace(
-            learner_rules(self._scenario.outer, float(self._scenario.tokens_per_peer)), inner_steps=inner_steps
-        )
+        rules = replace(learner_rules(self._scenario.outer, float(self._scenario.run_tokens)), inner_steps=inner_steps)
         slow, gradients = self._codecs
         learner = Learner(task, rules, self._slices, slow, notebook, gradient_codec=gradients, matrices=self.matrices)
         self._slots[learner] = slot

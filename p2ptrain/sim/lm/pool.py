@@ -46,8 +46,8 @@ class LanguageModelPool:
     Args:
         description: the model, a Llama.
         training: the manifest's section. A simulated data-parallel "peer" of N computers is one with N times the
-            sequences a step, N times the warm-up and N times ``tokens_per_peer``.
-        tokens_per_peer: tokens at which the schedule ends.
+            sequences a step.
+        run_tokens: tokens of all peers at which the schedule ends.
         text: the text, cut into the manifest's sequence length.
         shares: one a peer.
         seed: seed of the initial weights, which all peers share.
@@ -58,7 +58,7 @@ class LanguageModelPool:
         self,
         description: Llama,
         training: TrainingSection,
-        tokens_per_peer: int,
+        run_tokens: int,
         text: Text,
         shares: Sequence[TextShare],
         seed: int,
@@ -71,7 +71,7 @@ class LanguageModelPool:
         self.hidden = muon_parameters(module, training)
         """Parameters that Muon updates."""
         self.training = training
-        self.tokens_per_peer = tokens_per_peer
+        self.run_tokens = run_tokens
         self.text = text
         self.device = torch.device(device)
         self.theta = flatten_module(module).detach().to(self.device).repeat(len(shares), 1)
@@ -224,7 +224,7 @@ class PooledTask:
         if math.isfinite(norm):
             if norm + 1e-6 > training.gradient_clip:
                 self.gradient.mul_(training.gradient_clip / (norm + 1e-6))
-            rate = learning_rate(progress + training.tokens_per_step, training, self._pool.tokens_per_peer)
+            rate = learning_rate(progress + training.tokens_per_step, training, self._pool.run_tokens)
             if self._rewarmed < self._rewarm_steps:
                 rate *= (self._rewarmed + 1) / self._rewarm_steps
             self._optimizer.step(rate)

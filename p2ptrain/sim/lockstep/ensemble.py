@@ -95,7 +95,7 @@ class EnsembleSimulation:
         self._rank_pace = None
         if scenario.pace.policy == "rank":
             self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, self._pool.matrices[0])
-        outer_steps = -(-scenario.tokens_per_peer // scenario.tokens_per_outer_step)
+        outer_steps = -(-scenario.run_tokens // (scenario.tokens_per_outer_step * scenario.total_peers))
         self._inner_steps = outer_steps * scenario.outer.inner_steps
         """Inner steps of each peer in the whole run: whole phases of the scenario's H."""
         self._look_every = max(1, outer_steps // scenario.run.points) * scenario.outer.inner_steps
@@ -175,7 +175,6 @@ class EnsembleSimulation:
 
     def _make_lockstep(self) -> Lockstep:
         scenario, outer = self.scenario, self.scenario.outer
-        fold = scenario.total_peers if self._together else 1
         rules = LockstepRules(
             recipe=RECIPES["local"] if self._together else self._recipe,
             outer=OuterRule(outer.learning_rate, 0.0 if self._recipe.feedback else outer.momentum, outer.nesterov),
@@ -189,7 +188,7 @@ class EnsembleSimulation:
             self._tasks,
             rules,
             advance=lambda progress: [task.inner_step(progress).loss for task in self._tasks],
-            tokens_per_step=scenario.learner.tokens_per_step * fold,
+            tokens_per_step=scenario.learner.tokens_per_step * scenario.total_peers,
             send=self._send,
             reach=self._reaches,
         )
@@ -213,7 +212,7 @@ class EnsembleSimulation:
             CurvePoint(
                 time_s=self._now,
                 outer_steps=float(lockstep.step),
-                tokens=lockstep.progress / (peers if self._together else 1),
+                tokens=lockstep.progress / peers,
                 loss=self._loss,
                 validation=mean,
                 validation_of_mean=finite(evaluation.loss_of_mean),
@@ -245,7 +244,7 @@ class EnsembleSimulation:
         steps = self._lockstep.step
         bits = 8 * self._sent / (self.scenario.learner.parameters * steps) if steps else None
         up, down = (Bytes(payload=passed, total=passed) for passed in (self._sent, self._received))
-        tokens = self._lockstep.progress / (self.scenario.total_peers if self._together else 1)
+        tokens = self._lockstep.progress / self.scenario.total_peers
         return GroupFigures(
             peers=peers,
             outer_steps=steps * peers,

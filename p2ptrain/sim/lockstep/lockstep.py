@@ -78,6 +78,7 @@ class Lockstep:
         )
         self.step = 0
         self.progress = 0.0
+        """Tokens of all peers."""
         self.loss = float("nan")
         """Mean training loss of all peers' last inner phase."""
         self.average = tasks[0].theta[:0].clone()

@@ -19,7 +19,7 @@ from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from p2ptrain.train import accelerator
 from peer.doctor import machine
 from peer.doctor.findings import FindingState
-from peer.space import CHECKPOINT_BYTES, CHECKPOINTS, check_space
+from peer.space import CHECKPOINT_BYTES, SPARE_BYTES, check_space, home_bytes
 
 TOKENS = 100_000_000
 HUB: dict[str, Any] = {"kind": "hub", "name": "someone/model", "revision": "1" * 40}
@@ -57,12 +57,14 @@ def test_a_peer_does_not_start_without_space_for_a_checkpoint_and_warns_if_there
     disks["home"] = each - 1
     with pytest.raises(HomeError, match=r"takes 7\.1 MB, but only 7\.1 MB are free at .*/home, so"):
         check_space(home, manifest, cache)
-    disks["home"] = 3 * each
+    disks["home"] = SPARE_BYTES + 3 * each
     (warning,) = check_space(home, manifest, cache)
-    assert warning.startswith(f"21.4 MB are free at {home}, but its checkpoints may take 22.8 MB. ")
+    assert warning.startswith(f"1.0 GB are free at {home}, but the home may take 1.0 GB. ")
+    assert machine.disk(home, manifest)[0].state is FindingState.BAD
     for step in (1, 2):
         (home / f"checkpoints/step-0000000{step}").mkdir(parents=True)
     assert check_space(home, manifest, cache) == []
+    assert machine.disk(home, manifest)[0].state is FindingState.OK
     disks["cache"] = TOKENS - 1
     (warning,) = check_space(home, manifest, cache)
     assert warning.startswith(f"100.0 MB are free at {cache}, but the run's tokens may take 100.0 MB. ")
@@ -70,7 +72,8 @@ def test_a_peer_does_not_start_without_space_for_a_checkpoint_and_warns_if_there
 
 def test_checkpoints_and_tokens_may_share_a_disk(disks: dict[str, int], tmp_path: Path) -> None:
     (tmp_path / "home/cache").mkdir()
-    for free, warnings in ((TOKENS, 1), (2 * TOKENS, 0)):
+    needed = home_bytes(tmp_path / "home", run()) + TOKENS
+    for free, warnings in ((needed - 1, 1), (needed, 0)):
         disks["home"] = disks["cache"] = free
         assert len(check_space(tmp_path / "home", run(), tmp_path / "home/cache")) == warnings
 
@@ -87,7 +90,7 @@ def test_tokens_need_their_width_on_the_disk_of_the_cache(
         disks["cache"] = free
         (found,) = machine.cache(tmp_path / "cache", tmp_path / "home", manifest)
         assert (found.check, found.state) == ("cache", state)
-    assert f"the run's tokens take {width / 10:.1f} GB" in found.found
+    assert f"the run's tokens may take {width * 100:.1f} MB" in found.found
     assert "XDG_CACHE_HOME" in found.fix
     assert machine.disk(tmp_path / "home", manifest)[0].state is FindingState.OK
 
@@ -106,14 +109,13 @@ def test_the_shipped_text_needs_none(disks: dict[str, int], tmp_path: Path) -> N
 
 def test_home_and_tokens_on_one_disk_must_both_fit(disks: dict[str, int], tmp_path: Path) -> None:
     manifest = run()
-    homes = machine.SPARE_DISK_BYTES + CHECKPOINTS * CHECKPOINT_BYTES * parameter_count(manifest.model)
     beside = tmp_path / "home" / "cache-to-be"
-    disks["home"] = homes + TOKENS
+    disks["home"] = home_bytes(tmp_path / "home", manifest) + TOKENS
     assert machine.cache(beside, tmp_path / "home", manifest)[0].state is FindingState.OK
     disks["home"] -= 1
     (found,) = machine.cache(beside, tmp_path / "home", manifest)
     assert found.state is FindingState.BAD
-    assert "home and tokens take 1.1 GB" in found.found
+    assert "the home and the run's tokens may take 1.1 GB" in found.found
     assert machine.disk(tmp_path / "home", manifest)[0].state is FindingState.OK
 
 

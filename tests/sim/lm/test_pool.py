@@ -33,7 +33,7 @@ TINY = {
     "training.sequences_per_step": 4,
     "training.warmup_tokens": 128,
     "outer.inner_steps": 2,
-    "run.tokens_per_peer": 6400,
+    "run.tokens": 6400,
 }
 READERS = tuple(CorpusReader(1, PeerId(name)) for name in ("alice", "bob", "carol"))
 
@@ -53,14 +53,12 @@ def text(blocks=6):
 
 def pool(run=None, readers=READERS, kind="iid"):
     run, words = run or manifest(), text()
-    return LanguageModelPool(
-        run.model, run.training, run.run.tokens_per_peer, words, shares(words, readers, kind), run.run.seed
-    )
+    return LanguageModelPool(run.model, run.training, run.run.tokens, words, shares(words, readers, kind), run.run.seed)
 
 
 def real(run, reader):
     model = flat_model(run.model, run.run.seed, torch.device("cpu"))
-    return LanguageModelTask(model, text().corpus, run.training, run.run.tokens_per_peer, reader, Placement(None, 64))
+    return LanguageModelTask(model, text().corpus, run.training, run.run.tokens, reader, Placement(None, 64))
 
 
 def step_all(some_pool, progress):
@@ -237,7 +235,7 @@ def test_every_shard_is_another_piece_of_the_text():
 
 
 def test_a_shard_is_learned_by_its_peer():
-    run = manifest(run__tokens_per_peer=64_000, training__learning_rate=1e-2)
+    run = manifest(run__tokens=64_000, training__learning_rate=1e-2)
     simulated = pool(run, kind="shards")
     first = step_all(simulated, 0.0)
     for step in range(1, 40):

@@ -1,0 +1,62 @@
+"""The number of peers that train, by which each peer multiplies its own tokens to estimate the run's total. Pure.
+
+Let n peers train, and let each add n times its own tokens to its progress. Averaging conserves the sum of all progress,
+so the mean grows by all peers' tokens: progress estimates the run's total.
+
+Anybody can write presence records, so only peers that sent this one a message count fully. The others, *strangers*,
+count by the share of strangers that answered when this peer called them. A crowd of false records thus counts until the
+first calls to it fail, and n at most doubles with each own outer step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from p2ptrain.base.ids import PeerId
+from p2ptrain.swarm.membership import Membership
+from p2ptrain.swarm.messages import PeerState
+
+AT_ONCE = 64.0
+"""Peers that may be counted in the first outer step. Founders of a swarm start together."""
+RISE = 2.0
+"""Maximum factor by which the number rises with an own outer step. A false crowd of any size is met with calls in the
+meantime; a thousand founders are counted after six steps."""
+MAX_PEERS = 2.0**22
+"""Maximum count, that of ``presence_buckets.MAX_LEVEL``."""
+
+
+@dataclass(slots=True)
+class PeerCount:
+    """Estimate of the number of peers that train, this one included."""
+
+    peers: float = 1.0
+    in_directory: int = 0
+    """Peers of the run in all states, this one included, by the last lookup; 0 if all are kept."""
+    _most: float = AT_ONCE
+
+    def outer_step_done(self) -> None:
+        """Let the number rise again."""
+        self._most = max(AT_ONCE, RISE * self.peers)
+
+    def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
+        """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.
+
+        A peer that did not answer our last call does not count: the record of a killed one outlives it.
+        """
+        live = members.live(now)
+        strangers, met, excluded = 0.0, 0, 0
+        for known in live:
+            if known.state is PeerState.TRAINING:
+                if known.unanswered or known.barred_until > now or known.peer in liars:
+                    excluded += 1
+                elif known.was_heard:
+                    met += 1
+                else:
+                    strangers += 1
+        if self.in_directory - 1 > len(live) > 0:
+            training = (self.in_directory - 1) * (met + strangers + excluded) / len(live)
+            strangers = max(training - met - excluded, strangers)
+        counted = min(1.0 + met + strangers * members.stranger_share, self._most, MAX_PEERS)
+        changed, self.peers = counted != self.peers, counted
+        return changed

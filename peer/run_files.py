@@ -1,0 +1,81 @@
+"""Files that a peer needs to train in a run: where they are, or their download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import EventLog
+from p2ptrain.data.corpus import has_stream
+from p2ptrain.data.file_store import NamedFile, named_files
+from p2ptrain.data.stream import cache_directory
+from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net import address
+from p2ptrain.net.file_service import FILES_PROTOCOL
+from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
+from p2ptrain.ports import Link
+from peer.admission_client import AdmissionClient
+from peer.assembly import PeerOptions
+from peer.file_fetch import Source, ask_for_file, local_file
+from peer.home import Home
+from peer.network_stack import NetworkStack
+
+MAX_ASKED = 8
+"""Peers that are asked for a file in one round, besides bootstraps. Guess: the share of peers that have it."""
+
+
+def with_files(
+    options: PeerOptions,
+    given: PeerOptions,
+    home: Home,
+    signed: SignedManifest,
+    network: NetworkStack | None,
+    admission: AdmissionClient | None,
+    log: EventLog,
+) -> PeerOptions:
+    """Return the options with the paths of files that the run names by digest, downloaded if this machine has none.
+
+    Raises CorpusError if the owner named another file, HomeError if a file cannot be stored.
+    """
+    paths: dict[str, Path | None] = {}
+    for file in named_files(signed.manifest):
+        name = file.option.removeprefix("--")
+        is_needed = name == "tokenizer" or not has_stream(signed.manifest, cache_directory())
+        remembered = getattr(options, name) if is_needed else None
+        path = local_file(file, home.files, getattr(given, name), remembered)
+        if path is None and is_needed and network is not None and admission is not None:
+            data = network.thread.call(_download(file, options.link, home, network, admission, log))
+            path = None if data is None else home.files.add(file.sha256, data)
+        paths[name] = path
+    return replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"))
+
+
+async def _download(
+    file: NamedFile,
+    link: JoinLink | None,
+    home: Home,
+    network: NetworkStack,
+    admission: AdmissionClient,
+    log: EventLog,
+) -> bytes | None:
+    connection = network.connection
+    entries = map(address.split_peer, link.addresses if link else home.load_addresses().joined_by)
+    bootstraps = [(peer, [place]) for place, peer in entries if peer is not None]
+
+    async def sources() -> Sequence[Source]:
+        try:
+            records = await connection.lookup()
+        except NetworkError:
+            records = []
+        others = [(each.peer, each.addresses) for each in records if each.peer != network.identity.peer_id]
+        return [*bootstraps, *Random().sample(others, min(len(others), MAX_ASKED))]
+
+    async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
+        speaking = connection.speaking(FILES_PROTOCOL, FILES_LIMITS)
+        return await admission.transport(speaking, checks_responder=False).open(peer, addresses)
+
+    return await ask_for_file(file, sources, dial, log)
