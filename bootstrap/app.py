@@ -210,7 +210,7 @@ class EntryPoint:
         if self._link is None:
             self._publish_link(node)
             self._listen = await same_ports(self._options.addresses, node)
-        node.end_at(self._signed.manifest.run.tokens_per_peer)
+        node.end_at(self._signed.manifest.run.tokens)
         services, rates = self._supervisor.services, self._rates
         services.append(await serve_manifest(node, self._signed.to_bytes(), rates))
         services.append(await self._serve_files(node))

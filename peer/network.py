@@ -119,7 +119,7 @@ class Connection:
             await self._serve_manifest_on(self.node, signed)
 
     async def _serve_manifest_on(self, node: Node, signed: SignedManifest) -> None:
-        node.end_at(signed.manifest.run.tokens_per_peer)
+        node.end_at(signed.manifest.run.tokens)
         self._supervisor.services.append(await serve_manifest(node, signed.to_bytes(), self._rates))
 
     def stand_at(self, gate: Gate) -> None:

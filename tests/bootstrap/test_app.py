@@ -119,7 +119,7 @@ def test_caps_are_for_all_services_together(
     assert limits.pop() == RelayLimits()
     equipped(place(tmp_path, relay=False))  # without a service of ours, p2pd would be a relay on its own
     assert limits.pop() is NO_RELAY
-    assert set(ends) == {signed.manifest.run.tokens_per_peer}
+    assert set(ends) == {signed.manifest.run.tokens}
 
 
 def test_the_directory_is_under_its_caps_too(

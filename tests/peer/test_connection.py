@@ -81,7 +81,7 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
             await connection.start()
             await until(lambda: connection.node.has_company)
             await connection.serve_manifest(signed)
-            assert connection.node.directory.end == signed.manifest.run.tokens_per_peer
+            assert connection.node.directory.end == signed.manifest.run.tokens
             served = [
                 each._transport if isinstance(each, ParallelStreams) else each
                 for each in connection._supervisor.services
@@ -100,7 +100,7 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
             whys = [fields["why"] for kind, fields in log.notes if kind == "p2pd died"]
             assert whys[0] == "exit code -9"
             assert "did not answer" in whys[-1]
-            assert connection.node.directory.end == signed.manifest.run.tokens_per_peer
+            assert connection.node.directory.end == signed.manifest.run.tokens
             await until(lambda: connection.node.has_company)
         finally:
             await connection.close()
