@@ -30,6 +30,6 @@ if ! pip -r needs.txt; then
        "Try docker build --network host." >&2
   exit 1
 fi
-# Tests and compiler headers are never used here.
+# Tests are never used here.
 find /venv -type d \( -name tests -o -name test \) -path '*/site-packages/*' -not -path '*/torch/*' -prune -exec rm -rf {} +
-rm -rf /venv/lib/python3*/site-packages/torch/include /venv/lib/python3*/site-packages/torch/test
+rm -rf /venv/lib/python3*/site-packages/torch/test

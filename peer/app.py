@@ -40,8 +40,9 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from p2ptrain.train.accelerator import card_name, choose_device
-from p2ptrain.train.compiling import FOLDER, BackgroundCompiler
+from p2ptrain.train.compiling import BackgroundCompiler
 from p2ptrain.train.learner import Learner
+from p2ptrain.train.libraries import FOLDER
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
@@ -187,6 +188,10 @@ def _compiler(
         is_over = signals.stop.is_set() or record.learner.ended
         return record.has_stepped and signals.begin.is_set() and not is_over
 
+    def obstacle() -> str:
+        task = record.task
+        return compiler_fault(signed.manifest, task.theta.device, task.micro_batch, options.memory_bytes)
+
     record.compiler = BackgroundCompiler(
         record.task,
         signed.manifest.model,
@@ -195,7 +200,7 @@ def _compiler(
         log,
         is_training,
         record.remaining_s,
-        lambda: compiler_fault(signed.manifest, record.task.micro_batch, options.memory_bytes),
+        obstacle,
     )
     return record.compiler
 

@@ -117,12 +117,13 @@ def installed_memory(root: Path = cgroups.ROOT) -> int:
     return int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), cgroups.limits(root).memory_bytes))
 
 
-def compiler_fault(manifest: Manifest, micro_batch: int, allowed_bytes: float) -> str:
-    """Return why the compiler of the training step does not fit into memory beside this peer; "" if it does."""
-    weights = 4 * COMPILED_COPIES * parameter_count(manifest.model)
-    needed = (
-        COMPILER_BYTES + weights + HEAP * pass_bytes(manifest.model, manifest.training.sequence_length, micro_batch)
-    )
+def compiler_fault(manifest: Manifest, device: torch.device, micro_batch: int, allowed_bytes: float) -> str:
+    """Return why the compiler of the training step does not fit into host memory beside this peer; "" if it does."""
+    needed = float(COMPILER_BYTES)
+    if shares_host_memory(device):
+        training = manifest.training
+        needed += 4 * COMPILED_COPIES * parameter_count(manifest.model)
+        needed += HEAP * pass_bytes(manifest.model, training.sequence_length, micro_batch)
     ours = psutil.Process().memory_info().rss
     free = min(psutil.virtual_memory().available, min(installed_memory(), allowed_bytes) - ours)
     if needed <= free:

@@ -6,6 +6,7 @@ Everything that depends on the kind of device is here: ``cuda`` (NVIDIA, and AMD
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import platform
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ from p2ptrain.base.errors import DeviceError
 logger = logging.getLogger(__name__)
 
 CPU, MPS = torch.device("cpu"), torch.device("mps")
+TRITON_CAPABILITY = (7, 0)
+"""Least compute capability of NVIDIA's cards for Triton (torch/_inductor/exc.py: GPUTooOldForTriton)."""
 KINDS = ("cuda", "xpu", "mps")
 """Kinds of accelerators in the order in which ``auto`` tries them; a machine rarely has two of them."""
 
@@ -67,7 +70,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a device or the host ran out of memory, as any backend reports it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(part in str(error) for part in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and says_out_of_memory(str(error))
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Return whether a backend's message says that memory ran out."""
+    return any(part in text for part in _OUT_OF_MEMORY)
 
 
 # --- what a device can do ---------------------------------------------------------------------------------------------
@@ -155,6 +163,30 @@ def allow_tf32(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
     else:
         torch.backends.mkldnn.allow_tf32 = True  # type: ignore[assignment]  # of Intel's cards alone
+
+
+def kernel_facts(device: torch.device) -> str:
+    """Return what kernels compiled for a CUDA or ROCm card depend on, besides torch: kind of card, and driver."""
+    properties = torch.cuda.get_device_properties(device)
+    architecture = getattr(properties, "gcnArchName", "")  # of AMD's cards
+    driver = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]  # of builds for cards alone
+    return f"{properties.name} {properties.major}.{properties.minor} {architecture} driver {driver}"
+
+
+def triton_fault(device: torch.device) -> str:
+    """Return why Triton, by which torch compiles kernels, cannot work on a CUDA or ROCm card; "" if nothing says so."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is missing; a torch installed as https://pytorch.org/get-started says brings it"
+    major, minor = torch.cuda.get_device_capability(device)
+    if torch.version.hip is None and (major, minor) < TRITON_CAPABILITY:
+        least = ".".join(map(str, TRITON_CAPABILITY))
+        return f"Triton supports cards from compute capability {least}, and this one has {major}.{minor}"
+    return ""
+
+
+def stream_handle(device: torch.device) -> int | None:
+    """Return the native handle of the current stream of a card; None for the CPU."""
+    return None if device.type == "cpu" else int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def card_name(device: torch.device) -> str | None:

@@ -49,4 +49,9 @@ def shares_keys(query: Tensor) -> bool:
     if query.device.type != "cuda":
         return True
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
-    return dtype.itemsize == 2 and torch.cuda.get_device_capability(query.device) >= FLASH_CAPABILITY
+    return has_flash_kernel(query.device, dtype)
+
+
+def has_flash_kernel(card: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch's flash kernel runs on a CUDA card in this type; otherwise the memory-efficient one does."""
+    return dtype.itemsize == 2 and torch.cuda.get_device_capability(card) >= FLASH_CAPABILITY

@@ -1,15 +1,8 @@
 """Compilation of the inner pass in the background, while training goes on eagerly.
 
-::
-
-    DIRECTORY/torch-2.13.0/<key>.so     library of one ``PassShape``; later starts load it in milliseconds
-    DIRECTORY/torch-2.13.0/<key>.lock   held by the one peer of this user that compiles it
-    DIRECTORY/torch-2.13.0/<key>-…/     its workspace
-
-On a CUDA card, if the owner asks for it, the task records a CUDA graph (``graphed_pass``) instead, without a thread.
-On the CPU a thread waits until training is under way, starts ``pass_compiler`` as a child unless the library exists,
-and offers the result to the task. The task compares either with the eager pass. Whatever fails is one note, and
-training stays eager.
+A thread waits until training is under way, starts ``pass_compiler`` as a child unless the library exists
+(``libraries``), and offers the result to the task, which compares it with the eager pass. If a card gets no library,
+the task compares a CUDA graph of the eager pass. Whatever fails is one note, and training stays eager.
 """
 
 from __future__ import annotations
@@ -33,16 +26,16 @@ from filelock import FileLock, Timeout
 
 from p2ptrain.base import files
 from p2ptrain.base.launcher import launched
-from p2ptrain.base.text import one_line
-from p2ptrain.train.compiled_pass import GAIN, CompiledPassError, is_whole
+from p2ptrain.base.text import UserPath, one_line
+from p2ptrain.train import accelerator, libraries
+from p2ptrain.train.compiled_pass import CompiledPassError
+from p2ptrain.train.pass_choice import GAIN
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
     from p2ptrain.ports import Clock, Notebook
     from p2ptrain.train.inner import LanguageModelTask
 
-FOLDER = "compiled"
-"""Name of the libraries' directory in the user's cache."""
 CompileMode = Literal["auto", "on", "off"]
 WORTH_S = 600.0
 """Least seconds of training left for which ``auto`` compiles: demo and llama-15m take 32 s on an idle core and up to
@@ -51,9 +44,8 @@ DEADLINE_S = 3600.0
 """Seconds in which the compiler must end, without pauses: twenty times the longest of these."""
 POLL_S = 0.5
 """Seconds between two looks at the child: how much longer it computes when the owner pauses the peer."""
-KEPT_S = 30 * 86_400.0
-"""Age since the last use at which a library is deleted. Guess: how long runs rest."""
 MOST_CHARS = 200
+"""Longest reason of a note, without the path that may follow it."""
 TAIL_BYTES = 4096
 
 
@@ -89,9 +81,7 @@ class BackgroundCompiler:
         clock: Clock = time.monotonic,
     ) -> None:
         self.state = "not compiled yet"
-        """What the owner sees: not compiled yet, compiling, comparing, compiled, or off and why."""
-        self.ratio: float | None = None
-        """By what factor compiled micro-batches are faster, once they are used."""
+        """What the owner sees: not compiled yet, compiling, comparing, what is used, or off and why."""
         self._task = task
         self._mode: CompileMode = mode
         self._directory = directory
@@ -104,16 +94,13 @@ class BackgroundCompiler:
         self._poll_s = poll_s
         self._clock = clock
         self._ends = threading.Event()
-        self._final = threading.Event()
+        self._is_final = False
+        self._why_no_library = ""
         self._thread: threading.Thread | None = None
         if mode == "off":
             self._finish(f"off (compile is {mode})")
             return
         try:
-            if task.theta.device.type == "cuda" and mode == "on":
-                self.state = "comparing"
-                task.offer_graph(self._decided, self._failed)
-                return
             self._shape = task.pass_shape(description)
         except CompiledPassError as error:
             if mode == "on":
@@ -133,14 +120,10 @@ class BackgroundCompiler:
         if self._thread is not None:
             self._thread.join()
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the state changes no more, which takes a trainer that trains; return whether it does not."""
-        return self._final.wait(timeout_s)
-
     @property
     def is_final(self) -> bool:
         """Whether the state changes no more, unless a library fails later."""
-        return self._final.is_set()
+        return self._is_final
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -155,20 +138,29 @@ class BackgroundCompiler:
                     library.unlink(missing_ok=True)
                     raise
         except CompiledPassError as error:
-            self._give_up(str(error))
+            self._compare_graph(str(error))
         except OSError as error:
-            self._give_up(files.cause(error))
+            self._compare_graph(files.cause(error))
         except Exception as error:  # an internal error must not end training
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(one_line(f"{type(error).__name__}: {error}", MOST_CHARS))
+
+    def _compare_graph(self, why: str) -> None:
+        """Compare a CUDA graph of the eager pass on a card; if that is impossible, report why there is no library."""
+        self.state, self._why_no_library = "comparing", why
+        try:
+            self._task.offer_graph(self._decided, self._failed)
+        except CompiledPassError:
+            self._give_up(why)
 
     def _library(self) -> Path | None:
-        """Return the library, compiled if there is none yet; None if the peer ends first."""
-        folder = private_folder(self._directory, f"torch-{torch.__version__}")
+        """Return the library, compiled if there is none yet; None if the peer ends first.
+
+        Raises OSError, or CompiledPassError if there cannot be one.
+        """
+        folder = libraries.private_folder(self._directory, f"torch-{torch.__version__}")
         library = folder / f"{self._shape.key()}.so"
-        if is_whole(library):
-            os.utime(library)
-            os.utime(library.with_suffix(".digest"))
-            os.utime(folder)
+        if libraries.is_whole(library):
+            libraries.keep(library)
             return library
         if not self._is_worth_it():
             return None
@@ -176,9 +168,9 @@ class BackgroundCompiler:
         self.state = "compiling"
         while not self._ends.is_set():
             with contextlib.suppress(Timeout), lock.acquire(timeout=0):
-                if not is_whole(library):
+                if not libraries.is_whole(library):
                     self._compile(library)
-                return library if is_whole(library) else None
+                return library if libraries.is_whole(library) else None
             self._ends.wait(self._poll_s)
         return None
 
@@ -196,12 +188,33 @@ class BackgroundCompiler:
         return False
 
     def _compile(self, library: Path) -> None:
-        """Run the child to its end, suspended while the trainer does not train. Raises CompiledPassError."""
+        """Run the child, unless it failed before or cannot succeed. Raises CompiledPassError."""
+        if why := libraries.failure(library):
+            raise CompiledPassError(remembered(why, library))
         if compiler_program(os.environ) is None:
             raise CompiledPassError("there is no C++ compiler; p2ptrain doctor says how to install one")
-        if why := self._obstacle():
+        device = self._task.theta.device
+        if why := self._obstacle() or ("" if device.type == "cpu" else accelerator.triton_fault(device)):
             raise CompiledPassError(why)
-        began, ran_s = self._clock(), 0.0
+        self._notebook.note("compiling")
+        began = self._clock()
+        status, said = self._run_child(library)
+        if self._ends.is_set():
+            return
+        if status or not library.exists():
+            why = one_line(reason(status, said), MOST_CHARS)
+            if 0 < status != libraries.TRY_LATER:
+                libraries.remember_failure(library, why)
+                why = remembered(why, library)
+            raise CompiledPassError(why)
+        self._notebook.note("compiled pass", seconds=self._clock() - began)
+
+    def _run_child(self, library: Path) -> tuple[int, bytes]:
+        """Return the child's status and last output; suspend it while the trainer does not train.
+
+        Raises CompiledPassError if it takes too long. A peer that ends kills it.
+        """
+        ran_s = 0.0
         process = subprocess.Popen(
             launched(*self._command, str(library), OMP_NUM_THREADS="1"),
             stdin=subprocess.PIPE,
@@ -216,9 +229,7 @@ class BackgroundCompiler:
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(json.dumps(asdict(self._shape)).encode())
             is_suspended, looked = False, self._clock()
-            while process.poll() is None:
-                if self._ends.wait(self._poll_s):
-                    return
+            while process.poll() is None and not self._ends.wait(self._poll_s):
                 now, was_suspended = self._clock(), is_suspended
                 ran_s += 0.0 if is_suspended else now - looked
                 looked, is_suspended = now, not self._is_training()
@@ -231,53 +242,33 @@ class BackgroundCompiler:
             reader.join()
             for leftover in library.parent.glob(f"{library.stem}-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-        if process.returncode or not library.exists():
-            raise CompiledPassError(reason(process.returncode, bytes(said)))
-        self._notebook.note("compiled pass", seconds=self._clock() - began)
+        return process.returncode, bytes(said)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def _decided(self, ratio: float | None) -> None:
+    def _decided(self, way: str, ratio: float | None) -> None:
         """Record the comparison's result; the trainer thread calls it."""
         if ratio is None:
-            self._give_up(f"it is not {100 * (GAIN - 1):.0f} % faster here")
+            self._give_up(self._why_no_library or f"it is not {100 * (GAIN - 1):.0f} % faster here")
             return
-        self.ratio = ratio
-        self._notebook.note("compiled", ratio=ratio)
-        self._finish("compiled")
+        self._notebook.note("compiled", way=way, ratio=ratio)
+        self._finish(f"{way} ({self._why_no_library})" if self._why_no_library else way)
 
     def _failed(self, why: str) -> None:
-        self.ratio = None
-        self._give_up(f"the compiled code failed: {why}")
+        self._give_up(self._why_no_library or one_line(f"the compiled code failed: {why}", MOST_CHARS))
 
     def _give_up(self, why: str) -> None:
-        why = one_line(why, MOST_CHARS)
         self._notebook.note("not compiled", why=why)
         self._finish(f"off ({why})")
 
     def _finish(self, state: str) -> None:
         self.state = state
-        self._final.set()
+        self._is_final = True
 
 
-def private_folder(directory: Path, name: str) -> Path:
-    """Return a folder that only this user can write to, and delete what was not used for long.
-
-    Raises OSError, or CompiledPassError if others can write to it: its libraries are run.
-    """
-    folder = directory / name
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for each in (directory, folder):
-        status = each.stat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise CompiledPassError(f"other users can write to {each}; delete it, or make it yours alone")
-    oldest = time.time() - KEPT_S
-    for each in [*directory.iterdir(), *folder.iterdir()]:
-        with contextlib.suppress(OSError):  # another peer may delete it at the same moment
-            if each != folder and each.stat().st_mtime < oldest:
-                shutil.rmtree(each) if each.is_dir() else each.unlink()
-    return folder
+def remembered(why: str, library: Path) -> str:
+    """Return why a library was not made, and how to try again."""
+    return f"{why}; to try again, delete {UserPath(libraries.failure_file(library))}"
 
 
 def reason(status: int, said: bytes) -> str:

@@ -1,7 +1,8 @@
 """Forward and backward pass of one micro-batch as a CUDA graph: one launch instead of thousands.
 
-A small model's kernels are shorter than their launches, so the card waits for Python. The graph replays the eager
-pass's kernels on the same memory, hence bitwise what that computes. It keeps its activations' memory for itself.
+A small model's kernels are shorter than their launches, so the card waits for Python. The graph replays the kernels of
+the eager pass, or of a compiled one, on the same memory, hence bitwise what that computes. It keeps its activations'
+memory for itself.
 
 Dimension letters: P parameters, B sequences of a micro-batch, T tokens a sequence.
 """
@@ -38,18 +39,23 @@ def record(work: Callable[[], None]) -> Callable[[], None]:
 
 
 class GraphedPass:
-    """A recorded pass, a ``compiled_pass.MicroBatchPass``. Use it from the trainer's thread.
+    """A recorded pass, a ``pass_choice.MicroBatchPass``. Use it from the trainer's thread.
 
     Args:
-        eager: adds the gradient of a part [B, T+1] to ``gradient``; returns its share of the loss.
+        compute: adds the gradient of a part [B, T+1] to ``gradient``; returns its share of the loss.
         gradient: [P] on the card.
         sequences, tokens: B and T+1.
     """
 
     def __init__(
-        self, eager: Callable[[Tensor], Tensor], gradient: Tensor, sequences: int, tokens: int, record: Record = record
+        self,
+        compute: Callable[[Tensor], Tensor],
+        gradient: Tensor,
+        sequences: int,
+        tokens: int,
+        record: Record = record,
     ) -> None:
-        self._eager = eager
+        self._compute = compute
         self._gradient = gradient
         self._record = record
         self._batch = torch.zeros(sequences, tokens, dtype=torch.int64, device=gradient.device)
@@ -60,7 +66,7 @@ class GraphedPass:
         return part.shape == self._batch.shape
 
     def run(self, part: Tensor) -> Tensor:
-        """Compute as ``eager`` does; the first call records. Raises CompiledPassError."""
+        """Compute as ``compute`` does; the first call records. Raises CompiledPassError."""
         try:
             if self._replay is None:
                 before = self._gradient.clone()
@@ -73,4 +79,4 @@ class GraphedPass:
             raise CompiledPassError(str(error).partition("\n")[0] or type(error).__name__) from None
 
     def _pass(self) -> None:
-        self._total.copy_(self._eager(self._batch))
+        self._total.copy_(self._compute(self._batch))

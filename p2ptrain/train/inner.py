@@ -14,6 +14,7 @@ Dimension letters: P parameters (padded), B sequences of an inner step, T tokens
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -29,13 +30,14 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.train import accelerator
-from p2ptrain.train.autofit import Placement
+from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
-from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassChoice, PassShape
+from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.graphed_pass import GraphedPass
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
+from p2ptrain.train.pass_choice import MicroBatchPass, PassChoice
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
@@ -50,7 +52,10 @@ SKIPS_TOLD = 10
 gradient that is too large then has another cause than the search for the scale."""
 
 
+COMPILED, GRAPHED = "compiled code", "a CUDA graph"
+"""Names of the ways to compute beside the eager pass."""
 _KEEPS = "a compiled pass would keep activations, for which memory is short"
+_SCALES = "the scale of the loss, which a compiled pass cannot change, is dynamic in fp16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,49 +156,74 @@ class LanguageModelTask:
 
     def pass_shape(self, description: Decoder) -> PassShape:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""
-        if self.theta.device.type != "cpu":
-            raise CompiledPassError(f"only passes on the CPU are compiled, and this one is on {self.theta.device}")
+        device, computes_in = self.theta.device, Placement(self._autocast, self.micro_batch).computes_in
+        if device.type not in ("cpu", "cuda"):
+            raise CompiledPassError(
+                f"passes are compiled for the CPU and CUDA cards alone, and this one is on {device}"
+            )
+        if self.loss_scale.is_dynamic:
+            raise CompiledPassError(_SCALES)
         if self._recomputes:
             raise CompiledPassError(_KEEPS)
-        training, computes_in = self._training, Placement(self._autocast, self.micro_batch).computes_in
+        training = self._training
         sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
-        return PassShape.of(description, *sizes, computes_in)
+        return PassShape.of(description, *sizes, computes_in, device)
 
     def offer(
         self,
         library: Path,
         shape: PassShape,
-        decided: Callable[[float | None], None],
+        decided: Callable[[str, float | None], None],
         failed: Callable[[str], None],
     ) -> None:
         """Compare a library with the eager pass from the next inner step on, then use the faster one; any thread.
 
-        Raises CompiledPassError if it cannot be loaded. ``PassChoice`` explains the callbacks.
+        On a card, a CUDA graph of the library's kernels is compared, too, if memory allows. Raises CompiledPassError if
+        the library cannot be loaded. ``PassChoice`` explains the callbacks.
         """
         if self._recomputes:
             raise CompiledPassError(_KEEPS)
-        self.passes = PassChoice(CompiledPass(library, self.model, self._gradient, shape), decided, failed)
+        compiled = CompiledPass(library, self.model, self._gradient, shape)
+        candidates: dict[str, MicroBatchPass] = {COMPILED: compiled}
+        with contextlib.suppress(CompiledPassError):
+            candidates[f"{COMPILED} in {GRAPHED}"] = self._recorded(compiled.run)
+        self._choose(candidates, decided, failed)
 
-    def offer_graph(self, decided: Callable[[float | None], None], failed: Callable[[str], None]) -> None:
+    def offer_graph(self, decided: Callable[[str, float | None], None], failed: Callable[[str], None]) -> None:
         """Compare a CUDA graph with the eager pass from the next inner step on, then use the faster one; any thread.
 
         Raises CompiledPassError if there is none for this device. ``PassChoice`` explains the callbacks.
         """
+        self._choose({GRAPHED: self._recorded(self._eager_pass)}, decided, failed)
+
+    def _choose(
+        self,
+        candidates: Mapping[str, MicroBatchPass],
+        decided: Callable[[str, float | None], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        def clock() -> float:
+            accelerator.synchronize(self.theta.device)
+            return time.perf_counter()
+
+        self.passes = PassChoice(candidates, decided, failed, clock)
+
+    def _recorded(self, compute: Callable[[Tensor], Tensor]) -> GraphedPass:
+        """Return a CUDA graph of a way to compute a part. Raises CompiledPassError if there cannot be one."""
         device = self.theta.device
         if device.type != "cuda":
             raise CompiledPassError(f"only CUDA cards record passes, and this one is on {device}")
-        if self._recomputes:
-            raise CompiledPassError(_KEEPS)
         if self.loss_scale.is_dynamic:
-            raise CompiledPassError("the scale of the loss, which a recorded pass cannot change, is dynamic in fp16")
+            raise CompiledPassError(_SCALES)
+        if self._recomputes or not self._has_room_for_graph():
+            raise CompiledPassError(_KEEPS)
+        return GraphedPass(compute, self._gradient, self.micro_batch, self._training.sequence_length + 1)
 
-        def clock() -> float:
-            accelerator.synchronize(device)
-            return time.perf_counter()
-
-        tokens = self._training.sequence_length + 1
-        recorded = GraphedPass(self._eager_pass, self._gradient, self.micro_batch, tokens)
-        self.passes = PassChoice(recorded, decided, failed, clock)
+    def _has_room_for_graph(self) -> bool:
+        """Return whether a card can hold the activations of a pass twice: a graph's memory is its own."""
+        free, peak = accelerator.free_bytes(self.theta.device), accelerator.peak_bytes(self.theta.device)
+        state = 4 * self.theta.nbytes  # weights, gradient and two moments
+        return free is not None and peak is not None and 2 * (peak - state) <= CARD_MEMORY_FRACTION * free
 
     def reset(self, warmup_steps: int) -> None:
         """Clear the moments and raise the learning rate linearly over the next ``warmup_steps`` steps."""

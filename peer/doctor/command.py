@@ -22,7 +22,7 @@ from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, default_home
 from peer.options import FILE, LINK
-from peer.owner.settings import Settings, SettingsFile
+from peer.owner.settings import Settings, SettingsFile, compile_mode
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
@@ -92,7 +92,7 @@ def doctor(
     with _errors_as_findings("device", found):
         found += machine.device(device)
     with _errors_as_findings("compiler", found):
-        found += machine.compiler(device, os.environ)
+        found += machine.compiler(device, compile_mode(settings.compile, os.environ), os.environ)
     with _errors_as_findings("port", found):
         findings, listens_at = _port(Home(place), port, local)
         found += findings

@@ -20,6 +20,7 @@ from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.cli import platform_fault
 from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
+from peer.owner.settings import CompileMode
 
 if TYPE_CHECKING:
     import torch
@@ -118,17 +119,28 @@ def _kernels(chosen: torch.device) -> str:
     return f"matrix products in {products}; {optimizer}"
 
 
-def compiler(name: str, environment: Mapping[str, str]) -> list[Finding]:
-    """Report whether a C++ compiler can make training on the CPU faster; nothing for a card."""
-    from p2ptrain.train.accelerator import choose_device
+def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> list[Finding]:
+    """Report whether the training step can be compiled; nothing for devices for which it is not.
+
+    Args:
+        mode: what the owner wants.
+    """
+    from p2ptrain.train.accelerator import choose_device, triton_fault
     from p2ptrain.train.compiling import compiler_program
 
-    if choose_device(name).type != "cpu":
+    chosen = choose_device(name)
+    if chosen.type not in ("cpu", "cuda"):
         return []
-    if (program := compiler_program(environment)) is not None:
-        return [ok("compiler", f"{program}; makes training faster")]
-    fix = "Install one: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora)."
-    return [note("compiler", "there is no C++ compiler, which would make training on the CPU faster", fix)]
+    if mode == "off":
+        fix = 'Set compile = "auto" in settings.toml: compiled code makes training faster.'
+        return [note("compiler", "compile is off", fix)]
+    program = compiler_program(environment)
+    if program is None:
+        fix = "Install one: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora)."
+        return [note("compiler", "there is no C++ compiler, which would make training faster", fix)]
+    if chosen.type == "cuda" and (fault := triton_fault(chosen)):
+        return [note("compiler", f"training on this card is not compiled: {fault}")]
+    return [ok("compiler", f"{program}{' and Triton' if chosen.type == 'cuda' else ''}; makes training faster")]
 
 
 def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[Finding]:

@@ -8,6 +8,7 @@ from p2ptrain.base import cgroups
 from p2ptrain.manifest import Manifest
 from p2ptrain.train import accelerator
 from p2ptrain.train.accelerator import choose_device
+from p2ptrain.train.attention import has_flash_kernel
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place, trial_s
 from p2ptrain.train.model import flat_model
 from peer.capacity import activation_bytes, check_memory, explained
@@ -42,15 +43,19 @@ def check_speed(manifest: Manifest, name: str, allowed_bytes: float, threads: in
     at_once = f"{how.micro_batch} of {training.sequences_per_step} sequences at once"
     if how.recomputes:
         at_once += ", activations computed twice to save memory"
-    words = f"about {speed:,.0f} tokens/s, in {computes_in(how, device)}, {at_once}"
+    words = f"about {speed:,.0f} tokens/s without compiled code, in {computes_in(how, device)}, {at_once}"
     fixes = faster(device, how, training.sequences_per_step, used, cpu_bytes)
     return note("speed", words, " ".join(fixes)) if fixes else ok("speed", words)
 
 
 def computes_in(how: Placement, device: torch.device) -> str:
-    if how.autocast is None and accelerator.has_tf32(device):
-        return "fp32, with matrix products in TF32"
-    return how.computes_in
+    """Return the type of matrix products, and on a CUDA card the kernel of attention."""
+    is_tf32 = how.autocast is None and accelerator.has_tf32(device)
+    products = "fp32, with matrix products in TF32" if is_tf32 else how.computes_in
+    if device.type != "cuda":
+        return products
+    kernel = "flash" if has_flash_kernel(device, how.autocast or torch.float32) else "memory-efficient"
+    return f"{products}, with {kernel} attention"
 
 
 def faster(device: torch.device, how: Placement, sequences: int, threads: int, cpu_bytes: int) -> list[str]:

@@ -160,9 +160,9 @@ class Settings(Section):
     needs more. Applies from the next start. Allowed: 0 (all), or a number from 0.25 to 1,000,000."""
 
     compile: CompileMode = "auto"
-    """Whether a C++ compiler makes training on the CPU faster, in the background; "auto": if at least 10 minutes of
-    training remain. On CUDA cards, "on" tries a CUDA graph. Applies from the next start; the environment variable
-    P2PTRAIN_COMPILE takes precedence. Allowed: "auto", "on" or "off"."""
+    """Whether a C++ compiler makes training faster, in the background, on a CUDA card with Triton; "auto": if at least
+    10 minutes of training remain. Applies from the next start; the environment variable P2PTRAIN_COMPILE takes
+    precedence. Allowed: "auto", "on" or "off"."""
 
     share_figures: bool = False
     """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from p2ptrain.base import files
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.launcher import launched
+from p2ptrain.base.text import one_line
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest, parameter_count
 from peer.owner.settings import compile_mode
@@ -45,9 +46,11 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
     with command_imports():
         import torch
 
+        from p2ptrain.train import libraries
+        from p2ptrain.train.accelerator import CPU
         from p2ptrain.train.autofit import BF16_PARAMETERS, cpu_placement
-        from p2ptrain.train.compiled_pass import CompiledPassError, PassShape, is_whole
-        from p2ptrain.train.compiling import FOLDER, compiler_program, private_folder
+        from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
+        from p2ptrain.train.compiling import compiler_program, reason, remembered
         from peer.capacity import compiler_fault
 
     if torch.accelerator.is_available() or parameter_count(manifest.model) >= BF16_PARAMETERS:
@@ -59,25 +62,30 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
     sizes = cpu_placement(manifest.model, training).micro_batch, training.sequence_length, training.tokens_per_step
     shape = replace(PassShape.of(manifest.model, *sizes), threads=threads)
     try:
-        library = private_folder(cache_directory() / FOLDER, f"torch-{torch.__version__}") / f"{shape.key()}.so"
-        if is_whole(library):
+        folder = libraries.private_folder(cache_directory() / libraries.FOLDER, f"torch-{torch.__version__}")
+        library = folder / f"{shape.key()}.so"
+        if libraries.is_whole(library):
             return None
-        if why := compiler_fault(manifest, shape.micro_batch, math.inf):
+        if why := libraries.failure(library):
+            return say(f"training without compiled code: {remembered(why, library)}")
+        if why := compiler_fault(manifest, CPU, shape.micro_batch, math.inf):
             return say(f"training without compiled code: {why}")
         say("compiling the training step, once for this model and machine; it takes half a minute or more")
         with FileLock(library.with_suffix(".lock")).acquire(timeout=0):
-            await _compile(library, json.dumps(asdict(shape)), threads, log)
+            status = await _compile(library, json.dumps(asdict(shape)), threads, log)
+        if 0 < status != libraries.TRY_LATER:
+            libraries.remember_failure(library, one_line(reason(status, log.read_bytes())))
     except (OSError, CompiledPassError) as error:
         say(f"training without compiled code: {files.cause(error) if isinstance(error, OSError) else error}")
     except Timeout:
         pass  # another peer of this user compiles it, and these will use it
     else:
-        if not is_whole(library):
+        if not libraries.is_whole(library):
             say(f"training without compiled code; {log} says why")
 
 
-async def _compile(library: Path, request: str, threads: int, log: Path) -> None:
-    """Run the compiler to its end, or to the deadline."""
+async def _compile(library: Path, request: str, threads: int, log: Path) -> int:
+    """Run the compiler to its end, or to the deadline; return its status."""
     command = launched(sys.executable, "-P", "-m", "p2ptrain.train.pass_compiler", str(library))
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
@@ -96,3 +104,4 @@ async def _compile(library: Path, request: str, threads: int, log: Path) -> None
             await process.wait()
         for workspace in library.parent.glob(f"{library.stem}-*"):
             shutil.rmtree(workspace, ignore_errors=True)
+    return await process.wait()

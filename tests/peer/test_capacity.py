@@ -91,9 +91,16 @@ def test_less_memory_means_smaller_micro_batches_and_too_little_a_sentence() -> 
 
 def test_the_compiler_must_fit_beside_the_peer() -> None:
     demo, large = preset("demo", "ab" * 32), preset("llama-135m", "ab" * 32)
-    assert compiler_fault(demo, 2, math.inf) == ""
-    assert "of memory, and 0.0 GB are free" in compiler_fault(demo, 2, 250_000_000)
-    assert compiler_fault(large, 10**6, math.inf).startswith("the compiler needs ")
+    assert compiler_fault(demo, CPU, 2, math.inf) == ""
+    assert "of memory, and 0.0 GB are free" in compiler_fault(demo, CPU, 2, 250_000_000)
+    assert compiler_fault(large, CPU, 10**6, math.inf).startswith("the compiler needs ")
+
+
+def test_on_a_card_the_compiler_needs_no_host_memory_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.capacity.shares_host_memory", lambda device: device == CPU)
+    large = preset("llama-135m", "ab" * 32)
+    assert "needs 0.8 GB" in compiler_fault(large, CUDA, 16, 250_000_000)
+    assert "needs 0.8 GB" not in compiler_fault(large, CPU, 16, 250_000_000)
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

@@ -1,139 +1,21 @@
-"""Compiled passes: whether they are kept, what happens when they fail; with a compiler, that they compute the same."""
+"""Compiled passes: what they depend on, how a library is called; with a compiler, that they compute the same."""
 
 import math
+import subprocess
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from families import DESCRIPTIONS, description
 
 from p2ptrain.train import compiled_pass
-from p2ptrain.train.compiled_pass import (
-    GAIN,
-    PAIRS,
-    CompiledPass,
-    CompiledPassError,
-    PassChoice,
-    PassShape,
-    compile_choice,
-)
+from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
 from p2ptrain.train.pass_compiler import compile_pass, difference
 
 CPU = torch.device("cpu")
-
-
-def run(task, steps, start=0):
-    tokens = task._training.tokens_per_step
-    return [task.inner_step((start + step) * tokens).loss for step in range(steps)]
-
-
-class FakePass:
-    """Computes a part by the eager pass and counts; fails from its ``failing``-th call on, with half of it done."""
-
-    def __init__(self, task, size: int, failing: float = math.inf) -> None:
-        self.task, self.size, self.failing = task, size, failing
-        self.calls = 0
-
-    def takes(self, part):
-        return len(part) == self.size
-
-    def run(self, part):
-        self.calls += 1
-        loss = self.task._eager_pass(part)
-        if self.calls >= self.failing:
-            raise CompiledPassError("no memory")
-        return loss
-
-
-class Chosen:
-    """A choice on a task with what it reported, and a clock by which each way takes its own time."""
-
-    def __init__(self, task, compiled: FakePass, eager_s: float = 2.0, compiled_s: float = 1.0) -> None:
-        self.ratios: list[float | None] = []
-        self.failures: list[str] = []
-        self._costs, self._readings = (eager_s, compiled_s), []
-        self._compiled = compiled
-        task.passes = PassChoice(compiled, self.ratios.append, self.failures.append, self.clock)
-
-    def clock(self) -> float:
-        self._readings.append(self._compiled.calls)
-        if len(self._readings) % 2:
-            self._at = 0.0
-        else:
-            self._at = self._costs[self._readings[-1] > self._readings[-2]]
-        return self._at
-
-
-@pytest.mark.parametrize(
-    ("eager_s", "compiled_s", "ratio"),
-    [
-        ([1.2, 1.2, 1.2], [1.0, 1.0, 1.0], 1.2),
-        ([1.2, 9.0, 1.2], [1.0, 1.0, 5.0], 1.2),  # another program disturbed two of the three
-        ([2.0, 4.0, 8.0], [1.0, 2.0, 4.0], 2.0),  # the machine slows down: pairs still agree
-        ([GAIN], [1.0], GAIN),
-        ([1.02], [1.0], None),
-        ([1.0], [1.5], None),
-    ],
-)
-def test_the_median_pair_decides(eager_s, compiled_s, ratio):
-    assert compile_choice(eager_s, compiled_s) == (None if ratio is None else pytest.approx(ratio))
-
-
-def test_real_micro_batches_alternate_until_the_faster_way_is_kept(tiny_run):
-    tiny = tiny_run()
-    eager, task = tiny.task(), tiny.task()
-    fake = FakePass(task, size=4)
-    chosen = Chosen(task, fake)
-    steps = 2 * (PAIRS + 1)
-    assert run(task, steps) == run(eager, steps)
-    assert chosen.ratios == [2.0]
-    assert fake.calls == PAIRS + 1
-    run(task, 5, start=steps)
-    run(eager, 5, start=steps)
-    assert fake.calls == PAIRS + 1 + 5
-    assert torch.equal(task.theta, eager.theta)
-
-
-def test_a_slower_library_is_not_used(tiny_run):
-    task = tiny_run().task()
-    fake = FakePass(task, size=4)
-    chosen = Chosen(task, fake, eager_s=1.0, compiled_s=1.0)
-    run(task, 2 * (PAIRS + 1) + 5)
-    assert chosen.ratios == [None]
-    assert fake.calls == PAIRS + 1
-    assert task.passes._compiled is None  # nor does it hold memory
-
-
-def test_a_micro_batch_of_another_size_is_computed_eagerly(tiny_run):
-    tiny = tiny_run(training__sequences_per_step=5)
-    task = tiny.task(micro_batch=3)  # 3 and 2
-    fake = FakePass(task, size=3)
-    Chosen(task, fake)
-    run(task, 4 * (PAIRS + 1))
-    assert fake.calls < 4 * (PAIRS + 1)
-
-
-def test_a_library_offered_when_memory_ran_short_is_not_used(tiny_run):
-    task = tiny_run().task()
-    fake = FakePass(task, size=4)
-    Chosen(task, fake)
-    task._recomputes = True  # after the compiler's thread looked, and before it set the pass
-    run(task, 3)
-    assert fake.calls == 0
-
-
-@pytest.mark.parametrize("failing", [1, PAIRS + 4])
-def test_after_a_failure_the_same_step_is_made_eagerly(tiny_run, failing):
-    tiny = tiny_run()
-    eager, task = tiny.task(micro_batch=2), tiny.task(micro_batch=2)
-    fake = FakePass(task, size=2, failing=failing)
-    chosen = Chosen(task, fake)
-    steps = 2 * PAIRS
-    assert run(task, steps) == run(eager, steps)
-    assert torch.equal(task.theta, eager.theta)
-    assert chosen.failures == ["no memory"]
-    assert fake.calls == failing
 
 
 def test_the_key_names_everything_that_the_library_depends_on(tiny_run, monkeypatch):
@@ -164,11 +46,36 @@ def test_a_pass_is_compiled_in_the_type_in_which_it_computes(tiny_run):
     assert tiny_run().task().pass_shape(tiny_run().manifest.model).autocast is None
 
 
-def test_only_passes_on_the_cpu_are_compiled(tiny_run, monkeypatch):
-    task = tiny_run().task()
-    monkeypatch.setattr(type(task), "theta", torch.empty(1, device="meta"))
-    with pytest.raises(CompiledPassError, match="only passes on the CPU are compiled, and this one is on meta"):
-        task.pass_shape(tiny_run().manifest.model)
+def test_passes_are_compiled_for_the_cpu_and_for_cuda_cards(tiny_run, monkeypatch):
+    task, model = tiny_run().task(), tiny_run().manifest.model
+    monkeypatch.setattr(type(task), "theta", SimpleNamespace(device=torch.device("cuda:1")))
+    assert (task.pass_shape(model).device, task.pass_shape(model).threads) == ("cuda:1", 0)
+    monkeypatch.setattr(type(task), "theta", SimpleNamespace(device=torch.device("xpu:0")))
+    with pytest.raises(CompiledPassError, match="for the CPU and CUDA cards alone, and this one is on xpu:0"):
+        task.pass_shape(model)
+
+
+def test_nothing_is_compiled_in_fp16(tiny_run):
+    with pytest.raises(CompiledPassError, match="dynamic in fp16"):
+        tiny_run().task(autocast=torch.float16).pass_shape(tiny_run().manifest.model)
+
+
+def test_cards_of_one_kind_share_a_library(tiny_run, monkeypatch):
+    shape = replace(tiny_run().task().pass_shape(tiny_run().manifest.model), device="cuda:0", threads=0)
+    kinds = {0: ("T4", 7, 5), 1: ("T4", 7, 5), 2: ("H100", 9, 0)}
+    driver = [13000]
+
+    def properties(device):
+        name, major, minor = kinds[device.index]
+        return SimpleNamespace(name=name, major=major, minor=minor)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver[0], raising=False)
+    assert shape.key() == replace(shape, device="cuda:1").key()
+    assert len({shape.key(), replace(shape, device="cuda:2").key(), replace(shape, device="cpu").key()}) == 3
+    before = shape.key()
+    driver[0] = 13010
+    assert shape.key() != before
 
 
 def test_a_file_that_is_no_library_is_refused(tiny_run, tmp_path):
@@ -178,6 +85,26 @@ def test_a_file_that_is_no_library_is_refused(tiny_run, tmp_path):
     with pytest.raises(CompiledPassError, match=r"pass\.so"):
         task.offer(broken, task.pass_shape(tiny_run().manifest.model), lambda ratio: None, lambda why: None)
     assert task.passes is None
+
+
+def test_tensors_of_a_card_become_handles_on_it():
+    """A card's tensors cannot exist here, so the double stands for torch's function and for the tensor."""
+    calls = []
+    dtypes = {"aoti_torch_dtype_int64": lambda: 4, "aoti_torch_device_type_cuda": lambda: 1}
+    compiled = CompiledPass.__new__(CompiledPass)
+    compiled._torch = SimpleNamespace(aoti_torch_create_tensor_from_blob=lambda *all: calls.append(all) or 0, **dtypes)
+    tensor = SimpleNamespace(
+        data_ptr=lambda: 0x7F00_0000_1000,
+        dim=lambda: 2,
+        shape=(4, 17),
+        stride=lambda: (17, 1),
+        dtype=torch.int64,
+        device=torch.device("cuda", 3),
+    )
+    compiled._handle(tensor)
+    data, dimensions, shape, stride, offset, dtype, kind, index, _ = calls[0]
+    assert (data.value, dimensions.value, list(shape), list(stride)) == (0x7F00_0000_1000, 2, [4, 17], [17, 1])
+    assert (offset.value, dtype.value, kind.value, index.value) == (0, 4, 1, 3)
 
 
 # --- with a compiler --------------------------------------------------------------------------------------------------
@@ -250,7 +177,7 @@ def _rounding(model: FlatModel, shape: PassShape) -> float:
 
 
 @pytest.mark.lab
-def test_a_failing_call_is_an_error_and_not_the_end(tiny_run, tmp_path):
+def test_a_failing_call_is_an_error_and_not_the_end(tiny_run, tmp_path, capfd):
     tiny = tiny_run()
     task = tiny.task()
     shape = task.pass_shape(tiny.manifest.model)
@@ -260,3 +187,44 @@ def test_a_failing_call_is_an_error_and_not_the_end(tiny_run, tmp_path):
     assert math.isfinite(compiled.run(good).item())
     with pytest.raises(CompiledPassError):
         compiled.run(good + 10_000)  # no such token
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def recording_library(tmp_path, monkeypatch):
+    """A double of a library, and the file of its calls."""
+    library, torch_folder = tmp_path / "recording.so", Path(torch.__file__).parent
+    source = Path(__file__).parent / "recording_library.cpp"
+    linked = (f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10")
+    subprocess.run(["g++", "-shared", "-fPIC", "-std=c++20", str(source), "-o", str(library), *linked], check=True)
+    monkeypatch.setenv("RECORDING_LIBRARY", str(tmp_path / "calls"))
+    return library, tmp_path / "calls"
+
+
+@pytest.mark.lab
+def test_a_card_is_called_as_torchs_header_says_and_on_its_current_stream(tiny_run, monkeypatch, recording_library):
+    library, calls = recording_library
+    tiny = tiny_run()
+    task, streams = tiny.task(), []
+    shape = replace(task.pass_shape(tiny.manifest.model), device="cuda:1")
+    stream = SimpleNamespace(cuda_stream=0xABCDEF123456)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams.append(device) or stream)
+    compiled = CompiledPass(library, task.model, task._gradient, shape)
+    compiled.run(torch.zeros(4, 17, dtype=torch.int64))
+    created, ran = calls.read_text().splitlines()
+    assert created == "create 1 cuda:1 1"
+    assert streams == [torch.device("cuda:1")]
+    tensors = [*task.model.module.parameters(), *(each.grad for each in task.model.module.parameters())]
+    inputs = [f"{each.data_ptr():#x}:{each.numel()}" for each in (*tensors, compiled._total, compiled._batch)]
+    assert ran.split() == ["run", "0x123456789abc", "1", "0", "0xabcdef123456", "1", *inputs]
+
+
+@pytest.mark.lab
+def test_a_library_that_fails_prints_nothing(tiny_run, monkeypatch, recording_library, capfd):
+    tiny = tiny_run()
+    task = tiny.task()
+    compiled = CompiledPass(recording_library[0], task.model, task._gradient, task.pass_shape(tiny.manifest.model))
+    monkeypatch.setenv("RECORDING_LIBRARY_FAILS", "1")
+    with pytest.raises(CompiledPassError, match=r"^out of memory$"):
+        compiled.run(torch.zeros(4, 17, dtype=torch.int64))
+    assert capfd.readouterr().err == ""

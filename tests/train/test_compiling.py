@@ -1,12 +1,12 @@
 """The background compiler: what it does without a compiler, with a child that dies or hangs, and in each mode."""
 
 import hashlib
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +15,8 @@ import torch
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.train import compiling
 from p2ptrain.train.compiled_pass import CompiledPassError
-from p2ptrain.train.compiling import BackgroundCompiler, private_folder, reason
+from p2ptrain.train.compiling import BackgroundCompiler, reason
+from p2ptrain.train.libraries import TRY_LATER
 from p2ptrain.train.pass_compiler import NICENESS
 
 PATIENCE_S = 60.0
@@ -86,14 +87,15 @@ def test_a_library_is_made_offered_and_found_again(tiny_run, tmp_path):
         assert compiler.state == "comparing"
         library, decided, _ = bench.offers.made[0]
         assert library.read_text() == "library"
-        decided(1.25)
-        assert (compiler.state, compiler.ratio, compiler.is_final) == ("compiled", 1.25, True)
-    assert bench.log.kinds() == ["compiled pass", "compiled"]
+        decided("compiled code", 1.25)
+        assert (compiler.state, compiler.is_final) == ("compiled code", True)
+    assert bench.log.kinds() == ["compiling", "compiled pass", "compiled"]
+    assert bench.log.notes[-1][1] == {"way": "compiled code", "ratio": 1.25}
     again = Bench(tiny_run(), tmp_path, command=child("sys.exit('it was made already')"), mode="auto")
     with again.compiler:
         assert again.offers.came.wait(PATIENCE_S)
         assert again.offers.made[0][0] == library
-        again.offers.made[0][1](None)
+        again.offers.made[0][1]("compiled code", None)
     assert again.log.kinds() == ["not compiled"]
     assert again.compiler.state == f"off ({again.why})" == "off (it is not 3 % faster here)"
 
@@ -103,32 +105,41 @@ def test_a_library_that_cannot_be_loaded_is_compiled_again_at_the_next_start(tin
     bench = Bench(tiny, tmp_path)
     bench.task.offer = tiny.task().offer
     with bench.compiler as compiler:
-        assert compiler.wait(PATIENCE_S)
-    assert bench.log.kinds() == ["compiled pass", "not compiled"]
+        until(lambda: compiler.is_final)
+    assert bench.log.kinds() == ["compiling", "compiled pass", "not compiled"]
     again = Bench(tiny, tmp_path)
     with again.compiler:
         assert again.offers.came.wait(PATIENCE_S)
-    assert again.log.kinds() == ["compiled pass"]
+    assert again.log.kinds() == ["compiling", "compiled pass"]
 
 
 @pytest.mark.parametrize(
-    ("program", "why"),
+    ("program", "why", "repeats"),
     [
-        ("sys.exit('a\\nCppCompileError: no such option')", "CppCompileError: no such option"),
-        ("sys.exit(3)", "the compiler ended with status 3"),
-        ("os.kill(os.getpid(), 9)", "signal SIGKILL ended the compiler; the memory may be too small"),
-        ("pass", "the compiler ended with status 0"),
-        ("sys.stderr.write('x' * 10**6 + '\\n' + 'y' * 1000); sys.exit(1)", "y" * 199 + "…"),
+        ("sys.exit('a\\nCppCompileError: no such option')", "CppCompileError: no such option", True),
+        ("sys.exit(3)", "the compiler ended with status 3", True),
+        (f"sys.stderr.write('no memory'); sys.exit({TRY_LATER})", "no memory", False),
+        ("os.kill(os.getpid(), 9)", "signal SIGKILL ended the compiler; the memory may be too small", False),
+        ("pass", "the compiler ended with status 0", False),
+        ("sys.stderr.write('x' * 10**6 + '\\n' + 'y' * 1000); sys.exit(1)", "y" * 199 + "…", True),
     ],
 )
-def test_a_child_that_fails_is_one_note(tiny_run, tmp_path, program, why):
+def test_a_child_that_fails_is_one_note_and_runs_again_only_if_that_may_help(tiny_run, tmp_path, program, why, repeats):
     bench = Bench(tiny_run(), tmp_path, child(program))
     with bench.compiler as compiler:
-        assert compiler.wait(PATIENCE_S)
-    assert bench.log.kinds() == ["not compiled"]
+        until(lambda: compiler.is_final)
+    assert bench.log.kinds() == ["compiling", "not compiled"]
+    if repeats:
+        (failed,) = bench.path.glob("*/*.failed")
+        why = f"{why}; to try again, delete {failed}"
     assert bench.why == why
     assert compiler.state == f"off ({why})"
     assert bench.task.passes is None
+    again = Bench(tiny_run(), tmp_path)
+    with again.compiler as compiler:
+        until(lambda: compiler.is_final or again.offers.made)
+    assert again.log.kinds() == (["not compiled"] if repeats else ["compiling", "compiled pass"])
+    assert not repeats or again.why == why
 
 
 def test_a_child_that_hangs_is_killed_with_what_it_started(tiny_run, tmp_path):
@@ -140,7 +151,7 @@ def test_a_child_that_hangs_is_killed_with_what_it_started(tiny_run, tmp_path):
     with bench.compiler as compiler:
         grandchild = psutil.Process(bench.pid())
         now[0] = 101.0
-        assert compiler.wait(PATIENCE_S)
+        until(lambda: compiler.is_final)
     assert bench.why == "the compiler did not end within 100 s"
     assert not list(bench.path.glob("*/*-work"))
     until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
@@ -151,7 +162,7 @@ def test_a_peer_that_ends_takes_the_child_with_it(tiny_run, tmp_path):
     with bench.compiler:
         pid = bench.pid()
     assert not psutil.pid_exists(pid)
-    assert bench.log.kinds() == []
+    assert bench.log.kinds() == ["compiling"]
 
 
 def test_a_pause_suspends_the_child_and_does_not_count(tiny_run, tmp_path):
@@ -174,14 +185,14 @@ def test_without_a_compiler_there_is_one_note(tiny_run, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     bench = Bench(tiny_run(), tmp_path)
     with bench.compiler as compiler:
-        assert compiler.wait(PATIENCE_S)
+        until(lambda: compiler.is_final)
     assert bench.why.startswith("there is no C++ compiler")
 
 
 def test_an_obstacle_is_the_reason(tiny_run, tmp_path):
     bench = Bench(tiny_run(), tmp_path, obstacle=lambda: "too little memory")
     with bench.compiler as compiler:
-        assert compiler.wait(PATIENCE_S)
+        until(lambda: compiler.is_final)
     assert bench.why == "too little memory"
 
 
@@ -189,7 +200,7 @@ def test_auto_waits_for_the_speed_and_compiles_only_if_it_is_worth_it(tiny_run, 
     left = iter([None, None, compiling.WORTH_S - 1])
     short = Bench(tiny_run(), tmp_path, mode="auto", remaining_s=lambda: next(left))
     with short.compiler as compiler:
-        assert compiler.wait(PATIENCE_S)
+        until(lambda: compiler.is_final)
     assert compiler.state == "off (too little is left to train)"
     assert short.log.kinds() == []
     long = Bench(tiny_run(), tmp_path, mode="auto", remaining_s=lambda: compiling.WORTH_S)
@@ -206,7 +217,50 @@ def test_off_starts_nothing(tiny_run, tmp_path):
     assert bench.log.kinds() == []
 
 
-def refuse(description):
+class GraphOffers(Offers):
+    """Stands for a card's ``offer_graph``."""
+
+    def __call__(self, decided, failed) -> None:
+        super().__call__("graph", None, decided, failed)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "kinds", "state"),
+    [
+        (1.5, ["compiled"], "a CUDA graph (no Triton)"),
+        (None, ["not compiled"], "off (no Triton)"),
+    ],
+)
+def test_a_card_without_a_library_compares_a_graph_and_there_is_one_note(tiny_run, tmp_path, ratio, kinds, state):
+    bench = Bench(tiny_run(), tmp_path, obstacle=lambda: "no Triton")
+    bench.task.offer_graph = GraphOffers()
+    with bench.compiler as compiler:
+        assert bench.task.offer_graph.came.wait(PATIENCE_S)
+        assert (compiler.state, bench.log.kinds()) == ("comparing", [])
+        bench.task.offer_graph.made[0][1]("a CUDA graph", ratio)
+    assert (bench.log.kinds(), compiler.state) == (kinds, state)
+
+
+def test_a_graph_that_fails_leaves_the_first_reason(tiny_run, tmp_path):
+    bench = Bench(tiny_run(), tmp_path, obstacle=lambda: "no Triton")
+    bench.task.offer_graph = GraphOffers()
+    with bench.compiler:
+        assert bench.task.offer_graph.came.wait(PATIENCE_S)
+        bench.task.offer_graph.made[0][2]("operation not permitted when stream is capturing")
+    assert (bench.log.kinds(), bench.why) == (["not compiled"], "no Triton")
+
+
+def test_a_card_that_triton_does_not_support_starts_no_child(tiny_run, tmp_path, monkeypatch):
+    bench = Bench(tiny_run(), tmp_path, child("sys.exit('started')"))
+    monkeypatch.setattr(type(bench.task), "theta", SimpleNamespace(device=torch.device("cuda:0")))
+    monkeypatch.setattr(compiling.accelerator, "triton_fault", lambda device: f"Triton does not support {device}")
+    bench.task.offer_graph = refuse
+    with bench.compiler as compiler:
+        until(lambda: compiler.is_final)
+    assert (bench.log.kinds(), bench.why) == (["not compiled"], "Triton does not support cuda:0")
+
+
+def refuse(*_):
     raise CompiledPassError("only passes on the CPU are compiled")
 
 
@@ -234,6 +288,7 @@ def test_only_one_of_two_peers_compiles(tiny_run, tmp_path):
             assert first.offers.came.wait(PATIENCE_S)
             assert second.offers.came.wait(PATIENCE_S)
     assert second.log.kinds() == []
+    assert first.log.kinds() == ["compiling", "compiled pass"]
 
 
 def test_half_a_library_is_made_again(tiny_run, tmp_path):
@@ -245,33 +300,8 @@ def test_half_a_library_is_made_again(tiny_run, tmp_path):
     second = Bench(tiny_run(), tmp_path)
     with second.compiler:
         assert second.offers.came.wait(PATIENCE_S)
-    assert second.log.kinds() == ["compiled pass"]
+    assert second.log.kinds() == ["compiling", "compiled pass"]
     assert library.read_text() == "library"
-
-
-def test_a_library_that_others_could_write_is_not_run(tmp_path):
-    folder = private_folder(tmp_path / "compiled", "torch-1")
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)
-    with pytest.raises(CompiledPassError, match="other users can write to"):
-        private_folder(tmp_path / "compiled", "torch-1")
-
-
-def test_what_was_not_used_for_long_is_deleted(tmp_path):
-    folder = private_folder(tmp_path, "torch-1")
-    old, new = folder / "old.so", folder / "new.so"
-    for each in (old, new):
-        each.touch()
-    os.utime(old, (0, 0))
-    os.utime(folder, (0, 0))
-    assert private_folder(tmp_path, "torch-2").exists()
-    assert not folder.exists()
-    folder = private_folder(tmp_path, "torch-1")
-    for each in (old, new):
-        each.touch()
-    os.utime(old, (0, 0))
-    private_folder(tmp_path, "torch-1")
-    assert [each.name for each in folder.iterdir()] == ["new.so"]
 
 
 def test_reasons_name_the_signal_or_the_last_line():
@@ -292,8 +322,9 @@ def test_a_task_trains_alike_while_its_pass_is_compiled_compared_and_used(tiny_r
         until(lambda: task.inner_step(0.0) and compiler.is_final, 600.0)
         for _ in range(20):
             task.inner_step(task.step * tokens)
-    assert log.kinds() in (["compiled pass", "compiled"], ["compiled pass", "not compiled"])
-    assert compiler.state in ("compiled", "off (it is not 3 % faster here)")
+    assert log.kinds()[:2] == ["compiling", "compiled pass"], log.notes
+    assert log.kinds()[2:] in (["compiled"], ["not compiled"])
+    assert compiler.state in ("compiled code", "off (it is not 3 % faster here)")
     (folder,) = (tmp_path / "compiled").iterdir()
     assert {each.suffix for each in folder.iterdir()} == {".so", ".digest", ".lock"}
     eager, steps = tiny.task(), task.step - 20

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.train import graphed_pass
-from p2ptrain.train.compiled_pass import PAIRS, CompiledPassError, PassChoice
-from p2ptrain.train.compiling import BackgroundCompiler
+from p2ptrain.train import accelerator, graphed_pass, inner
+from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.graphed_pass import WARM_UPS, GraphedPass
+from p2ptrain.train.pass_choice import PAIRS, PassChoice
 
 
 class Card:
@@ -36,9 +35,10 @@ def run(task, steps):
 
 
 def with_graph(task, record, ratios, failures):
-    ticks = iter(range(1000))
+    ticks = map(float, range(1000))
     recorded = GraphedPass(task._eager_pass, task._gradient, task.micro_batch, 17, record)
-    task.passes = PassChoice(recorded, ratios.append, failures.append, lambda: float(next(ticks)))
+    candidates = {"a CUDA graph": recorded}
+    task.passes = PassChoice(candidates, lambda way, ratio: ratios.append(ratio), failures.append, lambda: next(ticks))
 
 
 def test_a_recorded_pass_computes_what_the_eager_one_does(tiny_run):
@@ -96,21 +96,52 @@ def test_a_card_warms_up_on_a_stream_of_its_own_before_it_records(monkeypatch):
 def test_only_cuda_cards_record_and_none_in_fp16(tiny_run, monkeypatch):
     task = tiny_run().task()
     with pytest.raises(CompiledPassError, match="only CUDA cards record passes, and this one is on cpu"):
-        task.offer_graph(lambda ratio: None, lambda why: None)
+        task.offer_graph(lambda way, ratio: None, lambda why: None)
     scaled = tiny_run().task(autocast=torch.float16)
     monkeypatch.setattr(type(scaled), "theta", SimpleNamespace(device=torch.device("cuda")))
     with pytest.raises(CompiledPassError, match="dynamic in fp16"):
-        scaled.offer_graph(lambda ratio: None, lambda why: None)
+        scaled.offer_graph(lambda way, ratio: None, lambda why: None)
 
 
-@pytest.mark.parametrize(
-    ("mode", "state"), [("on", "comparing"), ("auto", "off (only passes on the CPU are compiled,")]
-)
-def test_a_card_records_only_if_its_owner_asks_for_it(tiny_run, tmp_path, monkeypatch, mode, state):
-    tiny = tiny_run()
-    task = tiny.task()
-    monkeypatch.setattr(type(task), "theta", SimpleNamespace(device=torch.device("cuda")))
-    log = MemoryLog()
-    compiler = BackgroundCompiler(task, tiny.manifest.model, mode, tmp_path, log)
-    assert compiler.state.startswith(state)
-    assert (task.passes is None) == (mode == "auto")
+@pytest.mark.parametrize(("free", "fits"), [(2000, False), (2500, True), (None, False)])
+def test_a_card_records_only_if_activations_fit_twice(tiny_run, monkeypatch, free, fits):
+    """Use a peak of 1,400 bytes, of which 400 are weights, gradient and moments; a fifth of what is free is kept so."""
+    task = tiny_run().task()
+    monkeypatch.setattr(type(task), "theta", SimpleNamespace(device=torch.device("cuda:0"), nbytes=100))
+    monkeypatch.setattr(accelerator, "free_bytes", lambda device: free)
+    monkeypatch.setattr(accelerator, "peak_bytes", lambda device: 1400)
+    with contextlib.nullcontext() if fits else pytest.raises(CompiledPassError, match="memory is short"):
+        task.offer_graph(lambda way, ratio: None, lambda why: None)
+    assert (task.passes is not None) == fits
+
+
+def test_a_card_compares_a_library_and_its_graph_with_the_eager_pass(tiny_run, tmp_path, monkeypatch):
+    tiny, card = tiny_run(), Card()
+    eager, task = tiny.task(), tiny.task()
+    decisions, made = [], []
+
+    class Library:
+        """Stands for a compiled pass: computes eagerly."""
+
+        def __init__(self, library, model, gradient, shape):
+            made.append(library)
+
+        def takes(self, part):
+            return True
+
+        def run(self, part):
+            return task._eager_pass(part)
+
+    def recorded(compute):
+        return GraphedPass(compute, task._gradient, task.micro_batch, 17, card.record)
+
+    monkeypatch.setattr(inner, "CompiledPass", Library)
+    task._recorded = recorded
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(inner.time, "perf_counter", lambda: float(next(ticks)))
+    task.offer(tmp_path / "pass.so", None, lambda *what: decisions.append(what), lambda why: None)
+    steps = 3 * (PAIRS + 1)
+    assert run(task, steps) == run(eager, steps)
+    assert torch.equal(task.theta, eager.theta)
+    assert (made, card.replays) == ([tmp_path / "pass.so"], PAIRS + 1)
+    assert decisions == [("compiled code", None)]

@@ -9,10 +9,11 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
 from p2ptrain.train import inner
-from p2ptrain.train.compiled_pass import CompiledPassError, PassChoice
+from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.inner import learning_rate
 from p2ptrain.train.model import build_module
+from p2ptrain.train.pass_choice import PassChoice
 
 
 def run(task, steps, start=0):
@@ -243,7 +244,9 @@ def test_out_of_memory_with_one_sequence_recomputes_activations(tiny_run, monkey
 
     monkeypatch.setattr(inner, "summed_loss", loss)
     task, failures = tiny.task(micro_batch=2), []
-    task.passes = PassChoice(SimpleNamespace(takes=lambda part: False), lambda ratio: None, failures.append)
+    task.passes = PassChoice(
+        {"fake": SimpleNamespace(takes=lambda part: False)}, lambda way, ratio: None, failures.append
+    )
     assert run(task, 2) == expected
     assert (task.passes, failures) == (None, ["memory is short"])
     assert calls == [False, False] + [True] * 8

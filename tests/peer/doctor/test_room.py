@@ -10,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from p2ptrain.base.cgroups import CgroupLimits
 from p2ptrain.base.errors import HomeError
 from p2ptrain.data.corpus import stream_key
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
+from p2ptrain.train import accelerator
 from peer.doctor import machine
 from peer.doctor.findings import FindingState
 from peer.space import CHECKPOINT_BYTES, SPARE_BYTES, check_space, home_bytes
@@ -142,7 +144,28 @@ def test_limits_of_a_container_are_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_compiler_is_named_and_a_missing_one_is_a_note() -> None:
-    (missing,) = machine.compiler("cpu", {"CXX": "no-such-compiler"})
+    (missing,) = machine.compiler("cpu", "auto", {"CXX": "no-such-compiler"})
     assert (missing.state, "apt install g++" in missing.fix) == (FindingState.NOTE, True)
-    (found,) = machine.compiler("cpu", {"CXX": "sh"})
+    (found,) = machine.compiler("cpu", "auto", {"CXX": "sh"})
     assert (found.state, found.found) == (FindingState.OK, f"{shutil.which('sh')}; makes training faster")
+    assert machine.compiler("cpu", "off", {})[0].found == "compile is off"
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_triton", "words"),
+    [
+        ((7, 5), True, f"{shutil.which('sh')} and Triton; makes training faster"),
+        ((6, 1), True, "training on this card is not compiled: Triton supports cards from compute capability 7.0, and"),
+        ((9, 0), False, "training on this card is not compiled: Triton is missing"),
+    ],
+)
+def test_a_card_needs_triton_too(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_triton: bool, words: str
+) -> None:
+    monkeypatch.setattr(accelerator, "choose_device", lambda name: torch.device(name))
+    monkeypatch.setattr(accelerator.importlib.util, "find_spec", lambda name: object() if has_triton else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    (found,) = machine.compiler("cuda:0", "auto", {"CXX": "sh"})
+    assert found.found.startswith(words)
+    assert ("pytorch.org" in found.found) == (not has_triton)
+    assert machine.compiler("xpu:0", "auto", {}) == []

@@ -53,6 +53,9 @@ def test_without_a_library_the_testnet_trains_all_the_same(
     log = tmp_path / "compiler.log"
     assert said(tmp_path, monkeypatch, FAILS)[1:] == [f"training without compiled code; {log} says why"]
     assert log.read_text().strip() == "no memory"
+    (failed,) = cache.glob("torch-*/*.failed")
+    (line,) = said(tmp_path, monkeypatch, WRITES)
+    assert line == f"training without compiled code: no memory; to try again, delete {failed}"
     cache.chmod(0o777)
     (line,) = said(tmp_path, monkeypatch, WRITES)
     assert line.startswith("training without compiled code: other users can write to ")
@@ -61,6 +64,7 @@ def test_without_a_library_the_testnet_trains_all_the_same(
 def test_a_compiler_that_hangs_is_ended(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "DEADLINE_S", 0.2)
     assert len(said(tmp_path, monkeypatch, "import time; time.sleep(600)")) == 2
+    assert not list(cache.glob("torch-*/*.failed"))  # a slow machine may be faster at another time
 
 
 def test_nothing_is_compiled_where_peers_would_not_use_it(
