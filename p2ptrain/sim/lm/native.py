@@ -36,11 +36,21 @@ PASS_TOKENS = 256
 """Tokens computed at once, further sequences are accumulated. Measured with 123 thousand weights: 4.4, 4.3, 4.6 and 4.9
 us a token at 64, 128, 256 and 512; activations of more tokens exceed the second-level cache of 1 MB."""
 
+PARAMETERS = (
+    "self_attn.q_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.down_proj",
+    "input_layernorm",
+    "post_attention_layernorm",
+)
+"""The first parameter of each product or norm of a block: q, k and v, and gate and up, lie without a gap."""
+
 
 class _Block(ctypes.Structure):
-    """Offsets in the flat vector, as in ``native.cpp``."""
+    """Offsets of ``PARAMETERS`` in the flat vector."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("query_key_value", "attended", "gate_up", "down", "norm1", "norm2")]
+    _fields_ = [(name, ctypes.c_int64) for name in PARAMETERS]
 
 
 class _Shape(ctypes.Structure):
@@ -85,16 +95,17 @@ class NativeLlama:
 
     def __init__(self, library: ctypes.CDLL, model: StackedLlama, tokens: int) -> None:
         self._library = library
-        offsets = dict(zip(model.layout.names, model.layout.offsets, strict=True))
         rotation = fixed(
             model.heads, model.head_size, model.rope_theta, tokens, torch.device("cpu"), torch.float32
-        ).rotation[:, 0]
+        ).rotation[:, 0]  # [T, D/2]
         self._rotation = rotation.real.T.contiguous(), rotation.imag.T.contiguous()
-        names = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
-        names += ("input_layernorm", "post_attention_layernorm")
-        self._blocks = (_Block * model.layers)()
-        for number in range(model.layers):
-            self._blocks[number] = _Block(*(offsets[f"model.layers.{number}.{name}.weight"] for name in names))
+        offsets = dict(zip(model.layout.names, model.layout.offsets, strict=True))
+        self._blocks = (_Block * model.layers)(
+            *(
+                _Block(*(offsets[f"model.layers.{number}.{name}.weight"] for name in PARAMETERS))
+                for number in range(model.layers)
+            )
+        )
         self._shape = _Shape(
             model.layers,
             model.heads,

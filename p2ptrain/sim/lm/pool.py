@@ -76,7 +76,8 @@ class LanguageModelPool:
         self.run_tokens = run_tokens
         self.text = text
         self.device = torch.device(device)
-        self._native = NativeLlama.of(self.model, training.sequence_length) if self.device.type == "cpu" else None
+        self.native = NativeLlama.of(self.model, training.sequence_length) if self.device.type == "cpu" else None
+        """The compiled model; None where ``model`` computes."""
         self.theta = flatten_module(module).detach().to(self.device).repeat(len(shares), 1)
         """[N, P] fp32 the fast weights of all peers."""
         self.gradient, self.first_moment, self.second_moment = (torch.zeros_like(self.theta) for _ in range(3))
@@ -110,10 +111,10 @@ class LanguageModelPool:
             model = self.model.parameters(theta)
             for piece in chosen.split(self._sequences_at_once(1)):
                 batch = self._batch(piece)
-                if self._native is None:
+                if self.native is None:
                     totals[place] += self.model.losses(model, batch).double().cpu()
                 else:
-                    totals[place] += self._native.loss(theta, batch)
+                    totals[place] += self.native.loss(theta, batch)
         return totals / (count * self.training.sequence_length)
 
     def _step(self, steps: Sequence[tuple[int, float]]) -> None:
@@ -145,9 +146,9 @@ class LanguageModelPool:
 
     def _accumulate(self, task: PooledTask, batch: Tensor, weight: float) -> Tensor:
         """Add the gradient of one peer's sequences; return their summed loss."""
-        if self._native is None:
+        if self.native is None:
             return self.model.accumulate(task.model, task.grads, batch, weight)
-        return torch.tensor(self._native.accumulate(task.theta, task.gradient, batch, weight))
+        return torch.tensor(self.native.accumulate(task.theta, task.gradient, batch, weight))
 
     def _batch(
         self,
