@@ -2,8 +2,9 @@
 
 The pool holds the peers' weights as rows of one tensor and computes like ``train.inner.LanguageModelTask``: with the
 same sequences, schedule, clipping, optimizer and state, on the written-out model of ``sim.lm.stacked``. A peer's result
-does not depend on the grouping of steps: on the CPU peers are computed one by one, which is faster there, and results
-are bitwise equal; on CUDA peers share batched kernels, and results agree up to rounding.
+does not depend on the grouping of steps: on the CPU peers are computed one by one, which is faster there (a peer's
+activations stay in the second-level cache), by ``sim.lm.native`` if possible, and results are bitwise equal; on CUDA
+peers share batched kernels, and results agree up to rounding.
 
 Legend: N peers of the pool, n some of them, M weight vectors, P parameters (padded), B sequences, T tokens a sequence.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.sim.lm.native import NativeLlama
 from p2ptrain.sim.lm.stacked import StackedLlama
 from p2ptrain.sim.lm.text import Part, Text, TextShare
 from p2ptrain.train.inner import InnerStepResult, learning_rate
@@ -74,6 +76,8 @@ class LanguageModelPool:
         self.run_tokens = run_tokens
         self.text = text
         self.device = torch.device(device)
+        self.native = NativeLlama.of(self.model, training.sequence_length) if self.device.type == "cpu" else None
+        """The compiled model; None where ``model`` computes."""
         self.theta = flatten_module(module).detach().to(self.device).repeat(len(shares), 1)
         """[N, P] fp32 the fast weights of all peers."""
         self.gradient, self.first_moment, self.second_moment = (torch.zeros_like(self.theta) for _ in range(3))
@@ -103,10 +107,14 @@ class LanguageModelPool:
         count = len(starts) if sequences is None else max(1, min(sequences, len(starts)))
         chosen = torch.tensor([starts[place * len(starts) // count] for place in range(count)], device=self.device)
         totals = torch.zeros(len(thetas), dtype=torch.float64)
-        for place, theta in enumerate(thetas):
-            model = self.model.parameters(theta.to(self.device))
+        for place, theta in enumerate(thetas.to(self.device)):
+            model = self.model.parameters(theta)
             for piece in chosen.split(self._sequences_at_once(1)):
-                totals[place] += self.model.losses(model, self._batch(piece)).double().cpu()
+                batch = self._batch(piece)
+                if self.native is None:
+                    totals[place] += self.model.losses(model, batch).double().cpu()
+                else:
+                    totals[place] += self.native.loss(theta, batch)
         return totals / (count * self.training.sequence_length)
 
     def _step(self, steps: Sequence[tuple[int, float]]) -> None:
@@ -127,7 +135,7 @@ class LanguageModelPool:
         if len(tasks) == 1:
             task = tasks[0]
             task.gradient.zero_()
-            losses = [self.model.accumulate(task.model, task.grads, self._batch(piece[0]), weight) for piece in pieces]
+            losses = [self._accumulate(task, self._batch(piece[0]), weight) for piece in pieces]
             return torch.stack(losses).sum()[None]
         rows = torch.tensor([task.row for task in tasks], device=self.device)
         gradient = torch.zeros_like(self.theta[: len(tasks)])
@@ -135,6 +143,12 @@ class LanguageModelPool:
         losses = [self.model.accumulate(model, grads, self._batch(piece), weight) for piece in pieces]
         self.gradient[rows] = gradient
         return torch.stack(losses).sum(0)
+
+    def _accumulate(self, task: PooledTask, batch: Tensor, weight: float) -> Tensor:
+        """Add the gradient of one peer's sequences; return their summed loss."""
+        if self.native is None:
+            return self.model.accumulate(task.model, task.grads, batch, weight)
+        return torch.tensor(self.native.accumulate(task.theta, task.gradient, batch, weight))
 
     def _batch(
         self,

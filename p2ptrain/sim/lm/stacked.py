@@ -87,6 +87,7 @@ class StackedLlama:
     head_size: int
     hidden: int
     inner: int
+    vocabulary: int
     epsilon: float
     rope_theta: float
 
@@ -103,6 +104,7 @@ class StackedLlama:
             head_size=description.head_size,
             hidden=config.hidden_size,
             inner=config.intermediate_size,
+            vocabulary=config.vocab_size,
             epsilon=config.norm_epsilon,
             rope_theta=config.rope_theta,
         )

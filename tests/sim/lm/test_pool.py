@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from p2ptrain.sim.lm.pool import LanguageModelPool
 from p2ptrain.sim.lm.text import Text, shares
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.compiling import compiler_program
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
@@ -35,6 +37,13 @@ TINY = {
     "outer.inner_steps": 2,
     "run.tokens": 6400,
 }
+TILED = {
+    "model__config__hidden_size": 32,
+    "model__config__intermediate_size": 64,
+    "training__sequence_length": 32,
+    "training__sequences_per_step": 2,
+}
+"""A shape with as many tokens a step that ``sim.lm.native`` computes."""
 READERS = tuple(CorpusReader(1, PeerId(name)) for name in ("alice", "bob", "carol"))
 
 
@@ -43,22 +52,24 @@ def manifest(**changes):
     return with_changes(preset("demo", "ab" * 32), TINY | dotted)
 
 
-def text(blocks=6):
+def text(blocks=6, length=16):
     lines = "".join(f"{number} times {number} is {number * number}.\n" for number in range(700)).encode()
     tokens = np.frombuffer(lines, dtype=np.uint8)
-    corpus = Corpus(tokens, split_stream(len(tokens), 16, 0.1), ByteTokenizer())
+    corpus = Corpus(tokens, split_stream(len(tokens), length, 0.1), ByteTokenizer())
     assert corpus.split.regions >= blocks
     return Text(corpus)
 
 
 def pool(run=None, readers=READERS, kind="iid"):
-    run, words = run or manifest(), text()
+    run = run or manifest()
+    words = text(length=run.training.sequence_length)
     return LanguageModelPool(run.model, run.training, run.run.tokens, words, shares(words, readers, kind), run.run.seed)
 
 
 def real(run, reader):
     model = flat_model(run.model, run.run.seed, torch.device("cpu"))
-    return LanguageModelTask(model, text().corpus, run.training, run.run.tokens, reader, Placement(None, 64))
+    corpus = text(length=run.training.sequence_length).corpus
+    return LanguageModelTask(model, corpus, run.training, run.run.tokens, reader, Placement(None, 64))
 
 
 def step_all(some_pool, progress):
@@ -66,8 +77,9 @@ def step_all(some_pool, progress):
     return [task.inner_step(progress).loss for task in some_pool.tasks]
 
 
+@pytest.mark.parametrize("shape", [{}, TILED], ids=["torch", "native"])
 @pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-2)])
-def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance):
+def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance, shape):
     """Check ten steps, with a displacement and a reset. Tolerances are fractions of the distance that the weights
     moved.
 
@@ -75,8 +87,9 @@ def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance):
     rounding moves a weight by up to the learning rate. Muon: 1e-2, since torch orthogonalizes in bf16, which rounds
     at 4e-3, and other kernels round otherwise.
     """
-    run = manifest(training__optimizer=optimizer)
+    run = manifest(training__optimizer=optimizer, **shape)
     simulated, tasks = pool(run), [real(run, reader) for reader in READERS]
+    assert (simulated.native is None) == (shape is not TILED or compiler_program(os.environ) is None)
     begin = simulated.theta[0].clone()
     for step in range(10):
         progress = float(64 * step)
@@ -111,9 +124,10 @@ def test_the_state_is_the_real_tasks_state():
         assert simulated.tasks[1].inner_step(64.0 * step).loss == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("shape", [{}, TILED], ids=["torch", "native"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_how_steps_are_grouped_changes_no_bit(optimizer):
-    run = manifest(training__optimizer=optimizer)
+def test_how_steps_are_grouped_changes_no_bit(optimizer, shape):
+    run = manifest(training__optimizer=optimizer, **shape)
     together, alone = pool(run), pool(run)
     for step in range(4):
         losses = step_all(together, 64.0 * step)
@@ -180,12 +194,13 @@ def test_a_resumed_peer_goes_on_as_if_never_stopped():
     assert torch.equal(steady.theta, resumed.theta)
 
 
-def test_evaluation_is_the_real_modules_loss(monkeypatch):
-    run = manifest()
+@pytest.mark.parametrize("shape", [{}, TILED], ids=["torch", "native"])
+def test_evaluation_is_the_real_modules_loss(shape):
+    run = manifest(**shape)
     simulated = pool(run)
     step_all(simulated, 64.0)
     model = flat_model(run.model, run.run.seed, torch.device("cpu"))
-    words = text()
+    words = text(length=run.training.sequence_length)
     losses = []
     for theta in simulated.theta:
         model.theta.copy_(theta)
