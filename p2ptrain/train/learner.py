@@ -20,7 +20,7 @@ from torch import Tensor
 
 from p2ptrain.codec import Codec, Matrices, is_decodable
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
-from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
+from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook, StepResult
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.guard import PhaseGuard
@@ -98,7 +98,8 @@ class Learner:
         self._held_out = held_out
         self._inner = 0
         self._blocked_before_s: float | None = None  # ``blocked_s`` at the start of the last inner step
-        self._losses = 0.0
+        self._losses = 0.0  # sum of this phase's losses, without those of ``_unread``
+        self._unread: list[StepResult] = []  # a card's last losses may be on their way
         self._phase_tokens = 0
         self._due = rules.due
         self._guard = PhaseGuard()
@@ -127,7 +128,7 @@ class Learner:
         self.tokens += result.tokens
         self._phase_tokens += result.tokens
         self.progress += result.tokens
-        self._losses += result.loss
+        self._unread.append(result)
         self._inner += 1
         due = [ExchangeDue()] * self._due.count(self._inner)
         if self._inner == self._rules.inner_steps:
@@ -170,6 +171,7 @@ class Learner:
         return self._weights.phase is not None
 
     def _end_phase(self) -> list[Event]:
+        self._read_losses()
         self.loss = self._losses / self._inner
         self._inner, self._losses = 0, 0.0
         recipe, rule, weights = self._rules.recipe, self._rules.outer, self._weights
@@ -183,6 +185,11 @@ class Learner:
         self._weights.phase = phase
         self._weights.publish(self.step, phase)
         return [PhaseDone(self.step + 1, self.progress)]
+
+    def _read_losses(self) -> None:
+        for result in self._unread:
+            self._losses += result.loss
+        self._unread.clear()
 
     def _proceed(self, ready: RoundFinished) -> list[Event]:
         phase = self._weights.phase
@@ -275,6 +282,7 @@ class Learner:
         self._guard.forget()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
+        self._unread.clear()
         self.ended = self.progress >= self._rules.tokens_per_peer
         self._weights.publish(self.step)
         self.task.reset(REWARM_STEPS)
@@ -298,6 +306,7 @@ class Learner:
 
     def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]:
         """Return everything that a resumed peer needs: tensors, views of live memory, and JSON values."""
+        self._read_losses()
         tensors: dict[str, Saved] = {
             **self._weights.state_dict(),
             **{f"task.{name}": tensor for name, tensor in self.task.state_dict().items()},
@@ -322,6 +331,7 @@ class Learner:
         )
         self.step, self.progress, self.tokens = numbers["step"], numbers["progress"], numbers["tokens"]
         self._phase_tokens = numbers["phase_tokens"]
+        self._unread.clear()
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._guard.load_state_dict(numbers)
         self._weights.publish(self.step)
