@@ -37,6 +37,7 @@ import torch
 
 from bench.couple import CPU, Couple, can_pin, couple, language_model_task, manifest_of, on_core
 from p2ptrain.manifest import Manifest
+from p2ptrain.train import accelerator
 
 REQUIRED_SHARE = 0.02
 ENDLESS_TOKENS = 10**9
@@ -136,6 +137,7 @@ def _full_step_s(manifest: Manifest, device: torch.device) -> float:
         for _ in range(2):
             begin = time.perf_counter()
             task.inner_step(0.0)
+            accelerator.synchronize(device)
             seconds.append(time.perf_counter() - begin)
     return min(seconds)
 

@@ -63,7 +63,8 @@ class StepResult(Protocol):
     """Result of one inner step."""
 
     @property
-    def loss(self) -> float: ...
+    def loss(self) -> float:
+        """Mean loss in nats a token, before the step. Reading it may wait for the device."""
 
     @property
     def tokens(self) -> int: ...

@@ -49,6 +49,7 @@ def displacement(
     difference: Tensor,  # [F] fp32: theirs - mine
     share: float,  # a_i
     clip_radius: float = math.inf,  # both sides use the smaller of their two radii
+    out: Tensor | None = None,  # [F]: memory for the result
 ) -> Tensor:
     """[F] dx: my share of the difference, after the whole difference was clipped to ``clip_radius``.
 
@@ -60,7 +61,7 @@ def displacement(
         raise ValueError(f"share {share} must be within 0 and 1, and clip radius {clip_radius} at least 0")
     norm = l2_norm(difference) if math.isfinite(clip_radius) else 0.0
     clip = clip_radius / norm if norm > clip_radius else 1.0
-    return difference * (share * clip)
+    return torch.mul(difference, share * clip, out=out)
 
 
 def displaced(

@@ -9,12 +9,10 @@ from __future__ import annotations
 import importlib.util
 import logging
 import platform
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from p2ptrain.base.device_names import DEVICE_NAME, DEVICE_WORDS
 from p2ptrain.base.errors import DeviceError
@@ -283,27 +281,6 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
         return nullcontext()
     manager: AbstractContextManager[Any] = _module(device.type).device(device)
     return manager
-
-
-# --- copies to the host -----------------------------------------------------------------------------------------------
-
-
-def host_copies(parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return copies on the host, equally shaped, that later writes to ``parts`` do not change.
-
-    From a CUDA card all are copied at once into page-locked memory, which torch keeps for the next time: several times
-    as fast as copies into other memory, for which the card waits one by one.
-    """
-    if not parts or parts[0].device.type != "cuda":
-        return tuple(part.detach().to("cpu", copy=True) for part in parts)
-    try:
-        copies = tuple(torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts)
-    except RuntimeError:  # the system allows no more page-locked memory
-        return tuple(part.detach().cpu() for part in parts)
-    for copy, part in zip(copies, parts, strict=True):
-        copy.copy_(part.detach(), non_blocking=True)
-    torch.cuda.current_stream(parts[0].device).synchronize()
-    return copies
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------

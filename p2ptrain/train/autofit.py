@@ -119,7 +119,8 @@ def _budget_bytes(model: FlatModel, most: int) -> int:
     free = accelerator.free_bytes(device)
     if free is None:
         return most
-    budget = int(CARD_MEMORY_FRACTION * free) - 3 * model.theta.nbytes  # two moments and a gradient are to come
+    vectors = 4 if device.type == "cuda" else 3  # to come: two moments, a gradient; FastWeights' slow weights
+    budget = int(CARD_MEMORY_FRACTION * free) - vectors * model.theta.nbytes
     return min(budget, most) if accelerator.shares_host_memory(device) else budget
 
 

@@ -33,6 +33,7 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
+from p2ptrain.train.device_copies import Arrival, copies_of
 from p2ptrain.train.graphed_pass import GraphedPass
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
@@ -51,6 +52,8 @@ SKIPS_TOLD = 10
 """Skipped steps in a row after which the owner gets one warning. Ten halvings reduce the initial loss scale to 64; a
 gradient that is too large then has another cause than the search for the scale."""
 
+CLIP_EPSILON = 1e-6
+"""Added to the norm that divides; of torch.nn.utils.clip_grad_norm_."""
 
 COMPILED, GRAPHED = "compiled code", "a CUDA graph"
 """Names of the ways to compute beside the eager pass."""
@@ -62,6 +65,24 @@ _SCALES = "the scale of the loss, which a compiled pass cannot change, is dynami
 class InnerStepResult:
     loss: float  # nats a token, before the step
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivingStepResult:
+    """``InnerStepResult`` whose numbers may still be on their way from a card: reading one waits for it."""
+
+    numbers: Arrival  # [2]: loss, norm of the gradient
+    tokens: int
+    learning_rate: float
+
+    @property
+    def loss(self) -> float:
+        return float(self.numbers.wait()[0][0])
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the gradient was finite, so that the step moved weights."""
+        return math.isfinite(float(self.numbers.wait()[0][1]))
 
 
 class LanguageModelTask:
@@ -94,6 +115,9 @@ class LanguageModelTask:
         """Compiled pass beside the eager one; see ``offer``."""
         self._corpus = corpus
         self._batches = Batches(corpus, reader, training.sequences_per_step, model.theta.device)
+        self._copies = copies_of(model.theta.device)
+        self._unread: ArrivingStepResult | None = None
+        """Result of the last inner step, until it is counted."""
         self._training = training
         self._run_tokens = run_tokens
         self.loss_scale = LossScale(placement.autocast is torch.float16)
@@ -103,7 +127,7 @@ class LanguageModelTask:
         recompute_activations(model.module, self._recomputes)
         self._parameters = list(model.module.parameters())
         self._rewarm_steps = 0  # length of the current warm-up after a reset
-        self._rewarmed = 0  # steps of that warm-up already made
+        self._rewarmed = 0  # steps of that warm-up already made, skipped ones too
         self._moments = torch.zeros_like(model.theta), torch.zeros_like(model.theta)
         self._gradient = torch.zeros_like(model.theta)
         for parameter, gradient in zip(self._parameters, model.layout.views(self._gradient).values(), strict=True):
@@ -127,32 +151,58 @@ class LanguageModelTask:
         """Fraction of the training set that this peer has read, 0 to 1."""
         return assign.coverage(self.step, self._training.sequences_per_step, self._corpus.train_sequences)
 
-    def inner_step(self, progress: float) -> InnerStepResult:
+    def inner_step(self, progress: float) -> ArrivingStepResult:
         """Make one step. Raises DeviceError if the model does not fit the device with one sequence at a time.
 
         A gradient that is not finite moves nothing (it would stay in the moments): the step is skipped. Its tokens
         count as trained all the same, so that the schedule and the run's end do not wait for them.
+
+        On a CUDA card it waits for the step before instead of its own result, so that the card always has work. In fp16
+        it waits for its own, which determines the scale of the next one.
         """
         training = self._training
         mean = self._backward(self._batches.at(self.step))
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, training.gradient_clip)
-        loss, length = torch.stack([mean, norm.to(mean)]).tolist()  # the only wait for the device in a step
-        is_finite = math.isfinite(length)
-        self.loss_scale.update(is_finite)
-        if is_finite:
-            rate = learning_rate(progress + training.tokens_per_step, training, self._run_tokens)
-            self.learning_rate = rate * self._rewarm_factor()
-            self._optimizer.step(self.learning_rate)
-            self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
+        norm = self._clip()
+        rate = learning_rate(progress + training.tokens_per_step, training, self._run_tokens)
+        rate *= self._rewarm_factor()
+        numbers = self._copies.result(torch.stack([mean, norm.to(mean)]))
+        self._optimizer.step(rate, ~norm.isfinite())
+        self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
+        self.step += 1
+        self._batches.prepare(self.step)
+        self._conclude()  # the step before
+        result = self._unread = ArrivingStepResult(numbers, training.tokens_per_step, rate)
+        if not self._copies.are_late or self.loss_scale.is_dynamic:
+            self._conclude()
+        return result
+
+    def _clip(self) -> Tensor:
+        """Shorten the gradient to the run's limit; return its norm before, on the device.
+
+        The CPU takes the norm of the parameters' norms, as a plain loop does, bitwise; a card that of the flat vector,
+        in one pass.
+        """
+        limit = self._training.gradient_clip
+        if self.theta.device.type == "cpu":
+            return torch.nn.utils.clip_grad_norm_(self._parameters, limit)
+        norm = torch.linalg.vector_norm(self._gradient)
+        self._gradient.mul_((limit / (norm + CLIP_EPSILON)).clamp(max=1.0))
+        return norm
+
+    def _conclude(self) -> None:
+        """Count the step whose result has not been read, if there is one: wait for it."""
+        if self._unread is None:
+            return
+        result, self._unread = self._unread, None
+        self.loss_scale.update(result.is_finite)
+        if result.is_finite:
+            self.learning_rate = result.learning_rate
         elif self.loss_scale.skipped_in_a_row % SKIPS_TOLD == 0:
             logger.warning(
                 "%d inner steps in a row taught nothing: their gradients are not finite. If this goes on, the run's"
                 " learning rate is too high or this device computes wrongly; try --device cpu.",
                 self.loss_scale.skipped_in_a_row,
             )
-        self.step += 1
-        self._batches.prepare(self.step)
-        return InnerStepResult(loss, training.tokens_per_step)
 
     def pass_shape(self, description: Decoder) -> PassShape:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""
@@ -234,6 +284,7 @@ class LanguageModelTask:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return moments [P] and counters, views of live memory as torch's own: copy them before the next step."""
+        self._conclude()
         counters = (self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed)
         return {
             "first_moment": self._moments[0],
@@ -253,6 +304,7 @@ class LanguageModelTask:
                 f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
                 f" where {list(self.theta.shape)} and [4] belong"
             )
+        self._conclude()
         if (scale := state.get("loss_scale")) is not None:
             self.loss_scale.load(scale)
         self._moments[0].copy_(first)

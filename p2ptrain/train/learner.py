@@ -20,9 +20,10 @@ from torch import Tensor
 
 from p2ptrain.codec import Codec, Matrices, is_decodable
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
-from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
+from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook, StepResult
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
+from p2ptrain.train.fast_weights import FastCopy
 from p2ptrain.train.guard import PhaseGuard
 from p2ptrain.train.inbox import Adoption, Displacement, Inbox, RoundFinished
 from p2ptrain.train.outer_phase import OuterPhase
@@ -103,9 +104,12 @@ class Learner:
         self._held_out = held_out
         self._inner = 0
         self._blocked_before_s: float | None = None  # ``blocked_s`` at the start of the last inner step
-        self._losses = 0.0
+        self._losses = 0.0  # sum of this phase's losses, without those of ``_unread``
+        self._unread: list[StepResult] = []  # a card's last losses may be on their way
         self._phase_tokens = 0
         self._due = rules.due
+        self._showing: tuple[FastCopy, Sequence[Event]] | None = None
+        """Copy of the fast weights that is on its way to partners, and the events that wait for it."""
         self._guard = PhaseGuard()
         feeds_back = of_gradients is not None and is_decodable(of_gradients) and of_gradients.needs_feedback
         self._weights = Weights(task, fragments, self.payloads, feeds_back)
@@ -132,18 +136,21 @@ class Learner:
         self.tokens += result.tokens
         self._phase_tokens += result.tokens
         self.progress += result.tokens * self.peers
-        self._losses += result.loss
+        self._unread.append(result)
         self._inner += 1
         due = [ExchangeDue()] * self._due.count(self._inner)
         if self._inner == self._rules.inner_steps:
-            return [*events, *self._end_phase(), *due]
-        if self._shows_fast and (due or self._is_time_to_show):
-            self._show()
-        return [*events, *due]
+            return [*events, *self._finish_showing(), *self._end_phase(), *due]
+        if not self._shows_fast or not (due or self._is_time_to_show):
+            return [*events, *due]
+        return [*events, *self._show(due)]
 
     def settle(self, wait_s: float = 0.0) -> list[Event]:
         """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``inbox.wake``."""
-        events: list[Event] = []
+        started = self._clock()
+        has_arrived = self._showing is not None and self._showing[0].is_complete
+        events = self._finish_showing() if has_arrived or wait_s > 0 else []  # an idle trainer may wait
+        self.blocked_s += self._clock() - started
         started = self._clock()
         try:
             ready = self.inbox.take(wait_s)
@@ -151,6 +158,8 @@ class Learner:
             while True:
                 is_idle = ready is None or (isinstance(ready, RoundFinished) and not self.is_waiting)
                 self.changes += not is_idle  # it only wakes the trainer, or ends a wait that has ended
+                if not is_idle:
+                    events += self._finish_showing()  # what is shown next must contain it
                 match ready:
                     case Displacement():
                         events.append(self._apply(ready))
@@ -175,6 +184,7 @@ class Learner:
         return self._weights.phase is not None
 
     def _end_phase(self) -> list[Event]:
+        self._read_losses()
         self.loss = self._losses / self._inner
         self._inner, self._losses = 0, 0.0
         recipe, rule, weights = self._rules.recipe, self._rules.outer, self._weights
@@ -188,6 +198,11 @@ class Learner:
         self._weights.phase = phase
         self._weights.publish(self.step, phase)
         return [PhaseDone(self.step + 1, self.progress)]
+
+    def _read_losses(self) -> None:
+        for result in self._unread:
+            self._losses += result.loss
+        self._unread.clear()
 
     def _proceed(self, ready: RoundFinished) -> list[Event]:
         phase = self._weights.phase
@@ -214,17 +229,34 @@ class Learner:
         inner, steps = self._inner, self._rules.inner_steps
         return inner * SHOWINGS // steps > (inner - 1) * SHOWINGS // steps
 
-    def _show(self) -> None:
-        """Publish the current fast weights, unless this inner phase has failed."""
+    def _show(self, due: Sequence[Event] = ()) -> list[Event]:
+        """Copy the current fast weights for partners; publish them, from a card once the copy has arrived.
+
+        Exchanges that are ``due`` get these weights: whatever publishes them returns the events.
+        """
         started = self._clock()
-        fast = self._weights.copy_fast()
-        if self._guard.fault_so_far(self._weights.distance(fast)) is None:
-            self._weights.publish_fast(self.step, fast)
+        events = self._finish_showing()
+        self._showing = self._weights.copy_fast(), due
+        if self._showing[0].is_complete:
+            events += self._finish_showing()
         self.blocked_s += self._clock() - started
+        return events
+
+    def _finish_showing(self) -> list[Event]:
+        """Wait for the copy that is on its way, if there is one, and publish it unless the inner phase has failed.
+
+        Return the events that wait for it.
+        """
+        if self._showing is None:
+            return []
+        (copy, due), self._showing = self._showing, None
+        if self._guard.fault_so_far(self._weights.distance_of(copy)) is None:
+            self._weights.publish_fast(self.step, copy.parts)
+        return list(due)
 
     def _is_faulty(self) -> bool:
         """Check the whole pseudo-gradient; a faulty inner phase is dropped and theta returns to x."""
-        fault = self._guard.fault(self._weights.distance(self._weights.fast))
+        fault = self._guard.fault(self._weights.distance())
         if fault is not None:
             self._notebook.note("discarded", step=self.step + 1, why=fault)
         return fault is not None
@@ -236,7 +268,7 @@ class Learner:
             stream, fragment = self.payloads.place(piece)
             if stream == "pseudo_gradient":
                 weights.remember_left_out(fragment, ready.difference.mine, piece)
-            displacement_ = displacement(part, commit.share, commit.clip_radius)
+            displacement_ = displacement(part, commit.share, commit.clip_radius, self._weights.buffer(part))
             if weights.phase is not None and stream in recipe.blocking:
                 weights.phase.take(stream, fragment, displacement_)
             elif stream == "slow":
@@ -281,6 +313,7 @@ class Learner:
         self._guard.forget()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
+        self._unread.clear()
         self.ended = self.progress >= self._rules.run_tokens
         self._weights.publish(self.step)
         self.task.reset(REWARM_STEPS)
@@ -304,6 +337,7 @@ class Learner:
 
     def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]:
         """Return everything that a resumed peer needs: tensors, views of live memory, and JSON values."""
+        self._read_losses()
         tensors: dict[str, Saved] = {
             **self._weights.state_dict(),
             **{f"task.{name}": tensor for name, tensor in self.task.state_dict().items()},
@@ -322,15 +356,18 @@ class Learner:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
+        self._showing = None
         self._weights.load_state_dict(tensors)
         self.task.load_state_dict(
             {name.removeprefix("task."): tensor for name, tensor in tensors.items() if name.startswith("task.")}
         )
         self.step, self.progress, self.tokens = numbers["step"], numbers["progress"], numbers["tokens"]
         self._phase_tokens = numbers["phase_tokens"]
+        self._unread.clear()
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._guard.load_state_dict(numbers)
         self._weights.publish(self.step)
         if self._shows_fast:
             self._show()
+            self._finish_showing()
             self.payloads.predict_widths(())  # the saved part of this phase does not show how far others are now

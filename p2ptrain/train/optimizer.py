@@ -103,6 +103,7 @@ class FlatOptimizer:
         self._training = training
         self._products = half_type(theta.device)
         self._is_fused = has_fused_adamw(theta.device)
+        self._skips_on_device = self._is_fused and theta.device.type == "cuda"
         runs = _runs(layout, hidden)
         self._counters = torch.zeros(len(runs["decays"]) + len(runs["plain"]), device=theta.device)
         counters = list(self._counters)
@@ -128,9 +129,25 @@ class FlatOptimizer:
     def steps(self, steps: int) -> None:
         self._counters.fill_(steps)
 
-    def step(self, rate: float) -> None:
-        """Update theta by the gradient, which is clipped and finite. Overwrites the gradient."""
+    def step(
+        self,
+        rate: float,
+        skips: Tensor | None = None,  # bool, on the device: whether the gradient is not finite; None: it is finite
+    ) -> None:
+        """Update theta by the clipped gradient, or skip the step. Overwrites the gradient.
+
+        A CUDA card decides itself, so that the host need not wait for it.
+        """
+        if skips is not None and not self._skips_on_device:
+            if bool(skips):
+                return
+            skips = None
+        self._step_adamw(rate, skips)
+        self._step_muon(rate, skips)
+
+    def _step_adamw(self, rate: float, skips: Tensor | None) -> None:
         training = self._training
+        found_inf = None if skips is None else skips.float()
         for some in self._adamw:
             adamw(
                 some.theta,
@@ -140,6 +157,7 @@ class FlatOptimizer:
                 [],
                 some.steps,
                 fused=self._is_fused,
+                found_inf=found_inf,
                 amsgrad=False,
                 maximize=False,
                 beta1=training.beta1,
@@ -148,15 +166,26 @@ class FlatOptimizer:
                 weight_decay=some.decay,
                 eps=training.epsilon,
             )
+
+    def _step_muon(self, rate: float, skips: Tensor | None) -> None:
+        training = self._training
+        learns: float | Tensor = 1 - training.muon_momentum
+        keeps: float | Tensor = 1 - rate * training.weight_decay
+        if skips is not None:
+            learns, keeps = torch.where(skips, 0.0, learns), torch.where(skips, 1.0, keeps)
         for _, update, momentum in self._muon:
-            momentum.lerp_(update, 1 - training.muon_momentum)
+            if skips is not None:
+                update.masked_fill_(skips, 0.0)  # NaN times 0 is NaN
+            momentum.lerp_(update, learns)
             update.lerp_(momentum, training.muon_momentum)
+            if skips is not None:
+                update.masked_fill_(skips, 0.0)
         for matrices in self._shapes:
             scale = 0.2 * sqrt(max(matrices[0].shape))  # arXiv 2502.16982, section 2.2
             for matrix, orthogonal in zip(matrices, orthogonalized(torch.stack(matrices), self._products), strict=True):
                 torch.mul(orthogonal, scale, out=matrix)
         for theta, update, _ in self._muon:
-            theta.mul_(1 - rate * training.weight_decay).add_(update, alpha=-rate)
+            theta.mul_(keeps).add_(update, alpha=-rate)
 
 
 def orthogonalized(

@@ -1,24 +1,25 @@
 """Slow and fast weights of one peer, in fragments, and their publication for partners.
 
 Only the trainer thread calls this module. Slow weights are immutable tensors that are replaced; fast ones are the inner
-task's vector theta, written in place. ``Payloads`` holds the last published snapshot for any thread to read.
+task's vector theta, written in place (``fast_weights``). ``Payloads`` holds the last published snapshot for any thread
+to read.
 
 Legend: P parameters (padded), F elements of one fragment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from p2ptrain.codec import is_decodable
-from p2ptrain.outer.mixing import displaced, l2_distance
+from p2ptrain.outer.mixing import displaced
 from p2ptrain.outer.step import OuterState, initial_state
 from p2ptrain.ports import InnerTask
-from p2ptrain.train.accelerator import host_copies
+from p2ptrain.train.fast_weights import FastCopy, FastWeights
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
 
@@ -48,6 +49,7 @@ class Weights:
         self._payloads = payloads
         self.states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         """State of each fragment after the last outer step and the exchanges since."""
+        self._fast = FastWeights(task, self._slices)
         self._left_out = [torch.zeros_like(state.slow) for state in self.states] if feeds_back else []
         """[F] each: what pseudo-gradient messages have left out so far, if the codec needs that fed back."""
         self._applied = [0] * len(self._slices)
@@ -59,17 +61,16 @@ class Weights:
 
     @property
     def fast(self) -> Iterator[Tensor]:
-        """Fast weights, [F] each on the CPU: views of theta if that is there too, else one copy after the other."""
-        return (self._task.theta[piece].cpu() for piece in self._slices)
+        """Fast weights, [F] each on the host: views of theta if that is there too, else one copy after the other."""
+        return self._fast.parts
 
     def state(self, fragment: int) -> OuterState:
         """Return one fragment's state, including the outer step in progress."""
         return self.states[fragment] if self.phase is None else self.phase.states[fragment]
 
-    def distance(self, thetas: Iterable[Tensor]) -> float:
-        """Return the L2 norm of a phase's pseudo-gradient from its final weights, one fragment each, on the CPU."""
-        norms = [l2_distance(state.slow, theta) for state, theta in zip(self.states, thetas, strict=True)]
-        return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
+    def distance(self) -> float:
+        """Return the L2 norm of the inner phase's pseudo-gradient."""
+        return self._fast.distance([state.slow for state in self.states])
 
     # --- outer steps --------------------------------------------------------------------------------------------------
 
@@ -95,21 +96,16 @@ class Weights:
 
     def reset_fast(self) -> None:
         """Set the fast weights to the slow ones, where the next inner phase begins."""
-        for state, piece in zip(self.states, self._slices, strict=True):
-            self._task.theta[piece].copy_(state.slow)
+        self._fast.begin_at([state.slow for state in self.states])
 
     def try_on(self, weights: Sequence[Tensor], tell: Callable[[], T]) -> T:
         """Return the result of ``tell`` with these weights, [F] each, as the fast ones; restore the fast weights."""
-        ours = self.copy_fast()
+        ours = self._fast.copy().parts
         try:
-            self._load(weights)
+            self._fast.load(weights)
             return tell()
         finally:
-            self._load(ours)
-
-    def _load(self, fast: Sequence[Tensor]) -> None:
-        for part, piece in zip(fast, self._slices, strict=True):
-            self._task.theta[piece].copy_(part)
+            self._fast.load(ours)
 
     def replace(self, slow: Sequence[Tensor]) -> None:
         """Restart from a donor's weights, [F] each, and drop everything that belongs to the old ones."""
@@ -119,6 +115,10 @@ class Weights:
         self.reset_fast()
 
     # --- displacements ------------------------------------------------------------------------------------------------
+
+    def buffer(self, like: Tensor) -> Tensor | None:
+        """Return host memory of this shape from which a displacement reaches theta fast; None if any memory is."""
+        return self._fast.buffer(like)
 
     def keep(self, fragment: int, state: OuterState) -> None:
         """Replace a fragment's state where no published tensor changes."""
@@ -140,7 +140,7 @@ class Weights:
         """
         self._applied[fragment] = serial
         self.keep(fragment, state)
-        self._add_to_theta(fragment, moved)
+        self._fast.displace(fragment, moved, moved)
         self._publish_fragment(fragment, state.slow)
 
     def move_fast(
@@ -156,12 +156,8 @@ class Weights:
         """
         self._applied[fragment] = serial
         self.keep(fragment, displaced(self.state(fragment), moved))
-        self._add_to_theta(fragment, taken)
+        self._fast.displace(fragment, taken, moved)
         self._publish_fragment(fragment, self._payloads.published.parts[fragment] + taken)
-
-    def _add_to_theta(self, fragment: int, displacement: Tensor) -> None:
-        theta = self._task.theta[self._slices[fragment]]
-        theta.add_(displacement.to(theta.device))
 
     # --- what partners may have ---------------------------------------------------------------------------------------
 
@@ -183,9 +179,13 @@ class Weights:
             gradients = tuple(g + left for g, left in zip(gradients, self._left_out, strict=True))
         self._payloads.publish(Snapshot(step, slow + gradients, slow, tuple(self._applied)))
 
-    def copy_fast(self) -> tuple[Tensor, ...]:
-        """Return a copy of the current fast weights, [F] each on the CPU, which training does not change."""
-        return host_copies([self._task.theta[piece] for piece in self._slices])
+    def copy_fast(self) -> FastCopy:
+        """Start to copy the current fast weights; later training does not change the copy."""
+        return self._fast.copy()
+
+    def distance_of(self, copy: FastCopy) -> float:
+        """Return the L2 norm of the pseudo-gradient so far; the slow weights must be as they were at the copy."""
+        return copy.distance([state.slow for state in self.states])
 
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
@@ -225,4 +225,4 @@ class Weights:
         self.states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
         if self._left_out:
             self._left_out = [tensors["left_out"][piece].clone() for piece in self._slices]
-        self._task.theta.copy_(theta)
+        self._fast.resume(theta, slow)

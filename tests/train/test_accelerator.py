@@ -300,38 +300,3 @@ def test_integrated_chips_share_the_hosts_memory_and_come_last(monkeypatch: pyte
         torch.xpu, "get_device_properties", lambda card: SimpleNamespace(is_integrated_gpu=card.index == 0)
     )
     assert choose_device("auto") == torch.device("xpu", 1)
-
-
-class OnCard:
-    """A tensor that says that it lies on a card."""
-
-    def __init__(self, values: list[float]) -> None:
-        self.tensor = torch.tensor(values)
-        self.device, self.shape, self.dtype = CUDA, self.tensor.shape, self.tensor.dtype
-
-    def detach(self) -> torch.Tensor:
-        return self.tensor
-
-
-@pytest.mark.parametrize("is_locked", [True, False])
-def test_copies_on_the_host_keep_their_values(monkeypatch: pytest.MonkeyPatch, is_locked: bool) -> None:
-    waits: list[str] = []
-
-    def empty(shape: torch.Size, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
-        if not is_locked:
-            raise RuntimeError("CUDA error: out of memory")
-        return torch.full(shape, 9.0, dtype=dtype)
-
-    def stream_of(device: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: waits.append(str(device)))
-
-    monkeypatch.setattr(torch, "cuda", SimpleNamespace(current_stream=stream_of))
-    on_host, on_card = [torch.ones(2), torch.zeros(3)], [OnCard([1.0, 1.0]), OnCard([0.0, 0.0, 0.0])]
-    copies = accelerator.host_copies(on_host)
-    on_host[0].add_(5.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", empty)
-        of_card = accelerator.host_copies(on_card)  # type: ignore[arg-type]
-    for found in (copies, of_card):
-        assert [each.tolist() for each in found] == [[1.0, 1.0], [0.0, 0.0, 0.0]]
-    assert waits == (["cuda:0"] if is_locked else [])

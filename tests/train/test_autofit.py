@@ -276,11 +276,11 @@ def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
         assert place(on(device, tiny), described, training, 1) == Placement(None, 1, recomputes=True)
 
 
-def test_the_budget_of_a_card_leaves_room_for_gradient_and_moments(monkeypatch):
+def test_the_budget_of_a_card_leaves_room_for_what_is_as_large_as_the_weights(monkeypatch):
     machine_with(monkeypatch, cuda=1, mps=1)
     with_memory(monkeypatch, "cuda", mem_get_info=(10 * GB, 16 * GB), memory_reserved=0, memory_allocated=0)
     model = SimpleNamespace(theta=SimpleNamespace(device=torch.device("cuda", 0), nbytes=GB))
-    assert autofit._budget_bytes(model, GB) == 5 * GB  # four fifths of what is free, less three times the weights
+    assert autofit._budget_bytes(model, GB) == 4 * GB  # four fifths of what is free, less four times the weights
     with_memory(monkeypatch, "mps", recommended_max_memory=10 * GB, driver_allocated_memory=0)
     model.theta.device = torch.device("mps")
     assert [autofit._budget_bytes(model, most) for most in (GB, 9 * GB)] == [GB, 5 * GB]

@@ -242,7 +242,7 @@ class PooledTask:
             if self._rewarmed < self._rewarm_steps:
                 rate *= (self._rewarmed + 1) / self._rewarm_steps
             self._optimizer.step(rate)
-            self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
+        self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
         self.step += 1
         self._prepared = progress, InnerStepResult(loss, training.tokens_per_step)
 

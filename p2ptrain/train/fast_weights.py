@@ -1,0 +1,150 @@
+"""Fast weights of one peer on the training device: how they are displaced, copied to the host, and how far they moved.
+
+A CUDA card also holds the slow weights, so that the distance is one pass there and one number for the host. Elsewhere
+the host compares.
+
+Legend: P parameters (padded), F elements of one fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2ptrain.outer.mixing import l2_distance
+from p2ptrain.ports import InnerTask
+from p2ptrain.train.device_copies import Arrival, copies_of
+
+
+@dataclass(frozen=True, slots=True)
+class FastCopy:
+    """Copy of the fast weights on the host that may still be on its way from a card."""
+
+    weights: Arrival  # [F] each
+    distances: Arrival | None  # of the fragments from the slow weights; None: the host measures them
+
+    @property
+    def is_complete(self) -> bool:
+        return self.weights.is_complete
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """The copy, [F] each. Waits for it."""
+        return self.weights.wait()
+
+    def distance(
+        self,
+        slow: Sequence[Tensor],  # [F] each, as they were at the copy
+    ) -> float:
+        """Return the L2 norm of ``slow`` minus the copy. Waits for it."""
+        if self.distances is not None:
+            return _joined(self.distances.wait()[0])
+        return _joined(_distances(slow, self.parts))
+
+
+class FastWeights:
+    """The inner task's vector theta, in fragments. Only the trainer thread uses it.
+
+    Args:
+        task: its ``theta`` [P] are the fast weights; they begin at the slow ones.
+        pieces: slices of [0, P), one per fragment.
+    """
+
+    def __init__(self, task: InnerTask, pieces: Sequence[slice]) -> None:
+        self._task = task
+        self._pieces = tuple(pieces)
+        self._copies = copies_of(task.theta.device)
+        self._slow = task.theta.detach().clone() if self._copies.are_late else None
+        """Slow weights, [P] on the card."""
+
+    @property
+    def parts(self) -> Iterator[Tensor]:
+        """Fast weights, [F] each on the host: views of theta if that is there too, else one copy after the other."""
+        if not self._copies.are_late:
+            yield from (part.cpu() for part in self._views)
+            return
+        coming: list[Arrival] = []
+        for part in self._views:
+            coming.append(self._copies.snapshot([part]))  # while the caller uses the fragment before
+            if len(coming) == 2:
+                yield from coming.pop(0).wait()
+        yield from coming.pop().wait()
+
+    def copy(self) -> FastCopy:
+        """Start to copy the fast weights as they are now; return at once from a CUDA card."""
+        distances = None if self._slow is None else self._copies.result(self._distances_on_card(self._slow))
+        return FastCopy(self._copies.snapshot(self._views), distances)
+
+    def distance(
+        self,
+        slow: Sequence[Tensor],  # [F] each on the host
+    ) -> float:
+        """Return the L2 norm of a phase's pseudo-gradient, ``slow`` minus the fast weights."""
+        if self._slow is not None:
+            return _joined(self._copies.result(self._distances_on_card(self._slow)).wait()[0])
+        return _joined(_distances(slow, self.parts))
+
+    def begin_at(
+        self,
+        slow: Sequence[Tensor],  # [F] each on the host
+    ) -> None:
+        """Set the fast weights to the slow ones, where an inner phase begins."""
+        self.load(slow)
+        if self._slow is not None:
+            self._slow.copy_(self._task.theta)
+
+    def resume(
+        self,
+        theta: Tensor,  # [P]
+        slow: Tensor,  # [P]
+    ) -> None:
+        """Set the weights of an inner phase that was interrupted."""
+        self._task.theta.copy_(theta)
+        if self._slow is not None:
+            self._slow.copy_(slow)
+
+    def load(
+        self,
+        parts: Sequence[Tensor],  # [F] each on the host
+    ) -> None:
+        """Replace the fast weights within an inner phase."""
+        for view, part in zip(self._views, parts, strict=True):
+            view.copy_(part)
+
+    def buffer(self, like: Tensor) -> Tensor | None:
+        """Return host memory of this shape from which a displacement reaches theta fast; None if any memory is."""
+        return self._copies.buffer(like)
+
+    def displace(
+        self,
+        fragment: int,
+        taken: Tensor,  # [F] on the host: displacement of theta
+        moved: Tensor,  # [F] on the host: displacement of x
+    ) -> None:
+        """Displace a fragment of the fast weights, and on a card of the slow ones there."""
+        piece, device = self._pieces[fragment], self._task.theta.device
+        there = self._copies.to_device(taken, device)
+        self._task.theta[piece].add_(there)
+        if self._slow is not None:
+            self._slow[piece].add_(there if moved is taken else self._copies.to_device(moved, device))
+
+    @property
+    def _views(self) -> list[Tensor]:
+        return [self._task.theta[piece] for piece in self._pieces]
+
+    def _distances_on_card(self, slow: Tensor) -> Tensor:
+        """Return the L2 distance of each fragment from the slow weights."""
+        pairs = zip((slow[piece] for piece in self._pieces), self._views, strict=True)
+        return torch.stack([torch.linalg.vector_norm(x - theta) for x, theta in pairs])
+
+
+def _distances(slow: Sequence[Tensor], thetas: Sequence[Tensor] | Iterator[Tensor]) -> Tensor:
+    norms = [l2_distance(x, theta) for x, theta in zip(slow, thetas, strict=True)]
+    return torch.tensor(norms, dtype=torch.float64)
+
+
+def _joined(distances: Tensor) -> float:
+    return float(torch.linalg.vector_norm(distances.double()))
