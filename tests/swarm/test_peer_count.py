@@ -18,7 +18,7 @@ RULES = run_rules(run_tokens=1e6, exchanges_per_step=2)
 
 
 def swarm(*names: str, **changes) -> Table:
-    table = Table(*names, rules=run_rules(**{"run_tokens": 1e6, "exchanges_per_step": 2, **changes}), counts_peers=True)
+    table = Table(*names, rules=run_rules(**{"run_tokens": 1e6, "exchanges_per_step": 2, **changes}))
     table.start()
     table.run(3.0)
     return table
