@@ -290,7 +290,7 @@ class Peer:
             took_s, core.seconds_per_outer_step = lap
             core.rate = event.tokens / took_s
         core.budget.trained(event.tokens * core.count.peers)
-        core.count.outer_step_done()
+        core.count.outer_step_done(core.members)
         core.count_peers(now)
         self._exchanges.step_done(now)
 
