@@ -20,6 +20,11 @@ from p2ptrain.manifest.section import Section
 
 _MAX_LINES = 20  # Fits on a screen, and bounds the work for a hostile manifest. Guess: count errors in real edits.
 _MAX_SHOWN = 60  # Characters of a name or value. Guess: measure the values in real error messages.
+_REPLACED = {
+    "run.tokens_per_peer": "run.tokens replaces it, the tokens of all peers together: multiply it, and any "
+    "warmup_tokens, by the expected number of peers"
+}
+"""Fields of earlier versions, with what to write instead."""
 _TAGGED_SECTIONS = ("model", "tokenizer", "corpus")  # pydantic adds the chosen variant to their locations.
 
 
@@ -77,7 +82,8 @@ def _lines(
     name = ".".join(_field_name(part) for part in location if isinstance(part, str))
     match entry["type"]:
         case "extra_forbidden":
-            return [f"{path}: unknown {_unit(location, root)}{_suggestion(name, root, tag, data)}"]
+            hint = f"; {_REPLACED[name]}" if name in _REPLACED else _suggestion(name, root, tag, data)
+            return [f"{path}: unknown {_unit(location, root)}{hint}"]
         case "missing":
             return [f"{path}: missing"]
         case "union_tag_not_found":

@@ -26,6 +26,9 @@ UNREAD = ("fp32", "int8")
 Any other format is rejected, since its author expects an effect that it would not have.
 """
 
+MAX_TOKENS = 10**15
+"""Most tokens of a run, some thirty times those of Qwen3 (arXiv 2505.09388)."""
+
 MAX_STEP_TOKENS = 2**24
 """Most tokens of an inner step, four times the batch of the largest published runs. Guess: survey published runs."""
 
@@ -45,7 +48,7 @@ class RunSection(Section):
     seed: int = Field(ge=0, le=2**63 - 1)
     """Determines the initial weights and, with a peer's id, the order in which that peer reads the corpus."""
 
-    tokens: int = Field(ge=1, le=10**15)
+    tokens: int = Field(ge=1, le=MAX_TOKENS)
     """Training tokens of all peers together at which the run ends."""
 
 
@@ -64,7 +67,7 @@ class TrainingSection(Section):
     learning_rate: float = Field(gt=0, le=1)
     """Peak learning rate of AdamW; Muon's steps are scaled to the same size."""
 
-    warmup_tokens: int = Field(ge=0, le=10**15)
+    warmup_tokens: int = Field(ge=0, le=MAX_TOKENS)
     """Tokens of all peers over which the learning rate rises linearly from zero."""
 
     schedule: Literal["cosine", "constant", "wsd"]

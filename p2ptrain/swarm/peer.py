@@ -290,8 +290,9 @@ class Peer:
             took_s, core.seconds_per_outer_step = lap
             core.rate = event.tokens / took_s
         core.budget.trained(event.tokens * core.count.peers)
-        core.count.outer_step_done()
-        core.count_peers(now)
+        if not self._awaits_lookup:  # after a sleep nobody is known, and the last count is the best
+            core.count.outer_step_done(core.members)
+            core.count_peers(now)
         self._exchanges.step_done(now)
 
     def _training_ended(self, event: events.TrainingEnded, now: float) -> None:

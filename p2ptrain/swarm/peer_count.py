@@ -4,8 +4,8 @@ Let n peers train, and let each add n times its own tokens to its progress. Aver
 so the mean grows by all peers' tokens: progress estimates the run's total.
 
 Anybody can write presence records, so only peers that sent this one a message count fully. The others, *strangers*,
-count by the share of strangers that answered when this peer called them. A crowd of false records thus counts until the
-first calls to it fail, and n at most doubles with each own outer step.
+count by the share of strangers that answered when this peer called them. They raise n at most twofold with each own
+outer step, and only if one of them answered in it: a crowd of false records cannot raise n among peers that all met.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from p2ptrain.swarm.messages import PeerState
 AT_ONCE = 64.0
 """Peers that may be counted in the first outer step. Founders of a swarm start together."""
 RISE = 2.0
-"""Maximum factor by which the number rises with an own outer step. A false crowd of any size is met with calls in the
-meantime; a thousand founders are counted after six steps."""
+"""Maximum factor by which strangers raise the number with an own outer step; a thousand founders are counted after
+four steps."""
 MAX_PEERS = 2.0**22
 """Maximum count, that of ``presence_buckets.MAX_LEVEL``."""
 
@@ -34,10 +34,15 @@ class PeerCount:
     in_directory: int = 0
     """Peers of the run in all states, this one included, by the last lookup; 0 if all are kept."""
     _most: float = AT_ONCE
+    """Maximum count, unless this peer met more."""
+    _strangers_met: int = 0
+    """``Membership.strangers_met`` after the last own outer step."""
 
-    def outer_step_done(self) -> None:
-        """Let the number rise again."""
-        self._most = max(AT_ONCE, RISE * self.peers)
+    def outer_step_done(self, members: Membership) -> None:
+        """Let strangers raise the number again if one of them answered since the last outer step."""
+        is_met = members.strangers_met > self._strangers_met
+        self._strangers_met = members.strangers_met
+        self._most = RISE * self.peers if is_met else self.peers
 
     def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
         """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.
@@ -57,6 +62,7 @@ class PeerCount:
         if self.in_directory - 1 > len(live) > 0:
             training = (self.in_directory - 1) * (met + strangers + excluded) / len(live)
             strangers = max(training - met - excluded, strangers)
-        counted = min(1.0 + met + strangers * members.stranger_share, self._most, MAX_PEERS)
+        most = max(self._most, 1.0 + met)
+        counted = min(1.0 + met + strangers * members.stranger_share, most, MAX_PEERS)
         changed, self.peers = counted != self.peers, counted
         return changed

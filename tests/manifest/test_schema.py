@@ -71,6 +71,16 @@ def test_an_unknown_field_is_named_with_the_nearest_one_that_is_not_set(
     assert problem_of(data) == f"{typo}: unknown field; {right} is set already"
 
 
+def test_the_earlier_budget_is_named_with_what_replaces_it(data: dict[str, Any], manifest: Manifest) -> None:
+    line = (
+        "run.tokens_per_peer: unknown field; run.tokens replaces it, the tokens of all peers together: "
+        "multiply it, and any warmup_tokens, by the expected number of peers"
+    )
+    assert problem_after(manifest, run__tokens_per_peer=100_000) == line
+    data["run"]["tokens_per_peer"] = data["run"].pop("tokens")
+    assert problem_of(data).split("\n") == ["run.tokens: missing", line]
+
+
 def test_a_field_of_other_architectures_names_these(data: dict[str, Any]) -> None:
     data["model"]["architecture"] = "GPTNeoXForCausalLM"
     assert problem_of(data) == (

@@ -92,12 +92,16 @@ def signed_by_another_p2ptrain(fields: dict[str, Any]) -> bytes:
     return canonical_json({"manifest": fields, "signature": signature})
 
 
-@pytest.mark.parametrize("change", ["another version", "a new section", "a new word", "a field fewer"])
+@pytest.mark.parametrize(
+    "change", ["another version", "an earlier version", "a new section", "a new word", "a field fewer"]
+)
 def test_nothing_is_to_be_mended_in_what_its_author_signed(change: str) -> None:
     fields = json.loads(SIGNED)["manifest"]
     match change:
         case "another version":
             fields["run"]["protocol"] += 1
+        case "an earlier version":
+            fields["run"] |= {"protocol": 8, "tokens_per_peer": fields["run"].pop("tokens")}
         case "a new section":
             fields["novelty"] = {}
         case "a new word":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -48,9 +48,7 @@ from p2ptrain.swarm.events import (
     WakeAt,
     Woke,
 )
-from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import Acknowledge, Message
-from p2ptrain.swarm.peer_count import PeerCount
 
 RULES = run_rules()
 
@@ -90,23 +88,10 @@ class Seat:
     waited_s: list[float] = field(default_factory=list)
 
 
-class AlwaysOne(PeerCount):
-    def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
-        return False
-
-
 class Table:
     """Performs effects with fixed latencies. ``trace`` holds a readable line for every message and note."""
 
-    def __init__(
-        self,
-        *names: str,
-        rules: SwarmRules = RULES,
-        seed: int = 0,
-        latency: float = 0.01,
-        counts_peers: bool = False,
-    ) -> None:
-        """``counts_peers``: whether own tokens count as often as there are peers; otherwise once."""
+    def __init__(self, *names: str, rules: SwarmRules = RULES, seed: int = 0, latency: float = 0.01) -> None:
         self.now = 0.0
         self.latency = latency
         self.apply_s = 0.02
@@ -114,7 +99,6 @@ class Table:
         self.evaluation_s = 0.0
         """Duration of the last reading of the held-out text, after the final gossip."""
         self.rules = rules
-        self.counts_peers = counts_peers
         self.trace: list[str] = []
         self.notes: list[Note] = []
         """Notes of all peers, in order."""
@@ -140,8 +124,6 @@ class Table:
     def seat(self, name: str, seed: int = 0, **position) -> Seat:
         peer = PeerId(name)
         seat = Seat(Peer(peer, self.rules, Random(f"{seed}/{name}"), **position), **position)
-        if not self.counts_peers:
-            seat.core._core.count = AlwaysOne()
         self.seats[peer] = seat
         return seat
 

@@ -15,7 +15,7 @@ TOKENS = 10.0
 def estimate_over_truth(cut_from: int, cut_to: int) -> float:
     west, east = ([f"{side} {number}" for number in range(4)] for side in ("west", "east"))
     names = (*west, *east)
-    table = Table(*names, rules=run_rules(run_tokens=10_000.0, exchanges_per_step=2), counts_peers=True)
+    table = Table(*names, rules=run_rules(run_tokens=10_000.0, exchanges_per_step=2))
     table.start()
     table.run(3.0)
     for step in range(STEPS):

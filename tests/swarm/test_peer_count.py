@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from statistics import fmean
 
 import pytest
 from run_rules import run_rules
@@ -10,15 +12,18 @@ from table import Table, presence
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm import PeerState
-from p2ptrain.swarm.events import Counted, LeaveRequested, PeersSeen
+from p2ptrain.swarm.events import Counted, LeaveRequested, OuterStepDone, PeersSeen
+from p2ptrain.swarm.messages import Presence
 from p2ptrain.swarm.peer import Peer
-from p2ptrain.swarm.peer_count import AT_ONCE, RISE
+from p2ptrain.swarm.peer_count import AT_ONCE
+from p2ptrain.swarm.rules import ENOUGH_PEERS
 
 RULES = run_rules(run_tokens=1e6, exchanges_per_step=2)
 
 
-def swarm(*names: str, **changes) -> Table:
-    table = Table(*names, rules=run_rules(**{"run_tokens": 1e6, "exchanges_per_step": 2, **changes}), counts_peers=True)
+def swarm(*names: str, seed: int = 0, **changes) -> Table:
+    rules = run_rules(**{"run_tokens": 1e6, "exchanges_per_step": 2, **changes})
+    table = Table(*names, rules=rules, seed=seed)
     table.start()
     table.run(3.0)
     return table
@@ -34,21 +39,33 @@ def counted(table: Table) -> set[float]:
     return {seat.peers for seat in table.seats.values() if not seat.dead and not seat.finished}
 
 
-def test_founders_count_each_other_in_the_first_outer_step():
-    table = swarm("amber", "birch", "cedar", "dune")
-    train(table, 1)
-    assert counted(table) == {4.0}
+def test_founders_count_each_other_before_their_first_outer_step():
+    assert counted(swarm("amber", "birch", "cedar", "dune")) == {4.0}
 
 
-def test_the_killed_and_the_gone_do_not_count():
-    table = swarm("amber", "birch", "cedar", "dune")
+def test_the_killed_do_not_count_from_the_outer_step_after_an_unanswered_call_on():
+    table = swarm("amber", "birch", "cedar", "dune", exchanges_per_step=1)
     train(table, 3)
     table.kill("dune")
+    numbers: set[tuple[bool, float]] = set()
+    for _ in range(5):
+        members = {name: table[name].core._core.members for name in ("amber", "birch", "cedar")}
+        dunes = {name: each.get(PeerId("dune")) for name, each in members.items()}
+        assert all(dunes[name] in each.live(table.now) for name, each in members.items()), "its record lives on"
+        unanswered = {name: dune is not None and dune.unanswered > 0 for name, dune in dunes.items()}
+        table.step(*members)
+        numbers |= {(unanswered[name], table[name].peers) for name in members}
+        table.run(5.0)
+    assert numbers == {(False, 4.0), (True, 3.0)}
+    assert counted(table) == {3.0}
+
+
+def test_those_who_left_do_not_count():
+    table = swarm("amber", "birch", "cedar")
     train(table, 3)
-    assert counted(table) == {3.0}, "its record lives on"
     table.handle(PeerId("cedar"), LeaveRequested())
     table.run(5.0)
-    train(table, 4)
+    train(table, 2)
     assert counted(table) == {2.0}
 
 
@@ -66,28 +83,62 @@ def test_alone_by_choice_is_one():
     assert counted(table) == {1.0}
 
 
-def test_a_large_swarm_is_counted_by_the_directory_and_at_most_doubles_with_a_step():
-    peer = Peer(PeerId("amber"), RULES, Random(1))
-    records = tuple((presence(f"peer {number}"), 1e9) for number in range(200))
+def counts_of(
+    peer: Peer, records: Sequence[Presence], in_directory: int, steps: int, strangers_answer: bool = True
+) -> list[float]:
+    """Return each new number of peers: at a lookup, and after each outer step in which one stranger was called."""
+    events: list[PeersSeen | OuterStepDone] = [PeersSeen(tuple((each, 1e9) for each in records), True, in_directory)]
+    events += [OuterStepDone(step, 0.0, 0) for step in range(1, 1 + steps)]
     counts: list[float] = []
-    for step in range(6):
-        peer._core.count.outer_step_done()
-        for effect in peer.handle(PeersSeen(records, in_directory=1000), float(step)):
-            counts += [effect.peers] if isinstance(effect, Counted) else []
-    assert counts == [AT_ONCE, AT_ONCE * RISE, AT_ONCE * RISE**2, AT_ONCE * RISE**3, 1000.0]
+    for now, event in enumerate(events):
+        counts += [each.peers for each in peer.handle(event, now) if isinstance(each, Counted)]
+        members = peer._core.members
+        stranger = next((known for known in members.live(now) if not known.was_heard), None)
+        if stranger and strangers_answer:
+            members.called(stranger.peer, now)
+            members.hear(stranger.peer, stranger.state, 0, 0.0, now)
+    return counts
 
 
-def test_a_crowd_of_false_records_counts_for_few_outer_steps():
-    """Check 1,000 records of nobody among five honest peers: calls to them fail, and they stop counting."""
-    honest = ("amber", "birch", "cedar", "dune", "elm")
-    table = swarm(*honest)
+def test_a_swarm_of_which_few_are_kept_is_counted_by_the_directory_and_at_most_doubles_with_a_step():
+    records = [presence(f"peer {number}") for number in range(6 * ENOUGH_PEERS)]
+    counts = counts_of(Peer(PeerId("amber"), RULES, Random(1)), records, in_directory=1000, steps=8)
+    assert counts == [AT_ONCE, 128.0, 256.0, 512.0, 1000.0], "then it changes no more"
+
+
+def test_of_the_directory_those_count_who_train_by_their_share_of_the_kept():
+    states = [PeerState.TRAINING] * 3 + [PeerState.JOINING]
+    records = [presence(f"peer {number}", state=states[number % 4]) for number in range(4 * ENOUGH_PEERS)]
+    counts = counts_of(Peer(PeerId("amber"), RULES, Random(1)), records, in_directory=1000, steps=8)
+    assert counts[-1] == pytest.approx(750.0, rel=0.1)
+
+
+def test_a_small_swarm_that_grows_at_most_doubles_with_a_step():
+    peer = Peer(PeerId("amber"), RULES, Random(1))
+    assert counts_of(peer, [presence("birch")], in_directory=2, steps=1) == [2.0]
+    joined = [presence(f"peer {number}") for number in range(100)]
+    assert counts_of(peer, joined, in_directory=102, steps=4) == [4.0, 8.0, 16.0, 32.0, 64.0]
+
+
+def test_strangers_that_do_not_answer_raise_the_number_no_more():
+    peer = Peer(PeerId("amber"), RULES, Random(1))
+    assert counts_of(peer, [presence("birch")], in_directory=2, steps=2) == [2.0]
+    crowd = [presence(f"nobody {number}") for number in range(100)]
+    assert counts_of(peer, crowd, in_directory=102, steps=4, strangers_answer=False) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crowd_of_false_records_counts_for_few_outer_steps(seed: int):
+    """Check 1,000 records of nobody among seven honest peers, renewed with every outer step."""
+    honest = tuple(f"honest {number}" for number in range(7))
+    table = swarm(*honest, seed=seed)
     train(table, 5)
-    excess = 0.0
-    for _ in range(40):
+    numbers: list[float] = []
+    for _ in range(25):
         for number in range(1000):
             name = f"nobody {number}"
             table.records[PeerId(name)] = presence(name, at=table.now)
         train(table, 1)
-        excess += sum(table[name].peers / len(honest) - 1.0 for name in honest) / len(honest)
-    assert 10.0 < excess < 250.0, "outer steps by which the run ends earlier"
-    assert max(counted(table)) < 1.2 * len(honest)
+        numbers.append(fmean(table[name].peers for name in honest))
+    assert max(numbers) < 1.1 * len(honest)
+    assert sum(numbers) / len(honest) - len(numbers) < 0.5, "outer steps by which the run ends earlier"

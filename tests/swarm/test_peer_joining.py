@@ -78,7 +78,7 @@ def test_a_newcomer_pulls_before_it_trains_or_pushes():
     assert newcomer.begun
     assert newcomer.core.settled
     assert newcomer.core.counters.pulls == 1
-    assert newcomer.progress == pytest.approx(300.0, abs=20)
+    assert newcomer.progress == pytest.approx(600.0, abs=40), "30 outer steps of two"
     assert newcomer.core.counters.exchanges_ok == 0  # none before it was settled
     for _ in range(5):
         table.step()
@@ -158,7 +158,7 @@ def test_a_lone_starter_that_meets_a_run_under_way_pulls_while_it_trains():
 def test_a_resumed_peer_within_the_bound_goes_on_with_its_own_weights():
     table = under_way()
     table.run(21.0)
-    resumed = table.seat("cedar", progress=280.0, step=28)
+    resumed = table.seat("cedar", progress=560.0, step=28)
     table.start("cedar")
     table.run(3.0)
     assert resumed.begun
@@ -494,7 +494,8 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
 def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_give():
     """Check a young swarm in which one peer is just far enough ahead to be a donor, and the others almost are."""
     table = Table("cedar")
-    bound, own = ProgressBounds(table.rules).catch_up, ProgressBounds(table.rules).beginner + 1.0
+    bounds = ProgressBounds(table.rules, 5.0)
+    bound, own = bounds.catch_up, bounds.beginner + 1.0
     table.records = {
         PeerId(name): presence(name, progress=own + progress, settled=settled)
         for name, progress, settled in (
@@ -521,10 +522,10 @@ def test_where_nobody_is_far_ahead_nobody_is_asked_for_copies():
     assert table["cedar"].core.donors(table.now) == {}
 
 
-@pytest.mark.parametrize(("progress", "pulls"), [(0.0, 1), (ProgressBounds(RULES).beginner + 1.0, 0)])
+@pytest.mark.parametrize(("progress", "pulls"), [(0.0, 1), (ProgressBounds(RULES, 3.0).beginner + 1.0, 0)])
 def test_who_only_begins_takes_the_weights_of_a_young_swarm_and_who_has_begun_exchanges(progress, pulls):
     """Check a newcomer's initial weights: those of the others after a few outer steps may be unrelated to them."""
-    table = under_way(steps=BEGINNER_STEPS + 2)
+    table = under_way(steps=(BEGINNER_STEPS + 2) * 3 // 2)  # of two peers, in steps of three
     cedar = table.seat("cedar")
     cedar.progress = cedar.core._core.progress = progress
     table.start("cedar")
@@ -669,7 +670,7 @@ def test_a_joiner_whose_donors_never_deliver_trains_all_the_same():
 def test_weights_are_given_to_those_who_are_behind_only():
     table = under_way()
     link = LinkId(PeerId("x"), 1, outbound=False)
-    request = WeightsRequest(table.rules.run, table.rules.protocol, 295.0)
+    request = WeightsRequest(table.rules.run, table.rules.protocol, 590.0)
     effects = table["amber"].core.handle(Received(link, request), table.now)
     assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.NOT_BEHIND]
     nan = WeightsRequest(table.rules.run, table.rules.protocol, float("nan"))
@@ -716,7 +717,7 @@ def test_who_could_not_be_reached_for_long_is_served_as_soon_as_it_calls():
 
 
 def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchanges_nothing_meanwhile():
-    table = under_way()
+    table = under_way(rules=run_rules(run_tokens=10_000.0))
     table.run(21.0)
     table.seat("cedar")
     table.holds_back = lambda sender, receiver, what: isinstance(what, WeightsRequest)
@@ -749,7 +750,7 @@ def with_cedar_in_step(rules: SwarmRules = RULES) -> Table:
 
 
 def test_a_peer_that_was_cut_off_for_long_catches_up_like_a_newcomer():
-    table = with_cedar_in_step()
+    table = with_cedar_in_step(run_rules(run_tokens=3000.0))
     cedar = table["cedar"]
     exchanged, pulled_before = cedar.core.counters.exchanges_ok, cedar.core.counters.pulls
     table.holds_back = lambda sender, receiver, what: "cedar" in (sender, receiver)
@@ -771,7 +772,7 @@ def test_a_peer_that_was_cut_off_for_long_catches_up_like_a_newcomer():
 
 @pytest.mark.parametrize(("steps_ahead", "pulls"), [(70, 1), (12, 1), (6, 0)])
 def test_a_peer_that_slept_catches_up_where_the_swarm_has_gone_on_and_goes_on_where_it_has_not(steps_ahead, pulls):
-    table = with_cedar_in_step()
+    table = with_cedar_in_step(run_rules(run_tokens=3000.0))
     cedar = table["cedar"]
     exchanged, pulled_before = cedar.core.counters.exchanges_ok, cedar.core.counters.pulls
     cedar.frozen = True
@@ -797,7 +798,7 @@ def test_a_peer_that_slept_catches_up_where_the_swarm_has_gone_on_and_goes_on_wh
 
 
 def test_one_that_boasts_takes_nobody_in_who_wakes_among_others():
-    table = Table("amber", "birch", "cedar", "delta", "liar", seed=5)
+    table = Table("amber", "birch", "cedar", "delta", "liar", rules=run_rules(run_tokens=5000.0), seed=5)
     table.start()
     table.run(1.0)
     for _ in range(5):
@@ -808,8 +809,8 @@ def test_one_that_boasts_takes_nobody_in_who_wakes_among_others():
     cedar.frozen = True
     for _ in range(80):
         table.run(1.0)
-    table["liar"].step, table["liar"].progress = 90, 900.0
-    table.handle(PeerId("liar"), OuterStepDone(90, 900.0, 10))
+    table["liar"].step, table["liar"].progress = 90, 4500.0
+    table.handle(PeerId("liar"), OuterStepDone(90, 4500.0, 10))
     for name in table.seats:
         table.records[name] = presence(name, table[name].progress, at=table.now)
     cedar.frozen = False
@@ -820,7 +821,7 @@ def test_one_that_boasts_takes_nobody_in_who_wakes_among_others():
     assert any("cedar slept" in line for line in table.trace)
     assert cedar.core.counters.pulls == 0
     assert cedar.core.settled
-    assert cedar.progress < 500.0
+    assert cedar.progress < 2500.0
 
 
 def test_who_waits_for_nothing_long_has_not_slept():
@@ -930,7 +931,7 @@ def test_one_that_boasts_takes_no_newcomer_into_its_weights_while_a_swarm_is_you
     for _ in range(3):
         table.step()
         table.run(1.0)
-    assert all(seat.core.settled and seat.progress < 80.0 for seat in table.seats.values())
+    assert all(seat.core.settled and seat.progress < seat.core._core.bounds.catch_up for seat in table.seats.values())
     newcomer = table.seat("cedar")
     in_the_directory(table, settled=True, liar=1000.0)
     table.start("cedar")
@@ -982,7 +983,7 @@ def test_two_young_ones_that_met_keep_nobody_out_of_an_old_swarm_of_two():
     table.start("cedar")
     table.run(3.0)
     assert newcomer.core.counters.pulls == 1
-    assert newcomer.progress == pytest.approx(300.0, abs=20)
+    assert newcomer.progress == pytest.approx(600.0, abs=40)
 
 
 def test_liars_who_say_that_they_are_in_step_near_the_beginning_keep_nobody_out_of_an_old_swarm():
@@ -1025,22 +1026,23 @@ def test_who_dropped_out_of_step_says_so_when_it_announces_itself_next():
 
 
 def test_a_newcomer_does_not_run_after_a_liar_that_claims_the_end():
-    table = Table("amber", "birch", "delta", *(liars := ("liar", "other liar")))
+    rules = run_rules(run_tokens=3000.0)
+    table = Table("amber", "birch", "delta", *(liars := ("liar", "other liar")), rules=rules)
     table.start("amber", "birch", "delta")
     table.run(0.1)
     for _ in range(30):
         table.step("amber", "birch", "delta")
         table.run(0.5)
     for name in liars:  # they only announce themselves
-        table.records[PeerId(name)] = presence(name, progress=1000.0, at=1.0 + table.now)
+        table.records[PeerId(name)] = presence(name, progress=rules.run_tokens, at=1.0 + table.now)
     table.run(21.0)
     for name in liars:
-        table.records[PeerId(name)] = presence(name, progress=1000.0, at=1.0 + table.now)
+        table.records[PeerId(name)] = presence(name, progress=rules.run_tokens, at=1.0 + table.now)
     newcomer = table.seat("cedar")
     table.start("cedar")
     table.run(1.0)
     assert newcomer.core.settled
-    assert newcomer.progress == pytest.approx(300.0, abs=20)
+    assert newcomer.progress == pytest.approx(900.0, abs=60)
     assert not any("catching up liar" in line or "catching up other" in line for line in table.trace)
 
 
@@ -1263,9 +1265,12 @@ def test_a_donor_whose_weights_are_older_than_it_announced_gives_none():
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        (WeightsReply(30, 640.0), "its weights are further ahead than any peer announced"),
-        (WeightsReply(2**53, 300.0), "outer steps, but equally far peers have made"),
-        (WeightsReply(STEPS_SLACK * (30 + BEGINNER_STEPS) + 1, 300.0), "outer steps, but equally far peers have made"),
+        (
+            WeightsReply(30, 620.0 + ProgressBounds(RULES, 3.0).implausible_distance),
+            "its weights are further ahead than any peer announced",
+        ),
+        (WeightsReply(2**53, 600.0), "outer steps, but equally far peers have made"),
+        (WeightsReply(STEPS_SLACK * (30 + BEGINNER_STEPS) + 1, 600.0), "outer steps, but equally far peers have made"),
     ],
 )
 def test_a_donor_says_of_its_weights_what_can_be_true(reply: WeightsReply, why: str):
@@ -1324,7 +1329,7 @@ def test_that_a_donors_outer_steps_cannot_be_is_no_offence():
 
 def test_a_donor_that_makes_most_of_the_swarms_steps_gives_its_weights():
     table, cedar, pull = with_a_pull_begun()
-    effects = cedar.core.handle(Received(pull.link, WeightsReply(30 * STEPS_SLACK, 320.0)), table.now)
+    effects = cedar.core.handle(Received(pull.link, WeightsReply(30 * STEPS_SLACK, 640.0)), table.now)
     assert any(isinstance(each, Pull) and each.reply.step == 30 * STEPS_SLACK for each in effects)
 
 
@@ -1356,12 +1361,13 @@ def test_no_donor_puts_a_newcomer_out_of_the_others_outer_step_for_good():
 def test_nobodys_word_alone_ends_a_newcomers_run():
     """Check a donor that alone claims the end: one outer step is left, in which the newcomer exchanges."""
     table, cedar, pull = with_a_pull_begun()
-    cedar.core._catch_up.pull = replace(pull, furthest=790.0)
+    bounds, end = cedar.core._core.bounds, RULES.run_tokens
+    cedar.core._catch_up.pull = replace(pull, furthest=end - bounds.catch_up - 1.0)
     effects = cedar.core.handle(Received(pull.link, WeightsReply(30, 1000.0)), table.now)
     [taken] = [each.reply for each in effects if isinstance(each, Pull)]
-    assert taken.progress == RULES.run_tokens - RULES.tokens_per_outer_step
+    assert taken.progress == end - bounds.step
 
     table, cedar, pull = with_a_pull_begun()
-    cedar.core._catch_up.pull = replace(pull, furthest=960.0)
+    cedar.core._catch_up.pull = replace(pull, furthest=end - bounds.catch_up)
     effects = cedar.core.handle(Received(pull.link, WeightsReply(30, 1000.0)), table.now)
     assert [each.reply.progress for each in effects if isinstance(each, Pull)] == [1000.0]

@@ -50,7 +50,7 @@ class Unbounded(ProgressBudget):
 
 
 class Numbers:
-    """Peers that train at different speeds and exchange progress with random others.
+    """Peers that train at different speeds, count own tokens once for each peer, and exchange progress with others.
 
     The last ones may be adversarial: they claim to be at the start and initiate twenty times as often.
     """
@@ -69,21 +69,25 @@ class Numbers:
         self.names = [PeerId(f"peer {number}") for number in range(len(paces) + liars)]
         self.honest = range(len(paces))
         self.progress = [0.0] * len(self.names)
-        self.budgets = [budget() if bounded else Unbounded(BOUNDS) for _ in self.honest]
+        self.rules = run_rules(fragment_bytes=(1,) * 4)
+        self.bounds = ProgressBounds(self.rules, float(len(self.names)))
+        self.budgets = [(ProgressBudget if bounded else Unbounded)(self.bounds) for _ in self.honest]
         self.meets = meets or (lambda me: [each for each in range(len(self.names)) if each != me])
         self.fragments, self.random = int(4 * share), Random(seed)
-        self.under_way = [self.random.uniform(0, STEP) for _ in self.honest]
-        self.rules = run_rules(fragment_bytes=(1,) * 4)
+        self.under_way = [self.random.random() for _ in self.honest]
+        self.tokens = 0.0
+        """Own tokens of all honest peers together."""
 
     def run(self, steps: int, ticks: int = 20) -> None:
         """Run so many outer steps of a peer with pace 1."""
         for _ in range(steps * ticks):
             for me in self.honest:
-                self.under_way[me] += self.paces[me] * STEP / ticks
-                while self.under_way[me] >= STEP:  # it reports whole outer steps
-                    self.under_way[me] -= STEP
-                    self.progress[me] += STEP
-                    self.budgets[me].trained(STEP)
+                self.under_way[me] += self.paces[me] / ticks
+                while self.under_way[me] >= 1.0:  # it reports whole outer steps
+                    self.under_way[me] -= 1.0
+                    self.tokens += self.rules.tokens_per_outer_step
+                    self.progress[me] += self.bounds.step
+                    self.budgets[me].trained(self.bounds.step)
             for me in range(len(self.names)):
                 calls = self.begun / ticks * (1 if me in self.honest else 20)
                 while self.random.random() < calls:
@@ -95,6 +99,7 @@ class Numbers:
             terms(
                 self.progress[me],
                 max_decrease=self.budgets[me].max_decrease(self.names[they]) if me in self.honest else inf,
+                peers=self.bounds.peers,
             )
             for me, they in ((one, other), (other, one))
         ]
@@ -105,13 +110,13 @@ class Numbers:
 
     @property
     def mean(self) -> float:
-        """Mean number of outer steps."""
-        return fmean(self.progress[me] for me in self.honest) / STEP
+        """Mean progress, in outer steps of all peers."""
+        return fmean(self.progress[me] for me in self.honest) / self.bounds.step
 
     @property
     def lead(self) -> float:
         """Outer steps of the furthest peer beyond the mean."""
-        return max(self.progress[me] for me in self.honest) / STEP - self.mean
+        return max(self.progress[me] for me in self.honest) / self.bounds.step - self.mean
 
 
 def ring(peers: int) -> Callable[[int], Sequence[int]]:
@@ -146,14 +151,16 @@ def test_a_fast_peer_creates_no_progress_and_is_held_as_if_nothing_were_bounded(
         bounded.run(1)
         free.run(1)
         leads.append((bounded.lead, free.lead))
-    trained = 40 * fmean(bounded.paces)
-    assert 0.95 * trained <= bounded.mean <= 1.01 * trained  # what the budget cuts off is lost
+    assert bounded.tokens == pytest.approx(40 * sum(bounded.paces) * STEP, rel=0.03)
+    for numbers, least in ((bounded, 0.95), (free, 1 - 1e-9)):  # what the budget cuts off is lost
+        total = fmean(numbers.progress)
+        assert least * numbers.tokens <= total <= (1 + 1e-9) * numbers.tokens
     assert fmean(lead for lead, _ in leads) <= 1.3 * fmean(lead for _, lead in leads) + 0.2
 
 
 def test_a_lead_that_somebody_brings_back_is_shared_and_not_multiplied() -> None:
     swarm = Numbers((1.0, *SEVEN))
-    swarm.progress[0] = 30 * STEP
+    swarm.progress[0] = 30 * swarm.bounds.step
     swarm.run(60)
     assert swarm.mean == pytest.approx(60 + 30 / 8, rel=0.02)
     assert swarm.lead < 4.0
@@ -192,6 +199,15 @@ def test_liars_together_raise_us_by_what_the_bucket_holds() -> None:
         ours.trained(0.1)
         gained += ours.take(70.0, PeerId(f"liar {number % 7}"))
     assert gained <= BOUNDS.catch_up + RATE_SLACK * 100.0
+
+
+def test_a_new_number_of_peers_leaves_the_bucket_as_full_as_it_was() -> None:
+    ours = budget()
+    ours.take(20.0, PeerId("hen"))
+    full = ours.left / ours.bounds.catch_up
+    ours.rescale(ProgressBounds(RULES, 8.0))
+    assert ours.left / ours.bounds.catch_up == full < 1.0
+    assert ours.max_decrease(PeerId("stranger")) == FALL_STEPS * 8 * STEP
 
 
 def test_both_sides_are_cut_alike_whatever_they_weigh() -> None:

@@ -290,7 +290,7 @@ def test_who_agrees_with_us_may_say_the_same_for_ever() -> None:
 def test_who_has_trained_for_much_longer_is_a_stranger_and_no_offender() -> None:
     """Check outer steps of milliseconds: two settled peers may be this far apart."""
     table = swarm(2.0)
-    far = ProgressBounds(RULES).catch_up + 1.0
+    far = ProgressBounds(RULES, len((*HONEST, LIAR))).catch_up + 1.0
     original = table["amber"].core.handle
     terms: list[float] = []
 
