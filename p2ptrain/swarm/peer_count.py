@@ -47,14 +47,14 @@ class PeerCount:
     def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
         """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.
 
-        A peer counts no more that did not answer our last call, since the record of a killed one outlives it, or that broke
-        off two exchanges in a row.
+        A peer does not count if it did not answer our last call, since the record of a killed one outlives it, or if
+        it broke off three exchanges in a row.
         """
         live = members.live(now)
         strangers, met, excluded = 0.0, 0, 0
         for known in live:
             if known.state is PeerState.TRAINING:
-                if known.unanswered or known.broken > 1 or known.barred_until > now or known.peer in liars:
+                if known.unanswered or known.broken > 2 or known.barred_until > now or known.peer in liars:
                     excluded += 1
                 elif known.was_heard:
                     met += 1
