@@ -47,14 +47,13 @@ class PeerCount:
     def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
         """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.
 
-        A peer does not count if it did not answer our last call, since the record of a killed one outlives it, or if
-        it broke off three exchanges in a row.
+        A peer that did not answer our last call does not count: the record of a killed one outlives it.
         """
         live = members.live(now)
         strangers, met, excluded = 0.0, 0, 0
         for known in live:
             if known.state is PeerState.TRAINING:
-                if known.unanswered or known.broken > 2 or known.barred_until > now or known.peer in liars:
+                if known.unanswered or known.barred_until > now or known.peer in liars:
                     excluded += 1
                 elif known.was_heard:
                     met += 1
