@@ -26,8 +26,14 @@ MAX_TIMES = 20.0
 measure the ratio of throughputs; data centre and gaming GPUs should be within it."""
 
 
-def summed(rows: Sequence[PeerRow], run_tokens: int) -> tuple[dict[str, float], float]:
-    """Return the swarm's figures by name and its median progress; ``run_tokens``: 0 if unknown."""
+def summed(rows: Sequence[PeerRow], run_tokens: int, total_peers: int) -> tuple[dict[str, float], float]:
+    """Return the swarm's figures by name and its median progress.
+
+    Args:
+        run_tokens: tokens of all peers at the run's end.
+        total_peers: number of peers of which ``rows`` are a sample. Those that do not report are assumed to be as fast
+            as the others.
+    """
     figures: dict[str, float] = {}
     for name, (share, least) in SUMMED.items():
         if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
@@ -37,8 +43,12 @@ def summed(rows: Sequence[PeerRow], run_tokens: int) -> tuple[dict[str, float], 
             figures[name] = median(known)
     # A joining peer has no progress yet.
     progress = median([row.progress for row in rows if row.state != PeerState.JOINING.value] or [0.0])
-    if rows and run_tokens:
+    if rows:
         figures["fraction"] = min(progress / run_tokens, 1.0)
+    if speed := figures.get("tokens_per_s"):
+        reporting = sum(row.tokens_per_s is not None for row in rows)
+        figures["swarm_tokens_per_s"] = speed * total_peers / reporting
+        figures["remaining_s"] = max(run_tokens - progress, 0.0) / figures["swarm_tokens_per_s"]
     return figures, progress
 
 

@@ -292,10 +292,10 @@ class SwarmView:
         view = self._view
         rows = [row for row in view.peers.values() if row.state != "gone"]
         if not rows and view.figures:
-            for name in ("tokens_per_s", "up", "down"):
+            for name in ("tokens_per_s", "swarm_tokens_per_s", "remaining_s", "up", "down"):
                 view.figures.pop(name, None)
             left = [each.progress for each in self._left.values()]  # newer than what they told
-            if left and view.run.run_tokens:
+            if left:
                 fraction = min(median(left) / view.run.run_tokens, 1.0)
                 view.figures["fraction"] = max(fraction, view.figures.get("fraction", 0.0))
             view.why = "no peer is here at the moment; these are the last figures"
@@ -303,7 +303,7 @@ class SwarmView:
                 view.why = "the run has ended; these are the last figures"
             return
         view.why = ""
-        figures, progress = summed(rows, view.run.run_tokens)
+        figures, progress = summed(rows, view.run.run_tokens, view.total_peers)
         view.figures = figures
         if "disagreement" in figures:
             view.disagreement.add(progress, now, figures["disagreement"])

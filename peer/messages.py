@@ -43,7 +43,9 @@ def size(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: ``0.8 s``, ``12 ms``, ``5 min``, ``1.5 h``."""
+    """Format a duration: ``0.8 s``, ``12 ms``, ``5 min``, ``1.5 h``, ``2.5 d``."""
+    if seconds >= 48 * 3600:
+        return f"{seconds / 86_400:.1f} d"
     if seconds >= 120:
         return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
@@ -102,20 +104,28 @@ def _forward(fields: Mapping[str, Any]) -> str:
 
 def _progress(fields: Mapping[str, Any]) -> str:
     """Describe progress, the most important first, as a narrow terminal leaves out the rest."""
-    fraction, speed = fields["fraction"], fields["tokens_per_s"]
-    parts = [f"{100 * fraction:.0f} %"]
-    if 0 < fraction < 1 and speed > 0:
-        parts.append(f"{duration(fields['progress'] * (1 / fraction - 1) / speed)} left")
+    parts = [f"{100 * fields['fraction']:.0f} %"]
+    if remaining_s := fields.get("remaining_s"):
+        parts.append(f"{duration(remaining_s)} left")
     if "loss" in fields:  # none before the first outer step
         parts.append(f"loss {fields['loss']:.3f}")
     peers = fields["peers"]
-    parts += [f"{peers:,} other peer{'s' if peers != 1 else ''}", f"{fields['exchanges_ok']:,} exchanges"]
-    if speed > 0:  # none before two inner steps
-        parts.append(f"{speed:,.0f} tokens/s")
-    parts.append(f"step {fields['step']:,}")
+    parts.append(f"{peers:,} other peer{'s' if peers != 1 else ''}")
+    if (speed := fields.get("swarm_tokens_per_s")) is not None:  # unknown before two inner steps
+        shortened_s = fields["shortened_s"]
+        parts.append(f"{speed:,.0f} tokens/s{here(fields['tokens_per_s'], shortened_s)}")
+        if shortened_s is not None:
+            parts.append(f"this computer shortens the run by {duration(shortened_s)}")
+    parts += [f"{fields['exchanges_ok']:,} exchanges", f"step {fields['step']:,}"]
+    parts.append(f"{fields['progress']:,.0f} of {fields['run_tokens']:,} tokens")
     if "unsaved_s" in fields:
         parts.insert(0, f"NOT saved for {duration(fields['unsaved_s'])}")
     return "[train] " + PARTS.join(parts)
+
+
+def here(tokens_per_s: float, shortened_s: float | None) -> str:
+    """Return this computer's part of the swarm's throughput; empty if no other peer trains."""
+    return "" if shortened_s is None else f", {tokens_per_s:,.0f} of them here"
 
 
 def lowest_loss(fields: Mapping[str, Any]) -> str:
@@ -220,7 +230,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "remembered": lambda f: f"[owner] options of earlier starts: {f['options']} (--forget drops them)",
     "text differs": lambda f: f"[data] warning: {first_sentence(_why(f))}",
     "text repeats": lambda f: f"[data] warning: {first_sentence(_why(f))}",
-    "resumed": lambda f: f"[train] resumed at step {f['step']:,}, {f['progress']:,.0f} tokens per peer",
+    "resumed": lambda f: f"[train] resumed at step {f['step']:,}, {f['progress']:,.0f} tokens of all peers",
     "no checkpoint": lambda f: (
         "[train] earlier starts saved no checkpoint, so this peer begins anew; the first one is saved after "
         f"{duration(f['seconds'])} of training"

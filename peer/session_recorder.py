@@ -26,6 +26,7 @@ from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from peer.home import Home
 from peer.throughput import Throughput
+from peer.time_left import ExchangeDrift, TimeLeft, time_left
 
 PROGRESS_PERIOD_S = 2.0
 SAVE_PERIOD_S = 120.0
@@ -111,6 +112,7 @@ class SessionRecorder:
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
     throughput: Throughput = field(default_factory=Throughput)
+    drift: ExchangeDrift = field(default_factory=ExchangeDrift)
     has_stepped: bool = False
     is_held: bool = False
     is_reading: bool = False
@@ -165,6 +167,7 @@ class SessionRecorder:
     def inner_step_done(self) -> None:
         now = time.monotonic()
         self.throughput.inner_step_done(self.learner.tokens)
+        self.drift.record(self.learner.progress_displacement)
         if not self.has_stepped:
             self.has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
@@ -183,10 +186,12 @@ class SessionRecorder:
             step=self.learner.step,
             progress=self.learner.progress,
             fraction=min(self.learner.progress / self.run_tokens, 1.0),
+            run_tokens=self.run_tokens,
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             learning_rate=self.task.learning_rate,
             tokens_per_s=self.throughput.tokens_per_s,
+            **self._time_fields(),
             peers=self.live_peers(),
             exchanges_ok=self.counted().exchanges_ok,
             **({"unsaved_s": now - since} if (since := self._unsaved_since) is not None else {}),
@@ -202,6 +207,7 @@ class SessionRecorder:
         if is_held:
             self._held_at = time.monotonic()
             self.throughput.rest()
+            self.drift.rest()
             self.notebook.note("held", step=self.learner.step, tokens=self.learner.tokens)
             self._next_save = 0.0
             if not self.learner.is_waiting:
@@ -334,6 +340,7 @@ class SessionRecorder:
         self._ended_at = self._held_at if self.is_held else time.monotonic()
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
         self.throughput.rest()
+        self.drift.rest()
 
     @property
     def _elapsed_s(self) -> float:
@@ -341,10 +348,14 @@ class SessionRecorder:
         now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
         return now - self._started_at - self._held_s
 
+    def time_left(self) -> TimeLeft | None:
+        """Return the swarm's throughput and the time to the run's end; None while unknown. Safe from any thread."""
+        tokens = max(self.run_tokens - self.learner.progress, 0.0)
+        return time_left(tokens, self.throughput.tokens_per_s, self.learner.peers, self.drift.tokens_per_s)
+
     def remaining_s(self) -> float | None:
-        """Return the seconds to the run's end at the current speed; None while unknown. Safe from any thread."""
-        speed = self.throughput.tokens_per_s
-        return (self.run_tokens - self.learner.progress) / speed if speed else None
+        """Return the seconds to the run's end; None while unknown. Safe from any thread."""
+        return None if (left := self.time_left()) is None else left.remaining_s
 
     def figures(self) -> dict[str, Any]:
         """Return the current training figures. Safe from any thread."""
@@ -353,11 +364,13 @@ class SessionRecorder:
             "step": learner.step,
             "progress": learner.progress,
             "fraction": min(learner.progress / self.run_tokens, 1.0),
+            "run_tokens": self.run_tokens,
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
             "val_loss": self.last_loss.value if math.isfinite(self.last_loss.value) else None,
             "val_loss_tokens": self.last_loss.tokens,
             "tokens": learner.tokens,
             "tokens_per_s": self.throughput.tokens_per_s,
+            **self._time_fields(),
             "skipped_steps": self.task.loss_scale.skipped,
             "compiler": "" if self.compiler is None else self.compiler.state,
             "exchanges_ok": counters.exchanges_ok,
@@ -425,6 +438,9 @@ class SessionRecorder:
             "val_loss_first": None if first is None else first.value,
             "val_loss_first_tokens": None if first is None else first.tokens,
         }
+
+    def _time_fields(self) -> dict[str, float | None]:
+        return {} if (left := self.time_left()) is None else asdict(left)
 
     def _loss_fields(self) -> dict[str, Any]:
         return {"loss": self.last_loss.value, "read": self.last_loss.tokens, "of": self.last_loss.of}

@@ -62,6 +62,8 @@ SHAREABLE = frozenset(
 owner's computer, files, settings or home network."""
 MAX_SAMPLE_SHARED = 600
 """Maximum characters of a sample text that others get."""
+TIME_FIGURES = ("swarm_tokens_per_s", "remaining_s", "shortened_s")
+"""Figures of all peers together, as this one estimates them (``peer.time_left``)."""
 RECENT = 10
 """Number of exchanges whose median distance is shown as the disagreement."""
 
@@ -263,7 +265,8 @@ class StatusView:
         own = self._own_row()
         view.peers = {own.id: own, **{peer: row for peer, row in view.peers.items() if peer != own.id}}
         view.total_peers = max(view.total_peers, 1)
-        found = {"fraction": sources.figures().get("fraction"), **plain(own)}
+        figures = sources.figures()
+        found = {name: figures.get(name) for name in ("fraction", *TIME_FIGURES)} | plain(own)
         view.figures = {
             name: float(value)
             for name, value in found.items()

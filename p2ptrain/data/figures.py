@@ -27,8 +27,7 @@ class TextFigures:
     sequence_length: int
     run_tokens: int
     epochs: float
-    """How often one peer reads the training tokens until the run ends; the run's peers together read them as often
-    each."""
+    """How often all peers together read the training tokens until the run ends."""
     parameters: int
     tokens_per_parameter: float
     """Training tokens per parameter of the model."""
@@ -58,7 +57,7 @@ class TextFigures:
             ("training tokens", f"{self.training_tokens:,}"),
             ("held-out tokens", f"{self.held_out_tokens:,}; the loss is measured on {self.measured_tokens:,} of them"),
             ("unused tokens", f"{unused:,}, the ends of parts that are no whole sequence of {self.sequence_length:,}"),
-            ("tokens per peer", f"{self.run_tokens:,} until the run ends, which is {self.epochs:,.2f} epochs"),
+            ("run", f"{self.run_tokens:,} tokens of all peers together, which read the text {self.epochs:,.2f} times"),
             ("model", f"{self.parameters:,} parameters, {self.tokens_per_parameter:,.2f} training tokens for each"),
             ("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),
         ]

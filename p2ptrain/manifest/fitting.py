@@ -20,8 +20,9 @@ SHORT_TEXT = 0.5
 MAX_EPOCHS = 4
 """Epochs up to which repeated text is worth about as much as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
-MIN_OUTER_STEPS = 100
-"""Outer steps that a run has at least, or its peers exchange too seldom. Guess: measure the loss of short runs."""
+MIN_OUTER_STEPS = 400
+"""Outer steps of all peers that a run has at least, 100 for each of four, or they exchange too seldom. Guess: measure
+the loss of short runs."""
 
 _NO_AUTHOR = "00" * 32
 
@@ -39,8 +40,8 @@ class FittedRun(NamedTuple):
 def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = None) -> FittedRun:
     """Choose model size and token budget for a text of ``tokens`` training tokens.
 
-    Without ``preset_name`` each peer reads the text once, and the model is that of ``_candidates`` which comes nearest
-    to ``TOKENS_PER_PARAMETER``. With it, model and budget are the preset's.
+    Without ``preset_name`` all peers together read the text once, and the model is that of ``_candidates`` which comes
+    nearest to ``TOKENS_PER_PARAMETER``. With it, model and budget are the preset's.
 
     Args:
         changes: further changes to the preset, such as its vocabulary.
@@ -62,7 +63,7 @@ def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = No
 
 
 def epochs(manifest: Manifest, tokens: int) -> float:
-    """Return how often one peer reads a text of ``tokens`` training tokens until the run ends."""
+    """Return how often all peers together read a text of ``tokens`` training tokens until the run ends."""
     return manifest.run.tokens / tokens
 
 
@@ -71,7 +72,7 @@ def repetition(manifest: Manifest, tokens: int) -> str | None:
     if epochs(manifest, tokens) <= MAX_EPOCHS:
         return None
     return (
-        f"the text is small for this run: each peer reads its {tokens:,} training tokens "
+        f"the text is small for this run: all peers together read its {tokens:,} training tokens "
         f"{epochs(manifest, tokens):,.1f} times. Beyond {MAX_EPOCHS} times repeated text is worth less and less "
         f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens, now "
         f"{manifest.run.tokens:,}, to {MAX_EPOCHS * tokens:,}"

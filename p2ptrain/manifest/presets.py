@@ -42,7 +42,7 @@ _LLAMA = {"hidden_act": "silu", "initializer_range": 0.02, "norm_epsilon": 1e-5,
 _SHAKESPEARE = {"kind": "builtin", "name": "shakespeare", "validation_fraction": 0.05}
 
 _DEMO: dict[str, Any] = {
-    "run": {"name": "demo", "seed": 1, "tokens": 1_200_000},
+    "run": {"name": "demo", "seed": 1, "tokens": 3_600_000},  # 234 outer steps for each of three peers.
     "model": {
         "architecture": "LlamaForCausalLM",
         "config": {
@@ -64,7 +64,7 @@ _DEMO: dict[str, Any] = {
         "sequence_length": 128,
         "sequences_per_step": 2,  # Better than 4 at equal tokens, for a swarm and for one peer (our measurement).
         "learning_rate": 3e-3,  # Best of 1e-3, 2e-3, 3e-3 and 6e-3 for a single peer (our measurement).
-        "warmup_tokens": 60_000,
+        "warmup_tokens": 180_000,
         "schedule": "cosine",
         "final_learning_rate_fraction": 0.05,
     },
@@ -81,7 +81,7 @@ _DEMO: dict[str, Any] = {
 
 # 15.5M parameters, the size of llama2.c's stories15M, with an embedding of 256 bytes instead of 32,000 pieces.
 _LLAMA_15M: dict[str, Any] = {
-    "run": {"name": "llama-15m", "seed": 1, "tokens": 50_000_000},
+    "run": {"name": "llama-15m", "seed": 1, "tokens": 50_000_000},  # 101 outer steps for each of four peers.
     "model": {
         "architecture": "LlamaForCausalLM",
         "config": {
@@ -119,7 +119,8 @@ _LLAMA_15M: dict[str, Any] = {
 
 # Shape, tokenizer and peak learning rate of SmolLM-135M (huggingface.co/HuggingFaceTB/SmolLM-135M).
 _LLAMA_135M: dict[str, Any] = {
-    "run": {"name": "llama-135m", "seed": 1, "tokens": 1_000_000_000},
+    # 20 tokens per parameter (manifest/fitting.py), 103 outer steps for each of eight peers.
+    "run": {"name": "llama-135m", "seed": 1, "tokens": 2_700_000_000},
     "model": {
         "architecture": "LlamaForCausalLM",
         "config": {
@@ -146,7 +147,7 @@ _LLAMA_135M: dict[str, Any] = {
         "config": "sample-10BT",
         "split": "train",
         "text_field": "text",
-        "max_tokens": 260_000_000,  # Each peer reads them at most four times (manifest/fitting.py).
+        "max_tokens": 680_000_000,  # All peers together read them at most four times (manifest/fitting.py).
         "validation_fraction": 0.005,
     },
     "training": {
@@ -154,7 +155,7 @@ _LLAMA_135M: dict[str, Any] = {
         "sequence_length": 2048,
         "sequences_per_step": 32,
         "learning_rate": 3e-3,
-        "warmup_tokens": 20_000_000,
+        "warmup_tokens": 54_000_000,
         "schedule": "cosine",
         "final_learning_rate_fraction": 0.1,
     },

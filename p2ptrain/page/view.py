@@ -38,7 +38,7 @@ class RunFacts:
     id: str = ""
     parameters: int = 0
     run_tokens: int = 0
-    """End of the run."""
+    """Tokens of all peers at the run's end."""
     recipe: str = ""
     codec: str = ""
 
@@ -53,7 +53,7 @@ class PeerRow:
     """State: joining, training, finishing or leaving; ``gone`` after its record expired."""
     step: int = 0
     progress: float = 0.0
-    """Tokens per peer."""
+    """Tokens of all peers, as this one estimates them."""
     age_s: float = 0.0
     """Time since its record was issued or since its last report, whichever is later."""
     path: str = ""
@@ -147,7 +147,7 @@ class Series:
 
 @dataclass(slots=True)
 class Curve:
-    """Learning curve of one peer: points of (tokens per peer, seconds since 1970, nats per token)."""
+    """Learning curve of one peer: points of (tokens of all peers, seconds since 1970, nats per token)."""
 
     name: str = ""
     train: Series = field(default_factory=Series)
@@ -174,7 +174,7 @@ class View:
     curves: dict[str, Curve] = field(default_factory=dict)
     """Curves by peer id; the empty id is the average of all peers."""
     disagreement: Series = field(default_factory=Series)
-    """Points of (tokens per peer, seconds since 1970, share)."""
+    """Points of (tokens of all peers, seconds since 1970, share)."""
     traffic: Series = field(default_factory=Series)
     """Points of (seconds since 1970, bytes per second sent, received)."""
     exchanges: deque[ExchangeRow] = field(default_factory=lambda: deque(maxlen=MOST_EXCHANGES))
@@ -182,8 +182,9 @@ class View:
     checkpoints: deque[CheckpointRow] = field(default_factory=lambda: deque(maxlen=MOST_CHECKPOINTS))
     sample: SampleText | None = None
     figures: dict[str, float] = field(default_factory=dict)
-    """Figures by name, aggregated over all reporting peers (in a peer's view its own): tokens, tokens_per_s, fraction,
-    exchanges, failed, up, down, sent_bytes, received_bytes, blocked_share, loss, held_out, disagreement."""
+    """Figures by name, aggregated over all reporting peers (in a peer's view its own): tokens, tokens_per_s, exchanges,
+    failed, up, down, sent_bytes, received_bytes, blocked_share, loss, held_out, disagreement. Of all peers in every
+    view: fraction, swarm_tokens_per_s, remaining_s; shortened_s: by how much this peer shortens that."""
     _serial: int = 0
     _issued: dict[str, float] = field(default_factory=dict)
     """Time of each peer's last sign of life, by peer id."""
@@ -306,7 +307,7 @@ def row_of(peer: str, report: Mapping[str, Any], base: PeerRow, most_progress: f
     """Return a peer's row updated from its report (``plain`` of its own row, or anything else), each field checked.
 
     Args:
-        most_progress: upper bound of a peer's progress in tokens per peer.
+        most_progress: upper bound of a peer's progress, in tokens of all peers.
     """
     known: dict[str, Any] = {each.name: getattr(base, each.name) for each in fields(PeerRow)}
     for name in ("tokens_per_s", "up", "down"):

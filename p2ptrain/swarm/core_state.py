@@ -114,7 +114,7 @@ class CoreState:
 
     def count_peers(self, now: float) -> None:
         """Count the peers that train, and pass a new number on to the trainer. Alone by choice, this peer is one."""
-        if self.rules.exchanges and self.count.update(self.members, now):
+        if self.rules.exchanges and self.count.update(self.members, now, self.implausible_claims):
             self.bounds = ProgressBounds(self.rules, self.count.peers)
             self.budget.rescale(self.bounds)
             self.emit(Counted(self.count.peers))

@@ -10,8 +10,10 @@ outer step, and only if one of them answered in it: a crowd of false records can
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
 
@@ -43,26 +45,26 @@ class PeerCount:
         self._strangers_met = members.strangers_met
         self._most = RISE * self.peers if is_met else self.peers
 
-    def update(self, members: Membership, now: float) -> bool:
-        """Count again. Return whether the number changed.
+    def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
+        """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.
 
         A peer that did not answer our last call does not count: the record of a killed one outlives it.
         """
         live = members.live(now)
         if not live:
             self._most = AT_ONCE
-        strangers, met, silent = 0.0, 0, 0
+        strangers, met, excluded = 0.0, 0, 0
         for known in live:
             if known.state is PeerState.TRAINING:
-                if known.unanswered:
-                    silent += 1
+                if known.unanswered or known.barred_until > now or known.peer in liars:
+                    excluded += 1
                 elif known.was_heard:
                     met += 1
                 else:
                     strangers += 1
         if self.in_directory - 1 > len(live) > 0:
-            training = (self.in_directory - 1) * (met + strangers + silent) / len(live)
-            strangers = max(training - met - silent, strangers)
+            training = (self.in_directory - 1) * (met + strangers + excluded) / len(live)
+            strangers = max(training - met - excluded, strangers)
         most = max(self._most, 1.0 + met)
         counted = min(1.0 + met + strangers * members.stranger_share, most, MAX_PEERS)
         changed, self.peers = counted != self.peers, counted

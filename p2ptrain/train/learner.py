@@ -77,6 +77,8 @@ class Learner:
         """Estimate of the tokens that all peers have trained on."""
         self.peers = 1.0
         """Number of peers that train, by which own tokens count. Written by the network thread."""
+        self.progress_displacement = 0.0
+        """Tokens by which exchanges have moved the progress since the start, on balance."""
         self.tokens = 0
         """Tokens that this peer itself has trained on."""
         self.loss = float("nan")
@@ -250,6 +252,7 @@ class Learner:
                 weights.move(fragment, *late, ready.serial)
         self.payloads.settle(ready.serial)
         self.progress += commit.progress_displacement
+        self.progress_displacement += commit.progress_displacement
         return Applied(commit.link, self.progress)
 
     def _move_fast(self, fragment: int, displacement_: Tensor, ready: Displacement) -> None:

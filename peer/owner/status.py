@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.base.text import printable
 from p2ptrain.net.throttle import MBIT
 from peer.home import Home
-from peer.messages import partly, size
+from peer.messages import duration, here, partly, size
 
 if TYPE_CHECKING:
     from peer.participation import Participation
@@ -105,7 +105,12 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         skipped = f", {training['skipped_steps']:,} steps skipped" if training.get("skipped_steps") else ""
         rows += [
             ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
-            ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far{skipped}"),
+            (
+                "tokens",
+                f"{training['progress']:,.0f} of {training['run_tokens']:,} by all peers, "
+                f"{training['tokens']:,} of them here{skipped}",
+            ),
+            *_time_rows(training),
             ("compiler", training.get("compiler", "")),
             (
                 "swarm",
@@ -131,6 +136,16 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("settings", f"settings.toml is faulty and ignored: {status['settings_fault']}"))
     rows += [("settings", f"{option} has no effect: {why}") for option, why in status["not_in_effect"].items()]
     return rows
+
+
+def _time_rows(training: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if (speed := training.get("swarm_tokens_per_s")) is None:
+        return []
+    shortened_s = training["shortened_s"]
+    left = duration(training["remaining_s"])
+    if shortened_s is not None:
+        left += f"; this computer shortens it by {duration(shortened_s)}"
+    return [("speed", f"{speed:,.0f} tokens/s{here(training['tokens_per_s'], shortened_s)}"), ("time left", left)]
 
 
 def _saved_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -168,7 +168,7 @@ def _opening(plan: Plan) -> str:
     solo = " and a solo run to compare with" if plan.solo else ""
     return (
         f"{len(plan.peers)} peers{solo}; model of {parameter_count(manifest.model):,} parameters, "
-        f"{manifest.run.tokens:,} tokens per peer; output directory: {plan.out}"
+        f"{manifest.run.tokens:,} tokens of all peers; output directory: {plan.out}"
     )
 
 

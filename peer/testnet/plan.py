@@ -3,7 +3,7 @@
 ::
 
     OUT/run/         the swarm's run: manifest.toml, run.key, manifest.signed
-    OUT/solo-run/    the same run with recipe ``local``
+    OUT/solo-run/    one peer's share of that run with recipe ``local``
     OUT/bootstrap/   the bootstrap's home
     OUT/peer-1/ …    the peers' homes, each with the process's output.log
     OUT/solo/        the home of the peer that trains alone
@@ -45,8 +45,6 @@ from peer.home import Home
 MARKER = ".p2ptrain-testnet"
 OPEN = {"admission.policy": "open"}
 """Admission of a testnet, whatever the manifest says: all its peers are on this machine and need no invite."""
-SOLO_CHANGES: Mapping[str, Any] = {"outer.recipe": "local", "outer.exchanges_per_step": 0}
-"""Changes that turn a run into its solo twin: plain AdamW; same data, schedule and initial weights."""
 
 _NO_AUTHOR = "00" * 32
 
@@ -162,13 +160,24 @@ def lay_out(
     changes: dict[str, Any] = {} if seed is None else {"run.seed": seed}
     changes |= {} if is_gated else OPEN
     signed = _write_run(out / "run", manifest, changes)
+    names = [f"peer-{number}" for number in range(1, peers + 1)] if isinstance(peers, int) else peers
     alone = None
     if solo:
-        twin = _write_run(out / "solo-run", signed.manifest, SOLO_CHANGES)
+        twin = _write_run(out / "solo-run", signed.manifest, _solo_changes(signed.manifest, len(names)))
         alone = _trainer(out, "solo")
         alone.home.write(alone.home.path / SIGNED_FILE, twin.to_bytes())
-    names = [f"peer-{number}" for number in range(1, peers + 1)] if isinstance(peers, int) else peers
     return Plan(out, signed, tuple(_trainer(out, name) for name in names), alone)
+
+
+def _solo_changes(manifest: Manifest, peers: int) -> dict[str, Any]:
+    """Return the changes that turn a run into its solo twin: plain AdamW on as many tokens as one of the peers; same
+    data, shape of the schedule, and initial weights."""
+    return {
+        "outer.recipe": "local",
+        "outer.exchanges_per_step": 0,
+        "run.tokens": -(-manifest.run.tokens // peers),
+        "training.warmup_tokens": manifest.training.warmup_tokens // peers,
+    }
 
 
 def laid_out(out: Path, names: Sequence[str]) -> Plan:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.table import Table
 
 from p2ptrain.base.cgroups import usable_cpus
-from peer.messages import size
+from peer.messages import duration, size
 
 if TYPE_CHECKING:
     from peer.testnet.runner import Ending
@@ -118,6 +118,15 @@ class TestnetReport:
             return None
         return self.measured.averaged_val_loss / self.solo.figures.val_loss_last
 
+    @property
+    def times_s(self) -> tuple[float, float] | None:
+        """Seconds in which the peers trained, and in which the fastest would train on as many tokens as all of them."""
+        known = [each.figures for each in self.peers if each.figures is not None and each.figures.tokens_per_s > 0]
+        if len(known) < len(self.peers):
+            return None
+        together_s = max(each.tokens / each.tokens_per_s for each in known)
+        return together_s, sum(each.tokens for each in known) / max(each.tokens_per_s for each in known)
+
 
 def outcome(name: str, summary: Path) -> TrainerOutcome:
     """Read a trainer's summary.json."""
@@ -215,6 +224,12 @@ def comparison(report: TestnetReport) -> list[str]:
     if solo is not None and solo.figures is not None and report.ratio is not None:
         basis = "in the same time" if report.ending.cut_short else "on as many tokens as one peer"
         lines[0] += f"; solo run {basis}: {solo.figures.val_loss_last:.4f} (ratio {report.ratio:.3f})"
+    if (times := report.times_s) is not None:
+        together_s, alone_s = times
+        lines.append(
+            f"The peers trained for {duration(together_s)}; the fastest of them alone, at the speed that it had, would "
+            f"take {duration(alone_s)} for as many tokens as all"
+        )
     lines.append(
         f"Disagreement of the peers: {100 * measured.disagreement:.2f} % when training ended, "
         f"{100 * measured.final_disagreement:.2f} % after the final gossip"

@@ -96,6 +96,9 @@ def test_what_peers_tell_is_shown_and_summed_up(view: SwarmView, signed: SignedM
     assert document["figures"]["tokens"] == 600
     assert document["figures"]["loss"] == 2.5
     assert document["figures"]["tokens_per_s"] == 80.0
+    assert document["figures"]["swarm_tokens_per_s"] == 80.0 * 500 / 2
+    left = signed.manifest.run.tokens - 700.0
+    assert document["figures"]["remaining_s"] == pytest.approx(left / (80.0 * 500 / 2))
     assert {each["peer"]: each["train"] for each in document["curves"]} == {
         A: [(700.0, 1000.0, 2.0)],
         B: [(700.0, 1000.0, 3.0)],
@@ -527,9 +530,8 @@ def test_once_the_last_has_left_what_the_swarm_came_to_stays(view: SwarmView, si
     before = view.document()["figures"]
     view.meet([], None)
     document = view.document()
-    assert document["figures"] == {
-        name: value for name, value in before.items() if name not in ("tokens_per_s", "up", "down")
-    }
+    gone = ("tokens_per_s", "swarm_tokens_per_s", "remaining_s", "up", "down")
+    assert document["figures"] == {name: value for name, value in before.items() if name not in gone}
     assert document["figures"]["fraction"] > 0
     assert "last figures" in document["why"]
     view.meet([presence(signed, A, "fox")], None)

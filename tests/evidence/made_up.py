@@ -17,7 +17,7 @@ def simulate(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     outer, peers = wanted["outer"], sum(group["count"] for group in wanted["peers"])
     noise = random.Random(digest(wanted)).gauss(0.0, 0.004)
     loss = 1.6 + noise + 0.1 * abs(outer["learning_rate"] - 0.7) + 0.1 * abs(outer["momentum"] - 0.5)
-    end_s = wanted["run"]["run_tokens"] / 128
+    end_s = wanted["run"]["tokens"] / 128
     figures = {
         "peers": peers,
         "utilization": 0.9,

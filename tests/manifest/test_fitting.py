@@ -4,7 +4,15 @@ import pytest
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
-from p2ptrain.manifest.fitting import MAX_EPOCHS, TOKENS_PER_PARAMETER, FittedRun, epochs, fitted, repetition
+from p2ptrain.manifest.fitting import (
+    MAX_EPOCHS,
+    MIN_OUTER_STEPS,
+    TOKENS_PER_PARAMETER,
+    FittedRun,
+    epochs,
+    fitted,
+    repetition,
+)
 
 AUTHOR = "ab" * 32
 
@@ -19,14 +27,15 @@ def made(fit: FittedRun) -> Manifest:
 
 @pytest.mark.parametrize("ids", [256, 1_000, 8_000, 32_000, 49_152])
 @pytest.mark.parametrize("tokens", [20_000_000, 60_000_000, 300_000_000, 1_000_000_000, 1_900_000_000])
-def test_the_size_is_near_the_optimum_and_each_peer_reads_the_text_once(ids: int, tokens: int) -> None:
+def test_the_size_is_near_the_optimum_and_all_peers_together_read_the_text_once(ids: int, tokens: int) -> None:
     fit = fitted(tokens, vocabulary(ids))
     manifest = made(fit)
     smallest = parameter_count(made(fitted(1, vocabulary(ids))).model)
     ratio = tokens / parameter_count(manifest.model) / TOKENS_PER_PARAMETER
     assert ratio < 2.5
     assert ratio > 0.5 or parameter_count(manifest.model) == smallest
-    assert 0.98 < epochs(manifest, tokens) <= 1.0
+    shortest = MIN_OUTER_STEPS * manifest.tokens_per_outer_step
+    assert manifest.run.tokens == shortest > tokens or 0.98 < epochs(manifest, tokens) <= 1.0
     assert f"{parameter_count(manifest.model):,} parameters" in fit.reason
 
 
@@ -38,8 +47,8 @@ def test_more_text_never_means_a_smaller_model() -> None:
 
 def test_a_tiny_text_gets_a_run_with_enough_outer_steps_and_a_warning() -> None:
     manifest = made(fitted(10_000, {}))
-    assert manifest.run.tokens == 100 * manifest.tokens_per_outer_step
-    assert "its 10,000 training tokens 51.2 times" in str(repetition(manifest, 10_000))
+    assert manifest.run.tokens == MIN_OUTER_STEPS * manifest.tokens_per_outer_step
+    assert "its 10,000 training tokens 204.8 times" in str(repetition(manifest, 10_000))
 
 
 def test_a_chosen_preset_stays_as_it_is() -> None:

@@ -61,9 +61,9 @@ def test_two_runs_have_two_keys(tmp_path: Path) -> None:
 
 
 def test_changes_replace_numbers_of_the_preset(tmp_path: Path) -> None:
-    create_run(tmp_path, "demo", {"run.seed": 3, "run.tokens": 70_000})
+    create_run(tmp_path, "demo", {"run.seed": 3, "run.tokens": 700_000})
     written = parse_toml((tmp_path / MANIFEST_FILE).read_text())
-    assert (written.run.seed, written.run.tokens) == (3, 70_000)
+    assert (written.run.seed, written.run.tokens) == (3, 700_000)
 
 
 @pytest.mark.parametrize("name", [MANIFEST_FILE, KEY_FILE, SIGNED_FILE])

@@ -30,7 +30,7 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--headless=new", "--disable-dev-shm-u
 """Chromium's options."""
 NOW = 1_790_000_000.0
 """The documents' clock, in seconds since 1970."""
-TOKENS_PER_PEER = 1_200_000
+RUN_TOKENS = 1_200_000
 DONE = 0.46
 NAMES = ("Amber", "Birch", "Copper-Owl", "Dusk", "Elm", "Fjord", "Gull", "Heron")
 DEVICES = ("cuda:0", "cpu", "mps", "cuda:0")
@@ -48,11 +48,11 @@ def a_peer(index: int, seed: random.Random) -> PeerRow:
         nickname=NAMES[index] if index < len(NAMES) else f"peer-{index + 1}",
         state="joining" if index == 6 else "training",
         step=400 + index,
-        progress=DONE * TOKENS_PER_PEER,
+        progress=DONE * RUN_TOKENS,
         age_s=seed.uniform(0, 40),
         path="relayed" if index % 4 == 3 else "direct",
         device=DEVICES[index % len(DEVICES)],
-        tokens=int(DONE * TOKENS_PER_PEER),
+        tokens=int(DONE * RUN_TOKENS),
         tokens_per_s=speed,
         loss=1.93 + seed.gauss(0, 0.04),
         held_out=1.987 + seed.gauss(0, 0.01),
@@ -67,7 +67,7 @@ def a_peer(index: int, seed: random.Random) -> PeerRow:
 def a_view(peers: int = 8, seed: int = 0) -> View:
     """Return a view of a swarm in the middle of its run, as its first peer sees it."""
     random_ = random.Random(seed)
-    view = View("peer", me=peer_id(0), run=RunFacts("tiny-stories", "c0ffee" * 10, 357_024, TOKENS_PER_PEER, "pairs"))
+    view = View("peer", me=peer_id(0), run=RunFacts("tiny-stories", "c0ffee" * 10, 357_024, RUN_TOKENS, "pairs"))
     view.join = "p2ptrain peer 'p2ptrain://5f0c…@/dns4/bootstrap.example.org/tcp/31337/p2p/12D3KooW…'"
     view.state, view.why = "training", "7 others are here; the next exchange comes in about 2 s"
     view.place([a_peer(index, random_) for index in range(peers)])
@@ -77,7 +77,7 @@ def a_view(peers: int = 8, seed: int = 0) -> View:
         share = step / 200
         at = NOW - 3600 * (1 - share)
         apart = 0.02 + 0.06 * math.exp(-6 * share) + random_.gauss(0, 0.0012)
-        view.disagreement.add(share * DONE * TOKENS_PER_PEER, at, apart)
+        view.disagreement.add(share * DONE * RUN_TOKENS, at, apart)
         burst = 2.4e6 if step % 7 < 3 else 3e5
         view.traffic.add(at, burst * random_.uniform(0.8, 1.2), burst * random_.uniform(0.8, 1.2))
     for step in range(40):
@@ -90,7 +90,7 @@ def a_view(peers: int = 8, seed: int = 0) -> View:
     text = " there was a little fox who lived in the wood.\nShe asked the moon: “Will you come to tea?”\nAnd the moon,"
     view.sample = SampleText(NOW - 95, peer_id(0), 398, "Once upon a time", text + " who was polite, came.")
     view.figures = {
-        "tokens": peers * DONE * TOKENS_PER_PEER,
+        "tokens": peers * DONE * RUN_TOKENS,
         "tokens_per_s": sum(row.tokens_per_s or 0.0 for row in view.peers.values()),
         "fraction": DONE,
         "exchanges": 972.0,
@@ -112,7 +112,7 @@ def _learn(view: View, index: int, seed: random.Random) -> None:
     assert curve is not None
     for step in range(160):
         share = step / 160
-        tokens, at = share * DONE * TOKENS_PER_PEER, NOW - 3600 * (1 - share)
+        tokens, at = share * DONE * RUN_TOKENS, NOW - 3600 * (1 - share)
         loss = 1.9 + 3.5 * math.exp(-9 * share) + 0.25 * math.exp(-2 * share) + 0.02 * math.sin(index)
         curve.train.add(tokens, at, loss + seed.gauss(0, 0.05))
         if step % 10 == 0:

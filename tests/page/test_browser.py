@@ -173,19 +173,20 @@ def test_a_bootstrap_tells_what_its_peers_do(page: Page) -> None:
     page.until(lambda: page.text("state") == "serving")
 
 
-def test_the_time_that_is_left_goes_by_the_middle_peers_pace(page: Page) -> None:
-    """Check the remaining time: from the median peer's speed and share if known, and never of a simulation."""
+def test_time_left_and_what_this_computer_contributes(page: Page) -> None:
+    """Check texts with figures of all peers, of a peer alone, and without figures."""
     document = page.shown.view.document(page.shown.at)
-    peers = [{**each, "tokens_per_s": 1000.0} for each in document["peers"]]
-    told = {**document, "peers": peers, "figures": {**document["figures"], "fraction": 0.5}}
-    for changed, expected in (
-        ({}, "about 10\u00a0min left"),
-        ({"figures": {**told["figures"], "fraction": None}}, ""),
-        ({"figures": {**told["figures"], "fraction": 1.0}}, ""),
-        ({"kind": "simulation"}, ""),
+    figures = {**document["figures"], "tokens_per_s": 2000.0, "blocked_share": None}
+    told = {"swarm_tokens_per_s": 6000.0, "remaining_s": 600.0, "shortened_s": 300.0}
+    for changed, left, note in (
+        (told, "about 10\u00a0min left; this computer shortens it by 5\u00a0min", "2.00\u00a0k by this one"),
+        ({**told, "shortened_s": None}, "about 10\u00a0min left", "2.00\u00a0k by this one"),
+        ({**told, "remaining_s": 0.0, "swarm_tokens_per_s": 2000.0}, "", ""),
+        ({}, "", ""),
     ):
-        page.shown.replace({**told, **changed})
-        page.until(lambda expected=expected: page.text("progress-tokens").partition("about")[2] == expected[5:])
+        page.shown.replace({**document, "figures": figures | changed})
+        page.until(lambda left=left: page.text("progress-tokens").partition("about")[2] == left[5:])
+        assert page.text("speed-note") == note
 
 
 def test_numbers_move(page: Page) -> None:

@@ -22,7 +22,11 @@ PROGRESS: dict[str, Any] = {
     "progress": 345_000.0,
     "fraction": 0.345,
     "loss": 2.5,
+    "run_tokens": 1_000_000,
     "tokens_per_s": 12345.6,
+    "swarm_tokens_per_s": 20345.6,
+    "remaining_s": 53.1,
+    "shortened_s": 7201.0,
     "peers": 1,
     "exchanges_ok": 11,
 }
@@ -54,12 +58,16 @@ def test_weights_that_were_taken_and_what_was_lost_on_the_way() -> None:
 
 def test_progress_and_its_plurals() -> None:
     assert line("progress", PROGRESS) == (
-        "[train] 34 % · 53.1 s left · loss 2.500 · 1 other peer · 11 exchanges · 12,346 tokens/s · step 1,234"
+        "[train] 34 % · 53.1 s left · loss 2.500 · 1 other peer · 20,346 tokens/s, 12,346 of them here · this computer "
+        "shortens the run by 2.0 h · 11 exchanges · step 1,234 · 345,000 of 1,000,000 tokens"
     )
+    alone = {"swarm_tokens_per_s": 12345.6, "shortened_s": None}
+    assert "peer · 12,346 tokens/s · 11 exchanges" in str(line("progress", PROGRESS | alone))
     assert "0 other peers" in str(line("progress", PROGRESS | {"peers": 0}))
-    assert "tokens/s" not in str(line("progress", PROGRESS | {"tokens_per_s": 0.0}))  # none before two inner steps
-    for ends in {"fraction": 0.0}, {"fraction": 1.0}, {"tokens_per_s": 0.0}:
-        assert "left" not in str(line("progress", PROGRESS | ends))
+    assert "left" not in str(line("progress", PROGRESS | {"remaining_s": 0.0}))
+    names = ("swarm_tokens_per_s", "remaining_s", "shortened_s")
+    unmeasured = str(line("progress", {name: value for name, value in PROGRESS.items() if name not in names}))
+    assert not any(part in unmeasured for part in ("left", "tokens/s", "shortens"))
 
 
 def test_what_a_tokenizer_loses_is_a_warning() -> None:
@@ -186,12 +194,12 @@ def test_a_status_line_on_a_terminal_is_renewed_and_news_stands_above() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "last"), [(20, "34 %"), (60, "1 other peer"), (80, "11 exchanges"), (100, "step 1,234")]
+    ("width", "last"), [(20, "34 %"), (60, "1 other peer"), (100, "12,346 of them here"), (160, "11 exchanges")]
 )
 def test_a_status_line_has_the_parts_that_fit_the_width_that_the_terminal_has_now(width: int, last: str) -> None:
     terminal = Terminal(is_terminal=True, width=200)
     with terminal.screen:
-        assert "exchanges" in terminal.shows("progress", **PROGRESS)
+        assert "step" in terminal.shows("progress", **PROGRESS)
         terminal.console.width = width
         shown = terminal.shows("progress", **PROGRESS)
         whole = str(line("progress", PROGRESS))

@@ -40,6 +40,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> SessionRecorder:
     learner = SimpleNamespace(
         tokens=0, progress=0.0, step=0, loss=2.0, blocked_s=0.0, longest_blocked_s=0.0, inner_step_s=0.0
     )
+    learner.progress_displacement, learner.peers = 0.0, 1.0
     learner.is_waiting = learner.ended = False
     learner.changes = 0
     parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "placement", "run_tokens"), 1)
@@ -94,6 +95,11 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     notes = [note for kind, note in cast(MemoryLog, record.notebook).notes if kind == "progress"]
     assert notes[-1]["tokens_per_s"] == pytest.approx(25.0)
     assert record.remaining_s() == pytest.approx((record.run_tokens - record.learner.progress) / 25)
+    assert record.figures()["shortened_s"] is None
+    record.learner.peers = 4.0
+    assert record.figures()["swarm_tokens_per_s"] == notes[-1]["swarm_tokens_per_s"] * 4 == pytest.approx(100.0)
+    assert record.remaining_s() == pytest.approx(record.run_tokens / 100)
+    assert record.figures()["shortened_s"] == pytest.approx(record.run_tokens / 75 - record.run_tokens / 100)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     assert record.figures()["skipped_steps"] == 0
     record.task.loss_scale.update(is_finite=False)
@@ -102,6 +108,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     record.held(True)
     now += 1000.0
     assert record.figures()["tokens_per_s"] == 0.0
+    assert record.remaining_s() is None
     record.held(False)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     now += 1.0

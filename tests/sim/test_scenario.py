@@ -69,7 +69,7 @@ def test_there_are_examples() -> None:
         ("outer.fragments=4096", "outer.fragments: 4096 is too many for this model; at most 977"),
         ("outer.partners=2", "outer.partners: 2, and recipe swarm has one partner at a time; set it to 1"),
         ("peers.home.count=1", "peers: a single peer has no partners; give a count of 2 or another group"),
-        ("run.tokens=80", "run.outer_steps: give either outer_steps or run_tokens"),
+        ("run.tokens=80", "run.outer_steps: give either outer_steps or tokens"),
         ("peers.home.leaves_at_s=0.5", None),
         ("peers.home.returns_after_s=1", "peers.home.returns_after_s: no peer leaves; give leaves_at_s or stays_s"),
         ("peers.home.lie=silent", "peers: every group has a lie; at least one group must be honest"),
@@ -183,11 +183,13 @@ def test_changes_that_break_the_parser(basic: dict[str, Any], value: str) -> Non
 
 
 def test_the_end_in_tokens(basic: dict[str, Any]) -> None:
-    assert parse(basic).run_tokens == 80
+    assert parse(basic).run_tokens == 6 * 80, "of six peers"
+    alone = {**basic, "outer": basic["outer"] | {"recipe": "local", "exchanges_per_step": 0}}
+    assert parse(alone).run_tokens == 80
     del basic["run"]["outer_steps"]
-    basic["run"]["run_tokens"] = 85
+    basic["run"]["tokens"] = 85
     assert parse(basic).run_tokens == 85
-    basic["run"]["run_tokens"] = 9
+    basic["run"]["tokens"] = 9
     assert problems(basic) == ["run.tokens: 9 ends the run before its first outer step, which takes 10 tokens"]
 
 

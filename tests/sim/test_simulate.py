@@ -75,7 +75,7 @@ def test_late_comers_take_a_model_and_train_on(make):
     assert report.groups["late"].pulls == 3
     assert report.groups["late"].down.weights == pytest.approx(4e6, rel=0.01)
     assert report.groups["home"].up.weights == pytest.approx(4e6 * 3 / 6, rel=0.01)
-    assert report.groups["late"].tokens < 3 * 200
+    assert report.groups["late"].tokens < 0.8 * report.groups["home"].tokens / 2
 
 
 def test_who_goes_and_comes_back_is_somebody_new(make):
@@ -129,7 +129,7 @@ def test_failed_exchanges_are_as_many_as_the_scenario_says(make):
 @pytest.mark.parametrize("lie", ["progress", "garbage", "silent", "stalling"])
 def test_a_liar_does_not_stop_the_others_from_learning(make, lie):
     liar = {"name": "liar", "count": 1, "step_s": 1.0, "lie": lie}
-    changes = "run.outer_steps=30", "peers.home.up_mbit_s=1.0", "swarm.final_gossip_s=0"
+    changes = "run.outer_steps=60", "peers.home.up_mbit_s=1.0", "swarm.final_gossip_s=0"
     honest = learnt(make, *changes)
     lied_to = learnt(make, *changes, groups=[liar])
     assert lied_to.curve[-1].validation <= 1.5 * honest.curve[-1].validation

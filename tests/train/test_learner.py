@@ -451,6 +451,7 @@ def test_what_is_delivered_is_applied_at_the_next_step_and_reported():
     events = one.advance()
     assert events == [Applied(LINK, 5.0)]
     assert one.progress == 6.0  # and one token of its own
+    assert one.progress_displacement == 5.0
 
 
 def test_outer_steps_and_the_end_are_reported_once():
@@ -533,6 +534,7 @@ def test_adopting_replaces_everything_and_frees_what_was_under_way():
     assert torch.equal(slow(newcomer), slow(donor))
     assert torch.equal(newcomer.task.theta, slow(donor))
     assert not stored(newcomer)[0]["momentum"].any()
+    assert newcomer.progress_displacement == 0, "a donor's progress does not count as exchanged"
     assert newcomer.task.resets == 1
     assert REWARM_STEPS > 0
 

@@ -42,6 +42,7 @@
   const values = (name) => here().map((row) => row[name]);
   /** A bootstrap's totals exclude departed peers. */
   const inAll = (found) => (found.kind === "bootstrap" ? "by those here" : "in all");
+  const reporters = (found) => (found.kind === "peer" ? "by this one" : "by those that report");
   const news = new ui.News(at("latest"), gossip, who);
 
   // --- the head ----------------------------------------------------------------------------------------------------
@@ -53,7 +54,7 @@
     set(at("what"), (WHAT[found.kind] ?? WHAT.bootstrap)(rows.get(found.me)));
     set(at("state"), doing(found));
     set(at("why"), ui.line(found.why));
-    showProgress(found, run.tokens);
+    showProgress(found, run.run_tokens);
     showJoin(ui.line(found.join), ui.line(found.join_note));
     set(at("facts"), facts(run).join(" · "));
     document.title = `${ui.loss(heldOut(found))} · ${ui.percent(found.figures?.fraction)} · ${name}`;
@@ -65,20 +66,20 @@
     return states || ui.line(found.state) || ui.NONE;
   }
 
-  /** Estimated from the median speed; not for simulations. */
-  function timeLeft(found, end) {
-    const speed = found.kind === "simulation" ? null : ui.median(values("tokens_per_s"));
-    const left = (1 - (found.figures?.fraction ?? NaN)) * end;
-    return speed > 0 && left > 0 ? `about ${ui.duration(left / speed)} left` : "";
+  /** How long the run takes from now on, and by how much the peer whose page this is shortens that. */
+  function timeLeft({ remaining_s: left, shortened_s: less }) {
+    if (!(left > 0)) return "";
+    return `about ${ui.duration(left)} left${less > 0 ? `; this computer shortens it by ${ui.duration(less)}` : ""}`;
   }
 
   function showProgress(found, end) {
-    const { fraction, tokens } = found.figures ?? {};
+    const figures = found.figures ?? {};
+    const { fraction, tokens } = figures;
     set(at("fraction"), ui.percent(fraction));
     const done = ui.isNumber(fraction) && end ? `${ui.scaled(Math.round(fraction * end))} of ` : "";
-    const share = end ? `${done}${ui.scaled(end)} tokens per peer` : "";
+    const share = end ? `${done}${ui.scaled(end)} tokens of all peers` : "";
     const all = `${ui.scaled(Math.round(tokens))} ${found.kind === "peer" ? "by this one" : inAll(found)}`;
-    set(at("progress-tokens"), [share, ui.isNumber(tokens) && all, timeLeft(found, end)].filter(Boolean).join(", "));
+    set(at("progress-tokens"), [share, ui.isNumber(tokens) && all, timeLeft(figures)].filter(Boolean).join(", "));
     at("progress").value = ui.isNumber(fraction) ? Math.min(1, Math.max(0, fraction)) : 0;
   }
 
@@ -121,9 +122,12 @@
     set(at("held-out"), ui.loss(loss));
     set(at("held-out-note"), ui.isNumber(loss) ? `guess among ${ui.scaled(Math.exp(loss))}` : "");
     showPeersHere(found);
-    set(at("speed"), ui.scaled(figures.tokens_per_s ?? ui.sum(values("tokens_per_s"))));
-    const waited = figures.blocked_share;
-    set(at("speed-note"), ui.isNumber(waited) ? `waits ${ui.percent(waited)} of the time` : "");
+    const all = figures.swarm_tokens_per_s;
+    const reported = figures.tokens_per_s ?? ui.sum(values("tokens_per_s"));
+    set(at("speed"), ui.scaled(all ?? reported));
+    const part = all > reported && `${ui.scaled(reported)} ${reporters(found)}`;
+    const waited = ui.isNumber(figures.blocked_share) && `waits ${ui.percent(figures.blocked_share)} of the time`;
+    set(at("speed-note"), [part, waited].filter(Boolean).join(", "));
     showExchangeFigures(figures);
     set(at("disagreement"), ui.percent(figures.disagreement ?? ui.median(values("disagreement"))));
     set(at("up"), ui.rate(figures.up));

@@ -27,8 +27,14 @@ def test_a_fresh_testnet_has_a_run_a_twin_and_homes(tmp_path: Path) -> None:
     twin = plan.solo.home.load_manifest(None)
     assert twin is not None
     assert twin == load_run(tmp_path / "solo-run")
+    for all_peers, alone in (
+        (DEMO.run.tokens, twin.manifest.run.tokens),
+        (DEMO.training.warmup_tokens, twin.manifest.training.warmup_tokens),
+    ):
+        assert alone == all_peers / 2
     changed = {line.partition(":")[0] for line in differences(plan.signed.manifest, twin.manifest)}
-    assert changed == {"outer.recipe", "outer.exchanges_per_step", "run.public_key"}
+    budget = {"run.tokens", "training.warmup_tokens"}
+    assert changed == {"outer.recipe", "outer.exchanges_per_step", "run.public_key", *budget}
 
 
 def test_the_twin_keeps_the_codec_of_pseudo_gradients(tmp_path: Path) -> None:

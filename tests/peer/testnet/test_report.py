@@ -136,6 +136,17 @@ def test_a_peer_that_stops_early_is_a_failure_unless_it_was_asked_to() -> None:
     assert "in the same time" in comparison(cut)[0]
 
 
+def test_the_report_says_how_much_sooner_the_swarm_ends() -> None:
+    """Check three peers that train for 10, 10 and 20 s."""
+    slow = replace(PEERS[0], figures=replace(FIGURES, tokens_per_s=50.0))
+    report = replace(GOOD, peers=(slow, *PEERS[1:]))
+    assert report.times_s == (20.0, 30.0)
+    assert "trained for 20.0 s" in comparison(report)[1]
+    assert "would take 30.0 s" in comparison(report)[1]
+    missing = replace(report, peers=(replace(slow, figures=None), *PEERS[1:]))
+    assert missing.times_s is None
+
+
 def test_cut_short_excuses_neither_silence_nor_laziness() -> None:
     report = replace(with_peer_2(exchanges_ok=0, val_loss_last=5.5), ending=replace(ENDING, cut_short=True))
     assert len(report.failures) == 2

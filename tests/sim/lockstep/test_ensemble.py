@@ -171,7 +171,7 @@ def test_language_models_learn(recipe: str) -> None:
     changes |= {"fragments": 3} if recipe == "streaming_diloco" else {}
     report = simulate(scenario("lm", [LINE | {"count": 2}], **changes))
     assert report.curve[-1].loss < report.curve[0].loss < 6
-    assert report.curve[-1].validation < 4
+    assert report.curve[-1].validation < report.curve[0].loss
     assert report.overall.tokens == 2 * 12 * changes.get("inner_steps", 10) * 256
 
 
@@ -246,7 +246,7 @@ def test_where_components_are_many_nothing_changes() -> None:
 
 def test_a_run_of_a_broken_number_of_phases_ends_at_the_same_tokens() -> None:
     whole = following().model_dump()
-    whole["run"] |= {"outer_steps": None, "tokens": 593}
+    whole["run"] |= {"outer_steps": None, "tokens": 4 * 593}
     for policy in ("fixed", "rank"):
         report = simulate(Scenario.model_validate(whole | {"pace": {"policy": policy}}))
         assert report.overall.tokens == 4 * 600
