@@ -18,7 +18,8 @@ from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
 
 AT_ONCE = 64.0
-"""Peers that may be counted in the first outer step. Founders of a swarm start together."""
+"""Peers that a peer without live ones may count in an outer step. Founders of a swarm start together, and a peer that
+slept finds others that it has forgotten."""
 RISE = 2.0
 """Maximum factor by which strangers raise the number with an own outer step; a thousand founders are counted after
 four steps."""
@@ -50,6 +51,8 @@ class PeerCount:
         A peer that did not answer our last call does not count: the record of a killed one outlives it.
         """
         live = members.live(now)
+        if not live:
+            self._most = AT_ONCE
         strangers, met, excluded = 0.0, 0, 0
         for known in live:
             if known.state is PeerState.TRAINING:

@@ -127,6 +127,20 @@ def test_strangers_that_do_not_answer_raise_the_number_no_more():
     assert counts_of(peer, crowd, in_directory=102, steps=4, strangers_answer=False) == []
 
 
+def test_a_peer_that_slept_counts_at_once_those_whom_it_had_forgotten():
+    table = swarm("amber", "birch", "cedar")
+    train(table, 3)
+    table["cedar"].frozen = True
+    for _ in range(20):
+        table.step("amber", "birch")
+        table.run(5.0)
+    table["cedar"].frozen = False
+    table.step("cedar")
+    assert table["cedar"].peers == 1.0
+    table.run(1.0)
+    assert table["cedar"].peers == 3.0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_crowd_of_false_records_counts_for_few_outer_steps(seed: int):
     """Check 1,000 records of nobody among seven honest peers, renewed with every outer step."""
