@@ -75,7 +75,7 @@ void multiply(long rows, long columns, long terms, Matrix a, Matrix b, float *c,
     }
 }
 
-// exp(x) for x <= 88 within two units in the last place, and 0 below -87. The polynomial is Cephes' expf.
+// exp(x) for x <= 88 to a few units in the last place, and 0 below -87. The polynomial is Cephes' expf.
 inline float exponential(float x) {
     const float bounded = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;  // NaN stays NaN
     const float power = std::nearbyint(bounded * 1.44269504f);

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from p2ptrain.manifest.model import Llama
 
 CPU_PASS_TOKENS = 2048
-"""Tokens computed at once on the CPU; further sequences are accumulated. Measured at T = 64 with 123 thousand weights:
-10.9, 9.4, 9.2 and 8.5 us a token at 256, 512, 1024 and 2048."""
+"""Tokens that torch computes at once on the CPU; further sequences are accumulated. Measured at T = 64 with 123
+thousand weights: 10.9, 9.4, 9.2 and 8.5 us a token at 256, 512, 1024 and 2048."""
 
 CUDA_PASS_TOKENS = 1 << 18
 """Tokens of all peers computed at once on CUDA: about 4 GB with 123 thousand weights. Guess: the time per token by
