@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -86,11 +87,29 @@ def _placement(described: Manifest, device: torch.device) -> dict[str, Any]:
         "sequences_per_step": described.training.sequences_per_step,
         "searched_s": searched_s,
         "peak_gb": None if peak is None else peak / 1e9,
+        "waits": waits(device, lambda: task.inner_step(0.0)),
     }
 
 
+def waits(device: torch.device, work: Callable[[], object]) -> int | None:
+    """Return how often operations of ``work`` make the host wait for a CUDA card; None for other devices.
+
+    Waits for an event, as for the result of the step before, do not count.
+    """
+    if device.type != "cuda":
+        return None
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            work()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(each.message) for each in found)
+
+
 def speed(device: torch.device) -> dict[str, Any]:
-    """Return tokens per second by preset and way of computing: median of some steps, None if out of memory."""
+    """Return tokens per second by preset and way of computing: median of some rounds, None if out of memory."""
     return {name: _speeds(manifest(name), device) for name in PRESETS}
 
 
@@ -111,14 +130,15 @@ def _tokens_per_s(described: Manifest, device: torch.device, how: Placement) -> 
     try:
         task = language_model_task(described, device, how)
         seconds = []
-        for _ in range(WARM_UPS + TIMED_STEPS):
+        for steps in (WARM_UPS, *[TIMED_STEPS] * REPETITIONS):
             begin = time.perf_counter()
-            task.inner_step(0.0)
-            accelerator.synchronize(device)  # the optimizer may still be running
+            for _ in range(steps):
+                task.inner_step(0.0)
+            accelerator.synchronize(device)  # once: a card has the next step before it has finished this one
             seconds.append(time.perf_counter() - begin)
     except DeviceError:
         return None
-    return described.training.tokens_per_step / statistics.median(seconds[WARM_UPS:])
+    return TIMED_STEPS * described.training.tokens_per_step / statistics.median(seconds[1:])
 
 
 def learning(device: torch.device) -> dict[str, Any]:
@@ -209,7 +229,15 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _placement_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    yield ["preset", "parameters", "computes in", "sequences at once", "looked for", "peak of a step"]
+    yield [
+        "preset",
+        "parameters",
+        "computes in",
+        "sequences at once",
+        "looked for",
+        "peak of a step",
+        "waits in a step",
+    ]
     for name, each in found.items():
         fits = f"{each['micro_batch']} of {each['sequences_per_step']}"
         yield [
@@ -219,6 +247,7 @@ def _placement_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
             fits,
             f"{each['searched_s']:.1f} s",
             "not counted" if each["peak_gb"] is None else f"{each['peak_gb']:.1f} GB",
+            "not counted" if each["waits"] is None else str(each["waits"]),
         ]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click import ClickException
 from click.testing import CliRunner
 
@@ -107,6 +109,7 @@ def test_what_a_card_does_is_told_in_tables() -> None:
                 "sequences_per_step": 4,
                 "searched_s": 1.5,
                 "peak_gb": 0.25,
+                "waits": 3,
             }
         },
         "gossip": {
@@ -124,15 +127,30 @@ def test_what_a_card_does_is_told_in_tables() -> None:
     }
     told = card.lines(document)
     assert told[0].startswith("Some card; some; Python 3")
-    assert "| demo | 1,000 | bfloat16 | 2 of 4 | 1.5 s | 0.2 GB |" in told
+    assert "| demo | 1,000 | bfloat16 | 2 of 4 | 1.5 s | 0.2 GB | 3 |" in told
     assert "| demo | 7 | 1.010 of the time without | 2.0 ms | 0.30 % | 1.00 % |" in told
     assert "| demo | 12,346 | out of memory |" in told
     assert "| demo | 9 | 5.500 | 2.5000 ± 0.7071 | 3.0000 ± 0.7071 | 0.5000 ± 0.0000 |" in told
     assert "| topk | not at all | 1.00 GB/s | no |" in told
-    document["placement"]["demo"]["peak_gb"] = None  # a backend that counts none
-    assert "| demo | 1,000 | bfloat16 | 2 of 4 | 1.5 s | not counted |" in card.lines(document)
+    document["placement"]["demo"] |= {"peak_gb": None, "waits": None}  # a backend that counts none
+    assert "| demo | 1,000 | bfloat16 | 2 of 4 | 1.5 s | not counted | not counted |" in card.lines(document)
     del document["placement"]
     assert not any("at once" in line for line in card.lines(document))  # no table for what was not measured
+
+
+def test_waits_for_a_card_are_counted_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def work() -> None:
+        assert modes == ["warn"]
+        for _ in range(2):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+
+    assert card.waits(torch.device("cuda"), work) == 2
+    assert modes == ["warn", "default"]
+    assert card.waits(torch.device("cpu"), work) is None
 
 
 def test_without_a_card_there_is_nothing_to_measure(tmp_path: Path) -> None:

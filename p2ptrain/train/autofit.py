@@ -17,6 +17,7 @@ import torch
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.train import accelerator
 from p2ptrain.train.activations import pass_bytes
+from p2ptrain.train.fast_weights import holds_slow
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 
 if TYPE_CHECKING:
@@ -119,8 +120,9 @@ def _budget_bytes(model: FlatModel, most: int) -> int:
     free = accelerator.free_bytes(device)
     if free is None:
         return most
-    vectors = 4 if device.type == "cuda" else 3  # to come: two moments, a gradient; FastWeights' slow weights
-    budget = int(CARD_MEMORY_FRACTION * free) - vectors * model.theta.nbytes
+    size = model.theta.nbytes
+    vectors = 4 if holds_slow(device, size) else 3  # to come: two moments, a gradient, slow weights
+    budget = int(CARD_MEMORY_FRACTION * free) - vectors * size
     return min(budget, most) if accelerator.shares_host_memory(device) else budget
 
 

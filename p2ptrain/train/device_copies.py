@@ -31,7 +31,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Tensors on the host that may still be on their way. Any thread may wait for them."""
+    """Tensors on the host that may still be on their way."""
 
     tensors: tuple[Tensor, ...]  # not to be read before ``wait``
     event: Event | None = None

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from p2ptrain.codec import Codec, Matrices, is_decodable
@@ -292,7 +293,9 @@ class Learner:
 
         After the run's end no later phase can deliver the rest: theta is x, and moves as x does on both sides.
         """
-        moved = displacement_ if ready.follow == 1.0 else displacement_ * ready.follow
+        moved = displacement_
+        if ready.follow != 1.0:
+            moved = torch.mul(displacement_, ready.follow, out=self._weights.buffer(displacement_))
         taken = moved if self.ended else displacement_
         self._weights.move_fast(fragment, taken, moved, ready.serial)
         self._guard.added(l2_distance(taken, moved))

@@ -44,6 +44,9 @@ class LateCopies(DeviceCopies):
     def snapshot(self, parts: list[Tensor]) -> Arrival:
         return self._arrival("snapshot", tuple(part.clone() for part in parts))
 
+    def buffer(self, like: Tensor) -> Tensor:
+        return torch.full_like(like, torch.nan)
+
     def arrive(self) -> None:
         """Let everything arrive that is on its way."""
         for event in self.events:

@@ -32,14 +32,15 @@ def learner(seed=1, recipe="swarm") -> Learner:
     return Learner(task, rules, slices(P, 2), codec.get("fp32"), MemoryLog())
 
 
-@pytest.fixture
-def late_learner(monkeypatch):
+@pytest.fixture(params=[True, False], ids=["large card", "small card"])
+def late_learner(monkeypatch, request):
     """Return ``late_learner(**how)``: a learner whose weights are on a double of a card, and that double."""
 
     def build(**how):
         double = LateCopies()
         with monkeypatch.context() as patch:
             patch.setattr(fast_weights, "copies_of", lambda device: double)
+            patch.setattr(fast_weights, "holds_slow", lambda device, size_bytes: request.param)
             return learner(**how), double
 
     return build
