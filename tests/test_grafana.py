@@ -91,6 +91,5 @@ def test_a_peer_tells_prometheus_of_itself_alone() -> None:
 def told_by(view: View, row: PeerRow) -> list[str]:
     """Return what a scrape of a peer's own page gets."""
     view.place([row, PeerRow("gone", state="gone")])
-    totals = ("tokens", "tokens_per_s", "fraction", "exchanges", "failed", "loss", "held_out", "disagreement")
-    view.figures = dict.fromkeys((*totals, "blocked_share", "up", "down", "sent_bytes", "received_bytes"), 1.0)
+    view.figures = dict.fromkeys(TOTALS, 1.0)
     return exposition(view.document(0.0)).decode().splitlines()

@@ -349,7 +349,8 @@ class Driver:
             finished: tuple[Presence, ...] = ()
             if asked is not None and (await asyncio.wait([asked], timeout=FINISHED_S))[0]:
                 finished = asked.result()
-            self._see(records, True, self._environment.directory.size, finished)
+            size = self._environment.directory.size
+            self._see(records, from_lookup=True, in_directory=size, finished=finished)
         finally:
             if asked is not None:
                 asked.cancel()

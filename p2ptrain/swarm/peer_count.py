@@ -6,6 +6,7 @@ so the mean grows by all peers' tokens: progress estimates the run's total.
 Anybody can write presence records, so only peers that sent this one a message count fully. The others, *strangers*,
 count by the share of strangers that answered when this peer called them. They raise n at most twofold with each own
 outer step, and only if one of them answered in it: a crowd of false records cannot raise n among peers that all met.
+Where exchanges are planned, as on a ring, most peers never call each other, and no answer is asked for.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ class PeerCount:
     _strangers_met: int = 0
     """``Membership.strangers_met`` after the last own outer step."""
 
-    def outer_step_done(self, members: Membership) -> None:
-        """Let strangers raise the number again if one of them answered since the last outer step."""
-        is_met = members.strangers_met > self._strangers_met
+    def outer_step_done(self, members: Membership, plans: bool) -> None:
+        """Let strangers raise the number again if one of them answered since the last outer step.
+
+        Args:
+            plans: whether exchanges are planned (``SwarmRules.plans``).
+        """
+        may_rise = plans or members.strangers_met > self._strangers_met
         self._strangers_met = members.strangers_met
-        self._most = RISE * self.peers if is_met else self.peers
+        self._most = RISE * self.peers if may_rise else self.peers
 
     def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
         """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.

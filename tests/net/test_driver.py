@@ -462,6 +462,8 @@ def test_a_dead_directory_does_not_hold_up_who_leaves():
 
 def test_farewells_that_do_not_come_hold_up_no_lookup():
     class Half:
+        size = 0
+
         async def announce(self, presence):
             """Do nothing: nobody asks."""
 

@@ -70,7 +70,8 @@ def plain_loop(tiny, steps, peer="alice"):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_one_peer_alone_is_plain_training(tiny_run, optimizer, tied):
-    tiny = tiny_run(model__config__tie_word_embeddings=tied, training__optimizer=optimizer)
+    changes = {"model__config__tie_word_embeddings": tied, "training__optimizer": optimizer}
+    tiny = tiny_run(**changes, training__learning_rate=3e-3)
     task = tiny.task()
     losses = run(task, 12)
     module, expected_losses = plain_loop(tiny, 12)

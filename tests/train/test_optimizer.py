@@ -74,8 +74,8 @@ def test_the_state_has_one_form(tiny_run):
 
 
 def test_a_manifest_may_name_either(tiny_run):
-    assert tiny_run().manifest.training.optimizer == "adamw"
-    assert with_changes(tiny_run().manifest, {"training.optimizer": "muon"}).training.muon_momentum == 0.95
+    assert tiny_run().manifest.training.optimizer == "muon"
+    assert with_changes(tiny_run().manifest, {"training.optimizer": "adamw"}).training.muon_momentum == 0.95
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])

@@ -137,7 +137,8 @@ def test_how_steps_are_grouped_changes_no_bit(optimizer, shape):
 
 def test_stacked_rows_agree_with_rows_one_by_one(monkeypatch):
     """Check the batched kernels that CUDA uses, here on the CPU."""
-    alone, stacked = pool(), pool()
+    run = manifest(training__optimizer="adamw")  # Muon multiplies in bf16
+    alone, stacked = pool(run), pool(run)
     monkeypatch.setattr(LanguageModelPool, "_rows_at_once", 2)
     for step in range(4):
         progress = [64.0 * step, 64.0 * step + 1, 64.0 * step + 2]
