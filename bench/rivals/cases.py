@@ -51,7 +51,7 @@ SIZES: Mapping[str, RivalSize] = {
 }
 RECIPES: Mapping[RivalName, Mapping[str, Any]] = {
     "swarm": {},
-    # Pseudo-gradients in int8; learning rate and momentum from docs/results/tuning.md.
+    # Pseudo-gradients in int8; learning rate and momentum are those of the presets.
     "diloco": {
         "outer.recipe": "diloco",
         "outer.topology": "complete",
