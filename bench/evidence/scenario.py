@@ -6,24 +6,27 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.evidence.cells import TOKENS, Cell, CellSetting, Choice
+from bench.evidence.cells import CENTRAL, Cell, CellSetting, Choice
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learning import LanguageModelLearner
 
-SMALL: Mapping[str, Any] = {"sequence_length": 64, "sequences_per_step": 2}
+SMALL: Mapping[str, Any] = {"sequence_length": 64, "sequences_per_step": 2, "curve_sequences": 64}
 LARGE: Mapping[str, Any] = {
+    **SMALL,
     "hidden_size": 256,
     "intermediate_size": 704,
     "layers": 4,
     "heads": 4,
-    "sequence_length": 64,
     "sequences_per_step": 8,
 }
 MODELS: Mapping[str, LanguageModelLearner] = {
     name: LanguageModelLearner(kind="lm", **fields) for name, fields in (("small", SMALL), ("large", LARGE))
 }
 """The central model has 123,000 parameters and takes 128 tokens of each peer in an inner step; the large one 3.3M and
-512."""
+512. Curves are compared with each other alone, on the same sequences, so few are enough."""
+
+HELD_OUT_TOKENS = 270_000
+"""Size of a held-out part (``p2ptrain.sim.lm.text``), which the last point of each peer's curve uses."""
 
 STEP_S = 1.0
 """Simulated seconds of an inner step of the slowest computer. Only ratios to it matter."""
@@ -94,7 +97,14 @@ def tokens_per_step(setting: CellSetting) -> int:
 
 def relative_size(setting: CellSetting) -> float:
     """Return how many times the arithmetic of a central cell a cell takes."""
-    return setting.tokens / TOKENS * MODELS[setting.model].parameters / MODELS["small"].parameters
+    return _arithmetic(setting) / _arithmetic(CENTRAL)
+
+
+def _arithmetic(setting: CellSetting) -> float:
+    """Return parameters times tokens; evaluating a token takes a third of training on it."""
+    model = MODELS[setting.model]
+    curve = (setting.points - 1) * model.curve_sequences * model.sequence_length
+    return model.parameters * (setting.tokens + setting.peers * (curve + HELD_OUT_TOKENS) / 3)
 
 
 def megabit_per_s(setting: CellSetting) -> float:

@@ -170,7 +170,13 @@ def test_the_large_model_is_that_of_its_name() -> None:
     made = Scenario.model_validate(scenario(cell(setting=setting), CHOICE))
     assert made.learner.parameters == MODELS["large"].parameters
     assert setting.tokens / made.learner.parameters == pytest.approx(5, rel=0.01)
-    assert relative_size(setting) == pytest.approx(5 / 20 * (made.learner.parameters / 123_000) ** 2, rel=0.01)
+
+
+def test_the_size_of_a_cell_counts_training_and_evaluation() -> None:
+    assert relative_size(CENTRAL) == 1
+    assert relative_size(CellSetting(tokens=2 * CENTRAL.tokens)) < 2 < relative_size(CellSetting(peers=64)) < 3
+    assert relative_size(CellSetting(points=150)) == pytest.approx(1.5, abs=0.1)
+    assert relative_size(CellSetting(model="large")) == pytest.approx(27, abs=0.5)
 
 
 def test_the_peer_with_the_slow_line_is_a_group_of_one() -> None:

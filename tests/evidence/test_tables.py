@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from bench.evidence.cells import ALONE, Choice
 from bench.evidence.contenders import LOCAL
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.layout import Column, PlotPanel, PlotPoint, ResultTable, TableRow
-from bench.evidence.pages import RESULTS, page, pages, table_lines
+from bench.evidence.pages import RESULTS, page, pages, table_lines, write_pages
 from bench.evidence.run import read, text
 from bench.evidence.summary import CellSummary, Estimate, key, summaries
 from bench.evidence.tuning import inner_points
@@ -114,6 +115,14 @@ def test_the_tuning_shows_what_was_chosen() -> None:
     shown = page(tuning, {"builds": {"c": {"date": "2026-01-01", "machine": "m"}}, "cells": entries}, RESULTS)
     assert "| local | `local` | 0.006 |  |  | 1.600 | 0.006: 1.600, 0.012: 1.610, 0.02: 1.620, 0.03: 1.630 |" in shown
     assert "| diloco | - |" in shown
+
+
+def test_a_figure_without_results_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "R3.svg").write_text("of older code", encoding="utf-8")
+    write_pages(tmp_path)
+    assert list((tmp_path / "figures").iterdir()) == []
+    assert "figures/" not in (tmp_path / "R3.md").read_text(encoding="utf-8")
 
 
 def tuned_entry(choice: Choice, loss: float) -> dict[str, Any]:
