@@ -76,12 +76,18 @@ def outer_points(contender: Contender) -> list[Choice]:
     return [Choice(form, eta, mu) for form in contender.forms for eta in grid.rates for mu in grid.momenta]
 
 
+def _rest_of_grid(contender: Contender) -> list[Choice]:
+    """Return the outer points without the one at which inner rates are compared, which has run by then."""
+    first = inner_points(contender)[0]
+    return [each for each in outer_points(contender) if replace(each, inner_rate=first.inner_rate) != first]
+
+
 def tuning_cells(contenders: Iterable[Contender]) -> tuple[Cell, ...]:
     """Return all cells that tune these contenders, those of inner rates first."""
     chosen = tuple(contenders)
     return tuple(
         cell
-        for points in (inner_points, outer_points)
+        for points in (inner_points, _rest_of_grid)
         for contender in chosen
         for choice in points(contender)
         for cell in block("tuning", (contender,), (tuned_at(contender),), seeds=(TUNING_SEED,), choice=choice)

@@ -58,7 +58,7 @@ def test_the_tuning_decides_the_numbers_of_the_rest(tmp_path: Path) -> None:
 
 
 def tuned(folder: Path) -> None:
-    """Run the tuning in its two stages; a point of the grid is a run of the inner rates already."""
+    """Run the tuning in its two stages; one of the nine points of a grid is among the runs of inner rates."""
     assert [len(play(folder, GRID)[0]) for _ in range(STAGES + 1)] == [8, 16, 0]
 
 
