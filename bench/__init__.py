@@ -13,7 +13,7 @@ table         figures as rows with target and measured value
 pictures      screenshots of the page in ``docs/images``
 page          cost of the page for the browser and for the server (chromium)
 results       writes measured figures into the pages of ``docs/results``
-evidence      experiments R1 to R11, which compare training methods (``python -m bench.evidence``)
+evidence      experiments R1 to R10, which compare training methods (``python -m bench.evidence``)
 rivals        swarm, DiLoCo and hivemind's averager over real networks (``python -m bench.rivals``)
 ============  ============================================================================================
 

@@ -1,4 +1,4 @@
-"""Evidence: experiments R1 to R11, which compare training methods in simulation. ``python -m bench.evidence``.
+"""Evidence: experiments R1 to R10, which compare training methods in simulation. ``python -m bench.evidence``.
 
 A **cell** is one run: a contender (a recipe with its numbers and codec) in a setting (peers, H, disturbances) with a
 seed. An experiment is a set of cells and the tables and figures made from them.
@@ -6,11 +6,12 @@ seed. An experiment is a set of cells and the tables and figures made from them.
 ==============  ================================================================================
 cells           data types: contender, setting, cell
 contenders      the methods that compete
-tuning          the grid on which every method is tuned, and the numbers chosen from it
-experiments     cells, tables and figures of R1 to R11
+tuning          the grids on which every method is tuned, and the numbers chosen from them
+experiments     cells, tables and figures of R1 to R10
 published       R4: published utilizations against the closed-form cost model
 scenario        cell -> scenario of the simulator
 headline        report of the simulator -> the numbers that are kept
+fingerprint     the code that an entry was made with; entries of other code count as missing
 run             runs missing cells and keeps one JSON file an experiment
 summary         mean and standard error over seeds
 pages, figures  ``docs/results/*.md`` and ``docs/results/figures/*.svg`` from the JSON files

@@ -7,20 +7,20 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from bench.environment import ROOT, environment
+from bench.evidence.cells import Cell
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.pages import RESULTS, write_pages
-from bench.evidence.run import PendingCell, compute, pending, read, run, simulated
+from bench.evidence.run import PendingCell, compute, core_hours, missing, pending, read, run, simulated
+from bench.evidence.tuning import STAGES, quick
 
 QUICK = ROOT / "out" / "results-quick"
 QUICK_SHARE = 8
-"""Divisor of a quick cell's steps."""
+"""Divisor of a quick cell's tokens."""
 MOST_WORKERS = 2
 
 
@@ -31,25 +31,22 @@ MOST_WORKERS = 2
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; an empty one starts anew.")
 @click.option("--list", "list_only", is_flag=True, help="Print which cells are missing and run nothing.")
 def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: bool) -> None:
-    """Run the cells of R1 to R11 that have no result in docs/results, and draw the tables and figures."""
+    """Run the cells of R1 to R10 that have no result in docs/results, and draw the tables and figures."""
     folder = out or (QUICK if is_quick else RESULTS)
     names = _names(only)
     chosen = [cell for name in names for cell in EXPERIMENTS[name].cells]
     if is_quick:
-        chosen = [replace(cell, shorter=QUICK_SHARE) for cell in chosen if cell.quick]
-    parts = [[each for each in chosen if (each.experiment == "tuning") is is_tuning] for is_tuning in (True, False)]
+        chosen = [quick(cell, QUICK_SHARE) for cell in chosen if cell.quick]
     if list_only:
-        for cells in parts:
-            for job in pending(cells, folder, _tuning(folder)):
-                click.echo(job.cell.name)
+        _list(chosen, folder)
         return
     here, failed = environment(), 0
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # read by the workers when they import torch
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        for cells in parts:  # the tuning decides the numbers of all others
-            if jobs := pending(cells, folder, _tuning(folder)):
-                failed += _run(jobs, folder, workers, here)
+        for _ in range(STAGES + 1):  # each stage decides the numbers of what follows
+            if jobs := pending(chosen, folder, read(folder, "tuning")["cells"]):
+                failed = _run(jobs, folder, workers, here)
     except KeyboardInterrupt:
         click.echo("Interrupted. Finished cells are kept; the next call continues.")
         raise SystemExit(130) from None
@@ -58,7 +55,7 @@ def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: b
             if EXPERIMENTS[name].computed is not None:
                 compute(EXPERIMENTS[name], folder, here)
         write_pages(folder)
-    click.echo(f"Results and pages are in {folder}.")
+    click.echo(f"Results and pages are in {folder}; {len(missing(chosen, folder))} cells are missing.")
     if failed:
         raise click.ClickException(
             f"{failed} cells failed; {folder} names the reasons. The next call tries them again."
@@ -86,10 +83,12 @@ def _names(only: str) -> list[str]:
     return names
 
 
-def _tuning(folder: Path) -> Sequence[Mapping[str, Any]]:
-    """Return the entries of the folder's tuning, or else of the published one."""
-    entries: Sequence[Mapping[str, Any]] = read(folder, "tuning")["cells"] or read(RESULTS, "tuning")["cells"]
-    return entries
+def _list(cells: Sequence[Cell], folder: Path) -> None:
+    """Print the missing cells and about how long they take; those whose tuning is missing are counted, too."""
+    rest = missing(cells, folder)
+    for cell in rest:
+        click.echo(cell.name)
+    click.echo(f"{len(rest)} cells, about {core_hours(rest, folder):.1f} core hours.")
 
 
 if __name__ == "__main__":

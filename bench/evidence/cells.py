@@ -10,21 +10,31 @@ TUNING_SEED = 0
 FINAL_SEEDS = (1, 2, 3)
 
 
+TOKENS = 2_457_600
+"""Tokens of all peers together: 20 for each of 123,000 parameters (Hoffmann et al., arXiv 2203.15556), in whole outer
+steps of 10 to 30 inner steps for 1 to 64 peers."""
+
+MUON: Mapping[str, Any] = {"optimizer": "muon"}
+ADAMW: Mapping[str, Any] = {"optimizer": "adamw"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """Method with its numbers and codec: a row of a table."""
+    """Method with its numbers, learner and codec: a row of a table."""
 
     name: str
     forms: tuple[str, ...]
     """Recipes that the method may stand for. Each is tuned on the whole grid; the best one represents the method."""
+    tuned_as: str
+    """Contender whose tuning is used."""
+    learner: Mapping[str, Any] = field(default_factory=lambda: MUON)
+    """Scenario section ``learner``, except model, data and learning rate."""
     outer: Mapping[str, Any] = field(default_factory=dict)
     """Manifest section ``outer``, except recipe, H, learning rate and momentum."""
     codec: Mapping[str, Any] = field(default_factory=dict)
     """Manifest section ``codec``; the default is fp32."""
     pace: Mapping[str, Any] = field(default_factory=dict)
     """Scenario section ``pace``; the default is the same H for all peers."""
-    tuned_as: str | None = None
-    """Contender whose tuning is used; None for methods without outer learning rate and momentum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +44,24 @@ class CellSetting:
     peers: int = 8
     inner_steps: int = 10
     """H."""
-    steps: int = 3_200
-    """Inner steps of each honest peer; the run ends at their tokens, whichever peers make them."""
+    tokens: int = TOKENS
+    """Tokens of all peers together at which the run ends; of each one if the recipe exchanges nothing."""
+    model: Literal["small", "large"] = "small"
+    """Names in ``scenario.MODELS``."""
     data: Literal["iid", "shards"] = "iid"
     """Shards (non-IID): each peer reads only its own stretch of the corpus."""
-    learner: Literal["lm", "quadratic", "bytes"] = "lm"
     points: int = 1
     """Evaluations along the run; the last one uses the whole split."""
     exchange_steps: float = 0.05
-    """Time to send all parameters in fp32 over one line, in inner steps. Learner bytes ignores it."""
+    """Time to send all parameters in fp32 over one line, in inner steps."""
     straggler: float = 1.0
     """Bandwidth of one peer as a share of the others'."""
     failures: float = 0.0
     """Share of exchanges that fail half-way."""
     comings_and_goings: bool = False
     """A quarter of the peers leaves at half time, and as many arrive after a third of it."""
-    speed_ratio: float = 1.0
-    """Computing speed of one peer over the others'."""
+    speeds: tuple[float, ...] = ()
+    """Computing speed of each peer in ascending order, the slowest 1; empty if all are equal."""
     liars: int = 0
     """Number of adversarial peers among ``peers``."""
     lie: str = ""
@@ -64,15 +75,19 @@ class CellSetting:
 
 
 CENTRAL = CellSetting()
+ALONE = CellSetting(peers=1)
+"""One computer with the budget of the whole swarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Recipe, outer learning rate and momentum of a run."""
+    """Recipe and tuned numbers of a run."""
 
     recipe: str
     learning_rate: float
     momentum: float
+    inner_rate: float | None = None
+    """Peak of the inner learning rate; None: the tuned one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +103,12 @@ class Cell:
     quick: bool = False
     """Part of ``make results-quick``."""
     shorter: int = 1
-    """Divisor of the steps, for ``make results-quick``."""
+    """Divisor of the tokens, for ``make results-quick``."""
 
     @property
     def split(self) -> Literal["validation", "test"]:
         """Validation for the tuning seed, test for final numbers."""
         return "validation" if self.seed == TUNING_SEED else "test"
-
-    @property
-    def steps(self) -> int:
-        """Inner steps of each peer. A shortened cell still makes at least ten outer steps."""
-        if self.shorter == 1 or self.setting.learner == "bytes":
-            return self.setting.steps
-        return max(self.setting.steps // self.shorter, 10 * self.setting.inner_steps)
 
     @property
     def name(self) -> str:

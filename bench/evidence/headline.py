@@ -10,15 +10,13 @@ bits_per_parameter               all bits that a peer sends in an outer step, pe
 payload_bits_per_parameter       payload only: without frames, offers and directory
 bytes_per_peer                   bytes that a peer sends in the whole run
 utilization                      share of time that a peer computes, mean over peers
-others_utilization               utilization of all peers except the odd one
+others_utilization               utilization of all peers except the one with the slow line
 solo_share                       share of outer steps without any exchange
 exchanges, _failed, _declined    mean over peers
 exchanges_per_outer_step         mean over peers; exchanges started and answered both count
 simulated_s                      simulated seconds from start to end
 seconds_to:L                     simulated seconds until the mean loss is at most L nats, for a ladder of losses
-fast_seconds_to:L                seconds_to:L of the odd peer's own weights; of all peers if there is no odd one
-events_per_s                     events of the simulator per second of real time
-directory_bytes_per_peer         directory traffic, sent and received, mean over peers
+fast_seconds_to:L, slow_ …       seconds_to:L of the fastest and of the slowest peers; of all peers if speeds are equal
 ===============================  ======================================================================================
 """
 
@@ -28,7 +26,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.evidence.scenario import ODD, OTHERS
+from bench.evidence.scenario import FAST, OTHERS, SLOW
 
 LADDER = (3.0, 2.75, 2.5, 2.4, 2.3, 2.2, 2.1, 2.0, 1.95, 1.9, 1.85, 1.8, 1.75, 1.7, 1.65, 1.6, 1.55, 1.5)
 """Losses whose times are kept instead of whole curves."""
@@ -54,14 +52,12 @@ def headline(report: Mapping[str, Any]) -> dict[str, float]:
         "exchanges_per_outer_step": overall["exchanges"] / max(1, overall["outer_steps"]),
         "exchanges_declined": overall["offers_declined"] / peers,
         "simulated_s": report["simulated_s"],
-        "events_per_s": report["cost"]["events_per_s"],
-        "directory_bytes_per_peer": overall["up"]["directory"] + overall["down"]["directory"],
     }
     found |= {f"seconds_to:{rung}": at for rung, at in times_to(_points(curve, None))}
-    found |= {f"fast_seconds_to:{rung}": at for rung, at in times_to(_points(curve, ODD))}
+    for group in (FAST, SLOW):
+        found |= {f"{group}_seconds_to:{rung}": at for rung, at in times_to(_points(curve, group))}
     kept = {name: float(f"{each:.6g}") for name, each in found.items() if each is not None and math.isfinite(each)}
-    learns_language = report["scenario"]["learner"]["kind"] == "lm"
-    return {**kept, "diverged": 1.0} if learns_language and "loss" not in kept else kept
+    return kept if "loss" in kept else {**kept, "diverged": 1.0}
 
 
 def times_to(points: Sequence[tuple[float, float]]) -> Iterable[tuple[float, float]]:

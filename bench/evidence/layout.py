@@ -65,8 +65,8 @@ class ResultTable:
     rows: tuple[TableRow, ...]
     columns: tuple[Column, ...]
     row_heading: str = "method"
-    over: str = ""
-    """Contender by whose figures all figures are divided, seed by seed; empty: figures as they are."""
+    over: TableRow | None = None
+    """Row by whose figures all figures are divided, seed by seed; None: figures as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class PlotPanel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Tuning, or one of R1 to R11."""
+    """Tuning, or one of R1 to R10."""
 
     id: str
     question: str

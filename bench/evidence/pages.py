@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bench.environment import ROOT
+from bench.evidence.contenders import TUNED
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.figures import svg
 from bench.evidence.layout import Best, Column, Experiment, ResultTable, TableRow
 from bench.evidence.run import read
 from bench.evidence.summary import GUESSING, CellSummary, Estimate, better, by_place, key, paired, summaries
-from bench.evidence.tuning import best
-from p2ptrain.base.files import replace
+from bench.evidence.tuning import chosen_for, inner_points, losses_of, outer_points
+from p2ptrain.base import files
 
 RESULTS = ROOT / "docs" / "results"
 NOT_RUN = "-"
@@ -49,6 +51,8 @@ def page(experiment: Experiment, document: Mapping[str, Any], folder: Path) -> s
         ]
     if (folder / "figures" / f"{experiment.id}.svg").exists():
         lines += ["", f"![{experiment.question}](figures/{experiment.id}.svg)"]
+    if not document["cells"]:
+        return "\n".join([*lines, ""])
     if experiment.id == "tuning":
         lines += ["", *_tuning_lines(document["cells"])]
     places = by_place(summaries(experiment, document["cells"]))
@@ -61,7 +65,7 @@ def _runs(experiment: Experiment, document: Mapping[str, Any]) -> str:
     """Return which runs there are, and where they come from."""
     cells, builds = document["cells"], document["builds"]
     if not cells:
-        return f"Not run: {len(experiment.cells)} runs are planned."
+        return f"Not yet measured with today's code: {len(experiment.cells)} runs are planned."
     commits, last = ", ".join(builds), max(each["date"] for each in builds.values())[:10]
     if experiment.computed is not None:
         return f"{len(cells)} figures, computed on {last} at commit {commits}."
@@ -76,16 +80,31 @@ def _runs(experiment: Experiment, document: Mapping[str, Any]) -> str:
 
 
 def _tuning_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield "| method | chosen | eta | mu | loss | worst of the grid | diverged |"
-    yield "|---|---|---|---|---|---|---|"
-    for name in dict.fromkeys(each["contender"] for each in entries):
-        grid = [each for each in entries if each["contender"] == name]
-        chosen = best(grid)
-        found = [each["headline"]["loss"] for each in grid if "loss" in each["headline"]]
-        usable = [loss for loss in found if loss <= GUESSING]
-        numbers = (f"{chosen.learning_rate:g}", f"{chosen.momentum:g}", f"{min(found):.3f}" if found else "")
-        worst = f"{max(usable):.3f}" if usable else ""
-        yield _row((name, f"`{chosen.recipe}`", *numbers, worst, str(len(grid) - len(usable) or "")))
+    yield "| method | recipe | inner rate | eta | mu | loss | loss at each inner rate | worst of the grid | diverged |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for contender in TUNED:
+        first = inner_points(contender)
+        by_rate = dict(zip(first, losses_of(contender, first, entries), strict=True))
+        chosen = chosen_for(contender, entries)
+        if chosen is None:
+            yield _row((contender.name, *[NOT_RUN] * 8))
+            continue
+        points = [replace(each, inner_rate=chosen.inner_rate) for each in outer_points(contender)] or first
+        losses = [loss for loss in losses_of(contender, points, entries) if loss is not None]
+        usable = [loss for loss in losses if loss <= GUESSING]
+        outer = (f"{chosen.learning_rate:g}", f"{chosen.momentum:g}") if outer_points(contender) else ("", "")
+        yield _row(
+            (
+                contender.name,
+                f"`{chosen.recipe}`",
+                f"{chosen.inner_rate:g}",
+                *outer,
+                f"{min(losses):.3f}",
+                ", ".join(f"{point.inner_rate:g}: {loss:.3f}" for point, loss in by_rate.items() if loss is not None),
+                f"{max(usable):.3f}" if usable else "",
+                str(len(losses) - len(usable) or ""),
+            )
+        )
 
 
 def table_lines(table: ResultTable, places: Places) -> Iterator[str]:
@@ -116,13 +135,16 @@ def _cell(table: ResultTable, places: Places, row: TableRow, column: Column, lea
 
 
 def _estimate(table: ResultTable, places: Places, row: TableRow, column: Column) -> Estimate | None:
-    setting = key(column.circumstances(row))
-    place, other = places.get((row.contender, setting)), places.get((table.over, setting))
-    found = place.figures.get(column.figure) if place is not None else None
-    if not table.over or found is None:
+    found = _figure(places, row, column)
+    if table.over is None or found is None:
         return found
-    reference = other.figures.get(column.figure) if other is not None else None
+    reference = _figure(places, table.over, column)
     return paired(found, reference) if reference is not None else None
+
+
+def _figure(places: Places, row: TableRow, column: Column) -> Estimate | None:
+    place = places.get((row.contender, key(column.circumstances(row))))
+    return place.figures.get(column.figure) if place is not None else None
 
 
 def _leader(figures: Iterable[Estimate | None], column: Column) -> Estimate | None:
@@ -163,10 +185,13 @@ def write_pages(folder: Path) -> None:
         except ImportError:
             click.echo("Figures were not drawn: matplotlib is not installed. Install it with pip install matplotlib.")
             break
-        if drawn is not None:
-            replace(folder / "figures" / f"{name}.svg", drawn)
+        path = folder / "figures" / f"{name}.svg"
+        if drawn is None:
+            path.unlink(missing_ok=True)
+        else:
+            files.replace(path, drawn)
     for name, text in pages(folder).items():
-        replace(folder / name, text.encode())
+        files.replace(folder / name, text.encode())
 
 
 @click.command()

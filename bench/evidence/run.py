@@ -1,7 +1,7 @@
 """Runs missing cells in worker processes and keeps every result at once, in one JSON file an experiment.
 
-A cell is done if its experiment's file has an entry with the same scenario. An interrupted run loses only the cells in
-progress. Cells with equal scenarios run once.
+A cell is done if its experiment's file has an entry with the same scenario and the fingerprint of today's code. An
+interrupted run loses only the cells in progress. Cells with equal scenarios run once, also in several experiments.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.evidence.cells import Cell
+from bench.evidence.cells import Cell, CellSetting, Choice
 from bench.evidence.experiments import EXPERIMENTS
+from bench.evidence.fingerprint import fingerprint
 from bench.evidence.headline import headline
 from bench.evidence.layout import Experiment
-from bench.evidence.scenario import scenario
+from bench.evidence.scenario import relative_size, scenario
 from bench.evidence.tuning import choice_of
 from p2ptrain.base.files import replace
+
+UNKNOWN_CELL_S = 60.0
+"""Seconds assumed for a central cell before any has finished; 25 to 60 were measured on one core."""
 
 LONGEST_FAILURE = 500
 """Characters kept of an error message."""
@@ -47,11 +51,15 @@ def digest(wanted: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path, name: str) -> Document:
-    """Return the document of an experiment; an empty one if there is no file."""
+    """Return the document of an experiment without results of other code; an empty one if there is no file."""
     path = folder / f"{name}.json"
     if not path.exists():
         return {"experiment": name, "builds": {}, "cells": []}
     document: Document = json.loads(path.read_bytes())
+    if EXPERIMENTS[name].computed is None:
+        document["cells"] = [each for each in document["cells"] if each["code"] == fingerprint()]
+        commits = {each["commit"] for each in document["cells"]}
+        document["builds"] = {commit: build for commit, build in document["builds"].items() if commit in commits}
     return document
 
 
@@ -75,10 +83,10 @@ def text(document: Document) -> str:
 
 
 def pending(cells: Iterable[Cell], folder: Path, tuning: Sequence[Mapping[str, Any]]) -> list[PendingCell]:
-    """Return the cells without a result whose numbers are known, the first seed of everything first."""
+    """Return the cells without a result whose numbers are known, in their order."""
     done: dict[str, set[tuple[str, str]]] = {}
     found = []
-    for cell in sorted(cells, key=lambda each: each.seed):
+    for cell in cells:
         if cell.experiment not in done:
             entries = read(folder, cell.experiment)["cells"]
             done[cell.experiment] = {(e["contender"], e["scenario"]) for e in entries if "failure" not in e}
@@ -92,7 +100,9 @@ def pending(cells: Iterable[Cell], folder: Path, tuning: Sequence[Mapping[str, A
             "recipe": choice.recipe,
             "eta": choice.learning_rate,
             "mu": choice.momentum,
+            "inner_rate": choice.inner_rate,
             "scenario": digest(wanted),
+            "code": fingerprint(),
         }
         if (entry["contender"], entry["scenario"]) not in done[cell.experiment]:
             found.append(PendingCell(cell, wanted, entry))
@@ -115,10 +125,14 @@ def run(
         simulate: scenario -> report; called in the pool.
     """
     by_scenario: dict[str, list[PendingCell]] = {}
+    known, failed, done = _results(folder), 0, 0
     for job in jobs:
-        by_scenario.setdefault(job.entry["scenario"], []).append(job)
+        if found := known.get(job.entry["scenario"]):
+            keep(folder, job, found, environment)
+            done += 1
+        else:
+            by_scenario.setdefault(job.entry["scenario"], []).append(job)
     futures = {pool.submit(measured, simulate, alike[0].scenario): alike for alike in by_scenario.values()}
-    failed = done = 0
     for future in as_completed(futures):
         result = future.result()
         for job in futures[future]:
@@ -127,6 +141,38 @@ def run(
             outcome = f"FAILED: {result['failure']}" if "failure" in result else f"{result['seconds']:.0f} s"
             say(f"{done}/{len(jobs)} {job.cell.name}: {outcome}")
     return failed
+
+
+def _results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the results of all experiments by scenario."""
+    entries = (each for name, one in EXPERIMENTS.items() if one.cells for each in read(folder, name)["cells"])
+    return {
+        each["scenario"]: {"headline": each["headline"], "seconds": each["seconds"]}
+        for each in entries
+        if "failure" not in each
+    }
+
+
+def missing(cells: Iterable[Cell], folder: Path) -> list[Cell]:
+    """Return the cells without a result, also those whose numbers a missing tuning decides; equal scenarios once."""
+    tuning = read(folder, "tuning")["cells"]
+    chosen = list(cells)
+    ready = {id(job.cell) for job in pending(chosen, folder, tuning)}
+    found: dict[str, Cell] = {}
+    for cell in chosen:
+        choice = choice_of(cell, tuning)
+        if choice is None or id(cell) in ready:
+            some = choice or cell.choice or Choice(cell.contender.forms[0], 0.0, 0.0)
+            found.setdefault(digest(scenario(cell, some)), cell)
+    return list(found.values())
+
+
+def core_hours(cells: Iterable[Cell], folder: Path) -> float:
+    """Return an estimate of the time that cells take, from the seconds of finished ones."""
+    entries = [each for name, one in EXPERIMENTS.items() if one.cells for each in read(folder, name)["cells"]]
+    sizes = [relative_size(CellSetting(**each["setting"])) for each in entries]
+    central_s = sum(each["seconds"] for each in entries) / sum(sizes) if sizes else UNKNOWN_CELL_S
+    return central_s * sum(relative_size(cell.setting) for cell in cells) / 3_600
 
 
 def measured(simulate: Callable[[Mapping[str, Any]], Mapping[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +200,7 @@ def keep(folder: Path, job: PendingCell, result: Mapping[str, Any], environment:
 
 def _place(entry: Mapping[str, Any], experiment: str) -> str:
     """Return what tells two entries of a document apart. In the tuning, a contender runs with many numbers."""
-    numbers = (entry["recipe"], entry["eta"], entry["mu"]) if experiment == "tuning" else ()
+    numbers = (entry["recipe"], entry["eta"], entry["mu"], entry["inner_rate"]) if experiment == "tuning" else ()
     return json.dumps([entry["contender"], entry["setting"], entry["seed"], *numbers])
 
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.evidence.cells import Cell, CellSetting, Choice
+from bench.evidence.cells import CENTRAL, Cell, CellSetting, Choice
 from p2ptrain.recipes import RECIPES
+from p2ptrain.sim.learning import LanguageModelLearner
 
-PARAMETERS = {"lm": 123_000, "quadratic": 16_384, "bytes": 135_000_000}
-"""Model sizes for converting ``exchange_steps`` to Mbit/s; the transformer's is rounded."""
+SMALL: Mapping[str, Any] = {"sequence_length": 64, "sequences_per_step": 2, "curve_sequences": 64}
+LARGE: Mapping[str, Any] = {
+    **SMALL,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "layers": 4,
+    "heads": 4,
+    "sequences_per_step": 8,
+}
+MODELS: Mapping[str, LanguageModelLearner] = {
+    name: LanguageModelLearner(kind="lm", **fields) for name, fields in (("small", SMALL), ("large", LARGE))
+}
+"""The central model has 123,000 parameters and takes 128 tokens of each peer in an inner step; the large one 3.3M and
+512. Curves are compared with each other alone, on the same sequences, so few are enough."""
 
-HOME_MBIT_S = (20.0, 100.0)
-"""Upload and download of peers whose learner counts bytes only."""
-
-SEQUENCE_LENGTH = 64
-SEQUENCES_PER_STEP = 2
-TOKENS_PER_STEP = SEQUENCE_LENGTH * SEQUENCES_PER_STEP
-"""Tokens of one peer's inner step: 8 peers train on 3.3M tokens in 3,200 steps."""
+HELD_OUT_TOKENS = 270_000
+"""Size of a held-out part (``p2ptrain.sim.lm.text``), which the last point of each peer's curve uses."""
 
 STEP_S = 1.0
-"""Simulated seconds of an inner step. Only ratios to it matter."""
-
-EVERY_STEP_S = 10.0
-"""Seconds of a step at H = 1, where time is not judged. With steps of 1 s, a handshake of .3 s would reduce the mixing
-of asynchronous methods more than at any other H."""
+"""Simulated seconds of an inner step of the slowest computer. Only ratios to it matter."""
 
 STEP_JITTER = 0.1
 """Relative variation of step times. Without it, all peers would send their offers at the same instant. Guess: measure
@@ -34,7 +39,9 @@ LATENCY_S = 0.025
 """One-way latency to the middle of the network. Guess: measure round trips between homes on one continent."""
 
 ODD, OTHERS, LIARS = "odd", "others", "liars"
-"""Group names: the peer with the slow line or fast computer, the equal peers, and the adversarial peers."""
+"""Group names: the peer with the slow line, the equal peers, and the adversarial peers."""
+FAST, MIDDLE, SLOW = "fast", "middle", "slow"
+"""Group names of uneven computers; there is one group of each speed."""
 
 OUTER = {
     "nesterov": True,
@@ -52,22 +59,29 @@ CODEC = {"name": "fp32", "block_size": 1_024, "gradients": "fp32", "rank": 16}
 
 
 def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
-    """Return the scenario of a cell with these outer numbers."""
+    """Return the scenario of a cell with these numbers."""
     setting = cell.setting
+    tokens = _tokens(cell)
     made = {
         "run": {
             "seed": cell.seed,
-            "tokens": cell.steps * tokens_per_step(setting) * _sharing(cell, choice),
+            "tokens": tokens,
             "split": cell.split,
             "points": setting.points,
             "failed_exchanges": setting.failures,
         },
-        "learner": _learner(setting),
+        "learner": {
+            "kind": "lm",
+            "data": setting.data,
+            **(SMALL if setting.model == "small" else LARGE),
+            **cell.contender.learner,
+            "learning_rate": choice.inner_rate,
+        },
         "outer": _outer(cell, choice),
         "codec": {**CODEC, **cell.contender.codec},
         # No gossip after training: it would hide how far apart the peers are.
         "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 0.0},
-        "peers": _peers(setting, cell.steps * step_s(setting)),
+        "peers": _peers(setting, tokens / (tokens_per_step(setting) * setting.peers) * STEP_S),
     }
     if cell.contender.pace:
         made["pace"] = dict(cell.contender.pace)
@@ -77,26 +91,34 @@ def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
 
 
 def tokens_per_step(setting: CellSetting) -> int:
-    """Return the tokens of one peer's inner step; learners other than lm count steps."""
-    return TOKENS_PER_STEP if setting.learner == "lm" else 1
+    """Return the tokens of one peer's inner step."""
+    return MODELS[setting.model].tokens_per_step
 
 
-def step_s(setting: CellSetting) -> float:
-    """Return the simulated seconds of an inner step.
+def relative_size(setting: CellSetting) -> float:
+    """Return how many times the arithmetic of a central cell a cell takes."""
+    return _arithmetic(setting) / _arithmetic(CENTRAL)
 
-    Settings with a curve keep the common second, since R3 compares data parallel (H = 1) in seconds with H = 30.
-    """
-    return EVERY_STEP_S if setting.inner_steps == 1 and setting.points == 1 else STEP_S
+
+def _arithmetic(setting: CellSetting) -> float:
+    """Return parameters times tokens; evaluating a token takes a third of training on it."""
+    model = MODELS[setting.model]
+    curve = (setting.points - 1) * model.curve_sequences * model.sequence_length
+    return model.parameters * (setting.tokens + setting.peers * (curve + HELD_OUT_TOKENS) / 3)
 
 
 def megabit_per_s(setting: CellSetting) -> float:
     """Return the bandwidth at which sending all parameters in fp32 takes ``exchange_steps`` inner steps."""
-    return PARAMETERS[setting.learner] * 32 / (setting.exchange_steps * step_s(setting)) / 1e6
+    return MODELS[setting.model].parameters * 32 / (setting.exchange_steps * STEP_S) / 1e6
 
 
-def _sharing(cell: Cell, choice: Choice) -> int:
-    """Return the number of honest peers whose tokens count towards one run; without exchanges each has its own."""
-    return cell.setting.peers - cell.setting.liars if RECIPES[choice.recipe].exchanges else 1
+def _tokens(cell: Cell) -> int:
+    """Return the budget of all peers. A shortened cell still makes at least ten outer steps."""
+    setting = cell.setting
+    if cell.shorter == 1:
+        return setting.tokens
+    least = 10 * setting.inner_steps * tokens_per_step(setting) * setting.peers
+    return max(setting.tokens // cell.shorter, least)
 
 
 def _outer(cell: Cell, choice: Choice) -> dict[str, Any]:
@@ -113,45 +135,42 @@ def _outer(cell: Cell, choice: Choice) -> dict[str, Any]:
     return outer
 
 
-def _learner(setting: CellSetting) -> dict[str, Any]:
-    if setting.learner != "lm":
-        return {"kind": setting.learner, "parameters": PARAMETERS[setting.learner]}
-    return {
-        "kind": "lm",
-        "data": setting.data,
-        "sequence_length": SEQUENCE_LENGTH,
-        "sequences_per_step": SEQUENCES_PER_STEP,
-    }
-
-
 def _peers(setting: CellSetting, whole_s: float) -> list[dict[str, Any]]:
-    """Return groups of equal peers; the odd peer comes first."""
-    up, down = (megabit_per_s(setting),) * 2 if setting.learner != "bytes" else HOME_MBIT_S
+    """Return groups of equal peers; the peer with the slow line comes first."""
+    line = megabit_per_s(setting)
     usual: dict[str, Any] = {
         "name": OTHERS,
         "count": setting.peers,
-        "step_s": step_s(setting),
+        "step_s": STEP_S,
         "step_jitter": STEP_JITTER,
-        "up_mbit_s": up,
-        "down_mbit_s": down,
+        "up_mbit_s": line,
+        "down_mbit_s": line,
         "latency_s": LATENCY_S,
     }
-    odd: dict[str, Any] = {}
     if setting.straggler != 1.0:
-        odd = {"up_mbit_s": up * setting.straggler, "down_mbit_s": down * setting.straggler}
-    if setting.speed_ratio != 1.0:
-        odd["step_s"] = step_s(setting) / setting.speed_ratio
+        slow = {"up_mbit_s": line * setting.straggler, "down_mbit_s": line * setting.straggler}
+        return [{**usual, "name": ODD, "count": 1, **slow}, {**usual, "count": setting.peers - 1}]
+    if setting.speeds:
+        return [
+            {**usual, "name": name, "count": setting.speeds.count(speed), "step_s": STEP_S / speed}
+            for name, speed in group_speeds(setting.speeds).items()
+        ]
     if setting.liars:
         honest = {**usual, "count": setting.peers - setting.liars}
         return [honest, {**usual, "name": LIARS, "count": setting.liars, "lie": setting.lie}]
-    groups = [{**usual, "name": ODD, "count": 1, **odd}, {**usual, "count": setting.peers - 1}] if odd else [usual]
-    return _moving(groups, setting, whole_s) if setting.comings_and_goings else groups
+    return _moving(usual, setting, whole_s) if setting.comings_and_goings else [usual]
 
 
-def _moving(groups: list[dict[str, Any]], setting: CellSetting, whole_s: float) -> list[dict[str, Any]]:
+def group_speeds(speeds: Sequence[float]) -> dict[str, float]:
+    """Return the speed of each group of uneven computers, which have two or three different speeds."""
+    different = sorted(set(speeds))
+    names = (SLOW, MIDDLE, FAST) if len(different) == 3 else (SLOW, FAST)
+    return dict(zip(names, different, strict=True))
+
+
+def _moving(usual: Mapping[str, Any], setting: CellSetting, whole_s: float) -> list[dict[str, Any]]:
     """Let a quarter of the peers leave at half time, and as many arrive after a third of it."""
     quarter = math.ceil(setting.peers / 4)
-    *first, last = groups
-    leaving = {**last, "name": "leaving", "count": quarter, "leaves_at_s": whole_s / 2}
-    coming = {**last, "name": "coming", "count": quarter, "arrives_at_s": whole_s / 3}
-    return [*first, {**last, "count": last["count"] - quarter}, leaving, coming]
+    leaving = {**usual, "name": "leaving", "count": quarter, "leaves_at_s": whole_s / 2}
+    coming = {**usual, "name": "coming", "count": quarter, "arrives_at_s": whole_s / 3}
+    return [{**usual, "count": setting.peers - quarter}, leaving, coming]

@@ -97,8 +97,7 @@ def _summary(place: tuple[str, str], group: Sequence[Entry], failed: int) -> Cel
     diverged = 0
     for entry in group:
         headline = entry["headline"]
-        is_text = entry["setting"].get("learner", "lm") == "lm"  # losses of other learners are not in nats
-        diverged += "diverged" in headline or (is_text and headline.get("loss", 0.0) > GUESSING)
+        diverged += "diverged" in headline or headline.get("loss", 0.0) > GUESSING
         for name, number in headline.items():
             values.setdefault(name, {})[entry.get("seed")] = number
     unusable = (*LOSSES, "diverged") if failed or diverged else ()

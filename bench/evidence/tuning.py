@@ -1,84 +1,193 @@
-"""Tuning: the same nine points for each form of each method (N = 8, H = 10, one seed, validation split).
+"""Tuning: inner learning rate, then outer learning rate and momentum (N = 8, H = 10, one seed, validation split).
 
-The learning rates bracket the .7 of DiLoCo (arXiv 2311.08105) and NoLoCo (arXiv 2506.10911). The momenta are 0 (GASLoC
-without acceleration), .5 (NoLoCo) and .8: with .9, DiLoCo's own value, DiLoCo was far worse in this setting (1.916
-against 1.751 to 1.768).
+First every method runs with each inner rate of its optimizer at one pair of outer numbers, then with the best of these
+rates on a grid of outer numbers. DiLoCo's outer numbers are .7 and .9 (arXiv 2311.08105), NoLoCo's .7 and .5
+(arXiv 2506.10911), MuLoCo's momentum is .6 where AdamW has .8 (arXiv 2505.23725).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from bench.evidence.cells import CENTRAL, TUNING_SEED, Cell, Choice, Contender, block
-from bench.evidence.contenders import TUNED
-from bench.evidence.layout import Entry, Experiment
+from bench.evidence.cells import ALONE, CENTRAL, TUNING_SEED, Cell, CellSetting, Choice, Contender, block
+from bench.evidence.contenders import SWARM_2, TUNED
+from bench.evidence.layout import LOSS, Entry, Experiment, ResultTable, TableRow, columns
 from p2ptrain.recipes import RECIPES
 
-LEARNING_RATES = (0.4, 0.7, 1.0)
-MOMENTA = (0.0, 0.5, 0.8)
-DECAYS = (0.8, 0.95, 0.99)
-"""Decays of error feedback, for recipes that have it in place of momentum; .95 is SparseLoCo's (arXiv 2508.15706)."""
+
+@dataclass(frozen=True, slots=True)
+class TuningGrid:
+    """Numbers that are tried with one inner optimizer."""
+
+    inner_rates: tuple[float, ...]
+    first: tuple[float, float]
+    """Outer learning rate and momentum at which the inner rates are compared."""
+    rates: tuple[float, ...]
+    momenta: tuple[float, ...]
 
 
-def momenta(recipe: str) -> tuple[float, ...]:
-    """Return the three momenta, or decays, of the grid for a recipe."""
-    return DECAYS if RECIPES[recipe].feedback else MOMENTA
+GRIDS: Mapping[str, TuningGrid] = {
+    "muon": TuningGrid((0.006, 0.012, 0.02, 0.03), (0.7, 0.6), (0.5, 0.7, 1.0), (0.4, 0.6, 0.8)),
+    "adamw": TuningGrid((0.003, 0.006, 0.012), (0.4, 0.8), (0.4, 0.7), (0.6, 0.8)),
+}
+GASLOC_GRID = replace(GRIDS["muon"], first=(0.7, 0.5), momenta=(0.0, 0.5))
+"""Without momentum gasloc is the plain form of the paper, and with .8 it diverges where exchanges fail."""
+
+UNREAD = Choice("", 1.0, 0.0)
+"""Outer numbers of recipes that read neither."""
 
 
-def points(recipe: str) -> list[Choice]:
-    """Return the nine points of the grid for a recipe."""
-    return [Choice(recipe, rate, momentum) for rate in LEARNING_RATES for momentum in momenta(recipe)]
+STAGES = 2
+"""Inner rates, then outer numbers."""
+
+
+def has_outer_optimizer(contender: Contender) -> bool:
+    """Return whether the recipe reads the outer learning rate and momentum."""
+    return RECIPES[contender.forms[0]].exchanges and not RECIPES[contender.forms[0]].every_step
+
+
+def grid_of(contender: Contender) -> TuningGrid:
+    """Return the grid of a contender."""
+    return GASLOC_GRID if contender.tuned_as == "gasloc" else GRIDS[contender.learner["optimizer"]]
+
+
+def tuned_at(contender: Contender) -> CellSetting:
+    """Return the setting in which a contender is tuned."""
+    recipe = RECIPES[contender.forms[0]]
+    if not recipe.exchanges:
+        return ALONE
+    return replace(CENTRAL, inner_steps=1) if recipe.every_step else CENTRAL
+
+
+def inner_points(contender: Contender) -> list[Choice]:
+    """Return the runs that decide the inner learning rate."""
+    grid, recipe = grid_of(contender), contender.forms[0]
+    eta, mu = grid.first if has_outer_optimizer(contender) else (UNREAD.learning_rate, UNREAD.momentum)
+    return [Choice(recipe, eta, mu, rate) for rate in grid.inner_rates]
+
+
+def outer_points(contender: Contender) -> list[Choice]:
+    """Return the runs that decide recipe, outer learning rate and momentum, with the tuned inner rate."""
+    if not has_outer_optimizer(contender):
+        return []
+    grid = grid_of(contender)
+    return [Choice(form, eta, mu) for form in contender.forms for eta in grid.rates for mu in grid.momenta]
+
+
+def _rest_of_grid(contender: Contender) -> list[Choice]:
+    """Return the outer points without the one at which inner rates are compared, which has run by then."""
+    first = inner_points(contender)[0]
+    return [each for each in outer_points(contender) if replace(each, inner_rate=first.inner_rate) != first]
 
 
 def tuning_cells(contenders: Iterable[Contender]) -> tuple[Cell, ...]:
-    """Return all cells that tune these contenders."""
+    """Return all cells that tune these contenders, those of inner rates first."""
+    chosen = tuple(contenders)
     return tuple(
         cell
-        for contender in contenders
-        for form in contender.forms
-        for choice in points(form)
-        for cell in block("tuning", (contender,), (CENTRAL,), seeds=(TUNING_SEED,), choice=choice)
+        for points in (inner_points, _rest_of_grid)
+        for contender in chosen
+        for choice in points(contender)
+        for cell in block("tuning", (contender,), (tuned_at(contender),), seeds=(TUNING_SEED,), choice=choice)
     )
 
 
+BY_PEERS = {f"N = {peers}": CellSetting(peers=peers) for peers in (2, 4, 8, 16, 32)}
+BY_RATE = {rate: replace(SWARM_2, name=f"swarm-2 eta={rate:g}") for rate in GRIDS["muon"].rates}
+"""Outer rates that are compared at several numbers of peers, with the momentum at which inner rates are compared."""
+DECAYED = {
+    decay: replace(SWARM_2, name=f"swarm-2 decay={decay:g}", learner={**SWARM_2.learner, "weight_decay": decay})
+    for decay in (0.0, 0.1, 0.3)
+}
+
 TUNING = Experiment(
     id="tuning",
-    question="Outer learning rate and momentum of each method",
+    question="Inner learning rate, outer learning rate and momentum of each method",
     notes=(
-        "Validation split, seed 0, N = 8, H = 10: eta of .4, .7 and 1 times mu of 0, .5 and .8 for each form of each "
-        "method. For sparseloco mu is the decay of error feedback: .8, .95 and .99.",
-        "R8 lists the grids of five recipes point by point.",
+        "Validation split, seed 0, N = 8, H = 10 (ddp: H = 1; local: one computer with the budget of all). First the "
+        "inner rate at one pair of outer numbers, then the grid of outer numbers with the best rate.",
+        "Muon: inner rates .006, .012, .02 and .03 at eta .7 and mu .6; then eta .5, .7 and 1 times mu .4, .6 and .8 "
+        "(gasloc: mu 0 and .5 for each of two forms). AdamW: .003, .006 and .012 at .4 and .8; then eta .4 and .7 "
+        "times mu .6 and .8.",
+        "Single runs: differences below .02 are within the spread of seeds.",
     ),
-    cells=tuning_cells(TUNED),
+    cells=(
+        *tuning_cells(TUNED),
+        *(
+            cell
+            for rate, contender in BY_RATE.items()
+            for cell in block(
+                "tuning",
+                (contender,),
+                BY_PEERS.values(),
+                seeds=(TUNING_SEED,),
+                choice=Choice("swarm", rate, GRIDS["muon"].first[1]),
+            )
+        ),
+        *block("tuning", DECAYED.values(), (CENTRAL,), seeds=(TUNING_SEED,)),
+    ),
+    tables=(
+        ResultTable(
+            "Does the best outer rate follow the number of peers? (mu = .6, equal tokens)",
+            tuple(TableRow(each.name) for each in BY_RATE.values()),
+            columns("loss", BY_PEERS),
+            row_heading="outer rate",
+        ),
+        ResultTable(
+            "Weight decay",
+            tuple(TableRow(each.name) for each in DECAYED.values()),
+            (replace(LOSS, best=None),),
+            row_heading="weight decay",
+        ),
+    ),
 )
 
 
 def choice_of(cell: Cell, tuning: Sequence[Entry]) -> Choice | None:
-    """Return the numbers of a cell, or None if the grid of its method is incomplete.
-
-    A form that was not tuned itself takes the learning rate and momentum of the contender named by ``tuned_as``.
+    """Return the numbers of a cell, or None if a part of its tuning is missing.
 
     Args:
-        tuning: entries of ``tuning.json``, in the order of the grid, which decides between equal losses.
+        tuning: entries of ``tuning.json``.
     """
-    contender = cell.contender
-    if cell.choice is not None:
+    if cell.choice is not None and cell.choice.inner_rate is not None:
         return cell.choice
-    if contender.tuned_as is None:  # the recipe reads neither number
-        return Choice(contender.forms[0], learning_rate=1.0, momentum=0.0)
-    found = [each for each in tuning if each["contender"] == contender.tuned_as and "failure" not in each]
-    if len(found) < sum(each.contender.name == contender.tuned_as for each in TUNING.cells):
+    tuned = next(each for each in TUNED if each.name == cell.contender.tuned_as)
+    if cell.choice is None:
+        return chosen_for(tuned, tuning)
+    first = _best(tuned, inner_points(tuned), tuning)
+    return None if first is None else replace(cell.choice, inner_rate=first.inner_rate)
+
+
+def chosen_for(contender: Contender, tuning: Sequence[Entry]) -> Choice | None:
+    """Return the best numbers of a tuned contender, or None if a part of its tuning is missing."""
+    first = _best(contender, inner_points(contender), tuning)
+    if first is None or not has_outer_optimizer(contender):
+        return first
+    points = [replace(each, inner_rate=first.inner_rate) for each in outer_points(contender)]
+    return _best(contender, points, tuning)
+
+
+def _best(contender: Contender, points: Sequence[Choice], tuning: Sequence[Entry]) -> Choice | None:
+    """Return the point with the lowest loss, the first one of equal losses; None if a point has no run."""
+    losses = losses_of(contender, points, tuning)
+    if any(loss is None for loss in losses):
         return None
-    usable = [each for each in found if "loss" in each["headline"]]
-    own = [each for each in usable if each["recipe"] in contender.forms]
-    if own:
-        return best(own)
-    return replace(best(usable), recipe=contender.forms[0]) if usable else None
+    return min(zip(points, losses, strict=True), key=lambda each: each[1] or math.inf)[0]
 
 
-def best(entries: Sequence[Entry]) -> Choice:
-    """Return the choice with the lowest loss; the first one of equal losses."""
-    entry = min(entries, key=lambda each: each["headline"].get("loss", math.inf))
-    return Choice(entry["recipe"], entry["eta"], entry["mu"])
+def losses_of(contender: Contender, points: Sequence[Choice], tuning: Sequence[Entry]) -> list[float | None]:
+    """Return the loss at each point: infinity for a run that diverged, None for one that is missing."""
+    setting = tuned_at(contender).key()
+    found = {
+        Choice(each["recipe"], each["eta"], each["mu"], each["inner_rate"]): each["headline"].get("loss", math.inf)
+        for each in tuning
+        if each["contender"] == contender.name and each["setting"] == setting and "failure" not in each
+    }
+    return [found.get(point) for point in points]
+
+
+def quick(cell: Cell, shorter: int) -> Cell:
+    """Return a shortened cell with numbers from the middle of the grid, which needs no tuning."""
+    return replace(cell, shorter=shorter, choice=cell.choice or inner_points(cell.contender)[1])

@@ -165,7 +165,7 @@ _LLAMA_135M: dict[str, Any] = {
         **_SWARM,
         "inner_steps": 50,
         "fragments": 16,
-        # Half the parameters, which 20 Mbit/s carry in 50 s of steps (docs/RESULTS.md, R1, "swarm-2 half modular4").
+        # Half the parameters, which 20 Mbit/s carry in 50 s of steps (formulas of bench/cost.py).
         "fragments_per_exchange": 8,
     },
     "codec": _MODULAR4,

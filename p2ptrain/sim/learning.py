@@ -114,6 +114,9 @@ class LanguageModelLearner(Section):
     learning_rate: float = Field(default=3e-3, gt=0, le=1)
     """Peak of the inner learning rate."""
 
+    weight_decay: float = Field(default=0.1, ge=0, le=10)
+    """Weight decay of the inner optimizer, as in a manifest."""
+
     schedule: Literal["cosine", "constant", "wsd"] = "cosine"
     """Learning rate schedule, as in a manifest."""
 

@@ -230,11 +230,8 @@ def _outer_faults(scenario: Scenario) -> list[str]:
     faults = outer.recipe_faults() + codec.recipe_faults(outer.recipe)
     if scenario.needs_everybody:
         faults += _collective_faults(scenario)
-    others = scenario.total_peers - 1
-    if others == 0:
-        faults.append("peers: a single peer has no partners; give a count of 2 or another group")
-    elif outer.partners > others and not any(fault.startswith("outer.partners: ") for fault in faults):
-        faults.append(f"outer.partners: {outer.partners} is too many for {scenario.total_peers} peers")
+    if scenario.trains_together:
+        faults += _partner_faults(scenario, told=any(fault.startswith("outer.partners: ") for fault in faults))
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(
             f"outer.fragments_per_exchange: {outer.fragments_per_exchange} exceeds outer.fragments, {outer.fragments}"
@@ -245,6 +242,18 @@ def _outer_faults(scenario: Scenario) -> list[str]:
     if FRAGMENT_ALIGNMENT % codec.block_size:
         faults.append(f"codec.block_size: {codec.block_size} does not divide {FRAGMENT_ALIGNMENT}")
     return faults
+
+
+def _partner_faults(scenario: Scenario, told: bool) -> list[str]:
+    """List whether peers lack partners; ``told`` suppresses a second line about their number."""
+    others = scenario.total_peers - 1
+    if others == 0:
+        return [
+            "peers: a single peer has no partners; give a count of 2 or another group, or set outer.recipe to local"
+        ]
+    if scenario.outer.partners > others and not told:
+        return [f"outer.partners: {scenario.outer.partners} is too many for {scenario.total_peers} peers"]
+    return []
 
 
 def _collective_faults(scenario: Scenario) -> list[str]:

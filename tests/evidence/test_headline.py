@@ -8,11 +8,11 @@ import pytest
 from evidence.made_up import simulate
 
 from bench.evidence.cells import CENTRAL, Cell, Choice
-from bench.evidence.contenders import SWARM
+from bench.evidence.contenders import SWARM_2
 from bench.evidence.headline import headline, times_to
 from bench.evidence.scenario import scenario
 
-SCENARIO = scenario(Cell(experiment="R1", contender=SWARM, setting=CENTRAL, seed=1), Choice("swarm", 0.7, 0.5))
+SCENARIO = scenario(Cell(experiment="R1", contender=SWARM_2, setting=CENTRAL, seed=1), Choice("swarm", 0.7, 0.6, 0.012))
 
 
 def report(**changes: Any) -> dict[str, Any]:
@@ -29,7 +29,6 @@ def test_the_headline_by_hand() -> None:
     assert found["payload_bits_per_parameter"] == pytest.approx(0.98 * 32)
     assert found["exchanges_per_outer_step"] == 1
     assert (found["exchanges"], found["exchanges_failed"], found["exchanges_declined"]) == (300, 3, 10)
-    assert found["directory_bytes_per_peer"] == 2e4
     assert "diverged" not in found
 
 
@@ -39,9 +38,11 @@ def test_a_run_that_diverged_says_so() -> None:
     assert "loss" not in found
 
 
-def test_counting_learners_have_no_loss_and_have_not_diverged() -> None:
-    counted = report(scenario={**SCENARIO, "learner": {"kind": "bytes"}}, curve=[])
-    assert "diverged" not in headline(counted)
+def test_the_fastest_and_the_slowest_are_judged_apart() -> None:
+    found = headline(report())
+    assert found["fast_seconds_to:2.0"] == found["seconds_to:2.0"] < found["slow_seconds_to:2.0"]
+    even = headline(report(curve=[{**point, "groups": {}} for point in report()["curve"]]))
+    assert even["slow_seconds_to:2.0"] == even["fast_seconds_to:2.0"] == found["seconds_to:2.0"]
 
 
 def test_times_are_read_between_the_points() -> None:

@@ -1,83 +1,63 @@
-"""Cells of the experiments: which are planned, with which numbers, and as which scenario."""
+"""Cells of the experiments: which are planned, and as which scenario."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from bench.evidence.__main__ import QUICK_SHARE
-from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, CellSetting, Choice, Contender
-from bench.evidence.contenders import DDP, DILOCOX, DPSGD, LOCAL, SWARM, TUNED, on
+from bench.evidence.cells import ALONE, CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, CellSetting, Choice
+from bench.evidence.contenders import DILOCO, LOCAL, SWARM_2, SWARM_ADAMW, SWARM_BY_SPEED
 from bench.evidence.experiments import EXPERIMENTS
-from bench.evidence.experiments.r1_quality import RIVALS
-from bench.evidence.experiments.r11_doubts import JUDGED
+from bench.evidence.experiments.r2_speedup import METHODS_OF, PEERS, at_home
 from bench.evidence.pages import RESULTS
-from bench.evidence.run import digest, pending, read
-from bench.evidence.scenario import TOKENS_PER_STEP, scenario, tokens_per_step
-from bench.evidence.tuning import DECAYS, LEARNING_RATES, MOMENTA, best, choice_of, points, tuning_cells
+from bench.evidence.run import digest, read
+from bench.evidence.scenario import MODELS, relative_size, scenario
+from bench.evidence.tuning import choice_of, quick
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.scenario import Scenario
 
-CHOICE = Choice("swarm", 0.7, 0.9)
+CHOICE = Choice("swarm", 0.7, 0.6, 0.02)
 
 
 def cell(**changes: object) -> Cell:
-    return replace(Cell(experiment="R1", contender=SWARM, setting=CENTRAL, seed=1), **changes)  # type: ignore[arg-type]
+    return replace(Cell(experiment="R1", contender=SWARM_2, setting=CENTRAL, seed=1), **changes)  # type: ignore[arg-type]
 
 
 def all_cells() -> list[Cell]:
     return [cell for each in EXPERIMENTS.values() for cell in each.cells]
 
 
-# --- existing experiments --------------------------------------------------------------------------
+# --- planned experiments --------------------------------------------------------------------------
 
 
-def test_the_issue_is_covered() -> None:
-    assert list(EXPERIMENTS) == ["tuning", *(f"R{number}" for number in range(1, 12))]
-    settings = {(each.setting.peers, each.setting.inner_steps) for each in EXPERIMENTS["R1"].cells}
-    assert {(peers, inner_steps) for peers in (4, 8, 16) for inner_steps in (1, 10, 30, 100)} <= settings
-    for contender in RIVALS:
-        for peers in (4, 8, 16):
-            for inner_steps in (1, 10, 30, 100):
-                seeds = {
-                    each.seed
-                    for each in EXPERIMENTS["R1"].cells
-                    if each.contender == contender
-                    and (each.setting.peers, each.setting.inner_steps, each.setting.data) == (peers, inner_steps, "iid")
-                }
-                assert seeds >= set(FINAL_SEEDS)
+def test_what_decides_most_comes_first() -> None:
+    assert list(EXPERIMENTS) == ["tuning", "R1", "R2", "R9", "R5", "R3", "R6", "R10", "R4"]
 
 
-def test_what_judges_the_default_has_not_chosen_it() -> None:
-    chose = {each.seed for name in ("tuning", "R1", "R5") for each in all_cells() if each.experiment == name}
-    judged = [each for each in EXPERIMENTS["R11"].cells if each.contender in JUDGED and each.choice is None]
-    assert judged
-    assert not chose & {each.seed for each in judged}
-
-
-def test_outer_steps_are_enough() -> None:
-    for each in EXPERIMENTS["R1"].cells:
-        setting = each.setting
-        assert setting.steps / setting.inner_steps >= (300 if setting.inner_steps == 10 else 100)
+def test_the_budget_is_twenty_tokens_per_parameter_in_whole_steps() -> None:
+    assert CENTRAL.tokens / MODELS["small"].parameters == pytest.approx(20, rel=0.01)
+    assert MODELS["large"].parameters >= 3e6
+    for each in all_cells():
+        if not each.setting.speeds:
+            step = MODELS[each.setting.model].tokens_per_step * each.setting.inner_steps
+            honest = each.setting.peers - each.setting.liars
+            assert each.setting.tokens % (honest * step) == 0, each.name
 
 
 def test_all_rows_of_a_column_see_the_same_tokens() -> None:
     for experiment in EXPERIMENTS.values():
-        if experiment.computed is None and experiment.id != "R7":  # there, rows are numbers of peers
-            for table in experiment.tables:
-                for column in table.columns:
-                    keys = [column.circumstances(row) for row in table.rows]
-                    assert len({(key.get("peers"), key.get("steps")) for key in keys}) == 1, table.title
+        for table in experiment.tables:
+            for column in table.columns:
+                shown = (*table.rows, *([table.over] if table.over is not None else []))
+                assert len({column.circumstances(row).get("tokens") for row in shown}) == 1, table.title
 
 
 def test_final_numbers_are_of_the_test_split_and_of_other_seeds() -> None:
     for each in all_cells():
-        tuning = each.seed == TUNING_SEED
-        assert each.split == ("validation" if tuning else "test")
-        assert not tuning or each.choice is not None
+        assert (each.experiment == "tuning") == (each.seed == TUNING_SEED)
+        assert each.split == ("validation" if each.seed == TUNING_SEED else "test")
 
 
 def test_every_table_and_panel_names_cells_that_are_planned() -> None:
@@ -90,7 +70,7 @@ def test_every_table_and_panel_names_cells_that_are_planned() -> None:
             (row.contender, repr(sorted(column.circumstances(row).items())))
             for table in experiment.tables
             for column in table.columns
-            for row in table.rows
+            for row in (*table.rows, *([table.over] if table.over is not None else []))
         }
         drawn = {
             (each.contender, repr(sorted(each.setting.key().items())))
@@ -99,8 +79,6 @@ def test_every_table_and_panel_names_cells_that_are_planned() -> None:
             for each in line
         }
         missing = (shown | drawn) - planned
-        if experiment.id == "R1":  # all others are run only at H of 10 and 30
-            missing = {each for each in missing if each[0] in {rival.name for rival in RIVALS}}
         if experiment.id == "R6":  # no peer can join an average over all
             missing = {each for each in missing if each[0] != "diloco"}
         assert missing == set()
@@ -120,71 +98,36 @@ def test_every_recipe_exists_and_every_step_recipes_have_h_of_one() -> None:
 def test_the_simulator_takes_every_scenario() -> None:
     """Check that the simulator accepts every scenario, whatever the tuning chooses."""
     for each in all_cells():
-        forms = each.contender.forms if each.choice is None else (each.choice.recipe,)
-        for form in forms:
-            Scenario.model_validate(scenario(each, each.choice or Choice(form, 0.7, 0.9)))
+        for form in each.contender.forms if each.choice is None else (each.choice.recipe,):
+            Scenario.model_validate(scenario(each, Choice(form, 0.7, 0.6, 0.02)))
 
 
 def test_published_results_are_of_planned_cells() -> None:
-    """Check that every published result is of a planned cell; it is pending again if each peer had its own budget."""
     tuning = read(RESULTS, "tuning")["cells"]
     for name, experiment in EXPERIMENTS.items():
-        wanted, former = set(), set()
-        for each in experiment.cells:
-            if (choice := choice_of(each, tuning)) is not None:
-                made = scenario(each, choice)
-                wanted.add((each.contender.name, each.seed, digest(made)))
-                former.add((each.contender.name, each.seed, digest(with_a_budget_each(made, each))))
-        entries = read(RESULTS, name)["cells"] if experiment.computed is None else []
-        published = {(each["contender"], each["seed"], each["scenario"]) for each in entries}
-        assert published <= wanted | former
-        unfinished = {
-            (job.cell.contender.name, job.cell.seed, job.entry["scenario"])
-            for job in pending(experiment.cells, RESULTS, tuning)
-        }
-        assert unfinished == wanted - published
+        if experiment.computed is None:
+            wanted = {
+                (each.contender.name, each.seed, digest(scenario(each, choice)))
+                for each in experiment.cells
+                if (choice := choice_of(each, tuning)) is not None
+            }
+            entries = read(RESULTS, name)["cells"]
+            assert {(each["contender"], each["seed"], each["scenario"]) for each in entries} <= wanted
 
 
-def with_a_budget_each(made: Mapping[str, Any], planned: Cell) -> Mapping[str, Any]:
-    """Return the scenario of a cell as results of protocols up to 8 name it: with each peer's tokens."""
-    run = {name: value for name, value in made["run"].items() if name != "tokens"}
-    return {**made, "run": run | {"tokens_per_peer": planned.steps * tokens_per_step(planned.setting)}}
+def test_what_a_claim_rests_on_has_three_seeds() -> None:
+    places: dict[tuple[str, str, str], set[int]] = {}
+    for each in all_cells():
+        places.setdefault((each.experiment, each.contender.name, str(each.setting)), set()).add(each.seed)
+    few = {place for place, seeds in places.items() if place[0] != "tuning" and seeds != set(FINAL_SEEDS)}
+    assert {experiment for experiment, _, _ in few} == {"R1", "R2"}
+    assert all("model='large'" in setting for experiment, _, setting in few if experiment == "R1")
 
 
-# --- numbers --------------------------------------------------------------------------------------
-
-
-def test_the_same_nine_cells_for_every_form() -> None:
-    assert (len(LEARNING_RATES), len(MOMENTA), len(DECAYS)) == (3, 3, 3)
-    cells = tuning_cells(TUNED)
-    forms = [(each.contender.name, each.choice.recipe) for each in cells if each.choice is not None]
-    assert {forms.count(form) for form in forms} == {9}
-    assert {(each.setting, each.seed, each.split) for each in cells} == {(CENTRAL, TUNING_SEED, "validation")}
-    assert {each.momentum for each in points("sparseloco")} == {0.8, 0.95, 0.99}, "decays of error feedback"
-    assert {each.momentum for each in points("diloco")} == set(MOMENTA)
-    names = {each.tuned_as for each in (cell.contender for cell in all_cells()) if each.tuned_as is not None}
-    assert names == {each.name for each in TUNED}
-
-
-def entry(choice: Choice, loss: float | None, contender: str = "swarm") -> dict[str, Any]:
-    headline = {"diverged": 1.0} if loss is None else {"loss": loss}
-    numbers = {"recipe": choice.recipe, "eta": choice.learning_rate, "mu": choice.momentum}
-    return {"contender": contender, **numbers, "headline": headline}
-
-
-def test_the_lowest_loss_wins_and_diverged_runs_never_do() -> None:
-    one, two, three = points("swarm")[:3]
-    assert best([entry(one, 1.6), entry(two, 1.5), entry(three, 1.5)]) == two
-    assert best([entry(one, None), entry(two, 2.0)]) == two
-
-
-def test_a_form_that_was_not_tuned_takes_the_numbers_of_its_method() -> None:
-    grid = [entry(choice, 1.5 + index / 100) for index, choice in enumerate(points("swarm"))]
-    assert choice_of(cell(), grid) == Choice("swarm", 0.4, 0.0)
-    assert choice_of(cell(contender=replace(SWARM, forms=("swarm_half",))), grid) == Choice("swarm_half", 0.4, 0.0)
-    assert choice_of(cell(contender=DDP), []) == Choice("ddp", 1.0, 0.0)
-    assert choice_of(cell(), grid[1:]) is None, "the grid is incomplete"
-    assert choice_of(cell(), [*grid[1:], {**grid[0], "failure": "out of memory"}]) is None
+def test_at_home_the_loss_of_swarm_does_not_depend_on_the_line() -> None:
+    assert {round(at_home("swarm-2 modular4", peers), 2) for peers in PEERS} == {0.99}
+    for name in set(METHODS_OF) - {"swarm-2 modular4"}:
+        assert at_home(name, 64) < at_home(name, 2) < 0.9
 
 
 # --- the scenario ---------------------------------------------------------------------------------
@@ -192,85 +135,87 @@ def test_a_form_that_was_not_tuned_takes_the_numbers_of_its_method() -> None:
 
 def test_a_scenario_by_hand() -> None:
     made = scenario(cell(setting=CellSetting(peers=4, exchange_steps=2.0, failures=0.1)), CHOICE)
-    assert made["run"]["tokens"] == 4 * 3_200 * TOKENS_PER_STEP
+    assert made["run"]["tokens"] == 2_457_600
     assert made["run"]["failed_exchanges"] == 0.1
+    line = MODELS["small"].parameters * 32 / 2 / 1e6
     assert made["peers"] == [
         {
             "name": "others",
             "count": 4,
             "step_s": 1.0,
             "step_jitter": 0.1,
-            "up_mbit_s": 123_000 * 32 / 2 / 1e6,
-            "down_mbit_s": 123_000 * 32 / 2 / 1e6,
+            "up_mbit_s": line,
+            "down_mbit_s": line,
             "latency_s": 0.025,
         }
     ]
-    assert (made["outer"]["recipe"], made["outer"]["exchanges_per_step"]) == ("swarm", 1)
-    assert scenario(cell(), Choice("gasloc", 0.7, 0.9))["outer"]["exchanges_per_step"] == 0
+    outer = made["outer"]
+    assert (outer["recipe"], outer["exchanges_per_step"], outer["weights"]) == ("swarm", 2, "work")
+    assert scenario(cell(contender=DILOCO), Choice("diloco", 0.7, 0.6, 0.02))["outer"]["exchanges_per_step"] == 0
+    assert (made["learner"]["optimizer"], made["learner"]["learning_rate"]) == ("muon", 0.02)
+    assert scenario(cell(contender=SWARM_ADAMW), CHOICE)["learner"]["optimizer"] == "adamw"
 
 
-@pytest.mark.parametrize(
-    ("contender", "setting"),
-    [
-        (SWARM, CellSetting(peers=16)),
-        (SWARM, CellSetting(speed_ratio=4.0)),
-        (SWARM, CellSetting(liars=2, lie="silent")),
-        (DDP, CellSetting(inner_steps=1)),
-        (DILOCOX, CENTRAL),
-        (LOCAL, CENTRAL),
-    ],
-)
-def test_a_cells_tokens_are_those_of_its_steps(contender: Contender, setting: CellSetting) -> None:
-    each = cell(contender=contender, setting=setting)
-    made = scenario(each, Choice(contender.forms[0], 1.0, 0.0))
-    steps = {"tokens": None, "outer_steps": each.steps // setting.inner_steps}
-    by_steps = Scenario.model_validate({**made, "run": made["run"] | steps})
-    assert Scenario.model_validate(made).run_tokens == by_steps.run_tokens
+@pytest.mark.parametrize("setting", [ALONE, CENTRAL, CellSetting(peers=64), CellSetting(liars=2, lie="stale")])
+def test_the_budget_is_that_of_all_peers_however_many(setting: CellSetting) -> None:
+    contender = LOCAL if setting == ALONE else SWARM_2
+    made = Scenario.model_validate(
+        scenario(cell(contender=contender, setting=setting), replace(CHOICE, recipe=contender.forms[0]))
+    )
+    assert made.run_tokens == CENTRAL.tokens
 
 
-def test_a_step_is_long_where_every_step_is_an_exchange_and_time_is_not_judged() -> None:
-    def group(setting: CellSetting) -> Mapping[str, object]:
-        peers: list[Mapping[str, object]] = scenario(cell(setting=setting), CHOICE)["peers"]
-        return peers[-1]
-
-    fast, slow = group(CellSetting()), group(CellSetting(inner_steps=1))
-    assert (fast["step_s"], slow["step_s"]) == (1.0, 10.0)
-    assert slow["up_mbit_s"] == pytest.approx(0.1 * float(str(fast["up_mbit_s"]))), "the same line in steps"
-    straggler = {each.setting for each in EXPERIMENTS["R3"].cells if each.setting.inner_steps == 1}
-    assert {group(setting)["step_s"] for setting in straggler} == {1.0}, "in seconds beside H = 30"
+def test_the_large_model_is_that_of_its_name() -> None:
+    setting = next(each.setting for each in all_cells() if each.setting.model == "large")
+    made = Scenario.model_validate(scenario(cell(setting=setting), CHOICE))
+    assert made.learner.parameters == MODELS["large"].parameters
+    assert setting.tokens / made.learner.parameters == pytest.approx(5, rel=0.01)
 
 
-def test_graphs_are_of_one_kind_for_those_who_plan_and_those_who_draw() -> None:
-    assert on(DPSGD, "random", 2).outer["partners"] == 2
-    assert on(SWARM, "random", 2).outer == {"exchanges_per_step": 2, "topology": "random"}
-    assert "swarm 2-peer" not in {each.contender.name for each in EXPERIMENTS["R2"].cells}, "a step has one exchange"
-    assert on(SWARM, "ring").outer == {"exchanges_per_step": 1, "topology": "ring"}
+def test_the_size_of_a_cell_counts_training_and_evaluation() -> None:
+    assert relative_size(CENTRAL) == 1
+    assert relative_size(CellSetting(tokens=2 * CENTRAL.tokens)) < 2 < relative_size(CellSetting(peers=64)) < 3
+    assert relative_size(CellSetting(points=150)) == pytest.approx(1.5, abs=0.1)
+    assert relative_size(CellSetting(model="large")) == pytest.approx(27, abs=0.5)
 
 
-def test_the_odd_peer_is_a_group_of_one() -> None:
+def test_the_peer_with_the_slow_line_is_a_group_of_one() -> None:
     slow = scenario(cell(setting=CellSetting(straggler=0.1)), CHOICE)["peers"]
     assert [group["count"] for group in slow] == [1, 7]
     assert slow[0]["up_mbit_s"] == pytest.approx(0.1 * slow[1]["up_mbit_s"])
-    fast = scenario(cell(setting=CellSetting(speed_ratio=4.0)), CHOICE)["peers"]
-    assert (fast[0]["step_s"], fast[1]["step_s"]) == (0.25, 1.0)
     assert "pace" not in scenario(cell(setting=CellSetting(straggler=0.1)), CHOICE)
     assert scenario(cell(setting=CellSetting(straggler=0.1)), Choice("gasloc_y", 1, 0))["pace"] == {
         "policy": "straggler"
     }
-    assert scenario(cell(contender=DILOCOX), Choice("dilocox", 0.7, 0.5))["pace"] == {"policy": "rank"}
+
+
+def test_uneven_computers_are_groups_by_speed() -> None:
+    def groups(*speeds: float) -> list[tuple[str, int, float]]:
+        made = scenario(cell(setting=CellSetting(speeds=speeds)), CHOICE)["peers"]
+        return [(group["name"], group["count"], group["step_s"]) for group in made]
+
+    assert groups(*[1.0] * 7, 4.0) == [("slow", 7, 1.0), ("fast", 1, 0.25)]
+    assert groups(*[1.0] * 4, 4.0, 4.0, 20.0, 20.0) == [("slow", 4, 1.0), ("middle", 2, 0.25), ("fast", 2, 0.05)]
+    assert all(len(each.setting.speeds) in (0, each.setting.peers) for each in all_cells())
+    assert scenario(cell(contender=SWARM_BY_SPEED), CHOICE)["pace"] == {"policy": "by_speed"}
 
 
 def test_who_comes_and_goes_keeps_the_number_of_peers() -> None:
     groups = scenario(cell(setting=CellSetting(comings_and_goings=True)), CHOICE)["peers"]
     assert [(group["name"], group["count"]) for group in groups] == [("others", 6), ("leaving", 2), ("coming", 2)]
-    assert groups[1]["leaves_at_s"] == 1_600
-    assert groups[2]["arrives_at_s"] == pytest.approx(3_200 / 3)
+    assert groups[1]["leaves_at_s"] == 1_200
+    assert groups[2]["arrives_at_s"] == 800
 
 
-def test_quick_cells_are_shorter_and_keep_their_columns() -> None:
-    full = next(each for each in all_cells() if each.quick and each.setting.learner == "lm")
-    short = replace(full, shorter=QUICK_SHARE)
-    assert 10 * short.setting.inner_steps <= short.steps < full.steps / 4
+def test_quick_cells_are_shorter_and_need_no_tuning() -> None:
+    some = [quick(each, QUICK_SHARE) for each in all_cells() if each.quick]
+    assert {each.contender.name for each in some} == {"swarm-2", "diloco", "ddp"}
+    for each in some:
+        choice = choice_of(each, [])
+        assert choice is not None
+        made = Scenario.model_validate(scenario(each, choice))
+        assert made.run_tokens == CENTRAL.tokens // QUICK_SHARE
+        assert made.run_tokens >= 10 * made.tokens_per_outer_step * 8
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,16 @@ from click.testing import CliRunner
 from evidence.made_up import simulate
 
 import bench.evidence.__main__ as command
+import bench.evidence.run as module
 from bench.evidence.cells import CENTRAL, Cell, block
-from bench.evidence.contenders import DILOCO, SWARM
-from bench.evidence.run import digest, pending, read, run
-from bench.evidence.tuning import tuning_cells
+from bench.evidence.contenders import DILOCO, SWARM_2
+from bench.evidence.run import UNKNOWN_CELL_S, core_hours, digest, missing, pending, read, run
+from bench.evidence.tuning import STAGES, tuning_cells
 
 ENVIRONMENT = {"machine": "m", "commit": "c", "date": "2026-01-01"}
-GRID = tuning_cells([DILOCO, SWARM])
-FINAL = block("R1", [DILOCO, SWARM], [CENTRAL], seeds=(1, 2))
+GRID = tuning_cells([DILOCO, SWARM_2])
+RATES = [each for each in GRID if each.choice is not None and each.choice.inner_rate is not None]
+FINAL = block("R1", [DILOCO, SWARM_2], [CENTRAL], seeds=(1, 2))
 
 
 def play(folder: Path, cells: Sequence[Cell], simulated: Any = simulate) -> tuple[list[Mapping[str, Any]], int]:
@@ -38,29 +42,45 @@ def play(folder: Path, cells: Sequence[Cell], simulated: Any = simulate) -> tupl
 
 def test_the_tuning_decides_the_numbers_of_the_rest(tmp_path: Path) -> None:
     assert play(tmp_path, FINAL) == ([], 0), "nothing is tuned yet"
-    assert len(play(tmp_path, GRID)[0]) == 18
+    tuned(tmp_path)
     scenarios, _ = play(tmp_path, FINAL)
-    assert {(each["outer"]["learning_rate"], each["outer"]["momentum"]) for each in scenarios} == {(0.7, 0.5)}
+    assert {(each["outer"]["learning_rate"], each["outer"]["momentum"]) for each in scenarios} == {(0.7, 0.6)}
+    assert {each["learner"]["learning_rate"] for each in scenarios} == {0.012}
     assert [each["run"]["seed"] for each in scenarios] == [1, 1, 2, 2]
     cells = read(tmp_path, "R1")["cells"]
     assert [(each["contender"], each["seed"]) for each in cells] == [
+        ("swarm-2", 1),
         ("diloco", 1),
-        ("swarm", 1),
+        ("swarm-2", 2),
         ("diloco", 2),
-        ("swarm", 2),
     ]
     assert read(tmp_path, "R1")["builds"] == {"c": {"date": "2026-01-01", "machine": "m"}}
 
 
+def tuned(folder: Path) -> None:
+    """Run the tuning in its two stages; one of the nine points of a grid is among the runs of inner rates."""
+    assert [len(play(folder, GRID)[0]) for _ in range(STAGES + 1)] == [8, 16, 0]
+
+
 def test_finished_cells_are_not_run_again(tmp_path: Path) -> None:
-    play(tmp_path, GRID[:3])
-    assert len(play(tmp_path, GRID)[0]) == 15
-    assert play(tmp_path, GRID) == ([], 0)
+    play(tmp_path, RATES[:3])
+    assert len(play(tmp_path, RATES)[0]) == 5
+    assert play(tmp_path, RATES) == ([], 0)
 
 
 def test_an_incomplete_grid_chooses_nothing(tmp_path: Path) -> None:
-    play(tmp_path, GRID[:-1])  # one point of swarm is missing
+    for _ in range(STAGES):
+        play(tmp_path, GRID[:-1])  # one point of swarm-2 is missing
     assert {each["outer"]["recipe"] for each in play(tmp_path, FINAL)[0]} == {"diloco"}
+
+
+def test_results_of_other_code_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(tmp_path, RATES)
+    play(tmp_path, RATES[:2])
+    monkeypatch.setattr(module, "fingerprint", lambda: "other code")
+    assert read(tmp_path, "tuning") == {"experiment": "tuning", "builds": {}, "cells": []}
+    assert len(play(tmp_path, RATES[:3])[0]) == 3
+    assert len(json.loads((tmp_path / "tuning.json").read_bytes())["cells"]) == 3, "stale entries are not kept"
 
 
 def test_an_interrupted_run_loses_only_the_cells_in_progress(tmp_path: Path) -> None:
@@ -69,33 +89,43 @@ def test_an_interrupted_run_loses_only_the_cells_in_progress(tmp_path: Path) -> 
     def interrupted(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
         nonlocal calls
         calls += 1
-        if calls > 10:
+        if calls > 5:
             raise KeyboardInterrupt
         return simulate(wanted)
 
     with pytest.raises(KeyboardInterrupt):
-        play(tmp_path, GRID, interrupted)
-    assert len(play(tmp_path, GRID)[0]) >= len(GRID) - 10
+        play(tmp_path, RATES, interrupted)
+    assert len(RATES) - 5 <= len(play(tmp_path, RATES)[0]) < len(RATES)
 
 
 def test_a_failed_cell_names_its_reason_and_is_tried_again(tmp_path: Path) -> None:
     def refusing(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        if wanted["outer"]["learning_rate"] == 1.0:
+        if wanted["learner"]["learning_rate"] == 0.03:
             raise ValueError("not\ntoday")
         return simulate(wanted)
 
-    assert play(tmp_path, GRID, refusing)[1] == 6
+    assert play(tmp_path, GRID, refusing)[1] == 2
     reasons = {each.get("failure") for each in read(tmp_path, "tuning")["cells"]}
     assert reasons == {None, "ValueError: not today"}
-    assert play(tmp_path, FINAL)[0] == [], "the grid has holes"
-    assert len(play(tmp_path, GRID)[0]) == 6
+    assert len(play(tmp_path, GRID)[0]) == 2, "the rates have holes, so the grid waits"
 
 
 def test_equal_scenarios_run_once(tmp_path: Path) -> None:
-    (choice,) = {GRID[0].choice}
-    cells = [cell for name in ("R1", "R8") for cell in block(name, [DILOCO], [CENTRAL], seeds=(0,), choice=choice)]
-    assert len(play(tmp_path, cells)[0]) == 1
-    assert len(read(tmp_path, "R1")["cells"]) == len(read(tmp_path, "R8")["cells"]) == 1
+    choice = RATES[0].choice
+    one, other = (block(name, [DILOCO], [CENTRAL], seeds=(0,), choice=choice) for name in ("R1", "R6"))
+    renamed = block("R5", [replace(DILOCO, name="fp32")], [CENTRAL], seeds=(0,), choice=choice)
+    assert len(play(tmp_path, [*one, *other])[0]) == 1
+    assert play(tmp_path, renamed) == ([], 0), "a result of another experiment is copied"
+    assert [len(read(tmp_path, name)["cells"]) for name in ("R1", "R5", "R6")] == [1, 1, 1]
+    assert read(tmp_path, "R5")["cells"][0]["headline"] == read(tmp_path, "R1")["cells"][0]["headline"]
+
+
+def test_the_estimate_counts_what_waits_for_its_tuning(tmp_path: Path) -> None:
+    assert missing([*GRID, *FINAL], tmp_path) == [*GRID, *FINAL]
+    assert core_hours(FINAL, tmp_path) == pytest.approx(len(FINAL) * UNKNOWN_CELL_S / 3_600)
+    tuned(tmp_path)
+    assert missing([*GRID, *FINAL], tmp_path) == list(FINAL)
+    assert core_hours(FINAL, tmp_path) < 0.1, "by the seconds of what was run"
 
 
 def test_a_scenarios_digest_ignores_the_order_of_fields() -> None:
@@ -113,3 +143,9 @@ def test_computed_experiments_and_pages_need_no_worker(tmp_path: Path) -> None:
     done = CliRunner().invoke(command.main, ["--only", "R4", "--out", str(tmp_path)], catch_exceptions=False)
     assert done.exit_code == 0
     assert "| diloco |" in (tmp_path / "R4.md").read_text(encoding="utf-8")
+
+
+def test_the_list_ends_with_an_estimate(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command.main, ["--only", "R5", "--list", "--out", str(tmp_path)], catch_exceptions=False)
+    *names, last = done.output.splitlines()
+    assert last == f"{len(names)} cells, about {len(names) / 60:.1f} core hours."

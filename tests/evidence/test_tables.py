@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.evidence import figures
+from bench.evidence.cells import ALONE, Choice
+from bench.evidence.contenders import LOCAL
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.layout import Column, PlotPanel, PlotPoint, ResultTable, TableRow
-from bench.evidence.pages import RESULTS, page, pages, table_lines
+from bench.evidence.pages import RESULTS, page, pages, table_lines, write_pages
 from bench.evidence.run import read, text
 from bench.evidence.summary import CellSummary, Estimate, key, summaries
+from bench.evidence.tuning import inner_points
 from bench.results import replaced
 from bench.rivals.table import markdown
 
@@ -64,8 +68,8 @@ def test_published_files_have_the_form_in_which_they_are_written() -> None:
 
 def test_an_experiment_without_results_has_a_page() -> None:
     shown = page(EXPERIMENTS["R1"], {"experiment": "R1", "builds": {}, "cells": []}, RESULTS)
-    assert "- Not run: 300 runs are planned." in shown
-    assert "| diloco | - |" in shown
+    assert f"- Not yet measured with today's code: {len(EXPERIMENTS['R1'].cells)} runs are planned." in shown
+    assert "| - |" not in shown
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -91,9 +95,40 @@ def test_missing_and_failed_runs_are_marked() -> None:
 
 
 def test_ratios_are_taken_seed_by_seed() -> None:
-    table = ResultTable("T", (TableRow("swarm"),), (Column("ratio", "loss"),), over="diloco")
+    table = ResultTable("T", (TableRow("swarm"),), (Column("ratio", "loss"),), over=TableRow("diloco"))
     swarm, diloco = Estimate(3.0, 1.0, {1: 2.0, 2: 4.0}), Estimate(6.0, 2.0, {1: 4.0, 2: 8.0})
     assert lines(table, swarm=swarm, diloco=diloco) == ["| swarm | 0.500 |"]
+
+
+def test_a_table_is_over_a_row_with_its_own_setting() -> None:
+    table = ResultTable("T", (TableRow("swarm"),), (Column("ratio", "loss"),), over=TableRow("ddp", {"inner_steps": 1}))
+    found = {
+        (name, key(setting)): CellSummary(name, key(setting), {"loss": Estimate(loss, 0.1, {1: loss, 2: loss})})
+        for name, setting, loss in (("swarm", {}, 1.5), ("ddp", {"inner_steps": 1}, 1.2))
+    }
+    assert list(table_lines(table, found))[2] == "| swarm | 1.250 |"
+
+
+def test_the_tuning_shows_what_was_chosen() -> None:
+    tuning = EXPERIMENTS["tuning"]
+    entries = [{**tuned_entry(each, 1.6 + 0.01 * place), "seed": 0} for place, each in enumerate(inner_points(LOCAL))]
+    shown = page(tuning, {"builds": {"c": {"date": "2026-01-01", "machine": "m"}}, "cells": entries}, RESULTS)
+    assert "| local | `local` | 0.006 |  |  | 1.600 | 0.006: 1.600, 0.012: 1.610, 0.02: 1.620, 0.03: 1.630 |" in shown
+    assert "| diloco | - |" in shown
+
+
+def test_a_figure_without_results_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "R3.svg").write_text("of older code", encoding="utf-8")
+    write_pages(tmp_path)
+    assert list((tmp_path / "figures").iterdir()) == []
+    assert "figures/" not in (tmp_path / "R3.md").read_text(encoding="utf-8")
+
+
+def tuned_entry(choice: Choice, loss: float) -> dict[str, Any]:
+    numbers = {"eta": choice.learning_rate, "mu": choice.momentum, "inner_rate": choice.inner_rate}
+    place = {"contender": "local", "setting": ALONE.key(), "recipe": choice.recipe}
+    return {**place, **numbers, "headline": {"loss": loss}, "seconds": 1.0}
 
 
 # --- files and figures --------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.scenario_file import changed, load, parse, simulated
+from p2ptrain.sim.simulate import simulate
 from p2ptrain.sim.step_times import inner_steps
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "bench" / "scenarios").glob("*.toml"))
@@ -68,7 +69,7 @@ def test_there_are_examples() -> None:
         ("outer.fragments_per_exchange=3", "outer.fragments_per_exchange: 3 exceeds outer.fragments, 2"),
         ("outer.fragments=4096", "outer.fragments: 4096 is too many for this model; at most 977"),
         ("outer.partners=2", "outer.partners: 2, and recipe swarm has one partner at a time; set it to 1"),
-        ("peers.home.count=1", "peers: a single peer has no partners; give a count of 2 or another group"),
+        ("peers.home.count=1", "peers: a single peer has no partners; give a count of 2 or another group, or set"),
         ("run.tokens=80", "run.outer_steps: give either outer_steps or tokens"),
         ("peers.home.leaves_at_s=0.5", None),
         ("peers.home.returns_after_s=1", "peers.home.returns_after_s: no peer leaves; give leaves_at_s or stays_s"),
@@ -85,6 +86,11 @@ def test_what_is_wrong_is_told_in_a_line(basic: dict[str, Any], change: str, lin
         parse(changed(basic, (change,)))
         return
     assert any(line in problem for problem in problems(basic, change)), problems(basic, change)
+
+
+def test_one_peer_is_enough_where_nobody_exchanges(basic: dict[str, Any]) -> None:
+    alone = ("outer.recipe=local", "outer.exchanges_per_step=0", "peers.home.count=1")
+    assert simulate(parse(changed(basic, alone))).overall.peers == 1
 
 
 @pytest.mark.parametrize("count", [6, 2])

@@ -7,7 +7,7 @@ from bench.evidence.contenders import SWARM_2
 from bench.evidence.layout import Experiment, ResultTable, columns, rows
 from p2ptrain.sim.scenario import Lie
 
-LIES: tuple[Lie, ...] = ("scaled", "flipped", "stale", "random", "nan")
+LIES: tuple[Lie, ...] = ("scaled", "flipped", "stale", "random")
 HONEST, LIARS = 6, 2
 SETTINGS: dict[str, CellSetting] = {
     "clean": CellSetting(peers=HONEST),
@@ -16,11 +16,11 @@ SETTINGS: dict[str, CellSetting] = {
 
 R10 = Experiment(
     id="R10",
-    question="Adversarial peers: two of eight send scaled, negated, old, random or broken weights; H = 10",
+    question="Adversarial peers: two of eight send scaled, negated, old or random weights; H = 10",
     notes=(
-        "Loss is the mean of the honest peers; clean is six honest peers alone.",
+        "Loss is the mean of the honest peers; clean is six honest peers alone, with the same budget.",
         "Scaled: times 3. Stale: their first payload again and again. Random: normally distributed, of the true "
-        "length. NaN: every byte is 255. Otherwise they behave like honest peers.",
+        "length. Otherwise they behave like honest peers.",
         "Lies within the clipping radius are not covered (docs/SECURITY.md).",
     ),
     cells=block("R10", (SWARM_2,), SETTINGS.values()),

@@ -80,7 +80,7 @@ def training(learner: LanguageModelLearner, run_tokens: int, fold: int) -> Train
         beta1=0.9,
         beta2=0.95,
         epsilon=1e-8,
-        weight_decay=0.1,
+        weight_decay=learner.weight_decay,
         gradient_clip=1.0,
     )
 
