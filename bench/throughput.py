@@ -57,7 +57,7 @@ PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "RTX 4090": 165e12
 
 
 def described(preset: str, device: torch.device) -> Manifest:
-    whole = manifest(preset)
+    whole = with_changes(manifest(preset), {"training.optimizer": "adamw"})  # as in the plain loop
     return with_changes(whole, SHORTENED) if preset == "llama-135m" and device.type == "cpu" else whole
 
 
