@@ -70,7 +70,7 @@ class WireAdversary:
 
     lie: str
     progress: float
-    """Tokens per peer at the run's end."""
+    """Tokens of all peers at the run's end."""
     random: Random = field(default_factory=lambda: Random(1))
     simulated: Adversary = field(init=False)
     forging_directory: ForgingDirectory | None = field(default=None, init=False)

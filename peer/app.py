@@ -71,7 +71,7 @@ CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
 
 WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
-"""Maps an honest peer's environment, its learner and the run's tokens per peer to the environment to use."""
+"""Maps an honest peer's environment, its learner and the run's tokens to the environment to use."""
 
 
 def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:

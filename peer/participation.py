@@ -183,6 +183,7 @@ class Participation:
                 if not self._is_recalled or self._leaving or self._is_over:
                     return why  # the core stays, for its state and counters
             self._driver = self._core = None
+            self._learner.peers = 1.0  # outside the swarm this peer is alone, and the next core begins to count at one
             self._past = self._past + core.counters
             await self._wait_until_applied()
 

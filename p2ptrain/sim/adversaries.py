@@ -33,7 +33,7 @@ class Adversary:
 
     lie: Lie
     progress: float
-    """Tokens per peer at the run's end."""
+    """Tokens of all peers at the run's end."""
     random: Random
     garble: Callable[[Any, Random], Any]
     """Makes another payload of the same sizes."""

@@ -227,7 +227,7 @@ class Commit:
     """Hand the displacement to the trainer, which applies it between two inner steps."""
 
     link: LinkId
-    progress_displacement: float  # tokens per peer
+    progress_displacement: float  # tokens of all peers
     share: float
     """Share of the difference by which this peer moves towards the partner."""
     clip_radius: float

@@ -291,7 +291,7 @@ class Peer:
             core.rate = event.tokens / took_s
         core.budget.trained(event.tokens * core.count.peers)
         if not self._awaits_lookup:  # after a sleep nobody is known, and the last count is the best
-            core.count.outer_step_done(core.members, core.rules.plans)
+            core.count.outer_step_done(core.members, core.rules.plans, now)
             core.count_peers(now)
         self._exchanges.step_done(now)
 

@@ -40,15 +40,22 @@ class PeerCount:
     _strangers_met: int = 0
     """``Membership.strangers_met`` after the last own outer step."""
 
-    def outer_step_done(self, members: Membership, plans: bool) -> None:
+    def outer_step_done(self, members: Membership, plans: bool, now: float) -> None:
         """Let strangers raise the number again if one of them answered since the last outer step.
+
+        If a call failed and nobody known has ever answered, this peer is alone among false records.
 
         Args:
             plans: whether exchanges are planned (``SwarmRules.plans``).
         """
         may_rise = plans or members.strangers_met > self._strangers_met
         self._strangers_met = members.strangers_met
-        self._most = RISE * self.peers if may_rise else self.peers
+        if may_rise:
+            self._most = RISE * self.peers
+        elif members.stranger_share < 1.0 and not any(known.was_heard for known in members.live(now)):
+            self._most = 1.0
+        else:
+            self._most = self.peers
 
     def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
         """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.

@@ -170,8 +170,8 @@ def lay_out(
 
 
 def _solo_changes(manifest: Manifest, peers: int) -> dict[str, Any]:
-    """Return the changes that turn a run into its solo twin: plain AdamW on as many tokens as one of the peers; same
-    data, shape of the schedule, and initial weights."""
+    """Return the changes that turn a run into its solo twin: the inner optimizer alone, on one peer's share of the
+    tokens; same data, shape of the schedule, and initial weights."""
     return {
         "outer.recipe": "local",
         "outer.exchanges_per_step": 0,

@@ -96,14 +96,31 @@ def test_who_rested_shortly_goes_on_with_its_own_weights() -> None:
 
 def test_alone_it_trains_and_exchanges_nothing() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        assert amber.learner.peers == 2.0
         amber.participation.set_mode(Mode.SOLO)
         await until(lambda: amber.participation.state == "away")
+        assert amber.learner.peers == 1.0, "its own tokens count once"
         step, done = amber.learner.step, amber.counted().exchanges_ok
         await asyncio.sleep(100)
         assert amber.learner.step - step - 100 * 10 // H in (0, 1)  # an outer step may end at the last moment
         assert amber.counted().exchanges_ok == done
         amber.participation.set_mode(Mode.SWARM)
         await more_exchanges(amber, 3)
+        assert amber.learner.peers == 2.0
+
+    play(scene)
+
+
+def test_who_comes_back_to_nobody_counts_itself_alone() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.participation.set_mode(Mode.PAUSED)
+        await until(lambda: amber.participation.state == "away")
+        birch.participation.set_mode(Mode.PAUSED)
+        await asyncio.sleep(600)
+        amber.participation.set_mode(Mode.SWARM)
+        tokens, progress = amber.learner.tokens, amber.learner.progress
+        await until(lambda: amber.learner.tokens >= tokens + 10 * H)
+        assert amber.learner.progress - progress == amber.learner.tokens - tokens
 
     play(scene)
 

@@ -156,3 +156,24 @@ def test_a_crowd_of_false_records_counts_for_few_outer_steps(seed: int):
         numbers.append(fmean(table[name].peers for name in honest))
     assert max(numbers) < 1.1 * len(honest)
     assert sum(numbers) / len(honest) - len(numbers) < 0.5, "outer steps by which the run ends earlier"
+
+
+def test_a_lone_peer_among_records_of_nobody_counts_them_until_its_first_calls_fail():
+    table = swarm("amber")
+    for number in range(100):
+        table.seat(f"nobody {number}").frozen = True  # a call takes its whole timeout
+    numbers: list[float] = []
+    for _ in range(60):
+        for number in range(100):
+            name = f"nobody {number}"
+            table.records[PeerId(name)] = presence(name, at=table.now)
+        train(table, 1)
+        numbers.append(table["amber"].peers)
+    assert max(numbers) == AT_ONCE
+    assert sum(numbers) - len(numbers) < 4 * AT_ONCE, "outer steps by which the run ends earlier"
+    table.seat("birch", step=table["amber"].step, progress=table["amber"].progress)
+    table.start("birch")
+    for _ in range(40):
+        table.step("amber", "birch")
+        table.run(5.0)
+    assert table["amber"].peers == 2.0, "once the records expired, a peer that answers counts"

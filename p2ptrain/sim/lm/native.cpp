@@ -26,7 +26,7 @@ struct Shape {
 namespace {
 
 constexpr long ROWS = 8, LANES = 16, COLUMNS = 2 * LANES;  // a product computes ROWS x COLUMNS sums in registers
-constexpr long MOST_TERMS = 512;                           // terms of a sum in one panel, which fits in the first cache
+constexpr long MOST_TERMS = 512;                           // terms of a sum in one panel, which takes 64 kB
 constexpr long MOST_LAYERS = 64;
 
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
