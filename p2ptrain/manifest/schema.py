@@ -62,7 +62,7 @@ class TrainingSection(Section):
     """Sequences per inner step; small devices accumulate gradients to reach it."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """adamw, or muon for the hidden matrices and AdamW for the rest. (adamw: known best; the presets choose muon.)"""
+    """adamw, or muon for the hidden matrices and AdamW for the rest. (adamw: usual; the presets use muon.)"""
 
     learning_rate: float = Field(gt=0, le=1)
     """Peak learning rate of AdamW; Muon's steps are scaled to the same size."""
