@@ -17,13 +17,12 @@ LARGE: Mapping[str, Any] = {
     "intermediate_size": 704,
     "layers": 4,
     "heads": 4,
-    "sequences_per_step": 8,
 }
 MODELS: Mapping[str, LanguageModelLearner] = {
     name: LanguageModelLearner(kind="lm", **fields) for name, fields in (("small", SMALL), ("large", LARGE))
 }
-"""The central model has 123,000 parameters and takes 128 tokens of each peer in an inner step; the large one 3.3M and
-512. Curves are compared with each other alone, on the same sequences, so few are enough."""
+"""The central model has 123,000 parameters and takes 128 tokens of each peer in an inner step; the large one has
+3.3M. Curves are compared with each other alone, on the same sequences, so few are enough."""
 
 HELD_OUT_TOKENS = 270_000
 """Size of a held-out part (``p2ptrain.sim.lm.text``), which the last point of each peer's curve uses."""

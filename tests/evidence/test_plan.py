@@ -33,7 +33,7 @@ def all_cells() -> list[Cell]:
 
 
 def test_what_decides_most_comes_first() -> None:
-    assert list(EXPERIMENTS) == ["tuning", "R1", "R2", "R9", "R5", "R3", "R6", "R10", "R4"]
+    assert list(EXPERIMENTS) == ["tuning", "R1", "R2", "R9", "R5", "R3", "R6", "R10", "R7", "R4"]
 
 
 def test_the_budget_is_twenty_tokens_per_parameter_in_whole_steps() -> None:
@@ -120,8 +120,7 @@ def test_what_a_claim_rests_on_has_three_seeds() -> None:
     for each in all_cells():
         places.setdefault((each.experiment, each.contender.name, str(each.setting)), set()).add(each.seed)
     few = {place for place, seeds in places.items() if place[0] != "tuning" and seeds != set(FINAL_SEEDS)}
-    assert {experiment for experiment, _, _ in few} == {"R1", "R2"}
-    assert all("model='large'" in setting for experiment, _, setting in few if experiment == "R1")
+    assert {experiment for experiment, _, _ in few} == {"R2", "R7"}
 
 
 def test_at_home_the_loss_of_swarm_does_not_depend_on_the_line() -> None:
@@ -169,7 +168,6 @@ def test_the_large_model_is_that_of_its_name() -> None:
     setting = next(each.setting for each in all_cells() if each.setting.model == "large")
     made = Scenario.model_validate(scenario(cell(setting=setting), CHOICE))
     assert made.learner.parameters == MODELS["large"].parameters
-    assert setting.tokens / made.learner.parameters == pytest.approx(5, rel=0.01)
 
 
 def test_the_size_of_a_cell_counts_training_and_evaluation() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from bench.evidence.cells import ALONE, CENTRAL, CellSetting, block
 from bench.evidence.contenders import (
     DDP,
@@ -24,7 +22,6 @@ from bench.evidence.layout import (
     DISAGREEMENT,
     EXCHANGES,
     LOSS,
-    Column,
     Experiment,
     ResultTable,
     TableRow,
@@ -35,9 +32,6 @@ from bench.evidence.layout import (
 LONG = CellSetting(inner_steps=30)
 EVERY_STEP = CellSetting(inner_steps=1)
 SHARDS = CellSetting(data="shards")
-LARGE = CellSetting(model="large", tokens=16_384_000)
-"""Five tokens per parameter."""
-
 BY_H = {"H = 10": CENTRAL, "H = 30": LONG}
 OURS = (SWARM_2, SWARM_MODULAR4, SWARM_WSD)
 BETWEEN = (*OURS, *(each for each in RIVALS if each is not SWARM_2), SWARM_ADAMW, DILOCO_ADAMW)
@@ -73,8 +67,6 @@ R1 = Experiment(
         "others make one or two.",
         "swarm and factored_gossip are judged before the average that would follow their last step, the others after "
         "theirs. This is to the disadvantage of swarm.",
-        "The large model has 3.3M parameters, five tokens for each of them and the numbers tuned for the small one; "
-        "one seed.",
         "With three seeds, two standard errors are p = .12 to .18 for one comparison, and the tables make many.",
     ),
     cells=(
@@ -83,8 +75,6 @@ R1 = Experiment(
         *block("R1", (LOCAL, LOCAL_ADAMW), (ALONE,)),
         *block("R1", BETWEEN, (LONG,)),
         *block("R1", (SWARM_2, DILOCO), (SHARDS,)),
-        *block("R1", (SWARM_2,), (LARGE,), seeds=(1,)),
-        *block("R1", (DDP,), (replace(LARGE, inner_steps=1),), seeds=(1,)),
     ),
     tables=(
         _ratios("Loss over that of data parallel with AdamW, seed by seed", TableRow("ddp adamw", {"inner_steps": 1})),
@@ -100,11 +90,6 @@ R1 = Experiment(
             "Non-IID data: each peer reads its own stretch of the corpus",
             rows(SWARM_2, DILOCO),
             columns("loss", {"H = 10": SHARDS}, best="low"),
-        ),
-        ResultTable(
-            "A model of 3.3M parameters",
-            (TableRow("swarm-2"), _every_step("ddp")),
-            (Column("loss", "loss", LARGE),),
         ),
     ),
 )
