@@ -29,8 +29,8 @@ class TuningGrid:
 
 
 GRIDS: Mapping[str, TuningGrid] = {
-    "muon": TuningGrid((0.006, 0.012, 0.02, 0.03), (0.7, 0.6), (0.5, 0.7, 1.0), (0.4, 0.6, 0.8)),
-    "adamw": TuningGrid((0.003, 0.006, 0.012), (0.4, 0.8), (0.4, 0.7), (0.6, 0.8)),
+    "muon": TuningGrid((0.003, 0.006, 0.012, 0.02), (0.7, 0.6), (0.5, 0.7, 1.0), (0.4, 0.6, 0.8)),
+    "adamw": TuningGrid((0.0015, 0.003, 0.006, 0.012), (0.4, 0.8), (0.4, 0.7), (0.6, 0.8)),
 }
 GASLOC_GRID = replace(GRIDS["muon"], first=(0.7, 0.5), momenta=(0.0, 0.5))
 """Without momentum gasloc is the plain form of the paper, and with .8 it diverges where exchanges fail."""
@@ -108,8 +108,8 @@ TUNING = Experiment(
     notes=(
         "Validation split, seed 0, N = 8, H = 10 (ddp: H = 1; local: one computer with the budget of all). First the "
         "inner rate at one pair of outer numbers, then the grid of outer numbers with the best rate.",
-        "Muon: inner rates .006, .012, .02 and .03 at eta .7 and mu .6; then eta .5, .7 and 1 times mu .4, .6 and .8 "
-        "(gasloc: mu 0 and .5 for each of two forms). AdamW: .003, .006 and .012 at .4 and .8; then eta .4 and .7 "
+        "Muon: inner rates .003, .006, .012 and .02 at eta .7 and mu .6; then eta .5, .7 and 1 times mu .4, .6 and .8 "
+        "(gasloc: mu 0 and .5, two forms). AdamW: .0015, .003, .006 and .012 at .4 and .8; then eta .4 and .7 "
         "times mu .6 and .8.",
         "Single runs: differences below .02 are within the spread of seeds.",
     ),
