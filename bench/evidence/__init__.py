@@ -12,6 +12,7 @@ published       R4: published utilizations against the closed-form cost model
 scenario        cell -> scenario of the simulator
 headline        report of the simulator -> the numbers that are kept
 fingerprint     the code that an entry was made with; entries of other code count as missing
+verify          keeps entries of other code if today's code computes the same short runs
 run             runs missing cells and keeps one JSON file an experiment
 summary         mean and standard error over seeds
 pages, figures  ``docs/results/*.md`` and ``docs/results/figures/*.svg`` from the JSON files

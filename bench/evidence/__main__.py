@@ -1,12 +1,13 @@
-"""``python -m bench.evidence``: run missing cells, then draw the pages of docs/results."""
+"""``python -m bench.evidence``: verify results of other code, run missing cells, draw the pages of docs/results."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.pages import RESULTS, write_pages
 from bench.evidence.run import PendingCell, compute, core_hours, missing, pending, read, run, simulated
 from bench.evidence.tuning import STAGES, quick
+from bench.evidence.verify import simulated_briefly, verify
 
 QUICK = ROOT / "out" / "results-quick"
 QUICK_SHARE = 8
@@ -30,8 +32,11 @@ MOST_WORKERS = 2
 @click.option("--jobs", "workers", default=MOST_WORKERS, show_default=True, type=click.IntRange(1, MOST_WORKERS))
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; an empty one starts anew.")
 @click.option("--list", "list_only", is_flag=True, help="Print which cells are missing and run nothing.")
-def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: bool) -> None:
+@click.option("--verify", "verify_only", is_flag=True, help="Check results of other code by short runs; run no cell.")
+def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: bool, verify_only: bool) -> None:
     """Run the cells of R1 to R10 that have no result in docs/results, and draw the tables and figures."""
+    if verify_only and (only or is_quick):
+        raise click.UsageError("--verify checks the results of all experiments; leave out --only and --quick.")
     folder = out or (QUICK if is_quick else RESULTS)
     names = _names(only)
     chosen = [cell for name in names for cell in EXPERIMENTS[name].cells]
@@ -44,9 +49,13 @@ def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: b
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # read by the workers when they import torch
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        for _ in range(STAGES + 1):  # each stage decides the numbers of what follows
+        if not is_quick:
+            _verify(folder, workers, here)
+        for _ in range(0 if verify_only else STAGES + 1):  # each stage decides the numbers of what follows
             if jobs := pending(chosen, folder, read(folder, "tuning")["cells"]):
                 failed = _run(jobs, folder, workers, here)
+        if not (is_quick or verify_only):
+            _verify(folder, workers, here)  # makes the short runs of new results
     except KeyboardInterrupt:
         click.echo("Interrupted. Finished cells are kept; the next call continues.")
         raise SystemExit(130) from None
@@ -63,10 +72,26 @@ def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: b
 
 
 def _run(jobs: Sequence[PendingCell], folder: Path, workers: int, here: Mapping[str, str]) -> int:
-    """Run cells in worker processes, which do not outlive an interrupt; return the number of cells that failed."""
+    """Run cells; return the number of cells that failed."""
+    with _processes(workers) as pool:
+        return run(jobs, folder, pool, here, click.echo, simulated)
+
+
+def _verify(folder: Path, workers: int, here: Mapping[str, str]) -> None:
+    """Keep the results of other code whose short runs are as before, and print the names of the others."""
+    with _processes(workers) as pool:
+        lost = verify(folder, pool, here, click.echo, simulated_briefly)
+    if lost:
+        click.echo(f"{len(lost)} results count as missing: their short runs changed, or their own code made none.")
+        click.echo("\n".join(f"  {name}" for name in dict.fromkeys(cell.name for cell in lost)))
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[Executor]:
+    """Open a pool of processes that do not outlive an interrupt."""
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         try:
-            return run(jobs, folder, pool, here, click.echo, simulated)
+            yield pool
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in multiprocessing.active_children():

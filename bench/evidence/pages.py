@@ -66,17 +66,29 @@ def _runs(experiment: Experiment, document: Mapping[str, Any]) -> str:
     cells, builds = document["cells"], document["builds"]
     if not cells:
         return f"Not yet measured with today's code: {len(experiment.cells)} runs are planned."
-    commits, last = ", ".join(builds), max(each["date"] for each in builds.values())[:10]
     if experiment.computed is not None:
-        return f"{len(cells)} figures, computed on {last} at commit {commits}."
-    machines = "; ".join(sorted({each["machine"] for each in builds.values()}))
+        return f"{len(cells)} figures, computed on {_last(builds)} at commit {', '.join(builds)}."
+    checks = {each.get("verified") for each in cells} - {each.get("commit") for each in cells}
+    made = {commit: build for commit, build in builds.items() if commit not in checks}
+    machines = "; ".join(sorted({each["machine"] for each in made.values()}))
     failures = sum("failure" in each for each in cells)
     failed = f", {failures} failed" if failures else ""
     hours = sum(each["seconds"] for each in cells) / 3_600
     return (
         f"{len(cells)} of {len(experiment.cells)} runs{failed}; {hours:.1f} core hours; "
-        f"{machines}; commits {commits}; last run {last}."
+        f"{machines}; commits {', '.join(made)}; last run {_last(made)}{_checked(cells, builds)}."
     )
+
+
+def _checked(cells: Sequence[Mapping[str, Any]], builds: Mapping[str, Mapping[str, str]]) -> str:
+    """Return at which commits short runs were as before, and when last."""
+    commits = dict.fromkeys(each["verified"] for each in cells if "verified" in each)
+    found = {commit: builds[commit] for commit in commits}
+    return f"; short runs as before at commits {', '.join(found)}, last on {_last(found)}" if found else ""
+
+
+def _last(builds: Mapping[str, Mapping[str, str]]) -> str:
+    return max(each["date"] for each in builds.values())[:10]
 
 
 def _tuning_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:

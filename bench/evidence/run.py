@@ -50,15 +50,21 @@ def digest(wanted: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read(folder: Path, name: str) -> Document:
-    """Return the document of an experiment without results of other code; an empty one if there is no file."""
+def load(folder: Path, name: str) -> Document:
+    """Return the document of an experiment; an empty one if there is no file."""
     path = folder / f"{name}.json"
     if not path.exists():
         return {"experiment": name, "builds": {}, "cells": []}
     document: Document = json.loads(path.read_bytes())
+    return document
+
+
+def read(folder: Path, name: str) -> Document:
+    """Return the document of an experiment without results of other code."""
+    document = load(folder, name)
     if EXPERIMENTS[name].computed is None:
         document["cells"] = [each for each in document["cells"] if each["code"] == fingerprint()]
-        commits = {each["commit"] for each in document["cells"]}
+        commits = {each[role] for each in document["cells"] for role in ("commit", "verified") if role in each}
         document["builds"] = {commit: build for commit, build in document["builds"].items() if commit in commits}
     return document
 
