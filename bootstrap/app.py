@@ -46,7 +46,7 @@ from p2ptrain.base.telemetry import MemoryLog, lossy_output
 from p2ptrain.base.text import command_line, first_sentence, printable
 from p2ptrain.data.early import check_text
 from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, named_files
-from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
+from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, advice, load_run
 from p2ptrain.net.address import multiaddress, port_of, with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
@@ -269,6 +269,8 @@ def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> d
     given = {"corpus": options.data, "tokenizer": options.tokenizer}
     named = named_files(signed.manifest)
     here = given | {file.what: given[file.what] or store.find(file.sha256) for file in named}
+    for warning in advice(signed.manifest):
+        say("bootstrap", f"warning: {warning}")
     for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"]):
         say("bootstrap", printable(f"warning: {first_sentence(warning)}"))
     for file in named:

@@ -152,9 +152,11 @@ def sign(run: Path) -> None:
     """Sign the manifest in the directory RUN. Its digest becomes the id of the run."""
     from p2ptrain.data.early import check_text
     from p2ptrain.data.file_store import named_files, stored
-    from p2ptrain.manifest import read_run, sign_run
+    from p2ptrain.manifest import advice, read_run, sign_run
 
     manifest = read_run(run)
+    for warning in advice(manifest):
+        click.echo(printable(f"warning: {warning}."), err=True)
     kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
     warnings = check_text(manifest, kept.get("corpus"), kept.get("tokenizer"))
     for warning in warnings:

@@ -9,6 +9,7 @@ Texts and tokenizers ship with the package, are pinned to a commit on the hub, o
 owner chooses. There are no paths and no code, and every string must match a pattern or a list.
 """
 
+from p2ptrain.manifest.advice import advice
 from p2ptrain.manifest.directory import (
     KEY_FILE,
     MANIFEST_FILE,
@@ -48,6 +49,7 @@ __all__ = [
     "SwarmSection",
     "Tokenizer",
     "TrainingSection",
+    "advice",
     "check_free",
     "create_run",
     "genuine_run",

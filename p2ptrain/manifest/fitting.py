@@ -10,6 +10,7 @@ from p2ptrain.manifest.document import with_changes
 from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
 from p2ptrain.manifest.schema import Manifest
+from p2ptrain.recipes import RECIPES
 
 TOKENS_PER_PARAMETER = 20
 """Training tokens per parameter of the best model for a given compute (Hoffmann et al. 2022, arXiv 2203.15556)."""
@@ -20,9 +21,13 @@ SHORT_TEXT = 0.5
 MAX_EPOCHS = 4
 """Epochs up to which repeated text is worth about as much as new text (Muennighoff et al. 2023, arXiv 2305.16264)."""
 
-MIN_OUTER_STEPS = 400
-"""Outer steps of all peers that a run has at least, 100 for each of four, or they exchange too seldom. Guess: measure
-the loss of short runs."""
+ENOUGH_OUTER_STEPS = 400
+"""Outer steps of all peers that a run has if its text suffices for them within ``MAX_EPOCHS``: 100 for each of four.
+Guess: measure the loss of short runs."""
+
+MIN_OUTER_STEPS = 20
+"""Outer steps of all peers that a run has at least, however short its text: 5 for each of four. Guess: measure the
+loss of short runs."""
 
 _NO_AUTHOR = "00" * 32
 
@@ -40,8 +45,9 @@ class FittedRun(NamedTuple):
 def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = None) -> FittedRun:
     """Choose model size and token budget for a text of ``tokens`` training tokens.
 
-    Without ``preset_name`` all peers together read the text once, and the model is that of ``_candidates`` which comes
-    nearest to ``TOKENS_PER_PARAMETER``. With it, model and budget are the preset's.
+    Without ``preset_name`` all peers together read the text once, a short one up to ``MAX_EPOCHS`` times for
+    ``ENOUGH_OUTER_STEPS``, and the model is that of ``_candidates`` which comes nearest to ``TOKENS_PER_PARAMETER``.
+    With it, model and budget are the preset's.
 
     Args:
         changes: further changes to the preset, such as its vocabulary.
@@ -55,7 +61,8 @@ def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = No
     found = [(name, {**sizes, **changes}) for name, sizes in _candidates(changes)]
     name, chosen = min(found, key=lambda each: abs(math.log(_parameters(*each) / max(1.0, target))))
     per_outer_step = preset(name, _NO_AUTHOR).tokens_per_outer_step
-    budget = max(_rounded(tokens), MIN_OUTER_STEPS * per_outer_step)
+    enough = min(ENOUGH_OUTER_STEPS * per_outer_step, _rounded(MAX_EPOCHS * tokens))
+    budget = max(_rounded(tokens), enough, MIN_OUTER_STEPS * per_outer_step)
     run = PRESETS[name]
     warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens"])
     chosen |= {"run.tokens": budget, "training.warmup_tokens": warmup}
@@ -67,15 +74,32 @@ def epochs(manifest: Manifest, tokens: int) -> float:
     return manifest.run.tokens / tokens
 
 
+def shortest_run(manifest: Manifest) -> int:
+    """Return the least tokens of a run in which peers exchange at all often (``MIN_OUTER_STEPS``)."""
+    exchanges = RECIPES[manifest.outer.recipe].exchanges
+    return manifest.tokens_per_outer_step * (MIN_OUTER_STEPS if exchanges else 1)
+
+
 def repetition(manifest: Manifest, tokens: int) -> str | None:
-    """Return a warning, without its last full stop, if peers read the text too often (``MAX_EPOCHS``); else None."""
+    """Return a warning, without its last full stop, if peers read the text too often (``MAX_EPOCHS``); else None.
+
+    It advises a smaller budget only down to ``shortest_run``, as ``fitted`` chooses none below.
+    """
     if epochs(manifest, tokens) <= MAX_EPOCHS:
         return None
+    budget = manifest.run.tokens
+    lower = max(MAX_EPOCHS * tokens, shortest_run(manifest))
+    if lower < budget:
+        advice = f"use more text, or lower run.tokens, now {budget:,}, to {lower:,}"
+    else:
+        advice = (
+            f"use more text, {-(-budget // MAX_EPOCHS):,} training tokens or more; with a smaller run.tokens than "
+            f"{budget:,} peers would hardly exchange"
+        )
     return (
         f"the text is small for this run: all peers together read its {tokens:,} training tokens "
         f"{epochs(manifest, tokens):,.1f} times. Beyond {MAX_EPOCHS} times repeated text is worth less and less "
-        f"(Muennighoff et al. 2023). The run's author can use more text, or lower run.tokens, now "
-        f"{manifest.run.tokens:,}, to {MAX_EPOCHS * tokens:,}"
+        f"(Muennighoff et al. 2023). The run's author can {advice}"
     )
 
 

@@ -26,7 +26,7 @@ from peer.owner.settings import Settings, SettingsFile, compile_mode
 
 DEFAULT_PORT = 31337
 """Default port, equal to the bootstrap's: one forwarded port serves both."""
-MATERIAL_CHECKS = ("packages", "data", "tokenizer")
+MATERIAL_CHECKS = ("run", "packages", "data", "tokenizer")
 NETWORK_CHECKS = ("link", "admission", "clock", "router", "reach", "rates")
 REPORT = "If that does not help, please report it with this message."
 
@@ -133,6 +133,10 @@ def _material(
     if manifest is None:
         return [skipped(check, "needs the run's manifest: give a join LINK that answers") for check in MATERIAL_CHECKS]
     found: list[Finding] = []
+    with _errors_as_findings("run", found):
+        from peer.doctor.material import check_run
+
+        found.append(check_run(manifest))
     with _errors_as_findings("packages", found):
         from peer.doctor.material import check_packages
 

@@ -1,4 +1,4 @@
-"""Checks of what a run's manifest needs on this machine: packages, text and tokenizer."""
+"""Checks of a run's manifest and of what it needs on this machine: packages, text and tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_files
 from p2ptrain.data.rows import INSTALL_DATA
 from p2ptrain.data.sources import check_digest
 from p2ptrain.data.tokenizer import load_tokenizer
-from p2ptrain.manifest import Manifest
+from p2ptrain.manifest import Manifest, advice
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.home import Home
 from peer.owner.settings import Settings
@@ -21,6 +21,13 @@ from peer.start_options import StartFile
 
 NOT_ASKED: Mapping[str, PeerId | None] = {}
 """Holders of the run's files if no node was asked: nothing is known of any file."""
+
+
+def check_run(manifest: Manifest) -> Finding:
+    """Report values of the manifest that its author can hardly have meant."""
+    if warnings := advice(manifest):
+        return note("run", "; ".join(warnings), "Only the run's author can change this, by signing another run.")
+    return ok("run", f"{manifest.run.name}, {manifest.run.tokens:,} tokens of all peers together")
 
 
 def check_packages(manifest: Manifest, cache: Path) -> Finding:

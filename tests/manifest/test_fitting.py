@@ -5,6 +5,7 @@ import pytest
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from p2ptrain.manifest.fitting import (
+    ENOUGH_OUTER_STEPS,
     MAX_EPOCHS,
     MIN_OUTER_STEPS,
     TOKENS_PER_PARAMETER,
@@ -34,7 +35,7 @@ def test_the_size_is_near_the_optimum_and_all_peers_together_read_the_text_once(
     ratio = tokens / parameter_count(manifest.model) / TOKENS_PER_PARAMETER
     assert ratio < 2.5
     assert ratio > 0.5 or parameter_count(manifest.model) == smallest
-    shortest = MIN_OUTER_STEPS * manifest.tokens_per_outer_step
+    shortest = ENOUGH_OUTER_STEPS * manifest.tokens_per_outer_step
     assert manifest.run.tokens == shortest > tokens or 0.98 < epochs(manifest, tokens) <= 1.0
     assert f"{parameter_count(manifest.model):,} parameters" in fit.reason
 
@@ -45,10 +46,39 @@ def test_more_text_never_means_a_smaller_model() -> None:
     assert len(set(sizes)) > 5
 
 
-def test_a_tiny_text_gets_a_run_with_enough_outer_steps_and_a_warning() -> None:
-    manifest = made(fitted(10_000, {}))
-    assert manifest.run.tokens == MIN_OUTER_STEPS * manifest.tokens_per_outer_step
-    assert "its 10,000 training tokens 204.8 times" in str(repetition(manifest, 10_000))
+DEMO_STEP = 5_120
+
+
+@pytest.mark.parametrize(
+    ("tokens", "budget"),
+    [
+        (10_000, MIN_OUTER_STEPS * DEMO_STEP),
+        (25_600, MIN_OUTER_STEPS * DEMO_STEP),
+        (100_000, 400_000),
+        (500_000, 2_000_000),
+        (1_000_000, ENOUGH_OUTER_STEPS * DEMO_STEP),
+        (3_000_000, 3_000_000),
+    ],
+)
+def test_a_short_text_is_read_up_to_four_times_for_enough_outer_steps(tokens: int, budget: int) -> None:
+    manifest = made(fitted(tokens, {}))
+    assert (manifest.tokens_per_outer_step, manifest.run.tokens) == (DEMO_STEP, budget)
+
+
+@pytest.mark.parametrize("tokens", [1, 10_000, 25_599])
+def test_a_budget_that_was_fitted_is_not_advised_against(tokens: int) -> None:
+    """Check a text so short that peers read it more often: the only remedy is more text."""
+    warning = str(repetition(made(fitted(tokens, {})), tokens))
+    assert "can use more text, 25,600 training tokens or more; with a smaller run.tokens than 102,400 peers" in warning
+    assert repetition(made(fitted(25_600, {})), 25_600) is None
+
+
+def test_a_smaller_budget_is_advised_down_to_the_shortest_run() -> None:
+    manifest = preset("demo", AUTHOR)
+    assert "lower run.tokens, now 2,400,000, to 102,400" in str(repetition(manifest, 10_000))
+    assert "lower run.tokens, now 2,400,000, to 2,200,000" in str(repetition(manifest, 550_000))
+    alone = with_changes(manifest, {"outer.recipe": "local", "outer.exchanges_per_step": 0})
+    assert "to 40,000" in str(repetition(alone, 10_000))
 
 
 def test_a_chosen_preset_stays_as_it_is() -> None:

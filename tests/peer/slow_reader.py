@@ -1,4 +1,4 @@
-"""A peer that does not read the held-out text for its final loss before HOME/read exists.
+"""A peer that begins as ``together`` does, and reads no held-out text for its final loss before HOME/read exists.
 
 Takes the arguments of ``python -m peer``, with ``--home``.
 """
@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import together
 
 from p2ptrain.cli import run_command
 from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
@@ -29,4 +31,5 @@ def read(*arguments: Any, **others: Any) -> HeldOutLoss:
 
 if __name__ == "__main__":
     session_recorder.validation_loss = read
+    together.hold()
     run_command(peer, name="slow_reader")

@@ -48,6 +48,9 @@ TINY = {
 }
 """Manifest of a model of 19 thousand weights, whose inner step takes about 5 ms."""
 
+TOGETHER = Path(__file__).with_name("together.py")
+"""Script of a peer that trains from ``Swarm.begin_together`` on."""
+
 STRANGER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 """Id of a peer that does not exist."""
 
@@ -194,6 +197,12 @@ class Swarm:
         words = [] if link is None else [link or self.link]
         how = ["-m", "peer"] if script is None else [str(script)]
         return self._start(home, *how, *words, "--home", str(home), "--local", "--nickname", name, *arguments)
+
+    def begin_together(self, peers: list[Program]) -> None:
+        """Let peers of the script ``together`` train once each of them has found another one."""
+        for each in peers:
+            each.wait_for("found")
+        (self.root / "go").touch()
 
     def processes(self) -> list[psutil.Process]:
         """Return every process on this machine that belongs to the swarm."""

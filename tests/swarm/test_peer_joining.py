@@ -273,6 +273,33 @@ def test_latecomers_hear_hours_later_that_the_run_was_trained_to_its_end():
         assert [line.partition("before ")[2] for line in told] == ["2 of its peers announced its end and left"]
 
 
+def test_a_peer_killed_before_its_first_checkpoint_returns_after_the_end_as_a_newcomer():
+    """Check both: it gets the weights of peers that read their final loss, and later it hears that all have left."""
+    table = under_way()
+    table.evaluation_s = 60.0
+    table.seat("cedar")
+    table.start("cedar")
+    table.run(5.0)
+    table.kill("cedar")
+    for name in ("amber", "birch"):
+        table[name].progress = table.rules.run_tokens
+    table.end_training("amber", "birch")
+    while not all(table[name].core._core.is_over for name in ("amber", "birch")):
+        table.run(0.5)
+    back = table.seat("cedar")
+    table.start("cedar")
+    table.run(3.0)
+    assert (back.progress, [note.kind for note in table.notes].count("run ended")) == (table.rules.run_tokens, 1)
+    table.kill("cedar")
+    table.run(3600.0)
+    assert all(table[name].finished for name in ("amber", "birch"))
+    table.seat("cedar")
+    table.start("cedar")
+    table.run(30.0)
+    (ended,) = [note for note in table.notes if note.kind == "ended before"]
+    assert ended.why == "2 of its peers announced its end and left"
+
+
 def test_who_trains_beside_finished_peers_hears_of_no_end():
     """Check a peer that was in step, and a newcomer that pulls, while a peer still trains after others finished."""
     table = under_way()

@@ -117,9 +117,10 @@ def test_packages_that_the_text_needs(files: dict[str, Path], tmp_path: Path, mo
 
 def test_each_check_has_its_finding(files: dict[str, Path], tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    assert [each.state for each in command._material(None, home, None, None, {})] == [FindingState.SKIPPED] * 3
+    assert [each.state for each in command._material(None, home, None, None, {})] == [FindingState.SKIPPED] * 4
     found = command._material(run(files), home, files["tokenizer"], files["tokenizer"], {})
     assert [(each.check, each.state) for each in found] == [
+        ("run", FindingState.OK),
         ("packages", FindingState.OK),
         ("data", FindingState.BAD),
         ("tokenizer", FindingState.OK),
