@@ -390,7 +390,9 @@ class CrowdDirectory:
                 await self.directory.announce(record)
 
     async def lookup(self) -> list[Presence]:
-        return await self.directory.lookup()
+        """Look up the others; it must not count its own crowd, or it would lie about its progress, too."""
+        crowd = {each.peer_id for each in self._crowd}
+        return [each for each in await self.directory.lookup() if each.peer not in crowd]
 
     async def keep_finished(self, presence: Presence) -> None:
         await self.directory.keep_finished(presence)

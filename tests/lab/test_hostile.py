@@ -399,6 +399,8 @@ def test_a_crowd_of_nobody_is_announced_and_told_to_partners(tmp_path: Path) -> 
     assert {each.state for each in crowd} == {PeerState.TRAINING}
     assert all(each.addresses[0].startswith("/ip4/203.0.113.6/tcp/") for each in crowd)
     assert own.addresses[0] not in crowd[0].addresses
+    shelf.records = [own, *crowd]
+    assert asyncio.run(cast(hostile.CrowdDirectory, environment.directory).lookup()) == [own]
     [(_, offer), unchanged] = wire.sent
     told = cast(Offer, decode_message(offer)).known
     assert set(told) <= set(crowd)
