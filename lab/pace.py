@@ -21,7 +21,7 @@ HIGHEST = 0.1
 """Share of the lone peer's time at which the highest loss is read: before, the warm-up decides."""
 
 Curve = Sequence[Sequence[float]]
-"""Pairs of seconds since the peer's first inner step, and smoothed loss."""
+"""Triples of seconds since the peer's first inner step, smoothed loss, and the peer's own tokens."""
 
 
 def run_figures(everybody: Sequence[Artifacts]) -> dict[str, Any]:
@@ -37,15 +37,15 @@ def run_figures(everybody: Sequence[Artifacts]) -> dict[str, Any]:
     }
 
 
-def curve(artifacts: Artifacts) -> list[tuple[float, float]]:
+def curve(artifacts: Artifacts) -> list[tuple[float, float, float]]:
     """Return a peer's curve of its first process."""
     began = artifacts.first("first inner step", 0.0)
-    notes = [(each.time, each.loss) for each in artifacts.progress() if each.loss is not None]
+    notes = [(each, each.loss) for each in artifacts.progress() if each.loss is not None]
     if began is None:
         return []
     return [
-        (notes[place][0] - began, mean(loss for _, loss in notes[max(0, place + 1 - WINDOW) : place + 1]))
-        for place in range(len(notes))
+        (note.time - began, mean(loss for _, loss in notes[max(0, place + 1 - WINDOW) : place + 1]), float(note.tokens))
+        for place, (note, _) in enumerate(notes)
     ]
 
 
@@ -58,7 +58,8 @@ def told_shortened_s(artifacts: Artifacts) -> float:
 def times_to_losses(figures: Mapping[str, Any], alone: Mapping[str, Any]) -> dict[str, Any]:
     """Return the time of each group's last peer to each of RUNGS losses over the lone peer's: mean and largest.
 
-    The losses lie between the lone peer's early one and the highest final one, so that everybody reaches them.
+    ``work`` is the mean for own tokens instead of times, which other programs on the computer do not change. The
+    losses lie between the lone peer's early one and the highest final one, so that everybody reaches them.
 
     Args:
         figures: of a run, with ``peers`` and ``groups``.
@@ -68,8 +69,8 @@ def times_to_losses(figures: Mapping[str, Any], alone: Mapping[str, Any]) -> dic
     lone: Curve = next((each["curve"] for each in alone["peers"].values() if each.get("curve")), [])
     if not curves or not lone:
         return {}
-    high = next(loss for seconds, loss in lone if seconds >= HIGHEST * lone[-1][0])
-    low = max(min(loss for _, loss in each) for each in (lone, *curves.values()))
+    high = next(loss for seconds, loss, _ in lone if seconds >= HIGHEST * lone[-1][0])
+    low = max(min(loss for _, loss, _ in each) for each in (lone, *curves.values()))
     if low >= high:
         return {}
     rungs = [high + (low - high) * step / RUNGS for step in range(1, RUNGS + 1)]
@@ -77,16 +78,20 @@ def times_to_losses(figures: Mapping[str, Any], alone: Mapping[str, Any]) -> dic
     for group in figures["groups"]:
         own = [each for name, each in curves.items() if figures["peers"][name]["group"] == group]
         if own:
-            ratios = [max(_time_to(each, rung) for each in own) / _time_to(lone, rung) for rung in rungs]
-            found[group] = {"mean": mean(ratios), "largest": max(ratios)}
+            times, works = (
+                [max(_until(each, rung, column) for each in own) / _until(lone, rung, column) for rung in rungs]
+                for column in (0, 2)
+            )
+            found[group] = {"mean": mean(times), "largest": max(times), "work": mean(works)}
     return found
 
 
-def _time_to(curve: Curve, loss: float) -> float:
-    """Return when a curve first falls to a loss, between its points; its end if it only touches it by rounding."""
-    for (before_s, before), (seconds, after) in pairwise(curve):
-        if after <= loss < before:
-            return before_s + (seconds - before_s) * (before - loss) / (before - after)
-        if before <= loss:
-            return before_s
-    return curve[-1][0]
+def _until(curve: Curve, loss: float, column: int) -> float:
+    """Return a column where a curve first falls to a loss, between its points; at its end if rounding hides that."""
+    for before, after in pairwise(curve):
+        if after[1] <= loss < before[1]:
+            share = (before[1] - loss) / (before[1] - after[1])
+            return before[column] + (after[column] - before[column]) * share
+        if before[1] <= loss:
+            return before[column]
+    return curve[-1][column]

@@ -129,7 +129,7 @@ def test_limits_name_figures(path: Path) -> None:
     figures = figures_of(NOTHING, [Artifacts(peer, peer.name, [], None) for peer in peers], None, {})
     figures["bootstraps"] = {"bootstrap": dict.fromkeys(FIGURES)}
     if scenario.undisturbed is not None:
-        times = {name: {"mean": 1.0, "largest": 1.0} for name, _ in scenario.named()}
+        times = {name: {"mean": 1.0, "largest": 1.0, "work": 1.0} for name, _ in scenario.named()}
         figures["compared"] = {**figures, "times_to_losses": times}
     for name in scenario.limits:
         place: Any = figures
