@@ -30,6 +30,7 @@ from lab.figures import compared, figures_of
 from lab.hosts import check_network_support
 from lab.inner_main import MARK, read_run, run_inside
 from lab.namespaces import check_support
+from lab.pace import times_to_losses
 from lab.plan import check, manifest_of
 from lab.report import ScenarioVerdict
 from lab.scenario import RealScenario
@@ -172,6 +173,7 @@ def run_scenario(
         record, own = _run_and_read(scenario, stage, out, threads, page)
         if undisturbed is not None:
             figures["compared"] = compared(own, figures["undisturbed"])
+            figures["compared"]["times_to_losses"] = times_to_losses(own, figures["undisturbed"])
         verdict = reports.verdict_of(path.stem, stage, scenario, {**own, **figures}, record)
         files.replace(out / "report.json", _json(_dated(verdict)))
         if stage == "docker":

@@ -153,6 +153,8 @@ class Conductor:
     """Peers that the script is starting."""
     awaited: dict[str, float] = field(default_factory=dict)
     """Started peers for which the script waits, with the deadline on the monotonic clock."""
+    unlimited: set[str] = field(default_factory=set)
+    """Started peers whose CPU time is to be limited once they train."""
     not_ended: dict[str, str] = field(default_factory=dict)
     """Hosts whose last peer we could not end as planned, and why: no other peer starts in its place."""
     link: str = ""
@@ -266,6 +268,7 @@ class Conductor:
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []
         inside = with_clock_error(settings.clock_off_s, self.stage.inside(self._host(who), who))
+        self.stage.limit(self._host(who), None)  # what a start takes says nothing about how a slow computer trains
         log = self.breakages.log(who, trainer.log)
         child = await processes.start(who, module, arguments, log, self.threads, inside)
         life = PeerProcess(child) if settings.invited else PeerProcess(child, ActKind.TURN_AWAY)
@@ -278,6 +281,14 @@ class Conductor:
             raise
         self.watch.views[who] = replace(self.watch.views[who], begun=False, catches_up=False, last="starting")
         self.awaited[who] = time.monotonic() + START_TIMEOUT_S
+        if settings.cores is not None:
+            self.unlimited.add(who)
+
+    def limit_begun(self) -> None:
+        """Limit the CPU time of peers that have begun to train."""
+        for who in [who for who in self.unlimited if self.watch.views[who].begun]:
+            self.unlimited.discard(who)
+            self.stage.limit(self._host(who), self._settings(who).cores)
 
     def _invitation(self, settings: RealGroup) -> str:
         """Return the link by which a peer of this group joins."""

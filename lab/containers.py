@@ -122,6 +122,9 @@ class Containers:
     def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: a suspended container answers nothing, and its link is not cut."""
 
+    def limit(self, host: str, cores: float | None) -> None:
+        """Do nothing: ``plan.check`` refuses limits here."""
+
     def partition(self, key: str) -> None:
         raise AssertionError("plan.check refuses partitions here")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from lab.artifacts import TOLD, Artifacts, Note
 from lab.healing import exchanges_across, exchanges_within, steps_to_contact, steps_to_heal
+from lab.pace import curve, run_figures, told_shortened_s
 from lab.resource_monitor import FIGURES as GROWTH
 from lab.resource_monitor import first_and_last, growth
 from lab.script import ActKind
@@ -122,6 +123,8 @@ def figures_of(
         ),
         "missed_acts": len(record["missed"]),
         "wall_s": record["wall_s"],
+        **run_figures(artifacts),
+        "loss_spread": _ratio(_max(each["loss"] for each in staying), _min(each["loss"] for each in staying)),
         "peak_memory": _max(peak for name, peak in record.get("peaks", {}).items() if name in steady),
         **{name: _max(each.get(name) for each in growing) for name in GROWTH},
         "bootstraps": {name: growth(samples[name]) for name in samples if name not in peers},
@@ -220,7 +223,14 @@ def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **{name: _max(each[name] for each in members) for name in WAITS},
         **{
             name: _mean(each[name] for each in members)
-            for name in ("tokens", "exchanges_made", "exchanges_afterwards", "exchanges_failed")
+            for name in (
+                "tokens",
+                "tokens_per_s",
+                "exchanges_made",
+                "exchanges_afterwards",
+                "exchanges_failed",
+                "told_shortened_s",
+            )
         },
         "exchanges_per_outer_step": _min(each["exchanges_per_outer_step"] for each in members),
         **{name: _sum(members, name) for name in ("exchanges_broken", "caught_up_afterwards", *TOLD)},
@@ -255,12 +265,14 @@ def _peer_figures(
     while_training = [each for each in artifacts.exchanges() if each.began < artifacts.trained_at()]
     stayed = bool(lives) and not lives[-1]["ended_by_us"]
     return {
+        "group": artifacts.peer.group,
         "stayed": stayed,
         "finished": bool(summary.get("finished", False)),
         "exits": [life["ended_by_us"] or life["status"] for life in lives],
         "loss_first": summary.get("val_loss_first"),
         "loss": summary.get("val_loss_last"),
         "tokens": summary.get("tokens"),
+        "tokens_per_s": summary.get("tokens_per_s"),
         "exchanges_made": len(while_training),
         "exchanges_afterwards": sum(each.began > last_act for each in while_training),
         "uplink_share": artifacts.uplink_share(),
@@ -281,6 +293,8 @@ def _peer_figures(
         "blocked_share": summary.get("blocked_fraction"),
         "longest_stall": summary.get("longest_stall_inner_steps"),
         "last_distance": artifacts.last_distance(),
+        "told_shortened_s": told_shortened_s(artifacts),
+        "curve": curve(artifacts),
         "why": summary.get("why", ""),
     }
 

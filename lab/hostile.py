@@ -20,22 +20,24 @@ from typing import Any, Protocol, cast, get_args
 
 import click
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
 from lab.scenario import WireLie
 from p2ptrain import codec as codecs
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.base.ids import PeerId
+from p2ptrain.base.ids import PeerId, peer_of
 from p2ptrain.cli import run_command
 from p2ptrain.codec.steps import SKETCH_BYTES, SKETCH_SUMS
 from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import DriverEnvironment
+from p2ptrain.net.identity import Identity
 from p2ptrain.net.parallel_streams import ParallelLink
 from p2ptrain.ports import Directory, Link, Notebook, Transport
 from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.scenario import Lie
-from p2ptrain.swarm import Presence
+from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 from p2ptrain.train.learner import Learner
@@ -62,6 +64,9 @@ it."""
 FLOOD_LOOKUP_S = 5.0
 """Interval of directory lookups for peers to flood."""
 FOREVER_S = 3600.0
+CROWD = 300
+"""Peers that a crowd is said to have: a node stores 10 records per second of one sender, 200 at once
+(``net.dht_protocol.EACH``), and each lasts 75 s."""
 
 
 @dataclass(slots=True)
@@ -73,8 +78,8 @@ class WireAdversary:
     """Tokens of all peers at the run's end."""
     random: Random = field(default_factory=lambda: Random(1))
     simulated: Adversary = field(init=False)
-    forging_directory: ForgingDirectory | None = field(default=None, init=False)
-    """Directory that forges records, if that is the lie."""
+    forging_directory: ForgingDirectory | CrowdDirectory | None = field(default=None, init=False)
+    """Directory that announces false records, if that is the lie."""
     notebook: Notebook = field(init=False)
     """Notebook of the honest environment."""
 
@@ -113,6 +118,8 @@ class WireAdversary:
         directory: Directory = environment.directory
         if self.lie == "forged_record":
             directory = self.forging_directory = ForgingDirectory(environment.directory)
+        elif self.lie == "crowd":
+            directory = self.forging_directory = CrowdDirectory(environment.directory)
         return replace(
             environment,
             transport=AdversarialTransport(environment.transport, self, directory),
@@ -122,8 +129,9 @@ class WireAdversary:
         )
 
     def with_forged_records(self, message: Message, to: PeerId) -> Message:
-        """Return a message with forged records in place of known ones, if it carries any and some are forged."""
-        forged = self.forging_directory.forged[:MAX_KNOWN] if self.forging_directory is not None else ()
+        """Return a message with false records in place of known ones, if it carries any and there are some."""
+        false = self.forging_directory.forged if self.forging_directory is not None else ()
+        forged = tuple(self.random.sample(false, min(len(false), MAX_KNOWN)))
         if not forged or not isinstance(message, Offer | Accept | WeightsReply):
             return message
         self.note_lie(to)
@@ -258,22 +266,22 @@ class AdversarialLink(Link):
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         adversary = self.adversary
+        said = _message_of(kind, body)
         match adversary.lie:
             case "frames" if kind == FrameKind.MESSAGE:
                 body = adversary.random.randbytes(len(body))
                 kind = adversary.random.choice([FrameKind.MESSAGE, FrameKind.CHUNK])  # of any length
-            case "progress" | "behind" if kind == FrameKind.MESSAGE:
-                said = decode_message(bytes(body))
+            case "progress" | "behind" if said is not None:
                 lie = adversary.simulated.says(said)
                 if lie != said:
                     adversary.note_lie(self.peer)
                 body = encode_message(lie)
-            case "forged_record" if kind == FrameKind.MESSAGE:
-                body = encode_message(adversary.with_forged_records(decode_message(bytes(body)), self.peer))
-            case "heavy" if kind == FrameKind.MESSAGE:
-                body = encode_message(with_terms(decode_message(bytes(body)), weight=HEAVY_WEIGHT))
-            case "lingering" if kind == FrameKind.MESSAGE:
-                body = encode_message(with_terms(decode_message(bytes(body)), seconds_per_byte=LINGERING_S_PER_BYTE))
+            case "forged_record" | "crowd" if said is not None:
+                body = encode_message(adversary.with_forged_records(said, self.peer))
+            case "heavy" if said is not None:
+                body = encode_message(with_terms(said, weight=HEAVY_WEIGHT))
+            case "lingering" if said is not None:
+                body = encode_message(with_terms(said, seconds_per_byte=LINGERING_S_PER_BYTE))
             case "lingering" if kind == FrameKind.CHUNK:
                 await linger(frame_writer(self.link), kind, body)
                 return
@@ -299,6 +307,16 @@ class AdversarialLink(Link):
 
     async def close(self) -> None:
         await self.link.close()
+
+
+def _message_of(kind: int, body: bytes | memoryview) -> Message | None:
+    """Return the message in a frame; None for other frames, and for requests of pieces, which are no messages."""
+    if kind != FrameKind.MESSAGE:
+        return None
+    try:
+        return decode_message(bytes(body))
+    except RemoteError:
+        return None
 
 
 @dataclass(slots=True)
@@ -333,6 +351,64 @@ class ForgingDirectory:
 
     async def finished(self) -> list[Presence]:
         return await self.directory.finished()
+
+
+@dataclass(slots=True)
+class CrowdDirectory:
+    """Directory that also announces a crowd of peers that do not exist, each signed with a key of its own."""
+
+    directory: Directory
+    forged: tuple[Presence, ...] = ()
+    """The crowd's last records."""
+    _crowd: list[Identity] = field(default_factory=list)
+    _door: asyncio.Server | None = None
+    _told: asyncio.Task[None] | None = None
+
+    @property
+    def size(self) -> int:
+        return self.directory.size
+
+    async def announce(self, presence: Presence) -> None:
+        await self.directory.announce(presence)
+        if self._told is None or self._told.done():
+            self._told = asyncio.get_running_loop().create_task(self._announce_crowd(presence))
+
+    async def _announce_crowd(self, own: Presence) -> None:
+        """Announce the crowd once, at an address where a call takes its whole timeout."""
+        if self._door is None:
+            self._door = await asyncio.start_server(_say_nothing, "0.0.0.0", 0)
+            keys = (Ed25519PrivateKey.generate() for _ in range(CROWD))
+            self._crowd = [Identity(Path(), peer_of(key.public_key().public_bytes_raw()), key) for key in keys]
+        port = self._door.sockets[0].getsockname()[1]
+        places = tuple(dict.fromkeys(_with_port(each, port) for each in own.addresses))
+        self.forged = tuple(
+            each.sign(replace(own, peer=each.peer_id, addresses=places, settled=True, state=PeerState.TRAINING))
+            for each in self._crowd
+        )
+        for record in self.forged:
+            with contextlib.suppress(NetworkError):  # no node stored it
+                await self.directory.announce(record)
+
+    async def lookup(self) -> list[Presence]:
+        """Look up the others; it must not count its own crowd, or it would lie about its progress, too."""
+        crowd = {each.peer_id for each in self._crowd}
+        return [each for each in await self.directory.lookup() if each.peer not in crowd]
+
+    async def keep_finished(self, presence: Presence) -> None:
+        await self.directory.keep_finished(presence)
+
+    async def finished(self) -> list[Presence]:
+        return await self.directory.finished()
+
+
+def _with_port(multiaddress: str, port: int) -> str:
+    """Return an address such as /ip4/11.0.1.2/tcp/31337 with another port."""
+    return "/".join([*multiaddress.split("/")[:4], str(port)])
+
+
+async def _say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(FOREVER_S)
+    writer.close()
 
 
 @click.command()

@@ -173,5 +173,6 @@ async def _tick(conductor: Conductor) -> list[str]:
     await asyncio.sleep(TICK_S)
     conductor.queue.check()
     conductor.watch.refresh()
+    conductor.limit_begun()
     conductor.monitor.sample(time.monotonic(), [child.process.pid for child in conductor.running.values()])
     return conductor.troubles(time.monotonic() - conductor.watch.heard_at)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from lab.quotas import LEAST_CORES
 from p2ptrain.manifest.section import Section
 from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
 from p2ptrain.sim.scenario_file import parsed, read
@@ -28,13 +29,25 @@ DISK_BREAKAGES: tuple[Breakage, ...] = ("disk_full", "read_only")
 """Failures that need a disk of the peer's own, which only stage namespaces has."""
 
 WireLie = Literal[
-    "frames", "shapes", "enormous", "infinite", "endless", "drip", "lingering", "heavy", "flood", "forged_record"
+    "frames",
+    "shapes",
+    "enormous",
+    "infinite",
+    "endless",
+    "drip",
+    "lingering",
+    "heavy",
+    "flood",
+    "forged_record",
+    "crowd",
 ]
 """Lies that a simulation has no bytes for. frames: random bytes where a frame belongs. shapes: payloads of another
 length. enormous: weights of 1e30. infinite: a sketch of infinite weights, in codecs that have sketches. endless: a
 payload that does not end. drip: a byte now and then. lingering: claims to wait as long as any partner likes, and sends
 just fast enough that no link times out. heavy: its weights count a million times. flood: dials every peer without a
-pause and sends nothing. forged_record: announces others at its own address, in the directory and to its partners."""
+pause and sends nothing. forged_record: announces others at its own address, in the directory and to its partners.
+crowd: announces hundreds of peers that do not exist, in the directory and to its partners, at an address of its own
+that accepts connections and says nothing."""
 
 
 class Trouble(Section):
@@ -83,6 +96,9 @@ class RealGroup(Group):
 
     banned_at_s: Moment | None = None
     """Time at which the run's author bans each of them."""
+
+    cores: float | None = Field(default=None, ge=LEAST_CORES, le=1000)
+    """CPU seconds per second that the processes of each may use together from when it trains; None for no limit."""
 
     leaves_every_s: Duration | None = None
     """Seconds between departures: the first of the group leaves at leaves_at_s, then the next, in turn and repeatedly,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from lab.hosts import Access, Network
+from lab.quotas import CpuQuotas
 from lab.scenario import BOOTSTRAP, Partition, RealGroup
 from lab.script import Script
 from lab.suspension import SuspendedProcesses, process_tree
@@ -77,6 +78,10 @@ class Stage(Protocol):
         """Cut or restore the link of a suspended host."""
         ...
 
+    def limit(self, host: str, cores: float | None) -> None:
+        """Limit the CPU time of a host's processes (``RealGroup.cores``); None for no limit."""
+        ...
+
     def partition(self, key: str) -> None:
         """Begin a partition of the scenario."""
         ...
@@ -122,6 +127,9 @@ class Loopback(LocalProcesses):
     def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: the loopback has no link to cut."""
 
+    def limit(self, host: str, cores: float | None) -> None:
+        """Do nothing: ``plan.check`` refuses limits here."""
+
     def partition(self, key: str) -> None:
         raise AssertionError("plan.check refuses partitions here")
 
@@ -140,17 +148,36 @@ class Namespaces(LocalProcesses):
         self._network = Network()
         self._partitions = partitions
         self._script = script
+        self._quotas: CpuQuotas | None = None
         try:
             for name in script.bootstraps:
                 self._network.add(name)
             for number, (host, peer) in enumerate(script.hosts.items()):
                 self._network.add(host, access_of(peer.settings), seed + number)
+            slow = [host for host, peer in script.hosts.items() if peer.settings.cores is not None]
+            self._quotas = CpuQuotas.here() if slow else None
+            for host in slow:
+                self.quotas.add(host)
         except BaseException:
-            self._network.close()
+            self.close()
             raise
 
+    @property
+    def quotas(self) -> CpuQuotas:
+        assert self._quotas is not None  # some host has a limit
+        return self._quotas
+
     def inside(self, host: str, who: str) -> Wrap:
-        return self._network.hosts[host].inside
+        inside = self._network.hosts[host].inside
+        return self.quotas.inside(host, inside) if self._is_limited(host) else inside
+
+    def _is_limited(self, host: str) -> bool:
+        peer = self._script.hosts.get(host)  # None for a bootstrap
+        return peer is not None and peer.settings.cores is not None
+
+    def limit(self, host: str, cores: float | None) -> None:
+        if self._is_limited(host):
+            self.quotas.limit(host, cores)
 
     def cut_link(self, host: str, is_cut: bool) -> None:
         self._network.cut(host, is_cut)
@@ -164,6 +191,8 @@ class Namespaces(LocalProcesses):
 
     def close(self) -> None:
         self._network.close()
+        if self._quotas is not None:
+            self._quotas.close()
 
 
 def access_of(group: RealGroup) -> Access:

@@ -29,11 +29,12 @@ from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Directory, Link, Notebook
+from p2ptrain.statements import packed
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.messages import Accept, Decline, DeclineReason, Offer, Terms
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.wire import decode_message, encode_message
+from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
 
 FP32 = codecs.get("fp32")
 THEM = PeerId("them")
@@ -199,7 +200,7 @@ def test_partners_reject_a_sketch_of_infinite_weights_and_the_adversary_does_not
         theirs.encode((0,), honest, proposals)
 
 
-HONEST_IN_WEIGHTS = ("frames", "shapes", "endless", "drip", "lingering", "heavy", "flood", "forged_record")
+HONEST_IN_WEIGHTS = ("frames", "shapes", "endless", "drip", "lingering", "heavy", "flood", "forged_record", "crowd")
 
 
 @pytest.mark.parametrize("lie", [*HONEST_IN_WEIGHTS, "silent", "stalling"])
@@ -374,6 +375,39 @@ def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> N
     assert list(log.notes) == 2 * [("lied", {"peer": THEM, "times": 1})]
 
 
+def test_a_crowd_of_nobody_is_announced_and_told_to_partners(tmp_path: Path) -> None:
+    liar = Identity.load_or_create(tmp_path / "liar")
+    state = PeerState.JOINING
+    own = liar.sign(Presence(liar.peer_id, RUN, ("/ip4/203.0.113.6/tcp/6",), state, 3, 5.0, False, "liar", 9.0, 100.0))
+    shelf, wire = Shelf([]), Wire()
+    environment = disguised("crowd", wire, directory=shelf, notebook=MemoryLog())
+    piece = FrameKind.MESSAGE, packed(["piece", 0])  # a request of a download, which is no message
+
+    async def lie() -> None:
+        await environment.directory.announce(own)
+        while len(shelf.brought) <= hostile.CROWD:
+            await asyncio.sleep(0)
+        link = await environment.transport.open(THEM, ())
+        await link.send(FrameKind.MESSAGE, encode_message(Offer(RUN, 1, (0,), TERMS)))
+        await link.send(*piece)
+
+    asyncio.run(lie())
+    first, *crowd = shelf.brought
+    assert first == own
+    assert len({each.peer for each in crowd} - {own.peer}) == hostile.CROWD
+    assert all(verify(each) for each in crowd)
+    assert {each.state for each in crowd} == {PeerState.TRAINING}
+    assert all(each.addresses[0].startswith("/ip4/203.0.113.6/tcp/") for each in crowd)
+    assert own.addresses[0] not in crowd[0].addresses
+    shelf.records = [own, *crowd]
+    assert asyncio.run(cast(hostile.CrowdDirectory, environment.directory).lookup()) == [own]
+    [(_, offer), unchanged] = wire.sent
+    told = cast(Offer, decode_message(offer)).known
+    assert set(told) <= set(crowd)
+    assert len(told) == MAX_KNOWN
+    assert unchanged == piece
+
+
 def test_a_flood_counts_completed_connections() -> None:
     log = MemoryLog()
 
@@ -402,5 +436,5 @@ def test_real_links_can_drip() -> None:
 
 
 def test_every_lie_of_a_scenario_is_known() -> None:
-    assert {"flipped", "stale", "drip", "flood", "forged_record", "enormous"} <= set(LIES)
-    assert len(LIES) == len(set(LIES)) == 20
+    assert {"flipped", "stale", "drip", "flood", "forged_record", "enormous", "crowd"} <= set(LIES)
+    assert len(LIES) == len(set(LIES)) == 21

@@ -59,6 +59,7 @@ def test_fields_that_real_peers_do_not_support_are_rejected(tiny: dict[str, Any]
         ("peers.home.down_mbit_s=1", "peers.home.down_mbit_s"),
         ("peers.office.packet_loss=0.01", "peers.office.packet_loss"),
         ("peers.office.router=true", "peers.office.router"),
+        ("peers.office.cores=0.5", "peers.office.cores"),
         ('peers.home.troubles=[{what = "disk_full", at_s = 1}]', "peers.home.troubles"),
         ('partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["office"]]}]', "partitions"),
     ],
@@ -102,7 +103,8 @@ def test_all_scenarios_are_supported(path: Path) -> None:
 @pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
 def test_warm_up_ends_long_before_timed_scenarios_do(path: Path) -> None:
     scenario = scenarios.load(path)
-    if scenario.run.outer_steps is None:  # more tokens than any peer reads, so a share of them means nothing
+    # More tokens than any peer reads, so a share of them means nothing; others end at their tokens.
+    if scenario.run.outer_steps is None and "finished" not in scenario.limits:
         training = manifest_of(scenario).training
         # A newcomer's place in the schedule is visible only if there is a schedule.
         assert training.schedule == ("cosine" if path.stem == "late" else "constant")
@@ -116,7 +118,7 @@ def test_warm_up_ends_long_before_timed_scenarios_do(path: Path) -> None:
 def test_every_scenario_ends_and_misses_a_limit_if_it_hangs(path: Path) -> None:
     scenario = scenarios.load(path)
     assert scenario.run.seconds is not None
-    if scenario.run.outer_steps is not None:
+    if scenario.run.outer_steps is not None or "tokens_share" in scenario.limits:
         assert scenario.limits["finished"].at_least == scenario.limits["stayed"].at_least
 
 
@@ -127,7 +129,8 @@ def test_limits_name_figures(path: Path) -> None:
     figures = figures_of(NOTHING, [Artifacts(peer, peer.name, [], None) for peer in peers], None, {})
     figures["bootstraps"] = {"bootstrap": dict.fromkeys(FIGURES)}
     if scenario.undisturbed is not None:
-        figures["compared"] = figures
+        times = {name: {"mean": 1.0, "largest": 1.0, "work": 1.0} for name, _ in scenario.named()}
+        figures["compared"] = {**figures, "times_to_losses": times}
     for name in scenario.limits:
         place: Any = figures
         for key in name.split("."):
@@ -224,7 +227,7 @@ def test_there_are_scenarios() -> None:
     wanted |= {"churn", "slow_among_eight", "home_lines", "narrow_lines", "machine_trouble", "wrong_clock", "suspend"}
     wanted |= {"two_bootstraps", "liars_weights", "liars_frames", "liars_calls", "soak"}
     wanted |= {"liars_shapes", "liars_endless", "liars_silence", "liars_terms", "liars_old", "liars_progress"}
-    wanted |= {"donor_dies"}
+    wanted |= {"donor_dies", "early_end", "uneven_computers", "uneven_pairs", "claimed_crowd"}
     assert wanted <= {path.stem for path in SCENARIOS}
 
 
