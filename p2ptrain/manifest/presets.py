@@ -17,7 +17,7 @@ from p2ptrain.manifest.faults import shown, validated
 from p2ptrain.manifest.schema import Manifest
 
 _INNER = {
-    # At equal tokens 8 % below AdamW (demo, three peers, one seed), 15 % (eight tiny peers, one seed); our measurement.
+    # 8 % below AdamW at equal tokens, both tuned (docs/results/R1.md: eight peers, H = 10, three seeds).
     "optimizer": "muon",
     "muon_momentum": 0.95,  # Muon's authors (kellerjordan.github.io/posts/muon).
     "beta1": 0.9,
@@ -26,10 +26,10 @@ _INNER = {
     "weight_decay": 0.1,  # GPT-3.
     "gradient_clip": 1.0,  # GPT-3.
 }
-# MuLoCo's momentum (arXiv 2505.23725); .7 was the best rate of three with it (our measurement: eight peers, H = 10).
+# Best of nine pairs for eight peers. With two peers a rate of .5 is ahead of .7, with 32 behind (docs/results/tuning.md).
 _SWARM = {
     "recipe": "swarm",
-    "learning_rate": 0.7,
+    "learning_rate": 0.5,
     "momentum": 0.6,
     "nesterov": True,
     "topology": "random",
