@@ -26,7 +26,7 @@ _INNER = {
     "weight_decay": 0.1,  # GPT-3.
     "gradient_clip": 1.0,  # GPT-3.
 }
-# Best of nine pairs for eight peers. With two peers a rate of .5 is ahead of .7, with 32 behind (docs/results/tuning.md).
+# Best of nine pairs for eight peers; two prefer a rate of .5 to .7, 32 the other way (docs/results/tuning.md).
 _SWARM = {
     "recipe": "swarm",
     "learning_rate": 0.5,
