@@ -18,6 +18,9 @@ WIDTH, HEIGHT = 4.2, 3.2
 """Size of one panel in inches."""
 
 COLUMNS = 3
+MOST_TICKS = 7
+"""Number of different x up to which a logarithmic axis has a tick at each."""
+
 MARKERS = "osv^D<>PX"
 
 
@@ -32,24 +35,24 @@ class PlottedLine:
 
 
 def lines(panel: PlotPanel, found: Sequence[CellSummary]) -> list[PlottedLine]:
-    """Return the lines of a panel, without points whose figures are missing and without empty lines."""
+    """Return the lines of a panel, without empty ones. A missing figure of y is NaN, which leaves a gap in the line."""
     places, made = by_place(found), []
     for label, points in panel.lines.items():
         there = sorted(spot for point in points if (spot := _spot(point, places)) is not None)
-        if there:
+        if any(math.isfinite(y) for _, y, _ in there):
             made.append(PlottedLine(label, *zip(*there, strict=True)))
     return made
 
 
 def _spot(point: PlotPoint, places: Mapping[tuple[str, str], CellSummary]) -> tuple[float, float, float] | None:
-    """Return x, y and the standard error of y; None if a figure is missing."""
+    """Return x, y and the standard error of y; None if x is missing."""
     place = places.get((point.contender, key(point.setting.key())))
     figures = place.figures if place is not None else {}
     x = figures.get(point.x) if isinstance(point.x, str) else Estimate(point.x, 0.0)
     y = figures.get(point.y) if isinstance(point.y, str) else Estimate(point.y, 0.0)
-    if place is None or x is None or y is None:
+    if x is None:
         return None
-    return x.mean, y.mean, y.standard_error or 0.0
+    return (x.mean, y.mean, y.standard_error or 0.0) if place is not None and y is not None else (x.mean, math.nan, 0.0)
 
 
 def svg(panels: Sequence[PlotPanel], found: Sequence[CellSummary]) -> bytes | None:
@@ -86,6 +89,8 @@ def _draw(axes: Any, panel: PlotPanel, drawn: Sequence[PlottedLine]) -> None:
     if panel.logarithmic:
         axes.set_xscale("log")
         axes.minorticks_off()
+        if len(xs := sorted({x for line in drawn for x in line.xs})) <= MOST_TICKS:
+            axes.set_xticks(xs, [f"{x:g}" for x in xs])
     axes.set_title(panel.title)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)

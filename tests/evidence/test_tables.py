@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_the_tuning_shows_what_was_chosen() -> None:
     tuning = EXPERIMENTS["tuning"]
     entries = [{**tuned_entry(each, 1.6 + 0.01 * place), "seed": 0} for place, each in enumerate(inner_points(LOCAL))]
     shown = page(tuning, {"builds": {"c": {"date": "2026-01-01", "machine": "m"}}, "cells": entries}, RESULTS)
-    assert "| local | `local` | 0.006 |  |  | 1.600 | 0.006: 1.600, 0.012: 1.610, 0.02: 1.620, 0.03: 1.630 |" in shown
+    assert "| local | `local` | 0.003 |  |  | 1.600 | 0.003: 1.600, 0.006: 1.610, 0.012: 1.620, 0.02: 1.630 |" in shown
     assert "| diloco | - |" in shown
 
 
@@ -154,3 +155,13 @@ def test_a_plotted_line_shows_the_figures_of_the_tables() -> None:
     assert [(line.label, line.xs) for line in drawn] == [("a", (1.0, 2.0))]
     assert [round(y, 3) for y in drawn[0].ys] == [1.502, 1.602]
     assert figures.lines(panel, []) == []
+
+
+def test_a_line_has_a_gap_where_a_figure_is_missing() -> None:
+    at = EXPERIMENTS["R1"].cells[0].setting
+    points = (PlotPoint("swarm", at, 1.0, "loss"), PlotPoint("missing", at, 2.0, "loss"))
+    (drawn,) = figures.lines(
+        PlotPanel("p", "x", "y", {"a": points}), summaries(EXPERIMENTS["R1"], entries("swarm", 1.6))
+    )
+    assert drawn.xs == (1.0, 2.0)
+    assert [math.isnan(y) for y in drawn.ys] == [False, True]
