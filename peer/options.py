@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import JoinLinkError
 from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import UserPath, command_line
-from p2ptrain.manifest import JoinLink
+from p2ptrain.manifest import KEY_FILE, JoinLink
 
 FILE = InputFile()
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=UserPath))
@@ -24,13 +25,20 @@ def _joined(context: click.Context, _: click.Parameter, words: Sequence[str]) ->
     text = " ".join(words)
     if options := re.findall(r"(?<=\s)--[a-z][\w-]*", text):
         raise click.UsageError(f"Give {', '.join(options)} after the link, outside of its quotes.", context)
-    if len(words) == 1 and UserPath(text).is_dir():
-        command = command_line(*context.command_path.split(), "--home", text)
-        raise JoinLinkError(f"{UserPath(text)} is a directory, and no join link.", f"If it is a peer's home: {command}")
+    if len(words) == 1 and text.strip() and UserPath(text).is_dir():
+        raise JoinLinkError(f"{UserPath(text)} is a directory, and no join link.", _instead(context, UserPath(text)))
     with contextlib.suppress(JoinLinkError):  # the command reports it
         if len(words) > 1 and not "".join(words).endswith(str(JoinLink.parse(text))):
             raise click.UsageError(f"Got unexpected words after the link: {text}", context)
     return text if words else None
+
+
+def _instead(context: click.Context, directory: UserPath) -> str:
+    """Return what to type instead of a directory."""
+    with contextlib.suppress(OSError):
+        if files.exists(directory / KEY_FILE):
+            return f"It is a run's directory; this prints its link: {command_line('p2ptrain', 'bootstrap', directory)}"
+    return f"If it is a peer's home: {command_line(*context.command_path.split(), '--home', directory)}"
 
 
 LINK = click.argument("link", nargs=-1, metavar="[LINK]", callback=_joined)

@@ -540,6 +540,17 @@ def test_a_directory_instead_of_a_link(home: Home, refused: Callable[..., str], 
     assert f"--home {home.path}" in said
 
 
+@pytest.mark.parametrize("command", [peer, doctor])
+def test_a_run_directory_instead_of_a_link(tmp_path: Path, refused: Callable[..., str], command: click.Command) -> None:
+    create_run(tmp_path / "run", "demo")
+    said = refused(tmp_path / "run", command=command)
+    assert f"this prints its link: p2ptrain bootstrap {tmp_path / 'run'}" in said
+
+
+def test_an_empty_link(refused: Callable[..., str]) -> None:
+    assert "A join link begins with p2ptrain://, but this is ''" in refused("")
+
+
 def test_receipts_of_a_run_directory(tmp_path: Path, refused: Callable[..., str]) -> None:
     create_run(tmp_path / "run", "demo")
     assert "is the directory of a run, not of a peer" in refused(tmp_path / "run", command=contributions)
