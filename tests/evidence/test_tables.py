@@ -113,7 +113,7 @@ def test_the_tuning_shows_what_was_chosen() -> None:
     tuning = EXPERIMENTS["tuning"]
     entries = [{**tuned_entry(each, 1.6 + 0.01 * place), "seed": 0} for place, each in enumerate(inner_points(LOCAL))]
     shown = page(tuning, {"builds": {"c": {"date": "2026-01-01", "machine": "m"}}, "cells": entries}, RESULTS)
-    assert "| local | `local` | 0.006 |  |  | 1.600 | 0.006: 1.600, 0.012: 1.610, 0.02: 1.620, 0.03: 1.630 |" in shown
+    assert "| local | `local` | 0.003 |  |  | 1.600 | 0.003: 1.600, 0.006: 1.610, 0.012: 1.620, 0.02: 1.630 |" in shown
     assert "| diloco | - |" in shown
 
 
