@@ -32,6 +32,7 @@ from lab.inner_main import MARK, read_run, run_inside
 from lab.namespaces import check_support
 from lab.pace import times_to_losses
 from lab.plan import check, manifest_of
+from lab.quotas import check_quota_support
 from lab.report import ScenarioVerdict
 from lab.scenario import RealScenario
 from lab.script import Script, script_of
@@ -144,6 +145,9 @@ def run_scenario(
     undisturbed = scenario.calm()
     if undisturbed is not None:
         check(undisturbed, script_of(undisturbed), stage)
+    groups = [*scenario.peers, *(undisturbed.peers if undisturbed is not None else ())]
+    if limits := {group.cores for group in groups if group.cores is not None}:
+        check_quota_support(limits)
     manifest_of(scenario)  # a faulty manifest must be reported before anything is removed
     if stage == "docker":
         out = out.absolute()  # a container starts in another folder

@@ -361,8 +361,8 @@ class CrowdDirectory:
     forged: tuple[Presence, ...] = ()
     """The crowd's last records."""
     _crowd: list[Identity] = field(default_factory=list)
-    _door: asyncio.Server | None = None
-    _told: asyncio.Task[None] | None = None
+    _server: asyncio.Server | None = None
+    _announcing: asyncio.Task[None] | None = None
 
     @property
     def size(self) -> int:
@@ -370,16 +370,16 @@ class CrowdDirectory:
 
     async def announce(self, presence: Presence) -> None:
         await self.directory.announce(presence)
-        if self._told is None or self._told.done():
-            self._told = asyncio.get_running_loop().create_task(self._announce_crowd(presence))
+        if self._announcing is None or self._announcing.done():
+            self._announcing = asyncio.get_running_loop().create_task(self._announce_crowd(presence))
 
     async def _announce_crowd(self, own: Presence) -> None:
         """Announce the crowd once, at an address where a call takes its whole timeout."""
-        if self._door is None:
-            self._door = await asyncio.start_server(_say_nothing, "0.0.0.0", 0)
+        if self._server is None:
+            self._server = await asyncio.start_server(_say_nothing, "0.0.0.0", 0)
             keys = (Ed25519PrivateKey.generate() for _ in range(CROWD))
             self._crowd = [Identity(Path(), peer_of(key.public_key().public_bytes_raw()), key) for key in keys]
-        port = self._door.sockets[0].getsockname()[1]
+        port = self._server.sockets[0].getsockname()[1]
         places = tuple(dict.fromkeys(_with_port(each, port) for each in own.addresses))
         self.forged = tuple(
             each.sign(replace(own, peer=each.peer_id, addresses=places, settled=True, state=PeerState.TRAINING))

@@ -38,7 +38,7 @@ def run_figures(everybody: Sequence[Artifacts]) -> dict[str, Any]:
 
 
 def curve(artifacts: Artifacts) -> list[tuple[float, float, float]]:
-    """Return a peer's curve of its first process."""
+    """Return a peer's curve, over all its processes."""
     began = artifacts.first("first inner step", 0.0)
     notes = [(each, each.loss) for each in artifacts.progress() if each.loss is not None]
     if began is None:

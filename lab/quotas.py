@@ -13,7 +13,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,33 +47,43 @@ class CpuQuotas:
         """Make the testnet's group, and remove those of killed testnets. Raises DeviceError."""
         try:
             parent, is_unified = _parent(Path("/proc/self/cgroup").read_text())
-            for debris in parent.glob(f"{PREFIX}*"):
-                _sweep(debris)
             group = parent / f"{PREFIX}{secrets.token_hex(4)}"
-            group.mkdir()
-            lock = os.open(group, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if is_unified:
-                (group / "cgroup.subtree_control").write_text("+cpu")
+            parents_lock = _locked(parent)  # until ours is locked, another testnet would take it for one to remove
+            try:
+                for debris in parent.glob(f"{PREFIX}*"):
+                    _sweep(debris)
+                group.mkdir()
+                made = cls(group, is_unified, _locked(group))
+            finally:
+                os.close(parents_lock)
+            try:
+                if is_unified:
+                    (group / "cgroup.subtree_control").write_text("+cpu")
+            except OSError:
+                made.close()
+                raise
         except OSError as error:
-            raise DeviceError(
-                f"This machine cannot limit CPU time: {error}.",
-                "Leave out peers.cores, or run as root where the cpu controller of control groups can be written.",
-            ) from error
-        return cls(group, is_unified, lock)
+            raise _refused(error) from error
+        return made
 
     def add(self, host: str) -> None:
         """Make the group of a host, without a limit."""
         (self.group / host).mkdir()
 
     def limit(self, host: str, cores: float | None) -> None:
-        """Set the CPU seconds per second that a host's processes may use together; None for no limit."""
+        """Set the CPU seconds per second that a host's processes may use together; None for no limit.
+
+        Raises DeviceError if the kernel refuses, as version 1 does above the limit of a container.
+        """
         quota = None if cores is None else round(cores * PERIOD_US)
-        if self.is_unified:
-            (self.group / host / "cpu.max").write_text(f"{'max' if quota is None else quota} {PERIOD_US}")
-        else:
-            (self.group / host / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (self.group / host / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
+        try:
+            if self.is_unified:
+                (self.group / host / "cpu.max").write_text(f"{'max' if quota is None else quota} {PERIOD_US}")
+            else:
+                (self.group / host / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+                (self.group / host / "cpu.cfs_quota_us").write_text(str(-1 if quota is None else quota))
+        except OSError as error:
+            raise _refused(error, "" if cores is None else f" to {cores:g} cores") from error
 
     def inside(self, host: str, wrap: Wrap) -> Wrap:
         """Return a wrapper that also puts the command, with the same process id, and its children in the group."""
@@ -90,15 +100,42 @@ class CpuQuotas:
             self._lock = -1
 
 
+def check_quota_support(limits: Iterable[float]) -> None:
+    """Make and remove a group with each limit, in cores. Raises DeviceError if this machine does not allow one."""
+    groups = CpuQuotas.here()
+    try:
+        groups.add("probe")
+        for cores in limits:
+            groups.limit("probe", cores)
+    finally:
+        groups.close()
+
+
+def _refused(error: OSError, what: str = "") -> DeviceError:
+    return DeviceError(
+        f"This machine cannot limit CPU time{what}: {error}.",
+        "Leave out peers.cores, or run as root where control groups can be written. If this is a container, start it "
+        "with --privileged --cgroupns=host.",
+    )
+
+
+def _locked(group: Path, wait: bool = True) -> int:
+    """Lock a group and return the descriptor that holds the lock. Raises OSError."""
+    descriptor = os.open(group, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _sweep(debris: Path) -> None:
     """Remove the group of a testnet that was killed."""
     with contextlib.suppress(OSError):  # a testnet holds the lock, or removes it
-        handle = os.open(debris, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _removed(debris)
-        finally:
-            os.close(handle)
+        lock = _locked(debris, wait=False)
+        _removed(debris)
+        os.close(lock)
 
 
 def _removed(group: Path) -> bool:

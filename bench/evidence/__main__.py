@@ -47,7 +47,7 @@ def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: b
         return
     here, failed = environment(), 0
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # read by the workers when they import torch
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also where nohup or a script ignores SIGINT
     try:
         if not is_quick:
             _verify(folder, workers, here)

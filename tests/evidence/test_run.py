@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +19,7 @@ import bench.evidence.run as module
 from bench.evidence.cells import CENTRAL, Cell, block
 from bench.evidence.contenders import DILOCO, SWARM_2
 from bench.evidence.run import UNKNOWN_CELL_S, core_hours, digest, missing, pending, read, run
-from bench.evidence.tuning import STAGES, tuning_cells
+from bench.evidence.tuning import GRIDS, STAGES, tuning_cells
 
 ENVIRONMENT = {"machine": "m", "commit": "c", "date": "2026-01-01"}
 GRID = tuning_cells([DILOCO, SWARM_2])
@@ -38,6 +39,18 @@ def play(folder: Path, cells: Sequence[Cell], simulated: Any = simulate) -> tupl
         jobs = pending(cells, folder, read(folder, "tuning")["cells"])
         failed = run(jobs, folder, pool, ENVIRONMENT, lambda line: None, noted)
     return scenarios, failed
+
+
+def test_sigterm_interrupts_also_where_sigint_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a start in the background of a script: its SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(command, "_verify", lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        done = CliRunner().invoke(command.main, ["--verify", "--out", str(tmp_path)])
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+    assert (done.exit_code, done.output) == (130, "Interrupted. Finished cells are kept; the next call continues.\n")
 
 
 def test_the_tuning_decides_the_numbers_of_the_rest(tmp_path: Path) -> None:
@@ -100,7 +113,7 @@ def test_an_interrupted_run_loses_only_the_cells_in_progress(tmp_path: Path) -> 
 
 def test_a_failed_cell_names_its_reason_and_is_tried_again(tmp_path: Path) -> None:
     def refusing(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
-        if wanted["learner"]["learning_rate"] == 0.03:
+        if wanted["learner"]["learning_rate"] == GRIDS["muon"].inner_rates[0]:
             raise ValueError("not\ntoday")
         return simulate(wanted)
 

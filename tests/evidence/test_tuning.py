@@ -97,7 +97,7 @@ def test_variants_take_the_numbers_of_their_method_and_optimizer() -> None:
         choice_of(cell(SWARM_MODULAR4), found) == choice_of(cell(SWARM_WSD), found) == choice_of(cell(SWARM_2), found)
     )
     assert choice_of(cell(SWARM_ADAMW), found) is None
-    adamw = [*rates(SWARM_ADAMW, 1.9, 1.8, 1.9), *grid(SWARM_ADAMW, 0.006, 1)]
+    adamw = [*rates(SWARM_ADAMW, 1.9, 1.9, 1.8, 1.9), *grid(SWARM_ADAMW, 0.006, 1)]
     assert choice_of(cell(SWARM_ADAMW_MODULAR4), adamw) == Choice("swarm", 0.4, 0.8, 0.006)
 
 

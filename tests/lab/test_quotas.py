@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lab import quotas
-from lab.quotas import CpuQuotas
+from lab.quotas import CpuQuotas, check_quota_support
 from p2ptrain.base.errors import DeviceError
 
 BURN = """
@@ -59,6 +60,27 @@ def test_a_machine_without_the_controller_is_told(tmp_path: Path) -> None:
         quotas._parent("0::/\n", tmp_path)
 
 
+def test_nothing_is_left_where_a_container_may_not_pass_the_controller_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, text: str) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(quotas, "_parent", lambda own: (tmp_path, True))
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(DeviceError, match=r"cannot limit CPU time: .*busy") as caught:
+        CpuQuotas.here()
+    assert "--cgroupns=host" in caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_unified", [False, True])
+def test_a_limit_that_the_kernel_refuses_is_told(tmp_path: Path, is_unified: bool) -> None:
+    groups = CpuQuotas(tmp_path, is_unified, -1)
+    with pytest.raises(DeviceError, match="CPU time to 4 cores: "):
+        groups.limit("nobody", 4.0)
+
+
 @pytest.fixture
 def groups() -> CpuQuotas:
     try:
@@ -83,6 +105,7 @@ def test_a_limited_host_gets_its_share_and_nothing_is_left(groups: CpuQuotas) ->
         CpuQuotas.here().close()
         assert not debris.exists()
         assert groups.group.exists()  # locked
+        check_quota_support([quotas.LEAST_CORES, 2.0])
     finally:
         groups.close()
     assert not groups.group.exists()
