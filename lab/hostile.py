@@ -20,24 +20,23 @@ from typing import Any, Protocol, cast, get_args
 
 import click
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
+from lab.false_records import CrowdDirectory, ForgingDirectory
 from lab.scenario import WireLie
 from p2ptrain import codec as codecs
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.base.ids import PeerId, peer_of
+from p2ptrain.base.ids import PeerId
 from p2ptrain.cli import run_command
 from p2ptrain.codec.steps import SKETCH_BYTES, SKETCH_SUMS
 from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import DriverEnvironment
-from p2ptrain.net.identity import Identity
 from p2ptrain.net.parallel_streams import ParallelLink
 from p2ptrain.ports import Directory, Link, Notebook, Transport
 from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.scenario import Lie
-from p2ptrain.swarm import PeerState, Presence
+from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 from p2ptrain.train.learner import Learner
@@ -64,9 +63,6 @@ it."""
 FLOOD_LOOKUP_S = 5.0
 """Interval of directory lookups for peers to flood."""
 FOREVER_S = 3600.0
-CROWD = 300
-"""Peers that a crowd is said to have: a node stores 10 records per second of one sender, 200 at once
-(``net.dht_protocol.EACH``), and each lasts 75 s."""
 
 
 @dataclass(slots=True)
@@ -317,98 +313,6 @@ def _message_of(kind: int, body: bytes | memoryview) -> Message | None:
         return decode_message(bytes(body))
     except RemoteError:
         return None
-
-
-@dataclass(slots=True)
-class ForgingDirectory:
-    """Directory that also announces other peers at its own address."""
-
-    directory: Directory
-    forged: tuple[Presence, ...] = ()
-    """Copies of its last record under the names of all other known peers, with its own signature."""
-    _own: Presence | None = None
-
-    @property
-    def size(self) -> int:
-        return self.directory.size
-
-    async def announce(self, presence: Presence) -> None:
-        self._own = presence
-        await self.directory.announce(presence)
-        await self.lookup()
-        for record in self.forged:
-            with contextlib.suppress(NetworkError):  # no node stored it
-                await self.directory.announce(record)
-
-    async def lookup(self) -> list[Presence]:
-        known = await self.directory.lookup()
-        if (own := self._own) is not None:
-            self.forged = tuple(replace(own, peer=other.peer) for other in known if other.peer != own.peer)
-        return known
-
-    async def keep_finished(self, presence: Presence) -> None:
-        await self.directory.keep_finished(presence)
-
-    async def finished(self) -> list[Presence]:
-        return await self.directory.finished()
-
-
-@dataclass(slots=True)
-class CrowdDirectory:
-    """Directory that also announces a crowd of peers that do not exist, each signed with a key of its own."""
-
-    directory: Directory
-    forged: tuple[Presence, ...] = ()
-    """The crowd's last records."""
-    _crowd: list[Identity] = field(default_factory=list)
-    _server: asyncio.Server | None = None
-    _announcing: asyncio.Task[None] | None = None
-
-    @property
-    def size(self) -> int:
-        return self.directory.size
-
-    async def announce(self, presence: Presence) -> None:
-        await self.directory.announce(presence)
-        if self._announcing is None or self._announcing.done():
-            self._announcing = asyncio.get_running_loop().create_task(self._announce_crowd(presence))
-
-    async def _announce_crowd(self, own: Presence) -> None:
-        """Announce the crowd once, at an address where a call takes its whole timeout."""
-        if self._server is None:
-            self._server = await asyncio.start_server(_say_nothing, "0.0.0.0", 0)
-            keys = (Ed25519PrivateKey.generate() for _ in range(CROWD))
-            self._crowd = [Identity(Path(), peer_of(key.public_key().public_bytes_raw()), key) for key in keys]
-        port = self._server.sockets[0].getsockname()[1]
-        places = tuple(dict.fromkeys(_with_port(each, port) for each in own.addresses))
-        self.forged = tuple(
-            each.sign(replace(own, peer=each.peer_id, addresses=places, settled=True, state=PeerState.TRAINING))
-            for each in self._crowd
-        )
-        for record in self.forged:
-            with contextlib.suppress(NetworkError):  # no node stored it
-                await self.directory.announce(record)
-
-    async def lookup(self) -> list[Presence]:
-        """Look up the others; it must not count its own crowd, or it would lie about its progress, too."""
-        crowd = {each.peer_id for each in self._crowd}
-        return [each for each in await self.directory.lookup() if each.peer not in crowd]
-
-    async def keep_finished(self, presence: Presence) -> None:
-        await self.directory.keep_finished(presence)
-
-    async def finished(self) -> list[Presence]:
-        return await self.directory.finished()
-
-
-def _with_port(multiaddress: str, port: int) -> str:
-    """Return an address such as /ip4/11.0.1.2/tcp/31337 with another port."""
-    return "/".join([*multiaddress.split("/")[:4], str(port)])
-
-
-async def _say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(FOREVER_S)
-    writer.close()
 
 
 @click.command()

@@ -12,7 +12,7 @@ import pytest
 import torch
 import virtual_time
 
-from lab import hostile
+from lab import false_records, hostile
 from lab.hostile import LIES, WireAdversary
 from p2ptrain import codec as codecs
 from p2ptrain.base.errors import NetworkError, RemoteError
@@ -378,14 +378,14 @@ def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> N
 def test_a_crowd_of_nobody_is_announced_and_told_to_partners(tmp_path: Path) -> None:
     liar = Identity.load_or_create(tmp_path / "liar")
     state = PeerState.JOINING
-    own = liar.sign(Presence(liar.peer_id, RUN, ("/ip4/203.0.113.6/tcp/6",), state, 3, 5.0, False, "liar", 9.0, 100.0))
+    own = liar.sign(Presence(liar.peer_id, RUN, ("/ip4/127.0.0.1/tcp/6",), state, 3, 5.0, False, "liar", 9.0, 100.0))
     shelf, wire = Shelf([]), Wire()
     environment = disguised("crowd", wire, directory=shelf, notebook=MemoryLog())
     piece = FrameKind.MESSAGE, packed(["piece", 0])  # a request of a download, which is no message
 
     async def lie() -> None:
         await environment.directory.announce(own)
-        while len(shelf.brought) <= hostile.CROWD:
+        while len(shelf.brought) <= false_records.CROWD:
             await asyncio.sleep(0)
         link = await environment.transport.open(THEM, ())
         await link.send(FrameKind.MESSAGE, encode_message(Offer(RUN, 1, (0,), TERMS)))
@@ -394,13 +394,13 @@ def test_a_crowd_of_nobody_is_announced_and_told_to_partners(tmp_path: Path) -> 
     asyncio.run(lie())
     first, *crowd = shelf.brought
     assert first == own
-    assert len({each.peer for each in crowd} - {own.peer}) == hostile.CROWD
+    assert len({each.peer for each in crowd} - {own.peer}) == false_records.CROWD
     assert all(verify(each) for each in crowd)
     assert {each.state for each in crowd} == {PeerState.TRAINING}
-    assert all(each.addresses[0].startswith("/ip4/203.0.113.6/tcp/") for each in crowd)
+    assert all(each.addresses[0].startswith("/ip4/127.0.0.1/tcp/") for each in crowd)
     assert own.addresses[0] not in crowd[0].addresses
     shelf.records = [own, *crowd]
-    assert asyncio.run(cast(hostile.CrowdDirectory, environment.directory).lookup()) == [own]
+    assert asyncio.run(cast(false_records.CrowdDirectory, environment.directory).lookup()) == [own]
     [(_, offer), unchanged] = wire.sent
     told = cast(Offer, decode_message(offer)).known
     assert set(told) <= set(crowd)
