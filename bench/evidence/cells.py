@@ -100,6 +100,8 @@ class Cell:
     seed: int
     choice: Choice | None = None
     """Prescribed numbers; None: the tuned ones."""
+    inner_rate: float | None = None
+    """Prescribed inner rate beside tuned outer numbers; None: the tuned one."""
     quick: bool = False
     """Part of ``make results-quick``."""
     shorter: int = 1

@@ -1,8 +1,11 @@
 """Tuning: inner learning rate, then outer learning rate and momentum (N = 8, H = 10, one seed, validation split).
 
 First every method runs with each inner rate of its optimizer at one pair of outer numbers, then with the best of these
-rates on a grid of outer numbers. DiLoCo's outer numbers are .7 and .9 (arXiv 2311.08105), NoLoCo's .7 and .5
-(arXiv 2506.10911), MuLoCo's momentum is .6 where AdamW has .8 (arXiv 2505.23725).
+rates on a grid of outer numbers. Methods that are compared at other numbers of peers run there with three inner rates
+at the best outer numbers: few peers have small batches, and want a smaller rate.
+
+DiLoCo's outer numbers are .7 and .9 (arXiv 2311.08105), NoLoCo's .7 and .5 (arXiv 2506.10911), MuLoCo's momentum is .6
+where AdamW has .8 (arXiv 2505.23725).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.evidence.cells import ALONE, CENTRAL, TUNING_SEED, Cell, CellSetting, Choice, Contender, block
-from bench.evidence.contenders import SWARM_2, TUNED
+from bench.evidence.contenders import DDP, DILOCO, SWARM_2, TUNED
 from bench.evidence.layout import LOSS, Entry, Experiment, ResultTable, TableRow, columns
 from p2ptrain.recipes import RECIPES
 
@@ -39,8 +42,8 @@ UNREAD = Choice("", 1.0, 0.0)
 """Outer numbers of recipes that read neither."""
 
 
-STAGES = 2
-"""Inner rates, then outer numbers."""
+STAGES = 3
+"""Inner rates, then outer numbers, then inner rates by number of peers."""
 
 
 def has_outer_optimizer(contender: Contender) -> bool:
@@ -94,6 +97,24 @@ def tuning_cells(contenders: Iterable[Contender]) -> tuple[Cell, ...]:
     )
 
 
+TUNED_BY_PEERS = (SWARM_2, DILOCO, DDP)
+"""Contenders whose inner rate is tuned at several numbers of peers."""
+_FEW, _MANY = GRIDS["muon"].inner_rates[:3], GRIDS["muon"].inner_rates[1:]
+RATES_BY_PEERS: Mapping[int, tuple[float, ...]] = {2: _FEW, 4: _FEW, 16: _MANY, 32: _MANY}
+LIKE = {64: 32}
+"""Numbers of peers that use the inner rate of another number."""
+
+
+def rate_contender(contender: Contender, rate: float) -> Contender:
+    """Return the contender under the name that it has with this inner rate."""
+    return replace(contender, name=f"{contender.name} rate={rate:g}")
+
+
+def peers_setting(contender: Contender, peers: int) -> CellSetting:
+    """Return the setting in which the inner rate for this number of peers is tuned."""
+    return replace(tuned_at(contender), peers=peers)
+
+
 BY_PEERS = {f"N = {peers}": CellSetting(peers=peers) for peers in (2, 4, 8, 16, 32)}
 BY_RATE = {rate: replace(SWARM_2, name=f"swarm-2 eta={rate:g}") for rate in GRIDS["muon"].rates}
 """Outer rates that are compared at several numbers of peers, with the momentum at which inner rates are compared."""
@@ -111,6 +132,8 @@ TUNING = Experiment(
         "Muon: inner rates .003, .006, .012 and .02 at eta .7 and mu .6; then eta .5, .7 and 1 times mu .4, .6 and .8 "
         "(gasloc: mu 0 and .5, two forms). AdamW: .0015, .003, .006 and .012 at .4 and .8; then eta .4 and .7 "
         "times mu .6 and .8.",
+        "Other numbers of peers: three of the inner rates with the best outer numbers; R2 uses the best one, at N = 64 "
+        "that of N = 32.",
         "Single runs: differences below .02 are within the spread of seeds.",
     ),
     cells=(
@@ -127,6 +150,18 @@ TUNING = Experiment(
             )
         ),
         *block("tuning", DECAYED.values(), (CENTRAL,), seeds=(TUNING_SEED,)),
+        *(
+            replace(cell, inner_rate=rate)
+            for contender in TUNED_BY_PEERS
+            for peers, rates in RATES_BY_PEERS.items()
+            for rate in rates
+            for cell in block(
+                "tuning",
+                (rate_contender(contender, rate),),
+                (peers_setting(contender, peers),),
+                seeds=(TUNING_SEED,),
+            )
+        ),
     ),
     tables=(
         ResultTable(
@@ -134,6 +169,16 @@ TUNING = Experiment(
             tuple(TableRow(each.name) for each in BY_RATE.values()),
             columns("loss", BY_PEERS),
             row_heading="outer rate",
+        ),
+        ResultTable(
+            "Inner rate by number of peers (best outer numbers of N = 8, equal tokens)",
+            tuple(
+                TableRow(rate_contender(each, rate).name, {"inner_steps": tuned_at(each).inner_steps})
+                for each in TUNED_BY_PEERS
+                for rate in GRIDS["muon"].inner_rates
+            ),
+            columns("loss", {f"N = {peers}": CellSetting(peers=peers) for peers in RATES_BY_PEERS}),
+            row_heading="inner rate",
         ),
         ResultTable(
             "Weight decay",
@@ -155,9 +200,29 @@ def choice_of(cell: Cell, tuning: Sequence[Entry]) -> Choice | None:
         return cell.choice
     tuned = next(each for each in TUNED if each.name == cell.contender.tuned_as)
     if cell.choice is None:
-        return chosen_for(tuned, tuning)
+        chosen = chosen_for(tuned, tuning)
+        if chosen is None:
+            return None
+        rate = cell.inner_rate or _rate_at(cell.setting.peers, tuned, chosen, tuning)
+        return None if rate is None else replace(chosen, inner_rate=rate)
     first = _best(tuned, inner_points(tuned), tuning)
     return None if first is None else replace(cell.choice, inner_rate=first.inner_rate)
+
+
+def _rate_at(peers: int, contender: Contender, chosen: Choice, tuning: Sequence[Entry]) -> float | None:
+    """Return the best inner rate for this number of peers, that of N = 8 if it is not tuned there; None if missing."""
+    at = LIKE.get(peers, peers)
+    if contender not in TUNED_BY_PEERS or at not in RATES_BY_PEERS:
+        return chosen.inner_rate
+    rates, setting = RATES_BY_PEERS[at], peers_setting(contender, at)
+    points = [replace(chosen, inner_rate=rate) for rate in rates]
+    found = [
+        _losses(rate_contender(contender, rate), [point], setting, tuning)[0]
+        for rate, point in zip(rates, points, strict=True)
+    ]
+    if any(loss is None for loss in found):
+        return None
+    return min(zip(rates, found, strict=True), key=lambda each: each[1] or math.inf)[0]
 
 
 def chosen_for(contender: Contender, tuning: Sequence[Entry]) -> Choice | None:
@@ -179,11 +244,17 @@ def _best(contender: Contender, points: Sequence[Choice], tuning: Sequence[Entry
 
 def losses_of(contender: Contender, points: Sequence[Choice], tuning: Sequence[Entry]) -> list[float | None]:
     """Return the loss at each point: infinity for a run that diverged, None for one that is missing."""
-    setting = tuned_at(contender).key()
+    return _losses(contender, points, tuned_at(contender), tuning)
+
+
+def _losses(
+    contender: Contender, points: Sequence[Choice], setting: CellSetting, tuning: Sequence[Entry]
+) -> list[float | None]:
+    key = setting.key()
     found = {
         Choice(each["recipe"], each["eta"], each["mu"], each["inner_rate"]): each["headline"].get("loss", math.inf)
         for each in tuning
-        if each["contender"] == contender.name and each["setting"] == setting and "failure" not in each
+        if each["contender"] == contender.name and each["setting"] == key and "failure" not in each
     }
     return [found.get(point) for point in points]
 
