@@ -100,6 +100,14 @@ class Membership:
             known.pause(until, now)
             self._paused[peer] = known
 
+    def pause_for_others(self, peer: PeerId, until: float, now: float) -> None:
+        """Do not call a partner, if there are others, even while these are engaged."""
+        known = self._known.get(peer)
+        if known is not None and self.partners(now, excluding=(peer,)):
+            known.pause(until, now)
+            known.lone_until = max(known.lone_until, until)
+            self._paused[peer] = known
+
     def called(self, peer: PeerId, now: float) -> None:
         """Record an offer, and pause at ``MAX_CALLS``: a peer called more often declines without reading."""
         known = self._known.get(peer)
