@@ -5,9 +5,8 @@ so the mean grows by all peers' tokens: progress estimates the run's total.
 
 Anybody can write presence records, so only peers that sent this one a message count fully. The others, *strangers*,
 count by the share of strangers that answered when this peer called them. They raise n at most twofold with each own
-outer step, and only if one of them answered in it and half of the last ones did, too: otherwise n falls as fast, down
-to the peers met. A crowd of false records raises n for a few outer steps at most, while one of its owner's peers
-answers and calls to the others are pending.
+outer step, and only if one of them answered in it and half of those last called did. If fewer did, n halves, down to
+the peers met: a crowd of false records whose owner answers raises n only until as many other calls have failed.
 Where exchanges are planned, as on a ring, most peers never call each other, and no answer is asked for.
 """
 
@@ -48,7 +47,7 @@ class PeerCount:
     def outer_step_done(self, members: Membership, plans: bool, now: float) -> None:
         """Let strangers raise the number again if one of them answered since the last outer step.
 
-        If more than half of them do not answer, the number falls as fast. If a call failed and nobody known has ever
+        If fewer than half of those called answered, the number halves. If a call failed and nobody known has ever
         answered, this peer is alone among false records.
 
         Args:

@@ -136,7 +136,8 @@ def test_a_crowd_whose_owner_answers_doubles_the_number_only_until_half_the_call
     members = peer._core.members
     for call, known in enumerate([known for known in members.live(3.0) if not known.was_heard]):
         now = 3.0 + 0.1 * call  # its own calls, unanswered, do not fail yet
-        counts += [each.peers for each in peer.handle(OuterStepDone(3 + call, 0.0, 0), now) if isinstance(each, Counted)]
+        effects = peer.handle(OuterStepDone(3 + call, 0.0, 0), now)
+        counts += [each.peers for each in effects if isinstance(each, Counted)]
         members.called(known.peer, now)
         if call == 10:
             members.hear(known.peer, known.state, 0, 0.0, now)
