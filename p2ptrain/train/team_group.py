@@ -1,0 +1,147 @@
+"""Collectives among the ranks of one team: torch's gloo over the loopback interface, with timeouts and names.
+
+Every call that waits for other ranks has the group's timeout and a name, which the error of a failed one states. A rank
+that dies closes its connections, which the others notice at once; one that freezes is noticed after the timeout.
+
+A group serves one generation: after an error it is closed, and the ranks that live and those that replace the dead
+connect to a new one. Its rendezvous is a file in a folder of the owner's, so nothing listens but gloo, on loopback
+alone. Objects are never sent, because torch would pickle them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from p2ptrain.base.errors import TeamError
+
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+"""Environment variable that tells gloo where to listen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One rank's place in one generation of a team."""
+
+    folder: Path
+    """Folder of the rendezvous files, which only the owner can write to."""
+    rank: int
+    size: int
+    generation: int = 0
+    """Number of the group among those of this team; a group of another number never meets this one."""
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.folder / f"generation-{self.generation}"
+
+
+class TeamGroup:
+    """Connected ranks of one generation. Owned by the trainer thread; a process has one at a time.
+
+    Args:
+        membership: this rank.
+        timeout_s: longest wait for another rank, in the constructor and in each collective.
+
+    Raises TeamError if not all ranks connect in time.
+    """
+
+    def __init__(self, membership: Membership, timeout_s: float) -> None:
+        self.rank = membership.rank
+        self.size = membership.size
+        self.timeout_s = timeout_s
+        wait = timedelta(seconds=timeout_s)
+        with self.named("connecting the team"), _gloo_on(loopback_interface()):
+            store = dist.FileStore(str(membership.rendezvous), self.size)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+
+    def close(self) -> None:
+        """Disconnect; also after an error, without waiting for anybody. Safe to call twice."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Raise TeamError with this name where the connection to another rank fails in the body."""
+        began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_connection_failure(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            seconds = time.monotonic() - began
+            raise TeamError(name, f"rank {self.rank} of {self.size} gave up after {seconds:.1f} s: {reason}") from error
+
+    def sum(
+        self,
+        name: str,
+        values: Tensor,  # on the CPU, equally long on all ranks; overwritten
+    ) -> Tensor:
+        """All-reduce: return the sums over the ranks, the same bits on each."""
+        with self.named(name):
+            dist.all_reduce(values)
+        return values
+
+    def least(self, name: str, number: int) -> int:
+        """Return the least number of all ranks."""
+        values = torch.tensor([number], dtype=torch.int64)
+        with self.named(name):
+            dist.all_reduce(values, dist.ReduceOp.MIN)
+        return int(values)
+
+    def send(
+        self,
+        name: str,
+        values: Tensor,  # contiguous, on the CPU
+        to: int,
+    ) -> None:
+        with self.named(name):
+            dist.send(values, to)
+
+    def receive(
+        self,
+        name: str,
+        into: Tensor,  # contiguous, on the CPU; overwritten
+        source: int,
+    ) -> Tensor:
+        with self.named(name):
+            dist.recv(into, source)
+        return into
+
+
+def is_connection_failure(error: RuntimeError) -> bool:
+    """Return whether gloo, or a rendezvous, failed: a rank died, froze or never came."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error)
+
+
+def loopback_interface() -> str:
+    """Return the name of the interface that has 127.0.0.1: ``lo`` on Linux, ``lo0`` on macOS."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == "127.0.0.1" for each in addresses):
+            return name
+    raise TeamError("connecting the team", "no network interface of this machine has the address 127.0.0.1")
+
+
+@contextmanager
+def _gloo_on(interface: str) -> Iterator[None]:
+    """Let gloo listen on one interface; it reads the environment when a group is made."""
+    before = os.environ.get(INTERFACE_VARIABLE)
+    os.environ[INTERFACE_VARIABLE] = interface
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[INTERFACE_VARIABLE]
+        else:
+            os.environ[INTERFACE_VARIABLE] = before

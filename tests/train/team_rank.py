@@ -1,0 +1,183 @@
+"""One rank of a test's team, a process of its own: ``python team_rank.py FOLDER RANK``, then one case a line on stdin.
+
+For each case it forms a group of its own generation, trains, writes ``GENERATION-RANK.safetensors`` into the folder and
+prints a JSON object. Ranks beyond a case's size skip it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from p2ptrain.base.errors import TeamError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.data.corpus import Corpus
+from p2ptrain.data.split import split_stream
+from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.manifest import Manifest, preset, with_changes
+from p2ptrain.train.autofit import Placement
+from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.inner import LanguageModelTask
+from p2ptrain.train.model import flat_model
+from p2ptrain.train.pipeline import PipelineTask
+from p2ptrain.train.stages import Stage, equal_cut, stage_model
+from p2ptrain.train.team_group import Membership, TeamGroup
+
+CPU = torch.device("cpu")
+BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
+SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": BLOCKS,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.02,
+    "norm_epsilon": 1e-5,
+}
+GROUPED = {"hidden_act": "silu", "rope_theta": 10_000.0, "num_key_value_heads": 1}
+FIELDS = {
+    "LlamaForCausalLM": GROUPED,
+    "MistralForCausalLM": GROUPED,
+    "Qwen2ForCausalLM": GROUPED,
+    "GPT2LMHeadModel": {"hidden_act": "gelu_new"},
+    "GPTNeoXForCausalLM": {"hidden_act": "gelu", "rope_theta": 10_000.0},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a team trains, and what goes wrong."""
+
+    architecture: str = "LlamaForCausalLM"
+    ranks: int = 2
+    optimizer: str = "adamw"
+    tied: bool = False
+    clip: float = 1.0
+    compute: str = "float32"
+    steps: int = 3
+    timeout_s: float = 60.0
+    fails: str = ""  # "dies", "freezes" or "memory": of the last rank, in the backward pass of its last step
+    generation: int = 0
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        return None if self.compute == "float32" else getattr(torch, self.compute)
+
+    @property
+    def manifest(self) -> Manifest:
+        config = {**SHAPE, **FIELDS[self.architecture], "tie_word_embeddings": self.tied}
+        changes = {
+            "model": {"architecture": self.architecture, "config": config},
+            "training.sequence_length": TOKENS,
+            "training.sequences_per_step": SEQUENCES,
+            "training.warmup_tokens": 128,
+            "training.optimizer": self.optimizer,
+            "training.gradient_clip": self.clip,
+            "training.learning_rate": 3e-3,
+            "run.tokens": 6400,
+        }
+        return with_changes(preset("demo", "ab" * 32), changes)
+
+
+def stages(case: Case) -> tuple[Stage, ...]:
+    """Return stages of 2 and 2, or of 1, 1 and 2 blocks."""
+    return equal_cut(BLOCKS, case.ranks)
+
+
+def corpus(manifest: Manifest) -> Corpus:
+    text = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200)).encode()
+    tokens = np.frombuffer(text, dtype=np.uint8)
+    return Corpus(tokens, split_stream(len(tokens), manifest.training.sequence_length, 0.1), ByteTokenizer())
+
+
+def rest(case: Case) -> tuple:
+    """Return the arguments that both kinds of tasks take last."""
+    manifest = case.manifest
+    reader = CorpusReader(manifest.run.seed, PeerId("alice"))
+    placement = Placement(case.autocast, MICRO_BATCH)
+    return corpus(manifest), manifest.training, manifest.run.tokens, reader, placement
+
+
+def whole_task(case: Case) -> LanguageModelTask:
+    manifest = case.manifest
+    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, CPU), *rest(case))
+
+
+def train(task: LanguageModelTask, case: Case) -> list[float]:
+    """Make the case's steps, with a reset and a displacement of the weights on the way; return the losses."""
+    losses = []
+    for step in range(case.steps):
+        if step == 2:
+            task.reset(2)
+            task.theta.mul_(0.99)
+        losses.append(task.inner_step(step * SEQUENCES * TOKENS).loss)
+    return losses
+
+
+def results(task: LanguageModelTask) -> dict[str, torch.Tensor]:
+    """Return what has to be equal; the last gradient is clipped, and Muon overwrites it."""
+    state = task.state_dict()
+    names = ("first_moment", "second_moment")
+    return {"theta": task.theta, "gradient": task._gradient, **{name: state[name] for name in names}}
+
+
+def fail(task: PipelineTask, how: str) -> None:
+    """Let this rank fail at its next backward pass."""
+    parameter = task.stage_model.output
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "freezes":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        raise RuntimeError("CUDA error: out of memory")
+
+    parameter.register_hook(hook)
+
+
+def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
+    group = TeamGroup(Membership(folder, rank, case.ranks, case.generation), case.timeout_s)
+    manifest = case.manifest
+    model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[rank])
+    began = time.monotonic()
+    try:
+        task = PipelineTask(model, group, *rest(case))
+        if case.fails:
+            task.inner_step(0)
+            if rank == case.ranks - 1:
+                fail(task, case.fails)
+            began = time.monotonic()
+        losses = train(task, case)
+        save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
+        return {"losses": losses, "offset": model.offset}
+    except TeamError as error:
+        answer = {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
+        return answer
+    finally:
+        group.close()
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        case = Case(**json.loads(line))
+        if rank < case.ranks:
+            print(json.dumps(run(case, folder, rank)), flush=True)
+
+
+def told(case: Case) -> str:
+    return json.dumps(asdict(case))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
