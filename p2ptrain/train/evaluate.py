@@ -89,7 +89,7 @@ def validation_loss(
                 began = clock()
                 total += float(summed_loss(module, batch, autocast))
                 tokens += batch.shape[0] * corpus.sequence_length
-                skipped = _to_skip(left, clock() - began, ends_at - clock())
+                skipped = batches_to_skip(left, clock() - began, ends_at - clock())
                 if not goes_on(tokens, wanted):
                     break
     finally:
@@ -102,7 +102,7 @@ def tokens_to_read(corpus: Corpus, most_tokens: int) -> int:
     return split.tokens_to_read(corpus.held_out_tokens, corpus.sequence_length, most_tokens)
 
 
-def _to_skip(left: int, batch_s: float, spare_s: float) -> int:
+def batches_to_skip(left: int, batch_s: float, spare_s: float) -> int:
     """Return how many of the ``left`` batches to skip before the next one."""
     if left * batch_s <= spare_s:
         return 0

@@ -1,8 +1,8 @@
 """Inner optimization by a team: each rank trains one stage of the model, and an inner step is one pipeline schedule.
 
-A rank is a ``LanguageModelTask`` over its stage's shorter flat vector. It differs in two places: the gradient comes from
-torch's 1F1B schedule (Narayanan et al., arXiv 2104.04473), and the clip needs the norm over all ranks. Every rank reads
-the same batch, named by (seed, peer, step); only activations and their gradients travel, through the host.
+A rank is a ``LanguageModelTask`` over its stage's shorter flat vector. It differs in two places: the gradient comes
+from torch's 1F1B schedule (Narayanan et al., arXiv 2104.04473), and the clip needs the norm over all ranks. Every rank
+reads the same batch, named by (seed, peer, step); only activations and their gradients travel, through the host.
 
 One all-reduce concludes the backward pass: each rank puts the norms of its gradients at their parameters' places, the
 last rank the loss. The norm of that vector is bitwise the one that torch's ``clip_grad_norm_`` computes in one process,
@@ -75,7 +75,7 @@ class PipelineTask(LanguageModelTask):
         super().__init__(model.flat, corpus, training, run_tokens, reader, replace(placement, micro_batch=micro_batch))
         self.stage_model = model
         self.forward_pass = StagePass(model, placement.autocast, boundary)
-        self._group = group
+        self.group = group
         self._mean = torch.zeros((), device=self.theta.device)
         """Mean loss of the current step, on the last stage."""
         self._norm = torch.zeros(())
@@ -86,13 +86,18 @@ class PipelineTask(LanguageModelTask):
         )
         self._schedule = Schedule1F1B(pipeline_stage, sequences // micro_batch, loss_fn=self._loss, scale_grads=False)
 
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Compute type of matrix products; None: the weights' own."""
+        return self._autocast
+
     def pass_shape(self, description: Decoder) -> PassShape:
         """Raise CompiledPassError: the passes of stages are not compiled."""
         raise CompiledPassError("the passes of a team's stages are not compiled")
 
     def refresh_guest(self) -> None:
         """Copy the tied embedding from the first to the last stage, a collective of the two."""
-        model, group = self.stage_model, self._group
+        model, group = self.stage_model, self.group
         if not model.is_tied:
             return
         name = f"inner step {self.step}: copy of the tied embedding"
@@ -129,7 +134,7 @@ class PipelineTask(LanguageModelTask):
         target = batch[:, 1:] if stage.is_last else None
         name = f"inner step {self.step}: pipeline schedule"
         try:
-            with self._group.named(name):
+            with self.group.named(name):
                 self._schedule.step(*given, target=target, return_outputs=False)
         except (RuntimeError, MemoryError) as error:
             causes = error, error.__cause__  # torch wraps what a forward pass raises
@@ -155,7 +160,7 @@ class PipelineTask(LanguageModelTask):
 
     def _sum_tied_gradients(self) -> None:
         """Add the gradient of the last stage's copy of the embedding to the first stage's."""
-        model, group = self.stage_model, self._group
+        model, group = self.stage_model, self.group
         if not model.is_tied:
             return
         name = f"inner step {self.step}: gradient of the tied embedding"
@@ -177,6 +182,6 @@ class PipelineTask(LanguageModelTask):
         values[begin : begin + len(norms)] = norms.to(HOST)
         if model.stage.is_last:
             values[-1] = self._mean
-        self._group.sum(f"inner step {self.step}: gradient norms and loss", values)
+        self.group.sum(f"inner step {self.step}: gradient norms and loss", values)
         device = self.theta.device
         return values[-1].to(device), torch.linalg.vector_norm(values[:-1]).to(device)

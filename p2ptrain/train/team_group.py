@@ -30,6 +30,10 @@ INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 """Environment variable that tells gloo where to listen."""
 
 
+RENDEZVOUS_TIMEOUT = "Wait timeout"
+"""Message of torch's FileStore where a rank does not come in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Membership:
     """One rank's place in one generation of a team."""
@@ -122,7 +126,7 @@ class TeamGroup:
 
 def is_connection_failure(error: RuntimeError) -> bool:
     """Return whether gloo, or a rendezvous, failed: a rank died, froze or never came."""
-    return isinstance(error, dist.DistError) or "gloo/" in str(error)
+    return isinstance(error, dist.DistError) or "gloo/" in str(error) or str(error).startswith(RENDEZVOUS_TIMEOUT)
 
 
 def loopback_interface() -> str:

@@ -132,7 +132,7 @@ def test_a_finished_peer_keeps_its_loss_and_export_prints_the_same(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a machine so slow that an evaluation with a time limit reads one batch only."""
-    monkeypatch.setattr(evaluate, "_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
+    monkeypatch.setattr(evaluate, "batches_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
     monkeypatch.setattr(exporting, "_load", loading.answer)
     run_peer(PeerOptions(None, home.path))
     first = json.loads(home.summary.read_text())
@@ -272,7 +272,7 @@ def test_a_peer_that_finishes_before_the_runs_end_reads_only_a_sample_and_ends_a
 ) -> None:
     signals = Signals()
     monkeypatch.setattr(loop, "NAP_S", 3600.0)
-    monkeypatch.setattr(evaluate, "_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
+    monkeypatch.setattr(evaluate, "batches_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
     monkeypatch.setattr(app, "Signals", lambda: signals)
     at_inner_step(monkeypatch, 3, signals.last.set)
     run_peer(PeerOptions(None, home.path))

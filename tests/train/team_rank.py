@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from safetensors.torch import save_file
+from torch.distributed import distributed_c10d
 
 from p2ptrain.base.errors import TeamError
 from p2ptrain.base.ids import PeerId
@@ -29,11 +31,13 @@ from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.pipeline import PipelineTask
+from p2ptrain.train.staged_evaluation import staged_validation_loss
 from p2ptrain.train.stages import Stage, equal_cut, stage_model
 from p2ptrain.train.team_group import Membership, TeamGroup
 
 CPU = torch.device("cpu")
 BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
+HELD_OUT = 256
 SHAPE = {
     "vocab_size": 256,
     "hidden_size": 32,
@@ -159,20 +163,39 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
             began = time.monotonic()
         losses = train(task, case)
         save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
-        return {"losses": losses, "offset": model.offset}
+        held_out = staged_validation_loss(task, task._corpus, HELD_OUT).value
+        return {"losses": losses, "held_out": held_out, "listens_on": listening()}
     except TeamError as error:
-        answer = {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
-        return answer
+        return {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
     finally:
         group.close()
 
 
+def listening() -> list[str]:
+    """Return the addresses on which this process listens."""
+    connections = psutil.Process().net_connections("inet")
+    return sorted({each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN})
+
+
+def forbid_pickles() -> None:
+    """Let every collective of objects fail, sent or received."""
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("an object would be pickled")
+
+    for name in ("_object_to_tensor", "_tensor_to_object"):
+        assert hasattr(distributed_c10d, name)
+        setattr(distributed_c10d, name, refuse)
+
+
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
+    forbid_pickles()
     for line in sys.stdin:
         case = Case(**json.loads(line))
         if rank < case.ranks:
-            print(json.dumps(run(case, folder, rank)), flush=True)
+            sys.stdout.write(json.dumps(run(case, folder, rank)) + "\n")
+            sys.stdout.flush()
 
 
 def told(case: Case) -> str:
