@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,18 +71,22 @@ class TeamGroup:
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
 
     def close(self) -> None:
-        """Disconnect; also after an error, without waiting for anybody. Safe to call twice."""
+        """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:
-        """Raise TeamError with this name where the connection to another rank fails in the body."""
+        """Raise TeamError with this name where the connection to another rank fails in the body.
+
+        After any error there the ranks are no longer at one point of the program, and the group must be closed.
+        """
         began = time.monotonic()
         try:
             yield
-        except RuntimeError as error:
-            if not is_connection_failure(error):
+        except BaseException as error:
+            _release_frames(error)
+            if not isinstance(error, RuntimeError) or not is_connection_failure(error):
                 raise
             reason = str(error).partition("\n")[0]
             seconds = time.monotonic() - began
@@ -122,6 +127,14 @@ class TeamGroup:
         with self.named(name):
             dist.recv(into, source)
         return into
+
+
+def _release_frames(error: BaseException) -> None:
+    """Drop the local variables of the functions that failed, which would keep connections open and memory in use."""
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
 
 
 def is_connection_failure(error: RuntimeError) -> bool:
