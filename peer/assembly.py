@@ -22,7 +22,6 @@ from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
-from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
@@ -33,7 +32,7 @@ from p2ptrain.train.generate import Sampling, generate_text
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
-from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
+from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
 from peer.capacity import activation_bytes, check_memory, explained
 from peer.home import Home
 from peer.owner.settings import CompileMode
@@ -101,7 +100,7 @@ def build(
         reader = CorpusReader(manifest.run.seed, identity.peer_id)
         task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens, reader, placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
-    fragments = slices(len(model.theta), manifest.outer.fragments)
+    fragments = fragments_of(manifest.outer, model.layout)
     learner = Learner(
         task,
         learner_rules(manifest.outer, manifest.run.tokens),

@@ -33,7 +33,9 @@ from p2ptrain.codec import (
 )
 from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
+from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
+from p2ptrain.train.sketch import sketch
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths
 
 
@@ -290,6 +292,15 @@ class Payloads:
         """Return the slow weights of the current snapshot; read-only, not a copy."""
         return self.published.slow
 
+    def piece(self, snapshot: Sequence[Tensor], span: Span) -> memoryview:
+        """Return these bytes of slow weights as fp32: not a copy, since published weights do not change."""
+        view: memoryview = _slice(snapshot, span).numpy().data
+        return view
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        """Return the sketch of a piece of the current slow weights."""
+        return sketch(_slice(self.published.slow, span), seed)
+
     def weight_sizes(self) -> list[int]:
         return [4 * length for length in self._lengths]
 
@@ -312,6 +323,11 @@ class Payloads:
 
     def _matrices_of(self, number: int) -> Matrices:
         return self._matrices[number % len(self._lengths)]
+
+
+def _slice(slow: Sequence[Tensor], span: Span) -> Tensor:
+    """Return one piece of a model as a view, [n] fp32."""
+    return slow[span.fragment][span.start // 4 : span.stop // 4]
 
 
 def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
