@@ -23,6 +23,7 @@ from p2ptrain.base.errors import MISFIT, MisfitError, RemoteError
 from p2ptrain.codec import (
     Codec,
     CodecTerms,
+    Comparison,
     Matrices,
     agree,
     apart,
@@ -36,7 +37,7 @@ from p2ptrain.recipes import Stream
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
 from p2ptrain.train.sketch import sketch
-from p2ptrain.train.widths import Fit, WidthFeedback, Widths
+from p2ptrain.train.widths import Fit, WidthFeedback, Widths, judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class Encoded:
 
     fragments: tuple[int, ...]
     parts: tuple[bytes, ...]
-    norm: float
-    """L2 norm of the snapshot's fragments."""
+    norms: tuple[float, ...]
+    """L2 norm of each of the snapshot's fragments."""
     step: int
     terms: tuple[CodecTerms, ...]
     """Terms that both sides agreed on for each fragment."""
@@ -54,8 +55,30 @@ class Encoded:
     """Sketches of the differences between both sides' fragments, from both proposals."""
 
     @property
+    def norm(self) -> float:
+        """L2 norm of these fragments together."""
+        return math.hypot(*self.norms)
+
+    @property
     def size_bytes(self) -> int:
         return sum(len(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Both sides' payloads compared, not yet judged."""
+
+    mine: Encoded
+    comparisons: tuple[Comparison, ...]
+    norms: tuple[float, ...]
+    """L2 norm of each fragment's difference."""
+    fits: tuple[Fit, ...]
+    """Agreement of each fragment's message and sketches; zeros without sketches."""
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Theirs - mine, [n] fp32 each."""
+        return tuple(each.difference for each in self.comparisons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +182,8 @@ class Payloads:
         two peers' weights have the same mean either way. If this peer's training ends first and the recipe mixes the
         fast weights, the trainer applies less of a pending displacement (``Recipe.follow``).
         """
-        pending = list(self._pending.items())  # read first: the trainer publishes before it settles
-        snapshot = self.published
-        parts = list(snapshot.parts)
-        for serial, (commit, difference) in pending:
-            for number, part in zip(difference.fragments, difference.parts, strict=True):
-                is_weight = number < len(snapshot.applied)
-                if is_weight and number in fragments and serial > snapshot.applied[number]:
-                    parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
-        return replace(snapshot, parts=tuple(parts)) if pending else snapshot
+        pending = [(serial, *each) for serial, each in list(self._pending.items())]
+        return with_pending(self.published, fragments, pending)  # read later: the trainer publishes before it settles
 
     # --- step widths --------------------------------------------------------------------------------------------------
 
@@ -242,7 +258,8 @@ class Payloads:
             apart(self.codec(number), ours, bytes(other))
             for number, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
         )
-        return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, sketch_differences)
+        norms = tuple(l2_norm(each) for each in values)
+        return Encoded(tuple(fragments), parts, norms, snapshot.step, terms, sketch_differences)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
         """Return the difference to the partner's weights.
@@ -251,24 +268,34 @@ class Payloads:
             RemoteError: the partner's bytes are malformed or not finite.
             MisfitError: they do not fit the agreed step widths.
         """
-        pairs = list(zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True))
-        compared = [compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs]
-        parts = tuple(each.difference for each in compared)
-        norm = _norm(parts)
-        if not norm < float("inf"):
-            raise RemoteError("its weights are not finite")
-        fits = [
-            Fit(float(sketch.norm()), float(unexplained(sketch, part).norm()), len(each.fill), each.wrapped)
-            for sketch, part, each in zip(mine.sketch_differences, parts, compared, strict=True)
-        ]
-        verdict = self._widths.judge(mine.fragments, fits, mine.norm)
-        for (number, _, _, terms), each, fit in zip(pairs, compared, fits, strict=True):
-            self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
+        compared = self.compare(mine, theirs)
+        verdict = judge(compared.fits, mine.norm)
+        self.learn(compared, verdict)
         if verdict is not WidthFeedback.FITS:
             raise MisfitError(MISFIT)
-        own = max(mine.norm, torch.finfo(torch.float32).tiny)
-        sketched = math.hypot(*(fit.sketched for fit in fits))
-        return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)
+        distance, sketched = relative_distances(mine.norms, compared.norms, compared.fits)
+        return Difference(mine.fragments, compared.parts, distance, mine, fingerprint_of(theirs), sketched)
+
+    def compare(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Compared:
+        """Compare both sides' payloads, without judging them. Raises RemoteError as ``difference``."""
+        pairs = zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True)
+        comparisons = tuple(compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs)
+        norms = tuple(l2_norm(each.difference) for each in comparisons)
+        if not math.hypot(*norms) < float("inf"):
+            raise RemoteError("its weights are not finite")
+        fits = tuple(
+            self._widths.fit(number, sketch, unexplained(sketch, each.difference), each)
+            for number, sketch, each in zip(mine.fragments, mine.sketch_differences, comparisons, strict=True)
+        )
+        return Compared(mine, comparisons, norms, fits)
+
+    def learn(self, compared: Compared, verdict: WidthFeedback) -> None:
+        """Learn step widths from an exchange that was judged, whether or not it is mixed."""
+        mine = compared.mine
+        for number, terms, each, fit in zip(
+            mine.fragments, mine.terms, compared.comparisons, compared.fits, strict=True
+        ):
+            self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
 
     def forget_fits(self) -> None:
         """Forget which step widths fitted, because this peer's weights were replaced."""
@@ -325,17 +352,41 @@ class Payloads:
         return self._matrices[number % len(self._lengths)]
 
 
-def _slice(slow: Sequence[Tensor], span: Span) -> Tensor:
-    """Return one piece of a model as a view, [n] fp32."""
-    return slow[span.fragment][span.start // 4 : span.stop // 4]
+def with_pending(
+    snapshot: Snapshot, fragments: Sequence[int], pending: Iterable[tuple[int, Commit, Difference | Compared]]
+) -> Snapshot:
+    """Return the snapshot with those displacements of ``pending`` that it does not contain, on these fragments.
+
+    ``pending``: serial number, exchange and its difference, in the order in which the trainer applies them.
+    """
+    parts, has_changed = list(snapshot.parts), False
+    for serial, commit, difference in pending:
+        for number, part in zip(difference.mine.fragments, difference.parts, strict=True):
+            is_weight = number < len(snapshot.applied)
+            if is_weight and number in fragments and serial > snapshot.applied[number]:
+                parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
+                has_changed = True
+    return replace(snapshot, parts=tuple(parts)) if has_changed else snapshot
 
 
-def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
+def relative_distances(
+    own: Sequence[float],  # L2 norm of each of our fragments
+    norms: Sequence[float],  # L2 norm of each difference
+    fits: Sequence[Fit],
+) -> tuple[float, float]:
+    """Return a ``Difference``'s distance and its estimate from sketches."""
+    length = max(math.hypot(*own), torch.finfo(torch.float32).tiny)
+    return math.hypot(*norms) / length, math.hypot(*(fit.sketched for fit in fits)) / length
+
+
+def fingerprint_of(parts: Sequence[bytes | bytearray]) -> bytes:
+    """Return a digest of a partner's payload."""
     digest = blake3()
     for part in parts:
         digest.update(part)
     return digest.digest(length=16)
 
 
-def _norm(parts: Sequence[Tensor]) -> float:
-    return math.hypot(*(l2_norm(part) for part in parts))
+def _slice(slow: Sequence[Tensor], span: Span) -> Tensor:
+    """Return one piece of a model as a view, [n] fp32."""
+    return slow[span.fragment][span.start // 4 : span.stop // 4]
