@@ -3,9 +3,7 @@
 Any thread may call everything except ``publish`` and ``settle``: readers use one published snapshot, a tuple of
 immutable tensors that the trainer replaces as a whole.
 
-The network identifies fragments by number: 0 to F - 1 are the weights, slow or fast, F to 2 F - 1 the pseudo-gradients.
-
-Legend: n elements of one fragment, F fragments.
+Legend: n elements of one fragment.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ from p2ptrain.codec import (
     apart,
     compare,
     proposal_for,
-    proposal_size,
     unexplained,
 )
 from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
+from p2ptrain.train.fragment_codecs import FragmentCodecs
 from p2ptrain.train.sketch import sketch
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths, judge
 
@@ -111,15 +109,11 @@ class Snapshot:
     """Serial number of the last displacement that each fragment of the weights contains; empty if none will be."""
 
 
-class Payloads:
+class Payloads(FragmentCodecs):
     """Encoder of the last published snapshot, and its comparison with partners' payloads.
 
     Args:
-        lengths: n of each fragment.
-        codec: for the weights.
-        gradient_codec: for pseudo-gradients; None: they are not exchanged.
-        matrices: the matrices in each fragment, the same on all peers of a run; empty: unknown.
-        shown: which weights partners get, the slow or the fast ones.
+        lengths, codec, gradient_codec, matrices, shown: as for FragmentCodecs.
         adds_pending: whether partners get the weights as they will be once committed displacements are applied.
     """
 
@@ -132,30 +126,12 @@ class Payloads:
         shown: Stream = "slow",
         adds_pending: bool = False,
     ) -> None:
+        super().__init__(lengths, codec, gradient_codec, matrices, shown)
         self.published = Snapshot(0, (), ())
         self._adds_pending = adds_pending
         self._pending: dict[int, tuple[Commit, Difference]] = {}
         """Committed exchanges that the trainer has not applied yet, by serial number."""
-        self._streams: tuple[Stream, ...] = (shown, "pseudo_gradient")
-        self._lengths = tuple(lengths)
-        self._matrices = tuple(matrices) or ((),) * len(self._lengths)
-        if len(self._matrices) != len(self._lengths):
-            raise ValueError(f"matrices of {len(self._matrices)} fragments, expected {len(self._lengths)}")
-        self._codecs = (codec,) if gradient_codec is None else (codec, gradient_codec)
         self._widths = Widths()
-
-    @property
-    def streams(self) -> int:
-        """Tensors of each fragment that partners may get: 2 if the recipe mixes pseudo-gradients, else 1."""
-        return len(self._codecs)
-
-    def place(self, number: int) -> tuple[Stream, int]:
-        """Return the stream and the fragment of a network number."""
-        kind, fragment = divmod(number, len(self._lengths))
-        return self._streams[kind], fragment
-
-    def codec(self, number: int) -> Codec:
-        return self._codecs[number // len(self._lengths)]
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace the published snapshot. Only the trainer calls it."""
@@ -207,11 +183,6 @@ class Payloads:
         )
 
     # --- one exchange -------------------------------------------------------------------------------------------------
-
-    def proposal_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Return the bytes of each proposal, equal on both sides; empty if the codec has none."""
-        sizes = [proposal_size(self.codec(number), self._length(number)) for number in fragments]
-        return sizes if any(sizes) else []
 
     def proposals(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
         """Return the proposals to send before encoding, one part per fragment; empty if the codec needs no agreement.
@@ -301,13 +272,6 @@ class Payloads:
         """Forget which step widths fitted, because this peer's weights were replaced."""
         self._widths.forget_fits()
 
-    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Return the bytes of each fragment as ``encode`` makes them and as a partner must send them."""
-        return [
-            self.codec(number).encoded_size(CodecTerms(self._length(number), matrices=self._matrices_of(number)))
-            for number in fragments
-        ]
-
     # --- whole models -------------------------------------------------------------------------------------------------
 
     def weights(self) -> list[bytes]:
@@ -328,9 +292,6 @@ class Payloads:
         """Return the sketch of a piece of the current slow weights."""
         return sketch(_slice(self.published.slow, span), seed)
 
-    def weight_sizes(self) -> list[int]:
-        return [4 * length for length in self._lengths]
-
     @property
     def are_zero(self) -> bool:
         """Whether all weights are zero, so there are none yet."""
@@ -344,12 +305,6 @@ class Payloads:
             weights = torch.frombuffer(part, dtype=torch.float32)
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # false for NaN
                 raise RemoteError("its weights are not finite")
-
-    def _length(self, number: int) -> int:
-        return self._lengths[number % len(self._lengths)]
-
-    def _matrices_of(self, number: int) -> Matrices:
-        return self._matrices[number % len(self._lengths)]
 
 
 def with_pending(
