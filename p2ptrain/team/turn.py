@@ -1,0 +1,148 @@
+"""The turn: a record that the leader broadcasts before each inner step, so that all ranks do the same.
+
+::
+
+    "pt" | u8 version | u8 zero | u32 length | JSON          all integers big-endian
+
+A turn that fits into ``FIRST_BYTES`` is one broadcast, a longer one two. Ranks trust each other, but a decoder checks
+everything: a rank of another version is an error and not a wrong model.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from p2ptrain.base.errors import TeamError
+from p2ptrain.train.team_group import TeamGroup
+
+VERSION = 1
+FIRST_BYTES = 1024
+"""Size of the first broadcast; a turn with three displacements fits."""
+MOST_BYTES = 64 << 10
+MOST_DELIVERIES = 64
+"""Maximum number of deliveries in a turn; the others wait for the next one."""
+MOST_RELEASED = 1024
+MOST_RANKS = 256
+
+_HEADER = struct.Struct(">2sBBI")
+_MAGIC = b"pt"
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class TeamRecord(BaseModel):
+    """Base class of what ranks tell each other: strict types, no unknown fields, finite numbers."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class DisplacementRecord(TeamRecord):
+    """``train.inbox.Displacement`` without its tensors, which the owners have."""
+
+    kind: Literal["displacement"] = "displacement"
+    serial: Count
+    exchange: Count
+    """Number of the exchange at the owners' desks."""
+    owners: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_RANKS)]], Field(max_length=MOST_RANKS)]
+    share: Annotated[float, Field(ge=0, le=1)]
+    clip_radius: Annotated[float, Field(ge=0)] | None
+    """None: no limit."""
+    progress: float
+    finished: bool
+    follow: Annotated[float, Field(ge=0, le=1)]
+
+
+class RoundRecord(TeamRecord):
+    """``train.inbox.RoundFinished``."""
+
+    kind: Literal["round"] = "round"
+    step: Count
+
+
+class AdoptionRecord(TeamRecord):
+    """``train.inbox.Adoption`` without its tensors, which the owners have."""
+
+    kind: Literal["adoption"] = "adoption"
+    adoption: Count
+    """Number of the download at the owners' desks."""
+    step: Count
+    progress: float
+
+
+DeliveryRecord = Annotated[DisplacementRecord | RoundRecord | AdoptionRecord, Field(discriminator="kind")]
+
+TurnAction = Literal["advance", "settle", "evaluate", "save", "stop"]
+"""advance: ``Learner.advance``. settle: ``Learner.settle``, also to show that the leader lives. evaluate: the held-out
+loss. save: a checkpoint. stop: no further turn follows."""
+
+
+class Turn(TeamRecord):
+    """What all ranks do next."""
+
+    number: Count
+    """Turns are numbered from 1 within a generation of the team."""
+    action: TurnAction
+    peers: Annotated[float, Field(gt=0)]
+    """Number of peers that train (``Learner.peers``)."""
+    deliveries: Annotated[list[DeliveryRecord], Field(max_length=MOST_DELIVERIES)] = []
+    released: Annotated[list[Count], Field(max_length=MOST_RELEASED)] = []
+    """Exchanges, donations and downloads that the leader no longer needs."""
+
+
+def encode_turn(turn: Turn) -> bytes:
+    """Return a turn as bytes. Raises ValueError (a bug) if it is too long."""
+    body = turn.model_dump_json().encode()
+    if len(body) > MOST_BYTES:
+        raise ValueError(f"a turn of {len(body)} bytes is longer than {MOST_BYTES}")
+    return _HEADER.pack(_MAGIC, VERSION, 0, len(body)) + body
+
+
+def decode_length(header: bytes) -> int:
+    """Return the length of the JSON that follows a turn's header. Raises TeamError."""
+    if len(header) != _HEADER.size:
+        raise TeamError("turn", f"a header of {len(header)} bytes instead of {_HEADER.size}")
+    magic, version, zero, length = _HEADER.unpack(header)
+    if (magic, version, zero) != (_MAGIC, VERSION, 0):
+        raise TeamError("turn", "the leader runs another version of p2ptrain")
+    if length > MOST_BYTES:
+        raise TeamError("turn", f"{length} bytes are more than {MOST_BYTES}")
+    return int(length)
+
+
+def decode_turn(data: bytes) -> Turn:
+    """Return the turn in exactly these bytes. Raises TeamError."""
+    length, body = decode_length(data[: _HEADER.size]), data[_HEADER.size :]
+    if len(body) != length:
+        raise TeamError("turn", f"{len(body)} bytes of JSON instead of {length}")
+    try:
+        return Turn.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise TeamError("turn", f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def send_turn(group: TeamGroup, turn: Turn) -> None:
+    """Broadcast a turn from rank 0, a collective with ``receive_turn``. Raises TeamError."""
+    data = encode_turn(turn)
+    blocks = [data[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"), data[FIRST_BYTES:]]
+    for block in blocks:
+        if block:
+            group.broadcast(f"turn {turn.number}", torch.frombuffer(bytearray(block), dtype=torch.uint8))
+
+
+def receive_turn(group: TeamGroup, number: int) -> Turn:
+    """Receive the turn of this number. Raises TeamError."""
+    name = f"turn {number}"
+    first = group.broadcast(name, torch.empty(FIRST_BYTES, dtype=torch.uint8)).numpy().tobytes()
+    size = _HEADER.size + decode_length(first[: _HEADER.size])
+    rest = b""
+    if size > FIRST_BYTES:
+        rest = group.broadcast(name, torch.empty(size - FIRST_BYTES, dtype=torch.uint8)).numpy().tobytes()
+    turn = decode_turn((first + rest)[:size])
+    if turn.number != number:
+        raise TeamError(name, f"the leader is at turn {turn.number}")
+    return turn
