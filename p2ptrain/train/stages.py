@@ -54,7 +54,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageRange:
     """Position of one stage in the pipeline, and its blocks."""
 
     index: int
@@ -75,7 +75,7 @@ class StageModel:
     """One stage of a model, its parameters views of a flat vector of its own."""
 
     flat: FlatModel
-    stage: Stage
+    stage: StageRange
     whole: FlatLayout
     """Layout of the whole model."""
     guest: Tensor | None
@@ -90,12 +90,12 @@ class StageModel:
     @property
     def embedding(self) -> Tensor:
         """Input embedding [V, D], on the first stage alone."""
-        return self.flat.module.get_input_embeddings().weight
+        return _weight(self.flat.module.get_input_embeddings())
 
     @property
     def output(self) -> Tensor:
         """Weight of the output layer, [V, D], on the last stage alone."""
-        return self.flat.module.get_output_embeddings().weight if self.guest is None else self.guest
+        return _weight(self.flat.module.get_output_embeddings()) if self.guest is None else self.guest
 
     @property
     def offset(self) -> int:
@@ -108,7 +108,12 @@ class StageModel:
         return self.whole.names.index(self.flat.layout.names[0])
 
 
-def stage_model(description: Decoder, seed: int, device: torch.device, stage: Stage) -> StageModel:
+def _weight(part: Any) -> Tensor:
+    weight: Tensor = part.weight
+    return weight
+
+
+def stage_model(description: Decoder, seed: int, device: torch.device, stage: StageRange) -> StageModel:
     """Build one stage of the run's model with its part of the initial weights on ``device``.
 
     The whole model exists on the CPU meanwhile, because the initial weights are one stream of random numbers.
@@ -131,11 +136,11 @@ class _NoPositions(nn.Module):
         return torch.full((), -0.0, device=positions.device)
 
 
-def _prune(module: PreTrainedModel, names: PartNames, stage: Stage) -> Tensor | None:
+def _prune(module: PreTrainedModel, names: PartNames, stage: StageRange) -> Tensor | None:
     """Remove what other stages hold; return a copy of the tied embedding on the last of several stages, or None."""
     base: Any = module.base_model
     holds_guest = stage.is_last and not stage.is_first and module.config.tie_word_embeddings
-    guest = module.get_input_embeddings().weight.detach().clone() if holds_guest else None
+    guest = _weight(module.get_input_embeddings()).detach().clone() if holds_guest else None
     blocks = nn.ModuleList()
     for index in stage.blocks:
         blocks.add_module(str(index), getattr(base, names.blocks)[index])  # keeps its name
@@ -147,7 +152,7 @@ def _prune(module: PreTrainedModel, names: PartNames, stage: Stage) -> Tensor | 
     if not stage.is_last:
         setattr(base, names.norm, nn.Identity())
     if not stage.is_last or holds_guest:
-        module.set_output_embeddings(None)  # type: ignore[arg-type]  # its annotation lacks None, its getter has it
+        module.set_output_embeddings(None)
     return guest
 
 
@@ -163,7 +168,7 @@ class StagePass(nn.Module):
     def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.stage = model.stage
-        self.base = model.flat.module.base_model
+        self.base: Any = model.flat.module.base_model
         self.boundary = boundary
         self._device = model.flat.theta.device
         self._autocast = autocast
@@ -207,7 +212,7 @@ class UnitCosts:
     """Bytes that each unit keeps of one micro-batch for the backward pass."""
 
 
-def equal_cut(blocks: int, stages: int) -> tuple[Stage, ...]:
+def equal_cut(blocks: int, stages: int) -> tuple[StageRange, ...]:
     """Cut into stages of equally many blocks; the first ones have one less if they do not divide.
 
     Raises ValueError if there are fewer blocks than stages.
@@ -221,7 +226,7 @@ def balanced_cut(
     costs: UnitCosts,
     limits_bytes: Sequence[int | None],  # of each device, in the order of the stages; None: no limit
     micro_batches: int,  # of an inner step
-) -> tuple[Stage, ...] | None:
+) -> tuple[StageRange, ...] | None:
     """Cut so that the slowest stage is as fast as possible and each fits its device; None if no cut fits.
 
     Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. In 1F1B
@@ -262,9 +267,9 @@ def _sums(values: Sequence[float]) -> list[float]:
     return sums
 
 
-def _stages(cuts: Sequence[int]) -> tuple[Stage, ...]:
+def _stages(cuts: Sequence[int]) -> tuple[StageRange, ...]:
     count = len(cuts) - 1
-    return tuple(Stage(index, count, range(*run)) for index, run in enumerate(pairwise(cuts)))
+    return tuple(StageRange(index, count, range(*run)) for index, run in enumerate(pairwise(cuts)))
 
 
 def divisors_down(number: int) -> Iterator[int]:

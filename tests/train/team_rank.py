@@ -32,8 +32,8 @@ from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.staged_evaluation import staged_validation_loss
-from p2ptrain.train.stages import Stage, equal_cut, stage_model
-from p2ptrain.train.team_group import Membership, TeamGroup
+from p2ptrain.train.stages import StageRange, equal_cut, stage_model
+from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
 CPU = torch.device("cpu")
 BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
@@ -93,7 +93,7 @@ class Case:
         return with_changes(preset("demo", "ab" * 32), changes)
 
 
-def stages(case: Case) -> tuple[Stage, ...]:
+def stages(case: Case) -> tuple[StageRange, ...]:
     """Return stages of 2 and 2, or of 1, 1 and 2 blocks."""
     return equal_cut(BLOCKS, case.ranks)
 
@@ -150,7 +150,7 @@ def fail(task: PipelineTask, how: str) -> None:
 
 
 def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
-    group = TeamGroup(Membership(folder, rank, case.ranks, case.generation), case.timeout_s)
+    group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
     manifest = case.manifest
     model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[rank])
     began = time.monotonic()

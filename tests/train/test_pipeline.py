@@ -19,7 +19,7 @@ from p2ptrain.base.errors import DeviceError, TeamError
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.stages import equal_cut, stage_model
-from p2ptrain.train.team_group import Membership, TeamGroup
+from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
 pytestmark = pytest.mark.net
 
@@ -152,7 +152,7 @@ def test_memory_that_runs_out_is_named_on_the_rank_and_noticed_by_the_others(tea
 
 @pytest.fixture
 def alone(tmp_path):
-    group = TeamGroup(Membership(tmp_path, 0, 1), 10.0)
+    group = TeamGroup(Rendezvous(tmp_path, 0, 1), 10.0)
     yield group
     group.close()
     group.close()
@@ -180,8 +180,8 @@ def test_a_team_with_more_ranks_than_sequences_is_refused(alone):
 
 def test_a_rank_that_never_comes_is_an_error_in_time(tmp_path):
     with pytest.raises(TeamError, match=r"^connecting the team: rank 0 of 2 gave up after"):
-        TeamGroup(Membership(tmp_path, 0, 2), 1.0)
-    TeamGroup(Membership(tmp_path, 0, 1, generation=1), 10.0).close()  # the failure left nothing behind
+        TeamGroup(Rendezvous(tmp_path, 0, 2), 1.0)
+    TeamGroup(Rendezvous(tmp_path, 0, 1, generation=1), 10.0).close()  # the failure left nothing behind
 
 
 def test_errors_of_the_computation_keep_their_kind(alone):
