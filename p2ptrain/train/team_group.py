@@ -109,6 +109,39 @@ class TeamGroup:
             dist.all_reduce(values, dist.ReduceOp.MIN)
         return int(values)
 
+    def gather(
+        self,
+        name: str,
+        values: Tensor,  # [k] on the CPU; k may differ between ranks
+    ) -> Tensor:
+        """All-gather: return the values of all ranks in the order of the ranks, the same bits on each."""
+        counts = torch.zeros(self.size, dtype=torch.int64)
+        counts[self.rank] = len(values)
+        self.sum(name, counts)
+        parts = [torch.empty(int(counts.max()), dtype=values.dtype) for _ in range(self.size)]
+        padded = torch.zeros_like(parts[0])
+        padded[: len(values)] = values
+        with self.named(name):
+            dist.all_gather(parts, padded)
+        return torch.cat([part[:length] for part, length in zip(parts, counts.tolist(), strict=True)])
+
+    def broadcast(self, name: str, body: bytes, at_most: int) -> bytes:
+        """Return rank 0's bytes on all ranks; the others' are not read.
+
+        Raises ValueError, on all ranks, if they are more than ``at_most``.
+        """
+        length = torch.tensor([len(body)], dtype=torch.int64)
+        with self.named(name):
+            dist.broadcast(length, 0)
+            if length > at_most:
+                raise ValueError(f"{name}: {int(length)} bytes, at most {at_most} expected")
+            values = torch.empty(int(length), dtype=torch.uint8)
+            if self.rank == 0:
+                values.numpy()[:] = memoryview(body)
+            if len(values):
+                dist.broadcast(values, 0)
+        return values.numpy().tobytes()
+
     def send(
         self,
         name: str,

@@ -164,11 +164,24 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
         losses = train(task, case)
         save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
         held_out = staged_validation_loss(task, task._corpus, HELD_OUT).value
-        return {"losses": losses, "held_out": held_out, "listens_on": listening()}
+        return {"losses": losses, "held_out": held_out, "listens_on": listening(), "said": say(group)}
     except TeamError as error:
         return {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
     finally:
         group.close()
+
+
+def say(group: TeamGroup) -> list[object]:
+    """Exchange numbers and bytes of different lengths; return what this rank heard."""
+    own = torch.arange(group.rank, dtype=torch.float64) + 10 * group.rank
+    heard: list[object] = [group.gather("numbers", own).tolist(), group.least("least", 7 - group.rank)]
+    for body in (b"", b"turn"):
+        heard.append(group.broadcast("turn", body if group.rank == 0 else b"not read", 4).decode())
+    try:
+        group.broadcast("turn", b"much too long", 4)
+    except ValueError as error:
+        heard.append(str(error))
+    return heard
 
 
 def listening() -> list[str]:
