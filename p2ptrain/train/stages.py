@@ -24,12 +24,16 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.model import FlatModel, autocast_to, build_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from p2ptrain.manifest import Decoder
+
+
+EXACT = Boundary("fp32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,29 +166,30 @@ class StagePass(nn.Module):
     Args:
         model: the stage.
         autocast: compute type of matrix products; None: the weights' own.
-        boundary: type of the activations between stages. fp32 leaves the numbers of one process unchanged.
+        boundary: form of the activations between stages.
     """
 
-    def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: Boundary = EXACT) -> None:
         super().__init__()
         self.stage = model.stage
         self.base: Any = model.flat.module.base_model
         self.boundary = boundary
+        self._width: int = self.base.config.hidden_size
         self._device = model.flat.theta.device
         self._autocast = autocast
 
     def forward(
         self,
-        received: Tensor,  # [b, T] int64 on the first stage, [b, T, D] on the others
+        received: Tensor,  # [b, T] int64 on the first stage, packed activations [b, T, W] on the others
     ) -> Tensor:
-        """Return activations [b, T, D]: on the host, or on the device for the last stage, whose loss is there."""
+        """Return packed activations [b, T, W] on the host; the last stage's [b, T, D] on the device, for the loss."""
         with autocast_to(self._device, self._autocast):
             if self.stage.is_first:
                 given = {"input_ids": received.to(self._device)}
             else:
-                given = {"inputs_embeds": received.to(self._device, torch.float32)}
+                given = {"inputs_embeds": self.boundary.unpack(received.to(self._device), self._width)}
             hidden: Tensor = self.base(**given, use_cache=False).last_hidden_state
-        return hidden if self.stage.is_last else hidden.to("cpu", self.boundary)
+        return hidden if self.stage.is_last else self.boundary.pack(hidden).to("cpu")
 
     def shapes(self, sequences: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Return what goes in and comes out for ``sequences`` sequences, as tensors without memory.
@@ -192,8 +197,8 @@ class StagePass(nn.Module):
         With both, torch's pipeline need not ask other stages for shapes, which it would receive as pickled objects.
         """
         ids = torch.empty(sequences, tokens, dtype=torch.int64, device="meta")
-        width = self.base.config.hidden_size
-        hidden = torch.empty(sequences, tokens, width, dtype=self.boundary, device="meta", requires_grad=True)
+        width, kind = self.boundary.elements(self._width), self.boundary.dtype
+        hidden = torch.empty(sequences, tokens, width, dtype=kind, device="meta", requires_grad=True)
         return ids if self.stage.is_first else hidden, hidden
 
 

@@ -28,6 +28,7 @@ from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.pipeline import PipelineTask
@@ -68,9 +69,11 @@ class Case:
     tied: bool = False
     clip: float = 1.0
     compute: str = "float32"
+    boundary: str = "fp32"
     steps: int = 3
     timeout_s: float = 60.0
-    fails: str = ""  # "dies", "freezes" or "memory": of the last rank, in the backward pass of its last step
+    fails: str = ""  # "dies", "freezes" or "memory": what the last rank does after its first step
+    at: str = ""  # method of its task in which it fails; empty: the backward pass
     generation: int = 0
 
     @property
@@ -135,18 +138,20 @@ def results(task: LanguageModelTask) -> dict[str, torch.Tensor]:
     return {"theta": task.theta, "gradient": task._gradient, **{name: state[name] for name in names}}
 
 
-def fail(task: PipelineTask, how: str) -> None:
-    """Let this rank fail at its next backward pass."""
-    parameter = task.stage_model.output
+def fail(task: PipelineTask, how: str, at: str) -> None:
+    """Let this rank fail in its next step."""
 
-    def hook(gradient: torch.Tensor) -> torch.Tensor:
+    def hook(*arguments: object) -> None:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "freezes":
             os.kill(os.getpid(), signal.SIGSTOP)
         raise RuntimeError("CUDA error: out of memory")
 
-    parameter.register_hook(hook)
+    if at:
+        setattr(task, at, hook)
+    else:
+        task.stage_model.output.register_hook(hook)
 
 
 def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
@@ -155,11 +160,11 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
     model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[rank])
     began = time.monotonic()
     try:
-        task = PipelineTask(model, group, *rest(case))
+        task = PipelineTask(model, group, *rest(case), Boundary(case.boundary))
         if case.fails:
             task.inner_step(0)
             if rank == case.ranks - 1:
-                fail(task, case.fails)
+                fail(task, case.fails, case.at)
             began = time.monotonic()
         losses = train(task, case)
         save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
