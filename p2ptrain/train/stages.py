@@ -172,9 +172,10 @@ class StagePass(nn.Module):
     def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: Boundary = EXACT) -> None:
         super().__init__()
         self.stage = model.stage
-        self.base: Any = model.flat.module.base_model
+        base: Any = model.flat.module.base_model
+        self.base = base
         self.boundary = boundary
-        self._width: int = self.base.config.hidden_size
+        self._width: int = base.config.hidden_size
         self._device = model.flat.theta.device
         self._autocast = autocast
 
