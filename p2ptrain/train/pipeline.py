@@ -27,10 +27,11 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
-from p2ptrain.train.stages import StageModel, StagePass, fitting_micro_batch
+from p2ptrain.train.stages import EXACT, StageModel, StagePass, fitting_micro_batch
 from p2ptrain.train.team_group import TeamGroup
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class PipelineTask(LanguageModelTask):
         corpus, training, run_tokens, reader: as for LanguageModelTask, the same on all ranks.
         placement: the same autocast type and micro-batch on all ranks. The micro-batch is lowered to one that divides
             the step's sequences into at least as many as stages. Raises DeviceError if there are fewer sequences.
-        boundary: type of the activations between stages.
+        boundary: form of the activations between stages.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class PipelineTask(LanguageModelTask):
         run_tokens: int,
         reader: CorpusReader,
         placement: Placement,
-        boundary: torch.dtype = torch.float32,
+        boundary: Boundary = EXACT,
     ) -> None:
         stage, sequences = model.stage, training.sequences_per_step
         micro_batch = fitting_micro_batch(sequences, placement.micro_batch, stage.count)

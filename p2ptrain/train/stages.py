@@ -24,12 +24,16 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.model import FlatModel, autocast_to, build_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from p2ptrain.manifest import Decoder
+
+
+EXACT = Boundary("fp32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageRange:
     """Position of one stage in the pipeline, and its blocks."""
 
     index: int
@@ -75,7 +79,7 @@ class StageModel:
     """One stage of a model, its parameters views of a flat vector of its own."""
 
     flat: FlatModel
-    stage: Stage
+    stage: StageRange
     whole: FlatLayout
     """Layout of the whole model."""
     guest: Tensor | None
@@ -90,12 +94,12 @@ class StageModel:
     @property
     def embedding(self) -> Tensor:
         """Input embedding [V, D], on the first stage alone."""
-        return self.flat.module.get_input_embeddings().weight
+        return _weight(self.flat.module.get_input_embeddings())
 
     @property
     def output(self) -> Tensor:
         """Weight of the output layer, [V, D], on the last stage alone."""
-        return self.flat.module.get_output_embeddings().weight if self.guest is None else self.guest
+        return _weight(self.flat.module.get_output_embeddings()) if self.guest is None else self.guest
 
     @property
     def offset(self) -> int:
@@ -108,7 +112,12 @@ class StageModel:
         return self.whole.names.index(self.flat.layout.names[0])
 
 
-def stage_model(description: Decoder, seed: int, device: torch.device, stage: Stage) -> StageModel:
+def _weight(part: Any) -> Tensor:
+    weight: Tensor = part.weight
+    return weight
+
+
+def stage_model(description: Decoder, seed: int, device: torch.device, stage: StageRange) -> StageModel:
     """Build one stage of the run's model with its part of the initial weights on ``device``.
 
     The whole model exists on the CPU meanwhile, because the initial weights are one stream of random numbers.
@@ -131,11 +140,11 @@ class _NoPositions(nn.Module):
         return torch.full((), -0.0, device=positions.device)
 
 
-def _prune(module: PreTrainedModel, names: PartNames, stage: Stage) -> Tensor | None:
+def _prune(module: PreTrainedModel, names: PartNames, stage: StageRange) -> Tensor | None:
     """Remove what other stages hold; return a copy of the tied embedding on the last of several stages, or None."""
     base: Any = module.base_model
     holds_guest = stage.is_last and not stage.is_first and module.config.tie_word_embeddings
-    guest = module.get_input_embeddings().weight.detach().clone() if holds_guest else None
+    guest = _weight(module.get_input_embeddings()).detach().clone() if holds_guest else None
     blocks = nn.ModuleList()
     for index in stage.blocks:
         blocks.add_module(str(index), getattr(base, names.blocks)[index])  # keeps its name
@@ -147,7 +156,7 @@ def _prune(module: PreTrainedModel, names: PartNames, stage: Stage) -> Tensor | 
     if not stage.is_last:
         setattr(base, names.norm, nn.Identity())
     if not stage.is_last or holds_guest:
-        module.set_output_embeddings(None)  # type: ignore[arg-type]  # its annotation lacks None, its getter has it
+        module.set_output_embeddings(None)
     return guest
 
 
@@ -157,29 +166,31 @@ class StagePass(nn.Module):
     Args:
         model: the stage.
         autocast: compute type of matrix products; None: the weights' own.
-        boundary: type of the activations between stages. fp32 leaves the numbers of one process unchanged.
+        boundary: form of the activations between stages.
     """
 
-    def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: Boundary = EXACT) -> None:
         super().__init__()
         self.stage = model.stage
-        self.base = model.flat.module.base_model
+        base: Any = model.flat.module.base_model
+        self.base = base
         self.boundary = boundary
+        self._width: int = base.config.hidden_size
         self._device = model.flat.theta.device
         self._autocast = autocast
 
     def forward(
         self,
-        received: Tensor,  # [b, T] int64 on the first stage, [b, T, D] on the others
+        received: Tensor,  # [b, T] int64 on the first stage, packed activations [b, T, W] on the others
     ) -> Tensor:
-        """Return activations [b, T, D]: on the host, or on the device for the last stage, whose loss is there."""
+        """Return packed activations [b, T, W] on the host; the last stage's [b, T, D] on the device, for the loss."""
         with autocast_to(self._device, self._autocast):
             if self.stage.is_first:
                 given = {"input_ids": received.to(self._device)}
             else:
-                given = {"inputs_embeds": received.to(self._device, torch.float32)}
+                given = {"inputs_embeds": self.boundary.unpack(received.to(self._device), self._width)}
             hidden: Tensor = self.base(**given, use_cache=False).last_hidden_state
-        return hidden if self.stage.is_last else hidden.to("cpu", self.boundary)
+        return hidden if self.stage.is_last else self.boundary.pack(hidden).to("cpu")
 
     def shapes(self, sequences: int, tokens: int) -> tuple[Tensor, Tensor]:
         """Return what goes in and comes out for ``sequences`` sequences, as tensors without memory.
@@ -187,8 +198,8 @@ class StagePass(nn.Module):
         With both, torch's pipeline need not ask other stages for shapes, which it would receive as pickled objects.
         """
         ids = torch.empty(sequences, tokens, dtype=torch.int64, device="meta")
-        width = self.base.config.hidden_size
-        hidden = torch.empty(sequences, tokens, width, dtype=self.boundary, device="meta", requires_grad=True)
+        width, kind = self.boundary.elements(self._width), self.boundary.dtype
+        hidden = torch.empty(sequences, tokens, width, dtype=kind, device="meta", requires_grad=True)
         return ids if self.stage.is_first else hidden, hidden
 
 
@@ -207,7 +218,7 @@ class UnitCosts:
     """Bytes that each unit keeps of one micro-batch for the backward pass."""
 
 
-def equal_cut(blocks: int, stages: int) -> tuple[Stage, ...]:
+def equal_cut(blocks: int, stages: int) -> tuple[StageRange, ...]:
     """Cut into stages of equally many blocks; the first ones have one less if they do not divide.
 
     Raises ValueError if there are fewer blocks than stages.
@@ -221,7 +232,7 @@ def balanced_cut(
     costs: UnitCosts,
     limits_bytes: Sequence[int | None],  # of each device, in the order of the stages; None: no limit
     micro_batches: int,  # of an inner step
-) -> tuple[Stage, ...] | None:
+) -> tuple[StageRange, ...] | None:
     """Cut so that the slowest stage is as fast as possible and each fits its device; None if no cut fits.
 
     Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. In 1F1B
@@ -262,9 +273,9 @@ def _sums(values: Sequence[float]) -> list[float]:
     return sums
 
 
-def _stages(cuts: Sequence[int]) -> tuple[Stage, ...]:
+def _stages(cuts: Sequence[int]) -> tuple[StageRange, ...]:
     count = len(cuts) - 1
-    return tuple(Stage(index, count, range(*run)) for index, run in enumerate(pairwise(cuts)))
+    return tuple(StageRange(index, count, range(*run)) for index, run in enumerate(pairwise(cuts)))
 
 
 def divisors_down(number: int) -> Iterator[int]:

@@ -36,8 +36,8 @@ RENDEZVOUS_TIMEOUT = "Wait timeout"
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
-    """One rank's place in one generation of a team."""
+class Rendezvous:
+    """Where the ranks of one generation of a team meet, and one rank's place among them."""
 
     folder: Path
     """Folder of the rendezvous files, which only the owner can write to."""
@@ -47,7 +47,7 @@ class Membership:
     """Number of the group among those of this team; a group of another number never meets this one."""
 
     @property
-    def rendezvous(self) -> Path:
+    def file(self) -> Path:
         return self.folder / f"generation-{self.generation}"
 
 
@@ -55,19 +55,19 @@ class TeamGroup:
     """Connected ranks of one generation. Owned by the trainer thread; a process has one at a time.
 
     Args:
-        membership: this rank.
+        rendezvous: this rank.
         timeout_s: longest wait for another rank, in the constructor and in each collective.
 
     Raises TeamError if not all ranks connect in time.
     """
 
-    def __init__(self, membership: Membership, timeout_s: float) -> None:
-        self.rank = membership.rank
-        self.size = membership.size
+    def __init__(self, rendezvous: Rendezvous, timeout_s: float) -> None:
+        self.rank = rendezvous.rank
+        self.size = rendezvous.size
         self.timeout_s = timeout_s
         wait = timedelta(seconds=timeout_s)
         with self.named("connecting the team"), _gloo_on(loopback_interface()):
-            store = dist.FileStore(str(membership.rendezvous), self.size)
+            store = dist.FileStore(str(rendezvous.file), self.size)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
 
     def close(self) -> None:
@@ -108,6 +108,39 @@ class TeamGroup:
         with self.named(name):
             dist.all_reduce(values, dist.ReduceOp.MIN)
         return int(values)
+
+    def gather(
+        self,
+        name: str,
+        values: Tensor,  # [k] on the CPU; k may differ between ranks
+    ) -> Tensor:
+        """All-gather: return the values of all ranks in the order of the ranks, the same bits on each."""
+        counts = torch.zeros(self.size, dtype=torch.int64)
+        counts[self.rank] = len(values)
+        self.sum(name, counts)
+        parts = [torch.empty(int(counts.max()), dtype=values.dtype) for _ in range(self.size)]
+        padded = torch.zeros_like(parts[0])
+        padded[: len(values)] = values
+        with self.named(name):
+            dist.all_gather(parts, padded)
+        return torch.cat([part[:length] for part, length in zip(parts, counts.tolist(), strict=True)])
+
+    def broadcast(self, name: str, body: bytes, at_most: int) -> bytes:
+        """Return rank 0's bytes on all ranks; the others' are not read.
+
+        Raises ValueError, on all ranks, if they are more than ``at_most``.
+        """
+        length = torch.tensor([len(body)], dtype=torch.int64)
+        with self.named(name):
+            dist.broadcast(length, 0)
+            if length > at_most:
+                raise ValueError(f"{name}: {int(length)} bytes, at most {at_most} expected")
+            values = torch.empty(int(length), dtype=torch.uint8)
+            if self.rank == 0:
+                values.numpy()[:] = memoryview(body)
+            if len(values):
+                dist.broadcast(values, 0)
+        return values.numpy().tobytes()
 
     def send(
         self,

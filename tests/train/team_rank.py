@@ -28,12 +28,13 @@ from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.staged_evaluation import staged_validation_loss
-from p2ptrain.train.stages import Stage, equal_cut, stage_model
-from p2ptrain.train.team_group import Membership, TeamGroup
+from p2ptrain.train.stages import StageRange, equal_cut, stage_model
+from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
 CPU = torch.device("cpu")
 BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
@@ -68,9 +69,11 @@ class Case:
     tied: bool = False
     clip: float = 1.0
     compute: str = "float32"
+    boundary: str = "fp32"
     steps: int = 3
     timeout_s: float = 60.0
-    fails: str = ""  # "dies", "freezes" or "memory": of the last rank, in the backward pass of its last step
+    fails: str = ""  # "dies", "freezes" or "memory": what the last rank does after its first step
+    at: str = ""  # method of its task in which it fails; empty: the backward pass
     generation: int = 0
 
     @property
@@ -93,7 +96,7 @@ class Case:
         return with_changes(preset("demo", "ab" * 32), changes)
 
 
-def stages(case: Case) -> tuple[Stage, ...]:
+def stages(case: Case) -> tuple[StageRange, ...]:
     """Return stages of 2 and 2, or of 1, 1 and 2 blocks."""
     return equal_cut(BLOCKS, case.ranks)
 
@@ -135,40 +138,55 @@ def results(task: LanguageModelTask) -> dict[str, torch.Tensor]:
     return {"theta": task.theta, "gradient": task._gradient, **{name: state[name] for name in names}}
 
 
-def fail(task: PipelineTask, how: str) -> None:
-    """Let this rank fail at its next backward pass."""
-    parameter = task.stage_model.output
+def fail(task: PipelineTask, how: str, at: str) -> None:
+    """Let this rank fail in its next step."""
 
-    def hook(gradient: torch.Tensor) -> torch.Tensor:
+    def hook(*arguments: object) -> None:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "freezes":
             os.kill(os.getpid(), signal.SIGSTOP)
         raise RuntimeError("CUDA error: out of memory")
 
-    parameter.register_hook(hook)
+    if at:
+        setattr(task, at, hook)
+    else:
+        task.stage_model.output.register_hook(hook)
 
 
 def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
-    group = TeamGroup(Membership(folder, rank, case.ranks, case.generation), case.timeout_s)
+    group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
     manifest = case.manifest
     model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[rank])
     began = time.monotonic()
     try:
-        task = PipelineTask(model, group, *rest(case))
+        task = PipelineTask(model, group, *rest(case), Boundary(case.boundary))
         if case.fails:
             task.inner_step(0)
             if rank == case.ranks - 1:
-                fail(task, case.fails)
+                fail(task, case.fails, case.at)
             began = time.monotonic()
         losses = train(task, case)
         save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
         held_out = staged_validation_loss(task, task._corpus, HELD_OUT).value
-        return {"losses": losses, "held_out": held_out, "listens_on": listening()}
+        return {"losses": losses, "held_out": held_out, "listens_on": listening(), "said": say(group)}
     except TeamError as error:
         return {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
     finally:
         group.close()
+
+
+def say(group: TeamGroup) -> list[object]:
+    """Exchange numbers and bytes of different lengths; return what this rank heard."""
+    own = torch.arange(group.rank, dtype=torch.float64) + 10 * group.rank
+    heard: list[object] = [group.gather("numbers", own).tolist(), group.least("least", 7 - group.rank)]
+    for body in (b"", b"turn"):
+        heard.append(group.broadcast("turn", body if group.rank == 0 else b"not read", 4).decode())
+    try:
+        group.broadcast("turn", b"much too long", 4)
+    except ValueError as error:
+        heard.append(str(error))
+    return heard
 
 
 def listening() -> list[str]:

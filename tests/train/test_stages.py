@@ -13,8 +13,8 @@ from p2ptrain.train.model import build_module, flat_model, summed_loss
 from p2ptrain.train.optimizer import hidden_matrices
 from p2ptrain.train.stages import (
     PARTS,
-    Stage,
     StagePass,
+    StageRange,
     UnitCosts,
     balanced_cut,
     equal_cut,
@@ -153,7 +153,7 @@ def fits(costs, limits, micro_batches, stages):
 def all_cuts(blocks, count):
     for inner in combinations(range(1, blocks), count - 1):
         cuts = [0, *inner, blocks]
-        yield tuple(Stage(index, count, range(cuts[index], cuts[index + 1])) for index in range(count))
+        yield tuple(StageRange(index, count, range(cuts[index], cuts[index + 1])) for index in range(count))
 
 
 @given(st.data())
