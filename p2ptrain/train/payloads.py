@@ -38,6 +38,9 @@ from p2ptrain.swarm.events import Commit
 from p2ptrain.train.sketch import sketch
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths
 
+TINY = torch.finfo(torch.float32).tiny
+"""Norm of our weights by which distances are divided, at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -45,13 +48,18 @@ class Encoded:
 
     fragments: tuple[int, ...]
     parts: tuple[bytes, ...]
-    norm: float
-    """L2 norm of the snapshot's fragments."""
+    norms: tuple[float, ...]
+    """L2 norm of each fragment of the snapshot."""
     step: int
     terms: tuple[CodecTerms, ...]
     """Terms that both sides agreed on for each fragment."""
     sketch_differences: tuple[Tensor, ...]  # [64] each, or [0]
     """Sketches of the differences between both sides' fragments, from both proposals."""
+
+    @property
+    def norm(self) -> float:
+        """L2 norm of all these fragments."""
+        return math.hypot(*self.norms)
 
     @property
     def size_bytes(self) -> int:
@@ -64,17 +72,28 @@ class Difference:
 
     fragments: tuple[int, ...]
     parts: tuple[Tensor, ...]  # [n] fp32 each
-    distance: float
-    """||theirs - mine|| / ||mine||."""
+    norms: tuple[float, ...]
+    """L2 norm of each part."""
     mine: Encoded
     fingerprint: bytes = b""
-    sketched: float = 0.0
-    """Estimate of ``distance`` from both sides' sketches, 0 without sketches; valid also if blocks wrapped, unlike
-    ``distance``."""
+    sketched_norms: tuple[float, ...] = ()
+    """Estimates of ``norms`` from both sides' sketches, 0 without sketches; valid also if blocks wrapped, unlike
+    ``norms``."""
 
     @property
     def norm(self) -> float:
+        """L2 norm of our fragments."""
         return self.mine.norm
+
+    @property
+    def distance(self) -> float:
+        """||theirs - mine|| / ||mine||."""
+        return math.hypot(*self.norms) / max(self.norm, TINY)
+
+    @property
+    def sketched(self) -> float:
+        """Estimate of ``distance`` from the sketches."""
+        return math.hypot(*self.sketched_norms) / max(self.norm, TINY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +261,8 @@ class Payloads:
             apart(self.codec(number), ours, bytes(other))
             for number, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
         )
-        return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, sketch_differences)
+        norms = tuple(l2_norm(each) for each in values)
+        return Encoded(tuple(fragments), parts, norms, snapshot.step, terms, sketch_differences)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
         """Return the difference to the partner's weights.
@@ -254,8 +274,8 @@ class Payloads:
         pairs = list(zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True))
         compared = [compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs]
         parts = tuple(each.difference for each in compared)
-        norm = _norm(parts)
-        if not norm < float("inf"):
+        norms = tuple(l2_norm(part) for part in parts)
+        if not math.hypot(*norms) < float("inf"):
             raise RemoteError("its weights are not finite")
         fits = [
             Fit(float(sketch.norm()), float(unexplained(sketch, part).norm()), len(each.fill), each.wrapped)
@@ -266,9 +286,8 @@ class Payloads:
             self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
         if verdict is not WidthFeedback.FITS:
             raise MisfitError(MISFIT)
-        own = max(mine.norm, torch.finfo(torch.float32).tiny)
-        sketched = math.hypot(*(fit.sketched for fit in fits))
-        return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)
+        sketched = tuple(fit.sketched for fit in fits)
+        return Difference(mine.fragments, parts, norms, mine, _fingerprint(theirs), sketched)
 
     def forget_fits(self) -> None:
         """Forget which step widths fitted, because this peer's weights were replaced."""
@@ -335,7 +354,3 @@ def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
     for part in parts:
         digest.update(part)
     return digest.digest(length=16)
-
-
-def _norm(parts: Sequence[Tensor]) -> float:
-    return math.hypot(*(l2_norm(part) for part in parts))
