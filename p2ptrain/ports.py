@@ -66,7 +66,7 @@ class AllGather(Protocol):
 
         Args:
             name: the collective's name in an error.
-            values: [k] this rank's values, one per fragment of its own.
+            values: [k] this rank's values; k may differ between ranks.
         """
 
 

@@ -152,8 +152,8 @@ class Learner:
     def settle(self, wait_s: float = 0.0) -> list[Event]:
         """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``inbox.wake``."""
         started = self._clock()
-        has_arrived = self._showing is not None and self._showing[0].is_complete
-        events = self._finish_showing() if has_arrived or wait_s > 0 else []  # an idle trainer may wait
+        is_due = self._showing is not None and (wait_s > 0 or self._has_arrived(self._showing[0]))
+        events = self._finish_showing() if is_due else []  # an idle trainer may wait
         self.blocked_s += self._clock() - started
         started = self._clock()
         deliveries = deque(self.inbox.drain(wait_s))
@@ -239,10 +239,15 @@ class Learner:
         started = self._clock()
         events = self._finish_showing()
         self._showing = self._weights.copy_fast(), due
-        if self._showing[0].is_complete:
+        if self._has_arrived(self._showing[0]):
             events += self._finish_showing()
         self.blocked_s += self._clock() - started
         return events
+
+    def _has_arrived(self, copy: FastCopy) -> bool:
+        """Return whether the copies of all ranks have arrived, so that all ranks publish them at one step."""
+        here = torch.tensor([copy.is_complete], dtype=torch.int64)
+        return bool(self._all_gather("the arrival of copied weights", here).all())
 
     def _finish_showing(self) -> list[Event]:
         """Wait for the copy that is on its way, if there is one, and publish it unless the inner phase has failed.

@@ -23,7 +23,12 @@ FRAGMENTS = layer_slices(UNITS, 4)
 LINK = LinkId(PeerId("amber"), 1, outbound=True)
 LENGTH = "the length of the pseudo-gradient"
 NAMES = {
-    "swarm": {LENGTH, "the length of the shown pseudo-gradient", "the length of a displacement"},
+    "swarm": {
+        LENGTH,
+        "the length of the shown pseudo-gradient",
+        "the length of a displacement",
+        "the arrival of copied weights",
+    },
     "swarm_slow": {LENGTH},
 }
 
@@ -123,6 +128,38 @@ def test_ranks_train_and_exchange_bitwise_as_one_learner(split, codec_name, reci
         assert all(torch.equal(one[name], many[name]) for name in one)
     for one, many in zip(usual, theirs, strict=True):
         assert many == one * len(split), "the guards of the ranks know the same as that of one learner"
+
+
+class LateCopy:
+    """Copy of the fast weights that arrives at the second look."""
+
+    def __init__(self, copy) -> None:
+        self._looks = iter((False,))
+        self._copy = copy
+        self.distances_from = copy.distances_from
+
+    @property
+    def is_complete(self) -> bool:
+        return next(self._looks, True)
+
+    @property
+    def parts(self):
+        return self._copy.parts
+
+
+def test_ranks_publish_at_one_step_though_one_device_is_late():
+    peer = Team(1, [range(2), range(2, 4)], "fp32", "swarm")
+    late = peer.learners[1]._weights
+    copy = late.copy_fast
+    late.copy_fast = lambda: LateCopy(copy())
+    seen = []
+    for _ in range(8):
+        before = [each.payloads.published for each in peer.learners]
+        events = peer.all(lambda learner: learner.advance())
+        assert events[0] == events[1]
+        seen.append([each.payloads.published is not old for each, old in zip(peer.learners, before, strict=True)])
+    assert all(one == other for one, other in seen)
+    assert any(one for one, _ in seen[:3])
 
 
 def test_a_phase_that_fails_on_one_rank_is_dropped_by_all():
