@@ -4,6 +4,7 @@
 port              real                            in memory
 ================  ==============================  ====================================
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
+AllGather         train.weights.single_rank       the same
 ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
 DonorWeights      train.payloads.Payloads         the same, with small tensors
 Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
@@ -51,6 +52,22 @@ class InnerTask(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
+
+
+class AllGather(Protocol):
+    """Collective over the ranks of a peer whose model lies on several devices. Called by the trainer thread.
+
+    All numbers about the whole model go through it. Each rank has its own fragments; gathered values, unlike sums of
+    partial sums, are bitwise those of one process.
+    """
+
+    def __call__(self, name: str, values: Tensor) -> Tensor:
+        """Return all ranks' values in the order of the ranks, the same on all.
+
+        Args:
+            name: the collective's name in an error.
+            values: [k] this rank's values; k may differ between ranks.
+        """
 
 
 class HeldOut(Protocol):

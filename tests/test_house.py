@@ -142,6 +142,11 @@ def test_no_circles_between_rooms() -> None:
     TopologicalSorter(graph).prepare()
 
 
+def test_the_network_knows_a_learner_by_its_ports() -> None:
+    sources = [path.read_text() for path, own in MODULES.items() if own == "net"]
+    assert {name for each in sources for name, _ in imports(each) if room(name) == "train"} <= {"p2ptrain.train.sketch"}
+
+
 def test_the_hubs_client_is_imported_without_its_telemetry() -> None:
     users = [dotted(path) for path in MODULES if "huggingface_hub" in {name for name, _ in imports(path.read_text())}]
     assert users == ["p2ptrain.data.hub"]

@@ -37,6 +37,9 @@ from p2ptrain.train.fragment_codecs import FragmentCodecs
 from p2ptrain.train.sketch import sketch
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths, judge
 
+TINY = torch.finfo(torch.float32).tiny
+"""Norm of our weights by which distances are divided, at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -45,7 +48,7 @@ class Encoded:
     fragments: tuple[int, ...]
     parts: tuple[bytes, ...]
     norms: tuple[float, ...]
-    """L2 norm of each of the snapshot's fragments."""
+    """L2 norm of each fragment of the snapshot."""
     step: int
     terms: tuple[CodecTerms, ...]
     """Terms that both sides agreed on for each fragment."""
@@ -54,7 +57,7 @@ class Encoded:
 
     @property
     def norm(self) -> float:
-        """L2 norm of these fragments together."""
+        """L2 norm of all these fragments."""
         return math.hypot(*self.norms)
 
     @property
@@ -78,6 +81,11 @@ class Compared:
         """Theirs - mine, [n] fp32 each."""
         return tuple(each.difference for each in self.comparisons)
 
+    def judged(self, fingerprint: bytes = b"") -> Difference:
+        """Return the difference of an exchange that fits."""
+        sketched = tuple(fit.sketched for fit in self.fits)
+        return Difference(self.mine.fragments, self.parts, self.norms, self.mine, fingerprint, sketched)
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -85,17 +93,28 @@ class Difference:
 
     fragments: tuple[int, ...]
     parts: tuple[Tensor, ...]  # [n] fp32 each
-    distance: float
-    """||theirs - mine|| / ||mine||."""
+    norms: tuple[float, ...]
+    """L2 norm of each part."""
     mine: Encoded
     fingerprint: bytes = b""
-    sketched: float = 0.0
-    """Estimate of ``distance`` from both sides' sketches, 0 without sketches; valid also if blocks wrapped, unlike
-    ``distance``."""
+    sketched_norms: tuple[float, ...] = ()
+    """Estimates of ``norms`` from both sides' sketches, 0 without sketches; valid also if blocks wrapped, unlike
+    ``norms``."""
 
     @property
     def norm(self) -> float:
+        """L2 norm of our fragments."""
         return self.mine.norm
+
+    @property
+    def distance(self) -> float:
+        """||theirs - mine|| / ||mine||."""
+        return math.hypot(*self.norms) / max(self.norm, TINY)
+
+    @property
+    def sketched(self) -> float:
+        """Estimate of ``distance`` from the sketches."""
+        return math.hypot(*self.sketched_norms) / max(self.norm, TINY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +263,7 @@ class Payloads(FragmentCodecs):
         self.learn(compared, verdict)
         if verdict is not WidthFeedback.FITS:
             raise MisfitError(MISFIT)
-        distance, sketched = relative_distances(mine.norms, compared.norms, compared.fits)
-        return Difference(mine.fragments, compared.parts, distance, mine, fingerprint_of(theirs), sketched)
+        return compared.judged(fingerprint_of(theirs))
 
     def compare(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Compared:
         """Compare both sides' payloads, without judging them. Raises RemoteError as ``difference``."""
@@ -322,16 +340,6 @@ def with_pending(
                 parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
                 has_changed = True
     return replace(snapshot, parts=tuple(parts)) if has_changed else snapshot
-
-
-def relative_distances(
-    own: Sequence[float],  # L2 norm of each of our fragments
-    norms: Sequence[float],  # L2 norm of each difference
-    fits: Sequence[Fit],
-) -> tuple[float, float]:
-    """Return a ``Difference``'s distance and its estimate from sketches."""
-    length = max(math.hypot(*own), torch.finfo(torch.float32).tiny)
-    return math.hypot(*norms) / length, math.hypot(*(fit.sketched for fit in fits)) / length
 
 
 def fingerprint_of(parts: Sequence[bytes | bytearray]) -> bytes:

@@ -81,8 +81,6 @@ def test_the_first_start_tells_how_far_it_is(
     assert heard.count("text repeats") == 1
 
 
-def test_a_text_is_written_at_one_look_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "generate_text", lambda *_: "To be")
-    task = SimpleNamespace(model=SimpleNamespace(module=None))
-    write = assembly._sampler(cast(Any, task), cast(Any, None))
+def test_a_text_is_written_at_one_look_of_four() -> None:
+    write = assembly._sampler(cast(Any, SimpleNamespace(sample=lambda new_tokens: "To be")))
     assert [write() for _ in range(8)] == ["", "To be", "", "", "", "To be", "", ""]

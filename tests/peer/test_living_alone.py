@@ -21,7 +21,7 @@ from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.swarm import Counters
-from p2ptrain.train import evaluate, loop
+from p2ptrain.train import evaluate, inner, loop
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
 from peer import app, exporting, loading, model, saving, session_recorder
@@ -242,7 +242,7 @@ def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         session_recorder, "LOOK_SHARE", 0
     )  # or one look is all there is, and the text's turn is the second
-    monkeypatch.setattr("peer.assembly.generate_text", fail_with(IndexError("id 300 of 256")))
+    monkeypatch.setattr("p2ptrain.train.inner.generate_text", fail_with(IndexError("id 300 of 256")))
     watched = session_recorder.SessionRecorder.begin
 
     def begin(self: session_recorder.SessionRecorder) -> None:
@@ -257,7 +257,7 @@ def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.Mon
 
 def test_a_held_out_loss_that_is_none_is_not_kept_as_the_first(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(session_recorder, "validation_loss", lambda *_, **__: HeldOutLoss(math.nan, 16, 16))
+        patch.setattr(inner, "validation_loss", lambda *_, **__: HeldOutLoss(math.nan, 16, 16))
         run_peer(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
@@ -290,7 +290,7 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
         patiences.append(arguments[-1])
         return HeldOutLoss(5.0, 16, 64)
 
-    monkeypatch.setattr(session_recorder, "validation_loss", measured)
+    monkeypatch.setattr(inner, "validation_loss", measured)
     stop_at_inner_step(monkeypatch, 3)
     run_peer(PeerOptions(None, home.path))
     assert patiences == [session_recorder.BEGINNING_S, session_recorder.HASTE_S]
