@@ -10,11 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import torch
-from torch import Tensor
-
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.train.team_group import TeamGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +61,3 @@ def shares_of(fragments: Sequence[slice], offsets: Sequence[int]) -> Shares:
     if starts[0] != 0 or any(end <= start for start, end in pairwise(starts)):
         raise ValueError(f"ranks at {list(offsets)} do not own fragments in order")
     return Shares(tuple(fragments), tuple(starts))
-
-
-@dataclass(frozen=True, slots=True)
-class GroupGather:
-    """``ports.AllGather`` over a team: each rank's values, one per fragment of its own, in the order of the ranks."""
-
-    group: TeamGroup
-    shares: Shares
-
-    def __call__(self, name: str, values: Tensor) -> Tensor:
-        own = self.shares.numbers(self.group.rank)
-        gathered = torch.zeros(len(self.shares.fragments), dtype=values.dtype)
-        gathered[own.start : own.stop] = values
-        return self.group.sum(name, gathered)  # each element has one summand that is not zero

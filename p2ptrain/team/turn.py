@@ -1,35 +1,25 @@
 """The turn: a record that the leader broadcasts before each inner step, so that all ranks do the same.
 
-::
-
-    "pt" | u8 version | u8 zero | u32 length | JSON          all integers big-endian
-
-A turn that fits into ``FIRST_BYTES`` is one broadcast, a longer one two. Ranks trust each other, but a decoder checks
+A turn is four fixed bytes, which say the version, and JSON. Ranks trust each other, but a decoder checks
 everything: a rank of another version is an error and not a wrong model.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Annotated, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from p2ptrain.base.errors import TeamError
 from p2ptrain.train.team_group import TeamGroup
 
-VERSION = 1
-FIRST_BYTES = 1024
-"""Size of the first broadcast; a turn with three displacements fits."""
 MOST_BYTES = 64 << 10
 MOST_DELIVERIES = 64
 """Maximum number of deliveries in a turn; the others wait for the next one."""
 MOST_RELEASED = 1024
 MOST_RANKS = 256
 
-_HEADER = struct.Struct(">2sBBI")
-_MAGIC = b"pt"
+_HEADER = b"pt\x01\n"
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -96,28 +86,16 @@ class Turn(TeamRecord):
 def encode_turn(turn: Turn) -> bytes:
     """Return a turn as bytes. Raises ValueError (a bug) if it is too long."""
     body = turn.model_dump_json().encode()
-    if len(body) > MOST_BYTES:
+    if len(_HEADER) + len(body) > MOST_BYTES:
         raise ValueError(f"a turn of {len(body)} bytes is longer than {MOST_BYTES}")
-    return _HEADER.pack(_MAGIC, VERSION, 0, len(body)) + body
-
-
-def decode_length(header: bytes) -> int:
-    """Return the length of the JSON that follows a turn's header. Raises TeamError."""
-    if len(header) != _HEADER.size:
-        raise TeamError("turn", f"a header of {len(header)} bytes instead of {_HEADER.size}")
-    magic, version, zero, length = _HEADER.unpack(header)
-    if (magic, version, zero) != (_MAGIC, VERSION, 0):
-        raise TeamError("turn", "the leader runs another version of p2ptrain")
-    if length > MOST_BYTES:
-        raise TeamError("turn", f"{length} bytes are more than {MOST_BYTES}")
-    return int(length)
+    return _HEADER + body
 
 
 def decode_turn(data: bytes) -> Turn:
-    """Return the turn in exactly these bytes. Raises TeamError."""
-    length, body = decode_length(data[: _HEADER.size]), data[_HEADER.size :]
-    if len(body) != length:
-        raise TeamError("turn", f"{len(body)} bytes of JSON instead of {length}")
+    """Return the turn in these bytes. Raises TeamError."""
+    if data[: len(_HEADER)] != _HEADER:
+        raise TeamError("turn", "the leader runs another version of p2ptrain")
+    body = data[len(_HEADER) :]
     try:
         return Turn.model_validate_json(body)
     except ValidationError as error:
@@ -127,22 +105,16 @@ def decode_turn(data: bytes) -> Turn:
 
 def send_turn(group: TeamGroup, turn: Turn) -> None:
     """Broadcast a turn from rank 0, a collective with ``receive_turn``. Raises TeamError."""
-    data = encode_turn(turn)
-    blocks = [data[:FIRST_BYTES].ljust(FIRST_BYTES, b"\0"), data[FIRST_BYTES:]]
-    for block in blocks:
-        if block:
-            group.broadcast(f"turn {turn.number}", torch.frombuffer(bytearray(block), dtype=torch.uint8))
+    group.broadcast(f"turn {turn.number}", encode_turn(turn), MOST_BYTES)
 
 
 def receive_turn(group: TeamGroup, number: int) -> Turn:
     """Receive the turn of this number. Raises TeamError."""
     name = f"turn {number}"
-    first = group.broadcast(name, torch.empty(FIRST_BYTES, dtype=torch.uint8)).numpy().tobytes()
-    size = _HEADER.size + decode_length(first[: _HEADER.size])
-    rest = b""
-    if size > FIRST_BYTES:
-        rest = group.broadcast(name, torch.empty(size - FIRST_BYTES, dtype=torch.uint8)).numpy().tobytes()
-    turn = decode_turn((first + rest)[:size])
+    try:
+        turn = decode_turn(group.broadcast(name, b"", MOST_BYTES))
+    except ValueError as error:
+        raise TeamError(name, str(error)) from error
     if turn.number != number:
         raise TeamError(name, f"the leader is at turn {turn.number}")
     return turn

@@ -79,6 +79,10 @@ class Inbox:
         """Queue a donor's weights that ``Payloads.check_weights`` accepted."""
         self._queue.put(Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
 
+    def put(self, delivery: Delivery) -> None:
+        """Queue an entry that another queue has numbered."""
+        self._queue.put(delivery)
+
     def wake(self) -> None:
         """End a waiting ``drain``, hence ``Learner.settle``. Safe in a signal handler."""
         self._queue.put(None)

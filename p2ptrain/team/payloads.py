@@ -1,0 +1,278 @@
+"""Payloads of a team: ``ports.LearnerPayloads`` over the desks of all ranks.
+
+Each request goes to the owners of its fragments, all at once, and their answers are joined in the order of the
+fragments, so that every number is bitwise what one process computes. The leader holds encoded payloads, which pass
+through it anyway, and never another rank's weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from p2ptrain.base.errors import MISFIT, MisfitError, RemoteError
+from p2ptrain.swarm.download_plan import Span, cut
+from p2ptrain.swarm.events import Commit
+from p2ptrain.team.desk import Desk, PendingExchange
+from p2ptrain.team.shares import Shares
+from p2ptrain.train.fragment_codecs import FragmentCodecs
+from p2ptrain.train.payloads import TINY, fingerprint_of
+from p2ptrain.train.widths import WidthFeedback, judge
+
+if TYPE_CHECKING:
+    from p2ptrain.codec import Codec, Matrices
+    from p2ptrain.recipes import Stream
+
+T = TypeVar("T")
+
+
+class Lease:
+    """Number of something that is open at desks until no object here refers to it."""
+
+    __slots__ = ("__weakref__", "number")
+
+    def __init__(self, number: int, released: deque[int]) -> None:
+        self.number = number
+        weakref.finalize(self, released.append, number).atexit = False
+
+
+@dataclass(frozen=True, slots=True)
+class TeamSnapshot:
+    """Exchange that is open at its owners' desks."""
+
+    lease: Lease
+    places: tuple[tuple[int, int], ...]
+    """Owner of each fragment, and the fragment's number there."""
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        return tuple(sorted({rank for rank, _ in self.places}))
+
+    def of(self, rank: int, items: Sequence[T]) -> list[T]:
+        """Return a rank's items, of one item a fragment."""
+        return [item for (owner, _), item in zip(self.places, items, strict=True) if owner == rank]
+
+    def join(self, by_rank: dict[int, Sequence[T]]) -> tuple[T, ...]:
+        """Return one item a fragment, of each rank's items."""
+        queues = {rank: iter(items) for rank, items in by_rank.items()}
+        return tuple(next(queues[rank]) for rank, _ in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class TeamEncoded:
+    """``ports.EncodedPayload`` of a team."""
+
+    snapshot: TeamSnapshot
+    parts: tuple[bytes, ...]
+    norms: tuple[float, ...]
+
+    @property
+    def norm(self) -> float:
+        return math.hypot(*self.norms)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TeamDifference:
+    """``ports.PayloadDifference`` of a team; the owners have the vectors."""
+
+    snapshot: TeamSnapshot
+    norm: float
+    distance: float
+    fingerprint: bytes
+    sketched: float
+
+
+@dataclass(frozen=True, slots=True)
+class TeamSlow:
+    """Slow weights that all desks keep."""
+
+    lease: Lease
+
+
+class TeamPayloads(FragmentCodecs):
+    """What the network sends of a team's learner. Any thread may call it, except ``applied``: the trainer.
+
+    Args:
+        lengths, codec, gradient_codec, matrices, shown: as for FragmentCodecs, of the whole model.
+        shares: owners of the fragments.
+        desks: of all ranks, this process's first.
+        version: returns the number of the leader's last complete turn.
+        adds_pending: as for Payloads.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        gradient_codec: Codec | None,
+        matrices: Sequence[Matrices],
+        shown: Stream,
+        shares: Shares,
+        desks: Sequence[Desk],
+        version: Callable[[], int],
+        adds_pending: bool,
+    ) -> None:
+        lengths = [piece.stop - piece.start for piece in shares.fragments]
+        super().__init__(lengths, codec, gradient_codec, matrices, shown)
+        self._shares = shares
+        self._desks = tuple(desks)
+        self._version = version
+        self._adds_pending = adds_pending
+        self._pending: dict[int, tuple[Commit, TeamDifference]] = {}
+        self._numbers = itertools.count(1)
+        self._checked: deque[tuple[Sequence[bytes | bytearray], Lease]] = deque(maxlen=1)
+        """Donor's weights that the owners have."""
+        self.released: deque[int] = deque()
+        """Numbers that no object refers to any more, for the next turn."""
+        self._askers = ThreadPoolExecutor(max(1, 2 * len(self._desks)), thread_name_prefix="desk")
+
+    def close(self) -> None:
+        """End the threads that ask desks; waits for questions under way."""
+        self._askers.shutdown()
+
+    # --- committed exchanges that the trainer has not applied yet ----------------------------------------------------
+
+    def expect(self, serial: int, commit: Commit, difference: TeamDifference) -> None:
+        """Record a committed exchange, so that later snapshots contain its displacement (``Payloads.expect``)."""
+        if self._adds_pending:
+            self._pending[serial] = commit, difference
+
+    def settle(self, serial: int) -> None:
+        """Forget an exchange that the current version contains, or that was dropped. Only the trainer calls it."""
+        self._pending.pop(serial, None)
+
+    # --- one exchange -------------------------------------------------------------------------------------------------
+
+    def current(self, fragments: Sequence[int]) -> TeamSnapshot:
+        """Open an exchange of these fragments at their owners' desks, with all committed displacements."""
+        pending = list(self._pending.items())  # read first: the trainer completes a turn before it settles
+        turn = self._version()
+        snapshot = TeamSnapshot(self._lease(), tuple(self._shares.place(number) for number in fragments))
+
+        def ask(rank: int) -> None:
+            own = [
+                PendingExchange(serial, difference.snapshot.lease.number, commit.share, commit.clip_radius)
+                for serial, (commit, difference) in pending
+                if rank in difference.snapshot.owners
+            ]
+            local = [number for owner, number in snapshot.places if owner == rank]
+            self._desks[rank].open(snapshot.lease.number, turn, local, own)
+
+        self._ask_all(snapshot.owners, ask)
+        return snapshot
+
+    def proposals(self, fragments: Sequence[int], snapshot: TeamSnapshot) -> tuple[bytes, ...]:
+        """Return ``Payloads.proposals`` of all owners."""
+        if not self.proposal_sizes(fragments):
+            return ()
+        exchange = snapshot.lease.number
+
+        def ask(rank: int) -> Sequence[bytes]:
+            none = [b""] * len(snapshot.of(rank, snapshot.places))
+            return self._desks[rank].proposals(exchange) or none
+
+        return snapshot.join(self._ask_all(snapshot.owners, ask))
+
+    def encode(
+        self,
+        fragments: Sequence[int],
+        mine: Sequence[bytes],
+        theirs: Sequence[bytes | bytearray],
+        snapshot: TeamSnapshot,
+    ) -> TeamEncoded:
+        """Return ``Payloads.encode`` of all owners."""
+        exchange, none = snapshot.lease.number, [b""] * len(fragments)
+
+        def ask(rank: int) -> tuple[Sequence[bytes], Sequence[float]]:
+            ours, others = snapshot.of(rank, mine or none), snapshot.of(rank, theirs or none)
+            return self._desks[rank].encode(exchange, ours, others)
+
+        answers = self._ask_all(snapshot.owners, ask)
+        parts = snapshot.join({rank: parts for rank, (parts, _) in answers.items()})
+        return TeamEncoded(snapshot, parts, snapshot.join({rank: norms for rank, (_, norms) in answers.items()}))
+
+    def difference(self, mine: TeamEncoded, theirs: Sequence[bytes | bytearray]) -> TeamDifference:
+        """Compare at all owners, judge the whole exchange, and let all learn from it.
+
+        Raises RemoteError and MisfitError as ``Payloads.difference``.
+        """
+        snapshot, exchange = mine.snapshot, mine.snapshot.lease.number
+        answers = self._ask_all(
+            snapshot.owners, lambda rank: self._desks[rank].compare(exchange, snapshot.of(rank, theirs))
+        )
+        norms = snapshot.join({rank: norms for rank, (norms, _) in answers.items()})
+        fits = snapshot.join({rank: fits for rank, (_, fits) in answers.items()})
+        if not math.hypot(*norms) < math.inf:
+            raise RemoteError("its weights are not finite")
+        verdict = judge(fits, mine.norm)
+        self._ask_all(snapshot.owners, lambda rank: self._desks[rank].judge(exchange, verdict))
+        if verdict is not WidthFeedback.FITS:
+            raise MisfitError(MISFIT)
+        own = max(mine.norm, TINY)
+        sketched = math.hypot(*(fit.sketched for fit in fits)) / own
+        return TeamDifference(snapshot, mine.norm, math.hypot(*norms) / own, fingerprint_of(theirs), sketched)
+
+    # --- whole models -------------------------------------------------------------------------------------------------
+
+    @property
+    def are_zero(self) -> bool:
+        """Whether all weights are zero, so there are none yet."""
+        return all(self._ask_all(range(len(self._desks)), lambda rank: self._desks[rank].are_zero()).values())
+
+    def slow(self) -> TeamSlow:
+        """Let all desks keep their slow weights of one version until no object refers to it."""
+        lease, turn = self._lease(), self._version()
+        self._ask_all(range(len(self._desks)), lambda rank: self._desks[rank].open_slow(lease.number, turn))
+        return TeamSlow(lease)
+
+    def piece(self, snapshot: TeamSlow, span: Span) -> bytes | memoryview:
+        """Return these bytes of kept slow weights."""
+        rank, own = self._at_owner(span)
+        return self._desks[rank].piece(snapshot.lease.number, own)
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        """Return the sketch of a piece of the current slow weights."""
+        rank, own = self._at_owner(span)
+        return self._desks[rank].sketch(own, seed)
+
+    def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
+        """Raise RemoteError unless a donor's weights may replace ours, checked by their owners."""
+        if [len(part) for part in parts] != self.weight_sizes():
+            raise RemoteError("its weights do not have the shapes of the model")
+        lease = self._lease()
+        for span in cut(self.weight_sizes()):
+            rank, own = self._at_owner(span)
+            self._desks[rank].store(lease.number, own, memoryview(parts[span.fragment])[span.start : span.stop])
+        self._ask_all(range(len(self._desks)), lambda rank: self._desks[rank].check(lease.number))
+        self._checked.append((parts, lease))
+
+    def checked(self, parts: Sequence[bytes | bytearray]) -> Lease:
+        """Return the download of weights that ``check_weights`` accepted."""
+        return next(lease for known, lease in self._checked if known is parts)
+
+    def _lease(self) -> Lease:
+        return Lease(next(self._numbers), self.released)
+
+    def _at_owner(self, span: Span) -> tuple[int, Span]:
+        rank, fragment = self._shares.place(span.fragment)
+        return rank, replace(span, fragment=fragment)
+
+    def _ask_all(self, ranks: Sequence[int] | range, ask: Callable[[int], T]) -> dict[int, T]:
+        """Ask several ranks at once; raise the first one's error once all have answered."""
+        if len(ranks) == 1:
+            return {ranks[0]: ask(ranks[0])}
+        futures: dict[int, Any] = {rank: self._askers.submit(ask, rank) for rank in ranks}
+        errors = [future.exception() for future in futures.values()]
+        for error in errors:
+            if error is not None:
+                raise error
+        return {rank: future.result() for rank, future in futures.items()}

@@ -1,0 +1,141 @@
+"""Trainers of a team: the leader says before each inner step what all ranks do, and each rank's ``Learner`` does it.
+
+All numbers that decide anything are equal on all ranks: progress, loss, the guard's norms and what is applied. So the
+ranks reach every collective of the learner at the same point.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from p2ptrain.base.errors import NetworkError, TeamError
+from p2ptrain.ports import Clock
+from p2ptrain.swarm.events import Event
+from p2ptrain.team.desk import ExchangeDesk
+from p2ptrain.team.inbox import TeamDelivery, TeamInbox, delivery_of
+from p2ptrain.team.payloads import TeamPayloads
+from p2ptrain.team.turn import MOST_RELEASED, DisplacementRecord, Turn, TurnAction, receive_turn, send_turn
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.team_group import TeamGroup
+
+BEAT_S = 2.0
+"""Seconds between the turns of a leader that waits: shorter than a group's timeout, so that silence means a failure."""
+
+
+class LeadingTrainer:
+    """The leader's trainer: ``ports.NetworkedLearner`` for the network, and ``Learner``'s methods for the loop.
+
+    Args:
+        learner: of the leader's own fragments.
+        group: the team.
+        desk: of the leader's own fragments.
+        payloads, inbox: the team's.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        group: TeamGroup,
+        desk: ExchangeDesk,
+        payloads: TeamPayloads,
+        inbox: TeamInbox,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.learner = learner
+        self.payloads = payloads
+        self.inbox = inbox
+        self.peers = 1.0
+        """``Learner.peers``, written by the network thread."""
+        self._group = group
+        self._desk = desk
+        self._clock = clock
+
+    @property
+    def ended(self) -> bool:
+        return self.learner.ended
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.learner.is_waiting
+
+    @property
+    def step(self) -> int:
+        return self.learner.step
+
+    @property
+    def progress(self) -> float:
+        return self.learner.progress
+
+    def advance(self) -> list[Event]:
+        """Let all ranks do ``Learner.advance``. Raises TeamError."""
+        deliveries, _ = self.inbox.drain()
+        return self._turn("advance", deliveries)
+
+    def settle(self, wait_s: float = 0.0) -> list[Event]:
+        """Let all ranks do ``Learner.settle``, and hear from the leader while it waits. Raises TeamError."""
+        until = self._clock() + wait_s
+        while True:
+            left_s = until - self._clock()
+            deliveries, has_come = self.inbox.drain(min(max(left_s, 0.0), BEAT_S))
+            events = self._turn("settle", deliveries)
+            if has_come or self._clock() >= until:
+                return events
+
+    def together(self, action: TurnAction) -> None:
+        """Let all other ranks evaluate, save or stop; the caller does its own part. Raises TeamError."""
+        self._turn(action, [])
+
+    def _turn(self, action: TurnAction, deliveries: list[TeamDelivery]) -> list[Event]:
+        number = self._desk.turn + 1
+        released = [self.payloads.released.popleft() for _ in range(min(len(self.payloads.released), MOST_RELEASED))]
+        records = [delivery.record for delivery in deliveries]
+        turn = Turn(number=number, action=action, peers=self.peers, deliveries=records, released=released)
+        send_turn(self._group, turn)
+        events = _perform(self.learner, self._desk, 0, turn, [delivery.link for delivery in deliveries])
+        self._desk.complete(number, released)
+        for record in records:
+            if isinstance(record, DisplacementRecord):
+                self.payloads.settle(record.serial)
+        return events
+
+
+def follow(
+    learner: Learner,
+    group: TeamGroup,
+    desk: ExchangeDesk,
+    evaluate: Callable[[], object] = lambda: None,
+    save: Callable[[], object] = lambda: None,
+) -> None:
+    """Do what the leader says until it says stop; the events are the leader's to report. Raises TeamError.
+
+    Args:
+        evaluate: this rank's part of the held-out loss.
+        save: this rank's part of a checkpoint.
+    """
+    while True:
+        turn = receive_turn(group, desk.turn + 1)
+        match turn.action:
+            case "evaluate":
+                evaluate()
+            case "save":
+                save()
+            case "stop":
+                return
+            case _:
+                _perform(learner, desk, group.rank, turn)
+        desk.complete(turn.number, turn.released)
+
+
+def _perform(learner: Learner, desk: ExchangeDesk, rank: int, turn: Turn, links: list | None = None) -> list[Event]:
+    """Apply a turn's deliveries and do its action with this rank's learner."""
+    learner.peers = turn.peers
+    try:
+        for place, record in enumerate(turn.deliveries):
+            link = (links[place],) if links else ()
+            learner.inbox.put(delivery_of(record, desk, rank, *link))
+    except NetworkError as error:
+        raise TeamError(f"turn {turn.number}", f"rank {rank} lacks its part: {error}") from error
+    if turn.action == "advance":
+        return learner.advance()
+    return learner.settle() if turn.action == "settle" else []
