@@ -100,12 +100,9 @@ def _performed(desk: Desk, request: DeskRequest, blobs: Sequence[Blob]) -> tuple
             desk.store(request.number, request.span.span(), *blobs)
         case SketchRequest():
             span, download = request.span.span(), request.download
-            made = (
-                desk.sketch(span, request.seed)
-                if download is None
-                else desk.sketch_stored(download, span, request.seed)
-            )
-            return DeskAnswer(), [made]
+            if download is None:
+                return DeskAnswer(), [desk.sketch(span, request.seed)]
+            return DeskAnswer(), [desk.sketch_stored(download, span, request.seed)]
         case CheckRequest():
             desk.check(request.download)
         case ZeroRequest():

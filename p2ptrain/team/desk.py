@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit

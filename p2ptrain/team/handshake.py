@@ -124,7 +124,7 @@ def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
 
 
 def _check(path: Path) -> None:
-    status = os.stat(path.parent)
+    status = path.parent.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise TeamError("connecting the clerks", f"others may enter the folder {path.parent}")
     if len(os.fsencode(path)) > LONGEST_PATH:

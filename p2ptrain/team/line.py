@@ -14,7 +14,7 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from p2ptrain.base.errors import NetworkError, RemoteError
@@ -101,7 +101,7 @@ class Line:
         self._connection.close()
 
     @contextlib.contextmanager
-    def _closed_on_error(self):  # type: ignore[no-untyped-def]
+    def _closed_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.swarm.download_plan import Span
@@ -62,7 +62,14 @@ class ExchangeRequest(TeamRecord):
 class JudgeRequest(TeamRecord):
     op: Literal["judge"] = "judge"
     exchange: Count
-    verdict: Literal["FITS", "WIDE", "NARROW"]
+    verdict: str
+
+    @field_validator("verdict")
+    @classmethod
+    def _is_known(cls, verdict: str) -> str:
+        if verdict not in WidthFeedback.__members__:
+            raise ValueError("not a verdict")
+        return verdict
 
     def feedback(self) -> WidthFeedback:
         return WidthFeedback[self.verdict]
@@ -133,8 +140,8 @@ class DeskAnswer(TeamRecord):
     failure: Literal["", "network", "remote", "value"] = ""
     """Kind of the error that the desk raised: NetworkError, RemoteError or ValueError."""
     reason: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
-    norms: Annotated[list[float], Field(max_length=MOST_NUMBERS)] = []
-    fits: Annotated[list[FitRecord], Field(max_length=MOST_NUMBERS)] = []
+    norms: list[float] = Field(max_length=MOST_NUMBERS, default_factory=list)
+    fits: list[FitRecord] = Field(max_length=MOST_NUMBERS, default_factory=list)
     are_zero: bool = False
 
 

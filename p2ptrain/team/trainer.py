@@ -7,12 +7,13 @@ ranks reach every collective of the learner at the same point.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from p2ptrain.base.errors import NetworkError, TeamError
+from p2ptrain.base.ids import LinkId
 from p2ptrain.ports import Clock
 from p2ptrain.swarm.events import Event
-from p2ptrain.team.desk import ExchangeDesk
+from p2ptrain.team.desk import NOBODY, ExchangeDesk
 from p2ptrain.team.inbox import TeamDelivery, TeamInbox, delivery_of
 from p2ptrain.team.payloads import TeamPayloads
 from p2ptrain.team.turn import MOST_RELEASED, DisplacementRecord, Turn, TurnAction, receive_turn, send_turn
@@ -127,13 +128,12 @@ def follow(
         desk.complete(turn.number, turn.released)
 
 
-def _perform(learner: Learner, desk: ExchangeDesk, rank: int, turn: Turn, links: list | None = None) -> list[Event]:
+def _perform(learner: Learner, desk: ExchangeDesk, rank: int, turn: Turn, links: Sequence[LinkId] = ()) -> list[Event]:
     """Apply a turn's deliveries and do its action with this rank's learner."""
     learner.peers = turn.peers
     try:
         for place, record in enumerate(turn.deliveries):
-            link = (links[place],) if links else ()
-            learner.inbox.put(delivery_of(record, desk, rank, *link))
+            learner.inbox.put(delivery_of(record, desk, rank, links[place] if links else NOBODY))
     except NetworkError as error:
         raise TeamError(f"turn {turn.number}", f"rank {rank} lacks its part: {error}") from error
     if turn.action == "advance":

@@ -78,8 +78,8 @@ class Turn(TeamRecord):
     action: TurnAction
     peers: Annotated[float, Field(gt=0)]
     """Number of peers that train (``Learner.peers``)."""
-    deliveries: Annotated[list[DeliveryRecord], Field(max_length=MOST_DELIVERIES)] = []
-    released: Annotated[list[Count], Field(max_length=MOST_RELEASED)] = []
+    deliveries: list[DeliveryRecord] = Field(max_length=MOST_DELIVERIES, default_factory=list)
+    released: list[Count] = Field(max_length=MOST_RELEASED, default_factory=list)
     """Exchanges, donations and downloads that the leader no longer needs."""
 
 
