@@ -1,0 +1,155 @@
+"""Teams of real processes that exchange: they end bitwise as peers of one process do, alone or mixed with such peers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from team_peer import ByHand, SwarmCase, plain_learner, state_of, told
+
+from p2ptrain.team.handshake import new_key
+
+pytestmark = pytest.mark.net
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = Path(__file__).with_name("team_peer.py")
+PATHS = os.pathsep.join(str(path) for path in (ROOT, ROOT / "tests" / "train", SCRIPT.parent))
+
+
+class Plain(ByHand):
+    """Peer in this process."""
+
+    def __init__(self, case: SwarmCase) -> None:
+        super().__init__(plain_learner(case))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return state_of(self.learner)
+
+
+class TeamProcesses:
+    """Processes that live for several cases, because they take seconds to start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        environment = {**os.environ, "PYTHONPATH": PATHS}
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(folder), str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(2)
+        ]
+        self._generations = count()
+
+    def begin(self, case: SwarmCase) -> TeamByHand:
+        case = replace(case, generation=next(self._generations), key=new_key().hex())
+        for rank in self.ranks:
+            rank.stdin.write(told(case) + "\n")
+            rank.stdin.flush()
+        assert self.answer() == "listening"
+        return TeamByHand(self, case)
+
+    def ask(self, *command):
+        self.ranks[0].stdin.write(json.dumps(command) + "\n")
+        self.ranks[0].stdin.flush()
+        return self.answer() if command[0] != "stop" else None
+
+    def answer(self):
+        return json.loads(self.ranks[0].stdout.readline())
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+            rank.stdin.close()
+            rank.stdout.close()
+
+
+class TeamByHand:
+    """``ByHand`` of a team's leader in another process."""
+
+    def __init__(self, processes: TeamProcesses, case: SwarmCase) -> None:
+        self._processes = processes
+        self._case = case
+
+    def advance(self, steps):
+        return self._processes.ask("advance", steps)
+
+    def settle(self):
+        return self._processes.ask("settle")
+
+    def propose(self, fragments):
+        return [bytes.fromhex(each) for each in self._processes.ask("propose", list(fragments))]
+
+    def encode(self, theirs):
+        return [bytes.fromhex(each) for each in self._processes.ask("encode", [each.hex() for each in theirs])]
+
+    def conclude(self, theirs, *numbers):
+        return self._processes.ask("conclude", [each.hex() for each in theirs], *numbers)
+
+    def numbers(self):
+        return self._processes.ask("numbers")
+
+    def state(self):
+        assert self._processes.ask("save") == "saved"
+        parts = [load_file(self._processes.folder / f"{self._case.generation}-{rank}") for rank in range(2)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def end(self):
+        self._processes.ask("stop")
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory):
+    folders = [tmp_path_factory.mktemp(name) for name in ("amber", "birch")]
+    both = [TeamProcesses(folder) for folder in folders]
+    yield both
+    for each in both:
+        each.end()
+
+
+def exchange(one, other, fragments, share=0.5, clip_radius=float("inf"), progress=0.0):
+    """Make a whole exchange, delivered to both and not yet applied; return what both measured."""
+    proposals = one.propose(fragments), other.propose(fragments)
+    ours, theirs = one.encode(proposals[1]), other.encode(proposals[0])
+    found = one.conclude(theirs, share, clip_radius, progress), other.conclude(ours, 1 - share, clip_radius, -progress)
+    return [*found, sum(map(len, ours)), sum(map(len, theirs))]
+
+
+def live(one, other) -> list:
+    """Train both peers for three outer steps with exchanges in between; return all that both report."""
+    said = [one.advance(1), other.advance(1)]
+    for turn in range(3):
+        said += [one.advance(1), other.advance(1)]
+        said.append(exchange(one, other, range(6), 0.5 + 0.1 * turn, progress=16.0))
+        said.append(exchange(one, other, [4, 1], clip_radius=0.01))  # while the first one is pending
+        said += [one.settle(), one.advance(2), other.advance(2)]
+        said.append(exchange(one, other, [5], clip_radius=0.1 * turn))  # of the second rank's alone
+        said += [one.advance(1), other.advance(1), one.numbers(), other.numbers()]
+    return said
+
+
+@pytest.mark.parametrize("codec", ["fp32", "modular4"])
+def test_two_teams_end_bitwise_as_two_processes(teams, codec):
+    cases = [SwarmCase(peer, codec=codec) for peer in ("amber", "birch")]
+    plain, split = [Plain(case) for case in cases], [team.begin(case) for team, case in zip(teams, cases, strict=True)]
+    expected = live(*plain)
+    assert live(*split) == expected
+    assert "OuterStepDone" in str(expected)
+    for ours, whole in zip(split, plain, strict=True):
+        found, wanted = ours.state(), whole.state()
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert torch.equal(found[name], tensor), name
+        ours.end()
