@@ -97,7 +97,8 @@ def _performed(desk: Desk, request: DeskRequest, blobs: Sequence[Blob]) -> tuple
         case PieceRequest(op="piece"):
             return DeskAnswer(), [desk.piece(request.number, request.span.span())]
         case PieceRequest():
-            desk.store(request.number, request.span.span(), *blobs)
+            (piece,) = blobs
+            desk.store(request.number, request.span.span(), piece)
         case SketchRequest():
             span, download = request.span.span(), request.download
             if download is None:

@@ -103,7 +103,8 @@ class Desk(Protocol):
 @dataclass(slots=True)
 class _OpenExchange:
     fragments: tuple[int, ...]
-    snapshot: Snapshot
+    snapshot: Snapshot | None
+    """None: encoded. A payload may take minutes, and this is a whole model."""
     encoded: Encoded | None = None
     compared: Compared | None = None
     difference: Difference | None = None
@@ -167,15 +168,14 @@ class ExchangeDesk:
             self._exchanges[exchange] = _OpenExchange(tuple(fragments), snapshot)
 
     def proposals(self, exchange: int) -> Sequence[bytes]:
-        opened = self._exchange(exchange)
-        return self._payloads.proposals(opened.fragments, opened.snapshot)
+        opened, snapshot = self._unencoded(exchange)
+        return self._payloads.proposals(opened.fragments, snapshot)
 
     def encode(
         self, exchange: int, mine: Sequence[bytes], theirs: Sequence[bytes | bytearray]
     ) -> tuple[Sequence[bytes], Sequence[float]]:
-        opened = self._exchange(exchange)
-        opened.encoded = self._payloads.encode(opened.fragments, mine, theirs, opened.snapshot)
-        opened.snapshot = Snapshot(0, (), ())  # a payload may take minutes, and this is a whole model
+        opened, snapshot = self._unencoded(exchange)
+        opened.encoded, opened.snapshot = self._payloads.encode(opened.fragments, mine, theirs, snapshot), None
         return opened.encoded.parts, opened.encoded.norms
 
     def compare(self, exchange: int, theirs: Sequence[bytes | bytearray]) -> tuple[Sequence[float], Sequence[Fit]]:
@@ -239,6 +239,12 @@ class ExchangeDesk:
         if opened is None:
             raise NetworkError(f"exchange {exchange} is not open")
         return opened
+
+    def _unencoded(self, exchange: int) -> tuple[_OpenExchange, Snapshot]:
+        opened = self._exchange(exchange)
+        if opened.snapshot is None:
+            raise NetworkError(f"exchange {exchange} has been encoded")
+        return opened, opened.snapshot
 
     def _version(self, turn: int) -> Snapshot:
         """Return what was published after this turn, or after the oldest one that is kept; wait for it."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from team_rank import BLOCKS, CPU, MICRO_BATCH, SEQUENCES, TOKENS, corpus, forbid_pickles
+from team_rank import BLOCKS, CPU, MICRO_BATCH, corpus, forbid_pickles
 from team_rank import Case as ModelCase
 
 from p2ptrain.base.errors import TeamError
@@ -173,6 +173,10 @@ class ByHand:
         self._swap = {}
         return [difference.distance, difference.norm, difference.sketched, *difference.fingerprint]
 
+    def proceed(self, step: int) -> list[str]:
+        self.learner.inbox.proceed(step)
+        return self.settle()
+
     def numbers(self) -> list[float]:
         return [self.learner.step, self.learner.progress, float(self.learner.ended)]
 
@@ -220,8 +224,10 @@ def obey(peer: ByHand, trainer: LeadingTrainer, save: Callable[[], None]) -> Non
             trainer.settle()  # the other ranks have saved
             answer("saved")
             continue
-        told = [[bytes.fromhex(each) for each in item] if name != "propose" and isinstance(item, list) else item
-                for item in arguments]
+        told = [
+            [bytes.fromhex(each) for each in item] if name != "propose" and isinstance(item, list) else item
+            for item in arguments
+        ]
         result = getattr(peer, name)(*told)
         answer([each.hex() if isinstance(each, bytes) else each for each in result])
 

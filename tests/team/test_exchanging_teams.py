@@ -1,4 +1,4 @@
-"""Teams of real processes that exchange: they end bitwise as peers of one process do, alone or mixed with such peers."""
+"""Teams of real processes that exchange: they end bitwise as peers of one process do, also mixed with such peers."""
 
 from __future__ import annotations
 
@@ -98,6 +98,9 @@ class TeamByHand:
     def conclude(self, theirs, *numbers):
         return self._processes.ask("conclude", [each.hex() for each in theirs], *numbers)
 
+    def proceed(self, step):
+        return self._processes.ask("proceed", step)
+
     def numbers(self):
         return self._processes.ask("numbers")
 
@@ -138,6 +141,46 @@ def live(one, other) -> list:
         said.append(exchange(one, other, [5], clip_radius=0.1 * turn))  # of the second rank's alone
         said += [one.advance(1), other.advance(1), one.numbers(), other.numbers()]
     return said
+
+
+def live_in_rounds(one, other) -> list:
+    """Train both peers for two outer steps that wait for each other; return all that both report."""
+    said = []
+    for step in range(1, 3):
+        said += [one.advance(4), other.advance(4)]
+        said += [exchange(one, other, range(12)), one.proceed(step), other.proceed(step)]
+        said += [one.numbers(), other.numbers()]
+    return said
+
+
+def live_with_both_streams(one, other) -> list:
+    """Train both peers while slow weights and pseudo-gradients are mixed late; return all that both report."""
+    said = []
+    for _ in range(2):
+        said += [one.advance(5), other.advance(5), exchange(one, other, range(12)), exchange(one, other, [7, 0])]
+        said += [one.advance(1), other.advance(1), one.numbers(), other.numbers()]
+    return said
+
+
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        (SwarmCase(optimizer="muon", clip=0.05), live),
+        (SwarmCase(recipe="noloco"), live_in_rounds),
+        (SwarmCase(recipe="swarm_both"), live_with_both_streams),
+    ],
+    ids=["muon", "noloco", "swarm_both"],
+)
+def test_a_team_and_a_plain_peer_end_bitwise_as_two_plain_ones(teams, case, way):
+    cases = [case, replace(case, peer="birch")]
+    plain, mixed = [Plain(each) for each in cases], [Plain(cases[0]), teams[1].begin(cases[1])]
+    assert way(*mixed) == way(*plain)
+    for ours, whole in zip(mixed, plain, strict=True):
+        found, wanted = ours.state(), whole.state()
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert torch.equal(found[name], tensor), name
+    mixed[1].end()
 
 
 @pytest.mark.parametrize("codec", ["fp32", "modular4"])
