@@ -53,6 +53,7 @@ class SwarmCase:
 
     peer: str = "amber"
     codec: str = "modular4"
+    gradients: str = ""
     recipe: str = "swarm"
     optimizer: str = "adamw"
     clip: float = 1.0
@@ -72,7 +73,9 @@ class SwarmCase:
             "outer.cut": "layers",
             "outer.fragments": self.fragments,
             "outer.fragments_per_exchange": self.fragments,
+            "outer.exchanges_per_step": 0 if self.recipe in ("noloco", "diloco") else 2,
             "codec.name": self.codec,
+            **({"codec.gradients": self.gradients, "codec.rank": 4} if self.gradients else {}),
             "run.tokens": self.run_tokens,
         }
         return with_changes(ModelCase(optimizer=self.optimizer, clip=self.clip).manifest, changes)

@@ -167,7 +167,7 @@ def live_with_both_streams(one, other) -> list:
     [
         (SwarmCase(optimizer="muon", clip=0.05), live),
         (SwarmCase(recipe="noloco"), live_in_rounds),
-        (SwarmCase(recipe="swarm_both"), live_with_both_streams),
+        (SwarmCase(recipe="swarm_both", gradients="lowrank"), live_with_both_streams),
     ],
     ids=["muon", "noloco", "swarm_both"],
 )
