@@ -6,6 +6,7 @@ port              real                            in memory
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
 AllGather         train.weights.single_rank       the same
 ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
+PieceStore        net.weight_download             the same
 DonorWeights      train.payloads.Payloads         the same, with small tensors
 Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
 Link              net.links.StreamLink            tests: memory_network.MemoryLink
@@ -164,6 +165,19 @@ class ExchangePayloads(Protocol):
         """
 
 
+class PieceStore(Protocol):
+    """Store of a donor's weights while they arrive, fp32. Any thread may call it; it may raise NetworkError."""
+
+    @property
+    def whole(self) -> Opaque:
+        """The weights, for ``DonorWeights.check_weights`` and ``Deliveries.adopt`` once all pieces are here."""
+
+    def store(self, span: Span, piece: bytearray) -> None: ...
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        """Return the sketch of a stored piece, to compare with another donor's."""
+
+
 class DonorWeights(Protocol):
     """Slow weights for newcomers, and the check of a donor's. Any thread may call it."""
 
@@ -179,8 +193,8 @@ class DonorWeights(Protocol):
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return the sketch of a piece of the current weights, to compare with another donor's."""
 
-    def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
-        """Raise RemoteError unless a donor's weights may replace ours."""
+    def check_weights(self, parts: Opaque) -> None:
+        """Raise RemoteError unless a donor's weights (``PieceStore.whole``) may replace ours."""
 
 
 class LearnerPayloads(ExchangePayloads, DonorWeights, Protocol):
@@ -196,7 +210,7 @@ class Deliveries(Protocol):
     def proceed(self, step: int) -> None:
         """Let a trainer that waits at this outer step continue with what was delivered before."""
 
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
+    def adopt(self, link: LinkId, step: int, progress: float, parts: Opaque) -> None:
         """Queue a donor's weights that ``DonorWeights.check_weights`` accepted."""
 
 

@@ -64,7 +64,7 @@ class Session:
     """True while it waits for the partner: a Close then cancels the task and is not queued."""
     swapped: PayloadDifference | None = None
     """Result of a swap, until the driver commits it."""
-    pulled: tuple[WeightsReply, list[bytearray]] | None = None
+    pulled: tuple[WeightsReply, Opaque] | None = None
     """Downloaded weights, until the driver adopts them."""
 
     async def open(self, link: Link, message: Message) -> None:

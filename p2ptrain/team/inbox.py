@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from p2ptrain.base.ids import LinkId
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team.desk import NOBODY, NOTHING, ExchangeDesk
-from p2ptrain.team.payloads import Lease, TeamDifference, TeamPayloads
+from p2ptrain.team.payloads import Lease, TeamDifference, TeamDownload, TeamPayloads
 from p2ptrain.team.turn import MOST_DELIVERIES, AdoptionRecord, DeliveryRecord, DisplacementRecord, RoundRecord
 from p2ptrain.train.inbox import Adoption, Delivery, Displacement, RoundFinished
 
@@ -64,9 +63,9 @@ class TeamInbox:
         """Let trainers that wait at this outer step continue with what was delivered before."""
         self._queue.put(TeamDelivery(RoundRecord(step=step)))
 
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
-        """Queue a donor's weights that ``TeamPayloads.check_weights`` gave to their owners."""
-        lease = self._payloads.checked(parts)
+    def adopt(self, link: LinkId, step: int, progress: float, parts: TeamDownload) -> None:
+        """Queue a donor's weights that ``TeamPayloads.check_weights`` accepted."""
+        lease = parts.lease
         record = AdoptionRecord(adoption=lease.number, step=step, progress=progress)
         self._queue.put(TeamDelivery(record, link, kept=lease))
 

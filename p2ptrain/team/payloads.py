@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2ptrain.base.errors import MISFIT, MisfitError, RemoteError
-from p2ptrain.swarm.download_plan import Span, cut
+from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team.desk import Desk, PendingExchange
 from p2ptrain.team.shares import Shares
@@ -99,6 +99,29 @@ class TeamSlow:
     lease: Lease
 
 
+@dataclass(frozen=True, slots=True)
+class TeamDownload:
+    """``ports.PieceStore`` of a team: pieces of a donor's weights at the desks of their owners."""
+
+    lease: Lease
+    shares: Shares
+    desks: tuple[Desk, ...]
+
+    @property
+    def whole(self) -> TeamDownload:
+        return self
+
+    def store(self, span: Span, piece: bytes | bytearray | memoryview) -> None:
+        """Give a piece to its owner."""
+        rank, own = _at_owner(self.shares, span)
+        self.desks[rank].store(self.lease.number, own, piece)
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        """Return its owner's sketch of a stored piece."""
+        rank, own = _at_owner(self.shares, span)
+        return self.desks[rank].sketch_stored(self.lease.number, own, seed)
+
+
 class TeamPayloads(FragmentCodecs):
     """What the network sends of a team's learner. Any thread may call it, except ``applied``: the trainer.
 
@@ -129,8 +152,6 @@ class TeamPayloads(FragmentCodecs):
         self._adds_pending = adds_pending
         self._pending: dict[int, tuple[Commit, TeamDifference]] = {}
         self._numbers = itertools.count(1)
-        self._checked: deque[tuple[Sequence[bytes | bytearray], Lease]] = deque(maxlen=1)
-        """Donor's weights that the owners have."""
         self.released: deque[int] = deque()
         """Numbers that no object refers to any more, for the next turn."""
         self._askers = ThreadPoolExecutor(max(1, 2 * len(self._desks)), thread_name_prefix="desk")
@@ -236,35 +257,24 @@ class TeamPayloads(FragmentCodecs):
 
     def piece(self, snapshot: TeamSlow, span: Span) -> bytes | memoryview:
         """Return these bytes of kept slow weights."""
-        rank, own = self._at_owner(span)
+        rank, own = _at_owner(self._shares, span)
         return self._desks[rank].piece(snapshot.lease.number, own)
 
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return the sketch of a piece of the current slow weights."""
-        rank, own = self._at_owner(span)
+        rank, own = _at_owner(self._shares, span)
         return self._desks[rank].sketch(own, seed)
 
-    def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
-        """Raise RemoteError unless a donor's weights may replace ours, checked by their owners."""
-        if [len(part) for part in parts] != self.weight_sizes():
-            raise RemoteError("its weights do not have the shapes of the model")
-        lease = self._lease()
-        for span in cut(self.weight_sizes()):
-            rank, own = self._at_owner(span)
-            self._desks[rank].store(lease.number, own, memoryview(parts[span.fragment])[span.start : span.stop])
-        self._ask_all(range(len(self._desks)), lambda rank: self._desks[rank].check(lease.number))
-        self._checked.append((parts, lease))
+    def new_download(self) -> TeamDownload:
+        """Return a store that gives each piece of a donor's weights to its owner."""
+        return TeamDownload(self._lease(), self._shares, self._desks)
 
-    def checked(self, parts: Sequence[bytes | bytearray]) -> Lease:
-        """Return the download of weights that ``check_weights`` accepted."""
-        return next(lease for known, lease in self._checked if known is parts)
+    def check_weights(self, parts: TeamDownload) -> None:
+        """Raise RemoteError unless a donor's weights may replace ours, as their owners find."""
+        self._ask_all(range(len(self._desks)), lambda rank: self._desks[rank].check(parts.lease.number))
 
     def _lease(self) -> Lease:
         return Lease(next(self._numbers), self.released)
-
-    def _at_owner(self, span: Span) -> tuple[int, Span]:
-        rank, fragment = self._shares.place(span.fragment)
-        return rank, replace(span, fragment=fragment)
 
     def _ask_all(self, ranks: Sequence[int] | range, ask: Callable[[int], T]) -> dict[int, T]:
         """Ask several ranks at once; raise the first one's error once all have answered."""
@@ -276,3 +286,8 @@ class TeamPayloads(FragmentCodecs):
             if error is not None:
                 raise error
         return {rank: future.result() for rank, future in futures.items()}
+
+
+def _at_owner(shares: Shares, span: Span) -> tuple[int, Span]:
+    rank, fragment = shares.place(span.fragment)
+    return rank, replace(span, fragment=fragment)
