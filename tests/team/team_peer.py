@@ -7,6 +7,9 @@ rank follows its leader. So a test can let two teams, or a team and a plain peer
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from team_rank import BLOCKS, CPU, MICRO_BATCH, corpus, forbid_pickles
+from team_rank import BLOCKS, CPU, HELD_OUT, MICRO_BATCH, corpus, forbid_pickles
 from team_rank import Case as ModelCase
 
 from p2ptrain.base.errors import TeamError
@@ -23,6 +26,7 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import Manifest, with_changes
 from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team.clerk import Clerk
 from p2ptrain.team.desk import Desk, ExchangeDesk
@@ -40,6 +44,7 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import build_module, flat_model
 from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
+from p2ptrain.train.staged_evaluation import StagedHeldOut
 from p2ptrain.train.stages import equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
@@ -99,8 +104,17 @@ def plain_learner(case: SwarmCase) -> Learner:
     fragments = fragments_of(manifest.outer, model.layout)
     codec, gradient_codec = codecs_of(manifest.codec)
     rules = learner_rules(manifest.outer, manifest.run.tokens)
-    task, matrices = LanguageModelTask(model, *rest(case)), matrices_of(model.layout, fragments)
-    return Learner(task, rules, fragments, codec, MemoryLog(), gradient_codec=gradient_codec, matrices=matrices)
+    task = LanguageModelTask(model, *rest(case))
+    return Learner(
+        task,
+        rules,
+        fragments,
+        codec,
+        MemoryLog(),
+        gradient_codec=gradient_codec,
+        matrices=matrices_of(model.layout, fragments),
+        held_out=task.held_out(HELD_OUT, math.inf),
+    )
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,7 @@ class RankState:
     group: TeamGroup
     desk: ExchangeDesk
     shares: Shares
+    held_out: StagedHeldOut
 
 
 def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
@@ -120,6 +135,7 @@ def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
     rules = learner_rules(manifest.outer, manifest.run.tokens)
     slices = shares.slices(rank)
     task, matrices = PipelineTask(models[rank], group, *rest(case)), matrices_of(models[rank].flat.layout, slices)
+    held_out = StagedHeldOut(task, corpus(manifest), HELD_OUT)
     learner = Learner(
         task,
         rules,
@@ -128,9 +144,10 @@ def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
         MemoryLog(),
         gradient_codec=gradient_codec,
         matrices=matrices,
+        held_out=held_out,
         all_gather=group.gather,
     )
-    return RankState(learner, group, ExchangeDesk(learner.payloads), shares)
+    return RankState(learner, group, ExchangeDesk(learner.payloads), shares, held_out)
 
 
 def state_of(learner: Learner) -> dict[str, torch.Tensor]:
@@ -180,6 +197,23 @@ class ByHand:
         self.learner.inbox.proceed(step)
         return self.settle()
 
+    def adopt(self, parts: Sequence[bytes], step: int, progress: float) -> list[str]:
+        payloads = self.learner.payloads
+        weights: Any = [bytearray(part) for part in parts]
+        if isinstance(payloads, TeamPayloads):
+            download = payloads.new_download()
+            for span in cut(payloads.weight_sizes()):
+                download.store(span, weights[span.fragment][span.start : span.stop])
+            weights = download.whole
+        payloads.check_weights(weights)
+        self.learner.inbox.adopt(LINK, step, progress, weights)
+        return self.settle()
+
+    def donate(self) -> list[bytes]:
+        payloads = self.learner.payloads
+        slow, sizes = payloads.slow(), payloads.weight_sizes()
+        return [bytes(payloads.piece(slow, Span(number, 0, size))) for number, size in enumerate(sizes)]
+
     def numbers(self) -> list[float]:
         return [self.learner.step, self.learner.progress, float(self.learner.ended)]
 
@@ -204,7 +238,9 @@ def lead(case: SwarmCase, folder: Path, welcome: Welcome) -> None:
             recipe.mixes_at_any_time(shown),
         )
         trainer = LeadingTrainer(state.learner, state.group, state.desk, payloads, TeamInbox(recipe.follow, payloads))
-        obey(ByHand(trainer), trainer, lambda: save_file(state_of(state.learner), folder / f"{case.generation}-0"))
+        obey(
+            ByHand(trainer), trainer, state, lambda: save_file(state_of(state.learner), folder / f"{case.generation}-0")
+        )
         payloads.close()
         for remote in remotes:
             remote.close()
@@ -214,13 +250,19 @@ def lead(case: SwarmCase, folder: Path, welcome: Welcome) -> None:
         state.group.close()
 
 
-def obey(peer: ByHand, trainer: LeadingTrainer, save: Callable[[], None]) -> None:
+def obey(peer: ByHand, trainer: LeadingTrainer, state: RankState, save: Callable[[], None]) -> None:
     """Follow commands: the name of a method and its arguments; bytes are hexadecimal."""
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         if name == "stop":
             trainer.together("stop")
             return
+        if name == "evaluate":
+            trainer.together("evaluate")
+            answer(state.held_out.loss())
+            continue
+        if name == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
         if name == "save":
             trainer.together("save")
             save()
@@ -249,6 +291,7 @@ def follow_leader(case: SwarmCase, folder: Path, rank: int) -> None:
             state.learner,
             state.group,
             state.desk,
+            evaluate=state.held_out.loss,
             save=lambda: save_file(state_of(state.learner), folder / f"{case.generation}-{rank}"),
         )
     except TeamError:

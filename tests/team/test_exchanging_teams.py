@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from team_peer import ByHand, SwarmCase, plain_learner, state_of, told
+from team_rank import HELD_OUT
 
 from p2ptrain.team.handshake import new_key
 
@@ -32,6 +34,9 @@ class Plain(ByHand):
 
     def state(self) -> dict[str, torch.Tensor]:
         return state_of(self.learner)
+
+    def evaluate(self) -> float:
+        return self.learner.task.held_out(HELD_OUT, math.inf).loss()
 
 
 class TeamProcesses:
@@ -100,6 +105,15 @@ class TeamByHand:
 
     def proceed(self, step):
         return self._processes.ask("proceed", step)
+
+    def adopt(self, parts, step, progress):
+        return self._processes.ask("adopt", [part.hex() for part in parts], step, progress)
+
+    def donate(self):
+        return [bytes.fromhex(each) for each in self._processes.ask("donate")]
+
+    def evaluate(self):
+        return self._processes.ask("evaluate")
 
     def numbers(self):
         return self._processes.ask("numbers")
@@ -180,6 +194,25 @@ def test_a_team_and_a_plain_peer_end_bitwise_as_two_plain_ones(teams, case, way)
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():
             assert torch.equal(found[name], tensor), name
+    mixed[1].end()
+
+
+def test_a_team_gives_and_takes_weights_as_one_process(teams):
+    cases = [SwarmCase(peer) for peer in ("amber", "birch")]
+    plain, mixed = [Plain(each) for each in cases], [Plain(cases[0]), teams[1].begin(cases[1])]
+    for one, other in (plain, mixed):
+        one.advance(9)
+        other.advance(5)
+    assert mixed[1].donate() == plain[1].donate()
+    assert mixed[1].evaluate() == plain[1].evaluate()
+    for one, other in (plain, mixed):
+        assert other.adopt([bytes(part) for part in one.donate()], 2, 256.0) == ["Adopted"]
+        worthless = [1e3 * torch.ones(len(part) // 4) for part in one.donate()]
+        assert other.adopt([bytes(part.numpy().data) for part in worthless], 3, 384.0) == ["Unfit"]
+    assert live(*mixed) == live(*plain)
+    for ours, whole in zip(mixed, plain, strict=True):
+        for name, tensor in whole.state().items():
+            assert torch.equal(ours.state()[name], tensor), name
     mixed[1].end()
 
 
