@@ -229,3 +229,20 @@ def test_two_teams_end_bitwise_as_two_processes(teams, codec):
         for name, tensor in wanted.items():
             assert torch.equal(found[name], tensor), name
         ours.end()
+
+
+def test_a_rank_that_dies_ends_its_team_with_a_name(teams):
+    """Check the last thing in this module: the first team is gone afterwards."""
+    leader = teams[0].begin(SwarmCase())
+    leader.advance(1)
+    teams[0].ranks[1].kill()
+    assert leader.advance(8)["error"].startswith("turn 2: rank 0 of 2 gave up after ")
+
+
+def test_a_leader_that_dies_leaves_no_rank_in_its_case(teams):
+    """Check that a rank ends as its input does, and not at a collective without its leader."""
+    leader = teams[1].begin(SwarmCase())
+    leader.advance(1)
+    teams[1].ranks[0].kill()
+    teams[1].ranks[1].stdin.close()
+    assert teams[1].ranks[1].wait(timeout=60.0) == 0
