@@ -6,10 +6,11 @@ ranks reach every collective of the learner at the same point.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
-from p2ptrain.base.errors import NetworkError, TeamError
+from p2ptrain.base.errors import NetworkError, P2pTrainError, TeamError
 from p2ptrain.base.ids import LinkId
 from p2ptrain.ports import Clock
 from p2ptrain.swarm.events import Event
@@ -19,6 +20,8 @@ from p2ptrain.team.payloads import TeamPayloads
 from p2ptrain.team.turn import MOST_RELEASED, DisplacementRecord, Turn, TurnAction, receive_turn, send_turn
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.team_group import TeamGroup
+
+logger = logging.getLogger(__name__)
 
 BEAT_S = 2.0
 """Seconds between the turns of a leader that waits: shorter than a group's timeout, so that silence means a failure."""
@@ -83,9 +86,19 @@ class LeadingTrainer:
             if has_come or self._clock() >= until:
                 return events
 
-    def together(self, action: TurnAction) -> None:
-        """Let all other ranks evaluate, save or stop; the caller does its own part. Raises TeamError."""
-        self._turn(action, [])
+    def evaluate(self, own: Callable[[], float]) -> float:
+        """Let all ranks evaluate, a collective of which ``own`` is the leader's part. Raises TeamError."""
+        self._turn("evaluate", [])
+        return own()
+
+    def save(self, own: Callable[[], object]) -> bool:
+        """Let all ranks save, the leader by ``own``; return whether all have. Raises TeamError."""
+        self._turn("save", [])
+        return _have_saved(self._group, own)
+
+    def stop(self) -> None:
+        """Let the other ranks end their loops. Raises TeamError."""
+        self._turn("stop", [])
 
     def _turn(self, action: TurnAction, deliveries: list[TeamDelivery]) -> list[Event]:
         number = self._desk.turn + 1
@@ -120,12 +133,23 @@ def follow(
             case "evaluate":
                 evaluate()
             case "save":
-                save()
+                _have_saved(group, save)
             case "stop":
                 return
             case _:
                 _perform(learner, desk, group.rank, turn)
         desk.complete(turn.number, turn.released)
+
+
+def _have_saved(group: TeamGroup, save: Callable[[], object]) -> bool:
+    """Save this rank's part; return whether all ranks have saved theirs, a collective."""
+    has_saved = True
+    try:
+        save()
+    except (OSError, P2pTrainError):
+        logger.exception("rank %d could not save its part of a checkpoint", group.rank)
+        has_saved = False
+    return bool(group.least("checkpoint", has_saved))
 
 
 def _perform(learner: Learner, desk: ExchangeDesk, rank: int, turn: Turn, links: Sequence[LinkId] = ()) -> list[Event]:

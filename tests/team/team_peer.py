@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -255,19 +253,13 @@ def obey(peer: ByHand, trainer: LeadingTrainer, state: RankState, save: Callable
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         if name == "stop":
-            trainer.together("stop")
+            trainer.stop()
             return
         if name == "evaluate":
-            trainer.together("evaluate")
-            answer(state.held_out.loss())
+            answer(trainer.evaluate(state.held_out.loss))
             continue
-        if name == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
         if name == "save":
-            trainer.together("save")
-            save()
-            trainer.settle()  # the other ranks have saved
-            answer("saved")
+            answer("saved" if trainer.save(save) else "failed")
             continue
         told = [
             [bytes.fromhex(each) for each in item] if name != "propose" and isinstance(item, list) else item

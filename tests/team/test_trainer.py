@@ -49,6 +49,9 @@ class ThreadGroup:
         parts = [values, self._get(name)]
         return torch.cat(parts if self.rank == 0 else parts[::-1])
 
+    def least(self, name, number):
+        return int(self.gather(name, torch.tensor([number], dtype=torch.int64)).min())
+
     def _get(self, name):
         try:
             return self.queues[self.rank].get(timeout=10.0)
@@ -83,6 +86,7 @@ class ThreadTeam:
         inbox = TeamInbox(RECIPES["swarm"].follow, self.payloads)
         self.leader = LeadingTrainer(self.learners[0], self.groups[0], self.desks[0], self.payloads, inbox)
         self.done = []
+        self.saves = lambda: self.done.append("save")
         self.failure = None
         self.thread = threading.Thread(target=self._follow)
         self.thread.start()
@@ -90,13 +94,13 @@ class ThreadTeam:
     def _follow(self):
         own = self.learners[1], self.groups[1], self.desks[1]
         try:
-            follow(*own, lambda: self.done.append("evaluate"), lambda: self.done.append("save"))
+            follow(*own, lambda: self.done.append("evaluate"), lambda: self.saves())
         except TeamError as error:
             self.failure = error
 
     def close(self):
         if self.thread.is_alive():
-            self.leader.together("stop")
+            self.leader.stop()
         self.thread.join(timeout=20.0)
         self.payloads.close()
         assert not self.thread.is_alive()
@@ -120,13 +124,23 @@ def test_ranks_train_as_one_learner_and_report_its_events(team):
     assert (team.leader.step, team.leader.progress) == (2, whole.progress)
     assert not team.leader.ended
     assert not team.leader.is_waiting
-    team.leader.together("save")
-    team.leader.together("evaluate")
-    team.leader.settle()
+    assert team.leader.save(lambda: None)
+    assert team.leader.evaluate(lambda: 5.5) == 5.5
     team.close()
     assert team.done == ["save", "evaluate"]
     assert torch.equal(team.slow(), whole.slow)
     assert [each.progress for each in team.learners] == [whole.progress] * 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_checkpoint_counts_once_all_ranks_have_saved(team, rank, caplog):
+    def fails():
+        raise OSError("No space left on device")
+
+    team.saves = fails if rank else lambda: None
+    assert not team.leader.save(lambda: None if rank else fails())
+    assert f"rank {rank} could not save its part of a checkpoint" in caplog.text
+    assert team.leader.settle() == []
 
 
 def test_an_exchange_reaches_all_ranks_and_is_released_after_it(team):
