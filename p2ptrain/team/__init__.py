@@ -8,13 +8,13 @@ The swarm sees one peer. Rank 0, the leader, has the network thread and the iden
     leader (rank 0)                                            rank r > 0
       trainer   LeadingTrainer: turn, then Learner  --gloo-->    trainer   follow: turn, then Learner
       network   TeamPayloads, TeamInbox
-                  own fragments: ExchangeDesk                    clerk     ExchangeDesk, one thread
-                  others': RemoteDesk              --socket-->
+                  own fragments: LocalShard                  ShardServer, one thread
+                  others': RemoteShard          --socket-->    LocalShard
 
 - turn: the record that the leader broadcasts before each inner step, so that all ranks apply the same;
-- shares: which rank owns which fragments;
-- desk: one rank's part of every exchange, of donations and of downloads;
-- line, handshake, requests, clerk, remote_desk: the leader's connection to another rank's desk;
+- sharding: which rank owns which fragments;
+- shard: one rank's part of every exchange, of donations and of downloads;
+- connection, handshake, requests, shard_server, remote_shard: how the leader reaches another rank's shard;
 - payloads, inbox: what the network sees;
 - trainer: the leader's and the other ranks' loops.
 """

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from p2ptrain.base.errors import NetworkError, TeamError
-from p2ptrain.team.line import receive_all, send_all
+from p2ptrain.team.connection import receive_all, send_all
 
 HELLO_S = 5.0
 """Deadline of each handshake."""
@@ -40,7 +40,7 @@ def new_key() -> bytes:
     return secrets.token_bytes(KEY_BYTES)
 
 
-class Welcome:
+class RankListener:
     """The leader's listening socket. Owns it and its file.
 
     Args:
@@ -74,7 +74,7 @@ class Welcome:
             for connection in found.values():
                 connection.close()
             missing = [rank for rank in range(1, ranks) if rank not in found]
-            raise TeamError("connecting the clerks", f"ranks {missing} did not come: {error}") from error
+            raise TeamError("connecting the ranks", f"ranks {missing} did not come: {error}") from error
         return [found[rank] for rank in range(1, ranks)]
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ def dial(path: Path, key: bytes, rank: int, timeout_s: float = HELLO_S) -> socke
         send_all(connection, _proof(key, b"rank", hello, nonce), until)
     except (OSError, NetworkError) as error:
         connection.close()
-        raise TeamError("connecting the clerks", str(error)) from error
+        raise TeamError("connecting the ranks", str(error)) from error
     return connection
 
 
@@ -126,6 +126,6 @@ def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
 def _check(path: Path) -> None:
     status = path.parent.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise TeamError("connecting the clerks", f"others may enter the folder {path.parent}")
+        raise TeamError("connecting the ranks", f"others may enter the folder {path.parent}")
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise TeamError("connecting the clerks", f"the path {path} is longer than {LONGEST_PATH} bytes")
+        raise TeamError("connecting the ranks", f"the path {path} is longer than {LONGEST_PATH} bytes")

@@ -10,8 +10,8 @@ from queue import Empty, SimpleQueue
 
 from p2ptrain.base.ids import LinkId
 from p2ptrain.swarm.events import Commit
-from p2ptrain.team.desk import NOBODY, NOTHING, ExchangeDesk
 from p2ptrain.team.payloads import Lease, TeamDifference, TeamDownload, TeamPayloads
+from p2ptrain.team.shard import NOBODY, NOTHING, LocalShard
 from p2ptrain.team.turn import MOST_DELIVERIES, AdoptionRecord, DeliveryRecord, DisplacementRecord, RoundRecord
 from p2ptrain.train.inbox import Adoption, Delivery, Displacement, RoundFinished
 
@@ -24,7 +24,7 @@ class TeamDelivery:
     link: LinkId = NOBODY
     commit: Commit | None = None
     kept: TeamDifference | Lease | None = None
-    """Keeps the exchange or the download open at the desks until the trainer has applied it."""
+    """Keeps the exchange or the download open at the shards until the trainer has applied it."""
 
 
 class TeamInbox:
@@ -90,15 +90,15 @@ class TeamInbox:
             return [self._later.popleft() for _ in range(min(len(self._later), MOST_DELIVERIES))], has_come
 
 
-def delivery_of(record: DeliveryRecord, desk: ExchangeDesk, rank: int, link: LinkId = NOBODY) -> Delivery:
-    """Return what a rank's learner applies. Raises NetworkError if the desk does not have its part."""
+def delivery_of(record: DeliveryRecord, shard: LocalShard, rank: int, link: LinkId = NOBODY) -> Delivery:
+    """Return what a rank's learner applies. Raises NetworkError if the shard does not have its part."""
     match record:
         case DisplacementRecord():
             radius = math.inf if record.clip_radius is None else record.clip_radius
             commit = Commit(link, record.progress, record.share, radius, record.finished, 0, 0)
-            difference = desk.take(record.exchange) if rank in record.owners else NOTHING
+            difference = shard.take(record.exchange) if rank in record.owners else NOTHING
             return Displacement(record.serial, commit, difference, record.follow)
         case RoundRecord():
             return RoundFinished(record.step)
         case AdoptionRecord():
-            return Adoption(link, record.step, record.progress, desk.adopted(record.adoption))
+            return Adoption(link, record.step, record.progress, shard.adopted(record.adoption))

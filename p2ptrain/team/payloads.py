@@ -1,4 +1,4 @@
-"""Payloads of a team: ``ports.LearnerPayloads`` over the desks of all ranks.
+"""Payloads of a team: ``ports.LearnerPayloads`` over the shards of all ranks.
 
 Each request goes to the owners of its fragments, all at once, and their answers are joined in the order of the
 fragments, so that every number is bitwise what one process computes. The leader holds encoded payloads, which pass
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from p2ptrain.base.errors import MISFIT, MisfitError, RemoteError
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
-from p2ptrain.team.desk import Desk, PendingExchange
-from p2ptrain.team.shares import Shares
+from p2ptrain.team.shard import PendingExchange, Shard
+from p2ptrain.team.sharding import Sharding
 from p2ptrain.train.fragment_codecs import FragmentCodecs
 from p2ptrain.train.payloads import TINY, fingerprint_of
 from p2ptrain.train.widths import WidthFeedback, judge
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Lease:
-    """Number of something that is open at desks until no object here refers to it."""
+    """Number of something that is open at shards until no object here refers to it."""
 
     __slots__ = ("__weakref__", "number")
 
@@ -44,7 +44,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class TeamSnapshot:
-    """Exchange that is open at its owners' desks."""
+    """Exchange that is open at its owners' shards."""
 
     lease: Lease
     places: tuple[tuple[int, int], ...]
@@ -94,18 +94,18 @@ class TeamDifference:
 
 @dataclass(frozen=True, slots=True)
 class TeamSlow:
-    """Slow weights that all desks keep."""
+    """Slow weights that all shards keep."""
 
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True)
 class TeamDownload:
-    """``ports.PieceStore`` of a team: pieces of a donor's weights at the desks of their owners."""
+    """``ports.PieceStore`` of a team: pieces of a donor's weights at the shards of their owners."""
 
     lease: Lease
-    shares: Shares
-    desks: tuple[Desk, ...]
+    sharding: Sharding
+    shards: tuple[Shard, ...]
 
     @property
     def whole(self) -> TeamDownload:
@@ -113,13 +113,13 @@ class TeamDownload:
 
     def store(self, span: Span, piece: bytes | bytearray | memoryview) -> None:
         """Give a piece to its owner."""
-        rank, own = _at_owner(self.shares, span)
-        self.desks[rank].store(self.lease.number, own, piece)
+        rank, own = _at_owner(self.sharding, span)
+        self.shards[rank].store(self.lease.number, own, piece)
 
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return its owner's sketch of a stored piece."""
-        rank, own = _at_owner(self.shares, span)
-        return self.desks[rank].sketch_stored(self.lease.number, own, seed)
+        rank, own = _at_owner(self.sharding, span)
+        return self.shards[rank].sketch_stored(self.lease.number, own, seed)
 
 
 class TeamPayloads(FragmentCodecs):
@@ -127,8 +127,8 @@ class TeamPayloads(FragmentCodecs):
 
     Args:
         lengths, codec, gradient_codec, matrices, shown: as for FragmentCodecs, of the whole model.
-        shares: owners of the fragments.
-        desks: of all ranks, this process's first.
+        sharding: owners of the fragments.
+        shards: of all ranks, this process's first.
         version: returns the number of the leader's last complete turn.
         adds_pending: as for Payloads.
     """
@@ -139,25 +139,25 @@ class TeamPayloads(FragmentCodecs):
         gradient_codec: Codec | None,
         matrices: Sequence[Matrices],
         shown: Stream,
-        shares: Shares,
-        desks: Sequence[Desk],
+        sharding: Sharding,
+        shards: Sequence[Shard],
         version: Callable[[], int],
         adds_pending: bool,
     ) -> None:
-        lengths = [piece.stop - piece.start for piece in shares.fragments]
+        lengths = [piece.stop - piece.start for piece in sharding.fragments]
         super().__init__(lengths, codec, gradient_codec, matrices, shown)
-        self._shares = shares
-        self._desks = tuple(desks)
+        self._sharding = sharding
+        self._shards = tuple(shards)
         self._version = version
         self._adds_pending = adds_pending
         self._pending: dict[int, tuple[Commit, TeamDifference]] = {}
         self._numbers = itertools.count(1)
         self.released: deque[int] = deque()
         """Numbers that no object refers to any more, for the next turn."""
-        self._askers = ThreadPoolExecutor(max(1, 2 * len(self._desks)), thread_name_prefix="desk")
+        self._askers = ThreadPoolExecutor(max(1, 2 * len(self._shards)), thread_name_prefix="shard")
 
     def close(self) -> None:
-        """End the threads that ask desks; waits for questions under way."""
+        """End the threads that ask shards; waits for questions under way."""
         self._askers.shutdown()
 
     # --- committed exchanges that the trainer has not applied yet ----------------------------------------------------
@@ -174,10 +174,10 @@ class TeamPayloads(FragmentCodecs):
     # --- one exchange -------------------------------------------------------------------------------------------------
 
     def current(self, fragments: Sequence[int]) -> TeamSnapshot:
-        """Open an exchange of these fragments at their owners' desks, with all committed displacements."""
+        """Open an exchange of these fragments at their owners' shards, with all committed displacements."""
         pending = list(self._pending.items())  # read first: the trainer completes a turn before it settles
         turn = self._version()
-        snapshot = TeamSnapshot(self._lease(), tuple(self._shares.place(number) for number in fragments))
+        snapshot = TeamSnapshot(self._lease(), tuple(self._sharding.place(number) for number in fragments))
 
         def ask(rank: int) -> None:
             own = [
@@ -186,7 +186,7 @@ class TeamPayloads(FragmentCodecs):
                 if rank in difference.snapshot.owners
             ]
             local = [number for owner, number in snapshot.places if owner == rank]
-            self._desks[rank].open(snapshot.lease.number, turn, local, own)
+            self._shards[rank].open(snapshot.lease.number, turn, local, own)
 
         self._ask_all(snapshot.owners, ask)
         return snapshot
@@ -199,7 +199,7 @@ class TeamPayloads(FragmentCodecs):
 
         def ask(rank: int) -> Sequence[bytes]:
             none = [b""] * len(snapshot.of(rank, snapshot.places))
-            return self._desks[rank].proposals(exchange) or none
+            return self._shards[rank].proposals(exchange) or none
 
         return snapshot.join(self._ask_all(snapshot.owners, ask))
 
@@ -215,7 +215,7 @@ class TeamPayloads(FragmentCodecs):
 
         def ask(rank: int) -> tuple[Sequence[bytes], Sequence[float]]:
             ours, others = snapshot.of(rank, mine or none), snapshot.of(rank, theirs or none)
-            return self._desks[rank].encode(exchange, ours, others)
+            return self._shards[rank].encode(exchange, ours, others)
 
         answers = self._ask_all(snapshot.owners, ask)
         parts = snapshot.join({rank: parts for rank, (parts, _) in answers.items()})
@@ -228,14 +228,14 @@ class TeamPayloads(FragmentCodecs):
         """
         snapshot, exchange = mine.snapshot, mine.snapshot.lease.number
         answers = self._ask_all(
-            snapshot.owners, lambda rank: self._desks[rank].compare(exchange, snapshot.of(rank, theirs))
+            snapshot.owners, lambda rank: self._shards[rank].compare(exchange, snapshot.of(rank, theirs))
         )
         norms = snapshot.join({rank: norms for rank, (norms, _) in answers.items()})
         fits = snapshot.join({rank: fits for rank, (_, fits) in answers.items()})
         if not math.hypot(*norms) < math.inf:
             raise RemoteError("its weights are not finite")
         verdict = judge(fits, mine.norm)
-        self._ask_all(snapshot.owners, lambda rank: self._desks[rank].judge(exchange, verdict))
+        self._ask_all(snapshot.owners, lambda rank: self._shards[rank].judge(exchange, verdict))
         if verdict is not WidthFeedback.FITS:
             raise MisfitError(MISFIT)
         own = max(mine.norm, TINY)
@@ -247,31 +247,31 @@ class TeamPayloads(FragmentCodecs):
     @property
     def are_zero(self) -> bool:
         """Whether all weights are zero, so there are none yet."""
-        return all(self._ask_all(range(len(self._desks)), lambda rank: self._desks[rank].are_zero()).values())
+        return all(self._ask_all(range(len(self._shards)), lambda rank: self._shards[rank].are_zero()).values())
 
     def slow(self) -> TeamSlow:
-        """Let all desks keep their slow weights of one version until no object refers to it."""
+        """Let all shards keep their slow weights of one version until no object refers to it."""
         lease, turn = self._lease(), self._version()
-        self._ask_all(range(len(self._desks)), lambda rank: self._desks[rank].open_slow(lease.number, turn))
+        self._ask_all(range(len(self._shards)), lambda rank: self._shards[rank].open_slow(lease.number, turn))
         return TeamSlow(lease)
 
     def piece(self, snapshot: TeamSlow, span: Span) -> bytes | memoryview:
         """Return these bytes of kept slow weights."""
-        rank, own = _at_owner(self._shares, span)
-        return self._desks[rank].piece(snapshot.lease.number, own)
+        rank, own = _at_owner(self._sharding, span)
+        return self._shards[rank].piece(snapshot.lease.number, own)
 
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return the sketch of a piece of the current slow weights."""
-        rank, own = _at_owner(self._shares, span)
-        return self._desks[rank].sketch(own, seed)
+        rank, own = _at_owner(self._sharding, span)
+        return self._shards[rank].sketch(own, seed)
 
     def new_download(self) -> TeamDownload:
         """Return a store that gives each piece of a donor's weights to its owner."""
-        return TeamDownload(self._lease(), self._shares, self._desks)
+        return TeamDownload(self._lease(), self._sharding, self._shards)
 
     def check_weights(self, parts: TeamDownload) -> None:
         """Raise RemoteError unless a donor's weights may replace ours, as their owners find."""
-        self._ask_all(range(len(self._desks)), lambda rank: self._desks[rank].check(parts.lease.number))
+        self._ask_all(range(len(self._shards)), lambda rank: self._shards[rank].check(parts.lease.number))
 
     def _lease(self) -> Lease:
         return Lease(next(self._numbers), self.released)
@@ -288,6 +288,6 @@ class TeamPayloads(FragmentCodecs):
         return {rank: future.result() for rank, future in futures.items()}
 
 
-def _at_owner(shares: Shares, span: Span) -> tuple[int, Span]:
-    rank, fragment = shares.place(span.fragment)
+def _at_owner(sharding: Sharding, span: Span) -> tuple[int, Span]:
+    rank, fragment = sharding.place(span.fragment)
     return rank, replace(span, fragment=fragment)

@@ -1,4 +1,4 @@
-"""Requests of the leader to another rank's desk, and the answers: JSON with a schema, beside which blobs travel."""
+"""Requests of the leader to another rank's shard, and the answers: JSON with a schema, beside which blobs travel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_vali
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.swarm.download_plan import Span
-from p2ptrain.team.desk import PendingExchange
+from p2ptrain.team.shard import PendingExchange
 from p2ptrain.team.turn import Count, TeamRecord
 from p2ptrain.train.widths import Fit, WidthFeedback
 
@@ -21,7 +21,7 @@ Offset = Annotated[int, Field(ge=0, le=MOST_SPAN_BYTES)]
 
 
 class PendingRecord(TeamRecord):
-    """``desk.PendingExchange``."""
+    """``shard.PendingExchange``."""
 
     serial: Count
     exchange: Count
@@ -53,7 +53,7 @@ class OpenRequest(TeamRecord):
 
 
 class ExchangeRequest(TeamRecord):
-    """Proposals; ``Desk.encode`` with both sides' proposals as blobs; ``Desk.compare`` with their parts as blobs."""
+    """Proposals; ``Shard.encode`` with both sides' proposals as blobs; ``Shard.compare`` with their parts as blobs."""
 
     op: Literal["proposals", "encode", "compare"]
     exchange: Count
@@ -82,7 +82,7 @@ class OpenSlowRequest(TeamRecord):
 
 
 class PieceRequest(TeamRecord):
-    """``Desk.piece``, and ``Desk.store`` with the piece as a blob."""
+    """``Shard.piece``, and ``Shard.store`` with the piece as a blob."""
 
     op: Literal["piece", "store"]
     number: Count
@@ -106,7 +106,7 @@ class ZeroRequest(TeamRecord):
     op: Literal["are_zero"] = "are_zero"
 
 
-DeskRequest = Annotated[
+ShardRequest = Annotated[
     OpenRequest
     | ExchangeRequest
     | JudgeRequest
@@ -134,21 +134,21 @@ class FitRecord(TeamRecord):
         return Fit(self.sketched, self.unexplained, self.blocks, self.wrapped, self.is_known)
 
 
-class DeskAnswer(TeamRecord):
+class ShardAnswer(TeamRecord):
     """Answer to any request; blobs have what is not a number."""
 
     failure: Literal["", "network", "remote", "value"] = ""
-    """Kind of the error that the desk raised: NetworkError, RemoteError or ValueError."""
+    """Kind of the error that the shard raised: NetworkError, RemoteError or ValueError."""
     reason: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
     norms: list[float] = Field(max_length=MOST_NUMBERS, default_factory=list)
     fits: list[FitRecord] = Field(max_length=MOST_NUMBERS, default_factory=list)
     are_zero: bool = False
 
 
-_REQUEST: TypeAdapter[DeskRequest] = TypeAdapter(DeskRequest)
+_REQUEST: TypeAdapter[ShardRequest] = TypeAdapter(ShardRequest)
 
 
-def decode_request(body: bytes) -> DeskRequest:
+def decode_request(body: bytes) -> ShardRequest:
     """Return a request. Raises RemoteError."""
     try:
         return _REQUEST.validate_json(body)
@@ -156,12 +156,12 @@ def decode_request(body: bytes) -> DeskRequest:
         raise RemoteError(f"not a request of a leader: {_first(error)}") from None
 
 
-def decode_answer(body: bytes) -> DeskAnswer:
+def decode_answer(body: bytes) -> ShardAnswer:
     """Return an answer. Raises RemoteError."""
     try:
-        return DeskAnswer.model_validate_json(body)
+        return ShardAnswer.model_validate_json(body)
     except ValidationError as error:
-        raise RemoteError(f"not an answer of a clerk: {_first(error)}") from None
+        raise RemoteError(f"not an answer of a shard server: {_first(error)}") from None
 
 
 def _first(error: ValidationError) -> str:

@@ -14,16 +14,16 @@ from p2ptrain.base.errors import NetworkError, P2pTrainError, TeamError
 from p2ptrain.base.ids import LinkId
 from p2ptrain.ports import Clock
 from p2ptrain.swarm.events import Event
-from p2ptrain.team.desk import NOBODY, ExchangeDesk
 from p2ptrain.team.inbox import TeamDelivery, TeamInbox, delivery_of
 from p2ptrain.team.payloads import TeamPayloads
+from p2ptrain.team.shard import NOBODY, LocalShard
 from p2ptrain.team.turn import MOST_RELEASED, DisplacementRecord, Turn, TurnAction, receive_turn, send_turn
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.team_group import TeamGroup
 
 logger = logging.getLogger(__name__)
 
-BEAT_S = 2.0
+HEARTBEAT_S = 2.0
 """Seconds between the turns of a leader that waits: shorter than a group's timeout, so that silence means a failure."""
 
 
@@ -33,7 +33,7 @@ class LeadingTrainer:
     Args:
         learner: of the leader's own fragments.
         group: the team.
-        desk: of the leader's own fragments.
+        shard: of the leader's own fragments.
         payloads, inbox: the team's.
     """
 
@@ -41,7 +41,7 @@ class LeadingTrainer:
         self,
         learner: Learner,
         group: TeamGroup,
-        desk: ExchangeDesk,
+        shard: LocalShard,
         payloads: TeamPayloads,
         inbox: TeamInbox,
         clock: Clock = time.monotonic,
@@ -52,7 +52,7 @@ class LeadingTrainer:
         self.peers = 1.0
         """``Learner.peers``, written by the network thread."""
         self._group = group
-        self._desk = desk
+        self._shard = shard
         self._clock = clock
 
     @property
@@ -81,7 +81,7 @@ class LeadingTrainer:
         until = self._clock() + wait_s
         while True:
             left_s = until - self._clock()
-            deliveries, has_come = self.inbox.drain(min(max(left_s, 0.0), BEAT_S))
+            deliveries, has_come = self.inbox.drain(min(max(left_s, 0.0), HEARTBEAT_S))
             events = self._turn("settle", deliveries)
             if has_come or self._clock() >= until:
                 return events
@@ -101,13 +101,13 @@ class LeadingTrainer:
         self._turn("stop", [])
 
     def _turn(self, action: TurnAction, deliveries: list[TeamDelivery]) -> list[Event]:
-        number = self._desk.turn + 1
+        number = self._shard.turn + 1
         released = [self.payloads.released.popleft() for _ in range(min(len(self.payloads.released), MOST_RELEASED))]
         records = [delivery.record for delivery in deliveries]
         turn = Turn(number=number, action=action, peers=self.peers, deliveries=records, released=released)
         send_turn(self._group, turn)
-        events = _perform(self.learner, self._desk, 0, turn, [delivery.link for delivery in deliveries])
-        self._desk.complete(number, released)
+        events = _perform(self.learner, self._shard, 0, turn, [delivery.link for delivery in deliveries])
+        self._shard.complete(number, released)
         for record in records:
             if isinstance(record, DisplacementRecord):
                 self.payloads.settle(record.serial)
@@ -117,7 +117,7 @@ class LeadingTrainer:
 def follow(
     learner: Learner,
     group: TeamGroup,
-    desk: ExchangeDesk,
+    shard: LocalShard,
     evaluate: Callable[[], object] = lambda: None,
     save: Callable[[], object] = lambda: None,
 ) -> None:
@@ -128,7 +128,7 @@ def follow(
         save: this rank's part of a checkpoint.
     """
     while True:
-        turn = receive_turn(group, desk.turn + 1)
+        turn = receive_turn(group, shard.turn + 1)
         match turn.action:
             case "evaluate":
                 evaluate()
@@ -137,8 +137,8 @@ def follow(
             case "stop":
                 return
             case _:
-                _perform(learner, desk, group.rank, turn)
-        desk.complete(turn.number, turn.released)
+                _perform(learner, shard, group.rank, turn)
+        shard.complete(turn.number, turn.released)
 
 
 def _have_saved(group: TeamGroup, save: Callable[[], object]) -> bool:
@@ -152,12 +152,12 @@ def _have_saved(group: TeamGroup, save: Callable[[], object]) -> bool:
     return bool(group.least("checkpoint", has_saved))
 
 
-def _perform(learner: Learner, desk: ExchangeDesk, rank: int, turn: Turn, links: Sequence[LinkId] = ()) -> list[Event]:
+def _perform(learner: Learner, shard: LocalShard, rank: int, turn: Turn, links: Sequence[LinkId] = ()) -> list[Event]:
     """Apply a turn's deliveries and do its action with this rank's learner."""
     learner.peers = turn.peers
     try:
         for place, record in enumerate(turn.deliveries):
-            learner.inbox.put(delivery_of(record, desk, rank, links[place] if links else NOBODY))
+            learner.inbox.put(delivery_of(record, shard, rank, links[place] if links else NOBODY))
     except NetworkError as error:
         raise TeamError(f"turn {turn.number}", f"rank {rank} lacks its part: {error}") from error
     if turn.action == "advance":

@@ -36,7 +36,7 @@ class DisplacementRecord(TeamRecord):
     kind: Literal["displacement"] = "displacement"
     serial: Count
     exchange: Count
-    """Number of the exchange at the owners' desks."""
+    """Number of the exchange at the owners' shards."""
     owners: Annotated[list[Annotated[int, Field(ge=0, lt=MOST_RANKS)]], Field(max_length=MOST_RANKS)]
     share: Annotated[float, Field(ge=0, le=1)]
     clip_radius: Annotated[float, Field(ge=0)] | None
@@ -58,7 +58,7 @@ class AdoptionRecord(TeamRecord):
 
     kind: Literal["adoption"] = "adoption"
     adoption: Count
-    """Number of the download at the owners' desks."""
+    """Number of the download at the owners' shards."""
     step: Count
     progress: float
 

@@ -26,14 +26,14 @@ from p2ptrain.manifest import Manifest, with_changes
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
-from p2ptrain.team.clerk import Clerk
-from p2ptrain.team.desk import Desk, ExchangeDesk
-from p2ptrain.team.handshake import Welcome, dial
+from p2ptrain.team.connection import RankConnection
+from p2ptrain.team.handshake import RankListener, dial
 from p2ptrain.team.inbox import TeamInbox
-from p2ptrain.team.line import Line
 from p2ptrain.team.payloads import TeamPayloads
-from p2ptrain.team.remote_desk import RemoteDesk
-from p2ptrain.team.shares import Shares, shares_of
+from p2ptrain.team.remote_shard import RemoteShard
+from p2ptrain.team.shard import LocalShard, Shard
+from p2ptrain.team.shard_server import ShardServer
+from p2ptrain.team.sharding import Sharding, sharding_of
 from p2ptrain.team.trainer import LeadingTrainer, follow
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
@@ -119,8 +119,8 @@ def plain_learner(case: SwarmCase) -> Learner:
 class RankState:
     learner: Learner
     group: TeamGroup
-    desk: ExchangeDesk
-    shares: Shares
+    shard: LocalShard
+    sharding: Sharding
     held_out: StagedHeldOut
 
 
@@ -128,10 +128,10 @@ def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
     manifest, layout = case.manifest, case.layout
     group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
     models = [stage_model(manifest.model, manifest.run.seed, CPU, stage) for stage in equal_cut(BLOCKS, case.ranks)]
-    shares = shares_of(fragments_of(manifest.outer, layout), [model.offset for model in models])
+    sharding = sharding_of(fragments_of(manifest.outer, layout), [model.offset for model in models])
     codec, gradient_codec = codecs_of(manifest.codec)
     rules = learner_rules(manifest.outer, manifest.run.tokens)
-    slices = shares.slices(rank)
+    slices = sharding.slices(rank)
     task, matrices = PipelineTask(models[rank], group, *rest(case)), matrices_of(models[rank].flat.layout, slices)
     held_out = StagedHeldOut(task, corpus(manifest), HELD_OUT)
     learner = Learner(
@@ -145,7 +145,7 @@ def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
         held_out=held_out,
         all_gather=group.gather,
     )
-    return RankState(learner, group, ExchangeDesk(learner.payloads), shares, held_out)
+    return RankState(learner, group, LocalShard(learner.payloads), sharding, held_out)
 
 
 def state_of(learner: Learner) -> dict[str, torch.Tensor]:
@@ -216,26 +216,28 @@ class ByHand:
         return [self.learner.step, self.learner.progress, float(self.learner.ended)]
 
 
-def lead(case: SwarmCase, folder: Path, welcome: Welcome) -> None:
+def lead(case: SwarmCase, folder: Path, listener: RankListener) -> None:
     state = rank_state(case, folder, 0)
     try:
-        connections = welcome.connect(case.ranks, case.timeout_s)
-        remotes = [RemoteDesk(rank, Line(each, MOST_BYTES)) for rank, each in enumerate(connections, start=1)]
-        desks: list[Desk] = [state.desk, *remotes]
+        connections = listener.connect(case.ranks, case.timeout_s)
+        remotes = [
+            RemoteShard(rank, RankConnection(each, MOST_BYTES)) for rank, each in enumerate(connections, start=1)
+        ]
+        shards: list[Shard] = [state.shard, *remotes]
         codec, gradient_codec = codecs_of(case.manifest.codec)
         recipe = learner_rules(case.manifest.outer, case.run_tokens).recipe
         shown = "fast" if recipe.mix("fast") is not None else "slow"
         payloads = TeamPayloads(
             codec,
             gradient_codec if recipe.mix("pseudo_gradient") is not None else None,
-            matrices_of(case.layout, state.shares.fragments),
+            matrices_of(case.layout, state.sharding.fragments),
             shown,
-            state.shares,
-            desks,
-            lambda: state.desk.turn,
+            state.sharding,
+            shards,
+            lambda: state.shard.turn,
             recipe.mixes_at_any_time(shown),
         )
-        trainer = LeadingTrainer(state.learner, state.group, state.desk, payloads, TeamInbox(recipe.follow, payloads))
+        trainer = LeadingTrainer(state.learner, state.group, state.shard, payloads, TeamInbox(recipe.follow, payloads))
         obey(
             ByHand(trainer), trainer, state, lambda: save_file(state_of(state.learner), folder / f"{case.generation}-0")
         )
@@ -276,20 +278,22 @@ def answer(value: object) -> None:
 
 def follow_leader(case: SwarmCase, folder: Path, rank: int) -> None:
     state = rank_state(case, folder, rank)
-    clerk = Clerk(state.desk, Line(dial(folder / "leader", bytes.fromhex(case.key), rank, case.timeout_s), MOST_BYTES))
-    clerk.start()
+    server = ShardServer(
+        state.shard, RankConnection(dial(folder / "leader", bytes.fromhex(case.key), rank, case.timeout_s), MOST_BYTES)
+    )
+    server.start()
     try:
         follow(
             state.learner,
             state.group,
-            state.desk,
+            state.shard,
             evaluate=state.held_out.loss,
             save=lambda: save_file(state_of(state.learner), folder / f"{case.generation}-{rank}"),
         )
     except TeamError:
         pass
     finally:
-        clerk.close()
+        server.close()
         state.group.close()
 
 
@@ -303,12 +307,12 @@ def main(folder: Path, rank: int) -> None:
         if rank:
             follow_leader(case, folder, rank)
             continue
-        welcome = Welcome(folder / "leader", bytes.fromhex(case.key))
+        listener = RankListener(folder / "leader", bytes.fromhex(case.key))
         try:
             answer("listening")
-            lead(case, folder, welcome)
+            lead(case, folder, listener)
         finally:
-            welcome.close()
+            listener.close()
 
 
 def told(case: SwarmCase) -> str:

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from p2ptrain.base.errors import NetworkError, RemoteError, TeamError
-from p2ptrain.team.handshake import Welcome, dial, new_key
-from p2ptrain.team.line import MAGIC, VERSION, Line, TeamFrame
+from p2ptrain.team.connection import MAGIC, VERSION, RankConnection, TeamFrame
+from p2ptrain.team.handshake import RankListener, dial, new_key
 
 KEY = new_key()
 
@@ -22,8 +22,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def welcome(folder):
-    made = Welcome(folder / "leader", KEY)
+def listener(folder):
+    made = RankListener(folder / "leader", KEY)
     yield made
     made.close()
     assert not (folder / "leader").exists()
@@ -44,9 +44,9 @@ def dialing(*arguments):
     return thread, found
 
 
-def test_ranks_are_known_in_their_order(welcome, folder):
+def test_ranks_are_known_in_their_order(listener, folder):
     dials = [dialing(folder / "leader", KEY, rank) for rank in (2, 1)]
-    connections = welcome.connect(3, 5.0)
+    connections = listener.connect(3, 5.0)
     for thread, _ in dials:
         thread.join()
     for connection, (_, (theirs,)) in zip(connections, reversed(dials), strict=True):
@@ -57,26 +57,26 @@ def test_ranks_are_known_in_their_order(welcome, folder):
 
 
 @pytest.mark.parametrize(("key", "rank"), [(bytes(32), 1), (KEY, 0), (KEY, 7)])
-def test_a_wrong_key_or_rank_does_not_get_in(welcome, folder, key, rank):
+def test_a_wrong_key_or_rank_does_not_get_in(listener, folder, key, rank):
     thread, found = dialing(folder / "leader", key, rank)
-    with pytest.raises(TeamError, match=r"connecting the clerks: ranks \[1\] did not come"):
-        welcome.connect(2, 0.3)
+    with pytest.raises(TeamError, match=r"connecting the ranks: ranks \[1\] did not come"):
+        listener.connect(2, 0.3)
     thread.join()
     if isinstance(found[0], TeamError):
-        assert str(found[0]) == "connecting the clerks: the leader does not know the key"
+        assert str(found[0]) == "connecting the ranks: the leader does not know the key"
     else:
         assert found[0].recv(1) == b""
         found[0].close()
 
 
-def test_a_stranger_that_says_nothing_does_not_keep_ranks_out(welcome, folder, monkeypatch):
+def test_a_stranger_that_says_nothing_does_not_keep_ranks_out(listener, folder, monkeypatch):
     monkeypatch.setattr("p2ptrain.team.handshake.HELLO_S", 0.1)
     with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as noisy:
         silent.connect(str(folder / "leader"))
         noisy.connect(str(folder / "leader"))
         noisy.sendall(b"GET / HTTP/1.1\r\n" * 10)
         thread, found = dialing(folder / "leader", KEY, 1, 5.0)
-        (connection,) = welcome.connect(2, 5.0)
+        (connection,) = listener.connect(2, 5.0)
         thread.join()
         connection.close()
         found[0].close()
@@ -85,18 +85,18 @@ def test_a_stranger_that_says_nothing_does_not_keep_ranks_out(welcome, folder, m
 def test_a_folder_that_others_may_enter_is_refused(folder):
     folder.chmod(0o755)
     with pytest.raises(TeamError, match="others may enter the folder"):
-        Welcome(folder / "leader", KEY)
+        RankListener(folder / "leader", KEY)
     with pytest.raises(TeamError, match="others may enter the folder"):
         dial(folder / "leader", KEY, 1)
 
 
 def test_a_path_too_long_for_a_socket_is_refused(folder):
     with pytest.raises(TeamError, match="is longer than 100 bytes"):
-        Welcome(folder / ("x" * 100), KEY)
+        RankListener(folder / ("x" * 100), KEY)
 
 
 def test_a_leader_that_is_not_there_is_an_error(folder):
-    with pytest.raises(TeamError, match="connecting the clerks"):
+    with pytest.raises(TeamError, match="connecting the ranks"):
         dial(folder / "leader", KEY, 1)
 
 
@@ -106,7 +106,7 @@ def test_a_leader_that_is_not_there_is_an_error(folder):
 @pytest.fixture
 def ends():
     pair = socket.socketpair()
-    lines = [Line(each, 64) for each in pair]
+    lines = [RankConnection(each, 64) for each in pair]
     yield lines[0], lines[1], pair[1]
     for line in lines:
         line.close()

@@ -1,4 +1,4 @@
-"""A team's payloads over desks in one process: what the network gets and gives, as from one learner."""
+"""A team's payloads over shards in one process: what the network gets and gives, as from one learner."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
-from p2ptrain.team import desk as desks
-from p2ptrain.team.clerk import Clerk
-from p2ptrain.team.desk import ExchangeDesk
+from p2ptrain.team import shard as shard_module
+from p2ptrain.team.connection import RankConnection
 from p2ptrain.team.inbox import TeamInbox, delivery_of
-from p2ptrain.team.line import Line
 from p2ptrain.team.payloads import TeamPayloads
-from p2ptrain.team.remote_desk import RemoteDesk
-from p2ptrain.team.shares import shares_of
+from p2ptrain.team.remote_shard import RemoteShard
+from p2ptrain.team.shard import LocalShard
+from p2ptrain.team.shard_server import ShardServer
+from p2ptrain.team.sharding import sharding_of
 from p2ptrain.team.turn import MOST_DELIVERIES
 from p2ptrain.train.inbox import Adoption, RoundFinished
 from p2ptrain.train.learner import Learner
@@ -51,39 +51,39 @@ def learner(begin=0, end=3600, fragments=FRAGMENTS, name="modular4"):
 
 
 class SplitTeam:
-    """Two learners, the second one behind a clerk; each is at its turn 0."""
+    """Two learners, the second one behind a shard server; each is at its turn 0."""
 
     def __init__(self, name="modular4"):
-        self.shares = shares_of(FRAGMENTS, [0, 2500])
+        self.sharding = sharding_of(FRAGMENTS, [0, 2500])
         self.learners = [
-            learner(0, 2500, self.shares.slices(0), name),
-            learner(2500, 3600, self.shares.slices(1), name),
+            learner(0, 2500, self.sharding.slices(0), name),
+            learner(2500, 3600, self.sharding.slices(1), name),
         ]
-        self.desks = [ExchangeDesk(each.payloads, patience_s=0.2) for each in self.learners]
+        self.shards = [LocalShard(each.payloads, patience_s=0.2) for each in self.learners]
         ours, theirs = socket.socketpair()
-        self.clerk = Clerk(self.desks[1], Line(theirs, 1 << 20))
-        self.clerk.start()
-        self.remote = RemoteDesk(1, Line(ours, 1 << 20), deadline_s=5.0)
+        self.server = ShardServer(self.shards[1], RankConnection(theirs, 1 << 20))
+        self.server.start()
+        self.remote = RemoteShard(1, RankConnection(ours, 1 << 20), deadline_s=5.0)
         self.payloads = TeamPayloads(
             codec.get(name),
             None,
             (),
             "fast",
-            self.shares,
-            [self.desks[0], self.remote],
-            lambda: self.desks[0].turn,
+            self.sharding,
+            [self.shards[0], self.remote],
+            lambda: self.shards[0].turn,
             adds_pending=True,
         )
 
     def complete(self, turn):
         released = [self.payloads.released.popleft() for _ in range(len(self.payloads.released))]
-        for each in self.desks:
+        for each in self.shards:
             each.complete(turn, released)
 
     def close(self):
         self.payloads.close()
         self.remote.close()
-        self.clerk.close()
+        self.server.close()
 
 
 @pytest.fixture
@@ -119,10 +119,10 @@ def test_an_exchange_measures_what_one_learner_measures(team, fragments):
     found, expected = swapped(team, fragments)
     for name in ("norm", "distance", "fingerprint", "sketched"):
         assert getattr(found, name) == getattr(expected, name), name
-    records = [team.desks[rank].take(found.snapshot.lease.number) for rank in found.snapshot.owners]
+    records = [team.shards[rank].take(found.snapshot.lease.number) for rank in found.snapshot.owners]
     by_rank = {rank: iter(each.parts) for rank, each in zip(found.snapshot.owners, records, strict=True)}
     for number, part in zip(fragments, expected.parts, strict=True):
-        assert torch.equal(next(by_rank[team.shares.place(number)[0]]), part)
+        assert torch.equal(next(by_rank[team.sharding.place(number)[0]]), part)
 
 
 def test_bytes_that_are_no_weights_are_refused_by_their_owner(team):
@@ -148,26 +148,26 @@ def test_what_nobody_refers_to_is_closed_by_the_next_turn(team):
     snapshot = team.payloads.current((0, 3))
     number = snapshot.lease.number
     team.complete(1)
-    assert team.desks[1].proposals(number)
+    assert team.shards[1].proposals(number)
     del snapshot
     gc.collect()
     team.complete(2)
-    for each in team.desks:
+    for each in team.shards:
         with pytest.raises(NetworkError, match="is not open"):
             each.proposals(number)
 
 
 def test_a_snapshot_waits_for_the_trainer_of_its_owner(team):
-    team.desks[0].complete(1)
-    threading.Timer(0.05, team.desks[1].complete, (1,)).start()
+    team.shards[0].complete(1)
+    threading.Timer(0.05, team.shards[1].complete, (1,)).start()
     assert team.payloads.current((0, 3)).owners == (0, 1)
-    team.desks[0].complete(2)
+    team.shards[0].complete(2)
     with pytest.raises(NetworkError, match="rank 1 of this peer: the trainer is at turn 1 and did not reach 2 in time"):
         team.payloads.current((0, 3))
 
 
-def test_a_dead_clerk_is_a_failure_of_the_network(team):
-    team.clerk.close()
+def test_a_dead_shard_server_is_a_failure_of_the_network(team):
+    team.server.close()
     with pytest.raises(NetworkError, match="rank 1 of this peer"):
         team.payloads.current((3,))
     with pytest.raises(NetworkError, match="rank 1 of this peer"):
@@ -176,7 +176,7 @@ def test_a_dead_clerk_is_a_failure_of_the_network(team):
 
 
 def test_too_many_open_exchanges_are_refused(team, monkeypatch):
-    monkeypatch.setattr(desks, "MOST_OPEN", 2)
+    monkeypatch.setattr(shard_module, "MOST_OPEN", 2)
     kept = [team.payloads.current((3,)) for _ in range(2)]
     with pytest.raises(NetworkError, match="2 exchanges, donations and downloads are open"):
         team.payloads.current((3,))
@@ -218,14 +218,14 @@ def test_a_donors_weights_reach_their_owners(team):
     deliveries, has_come = inbox.drain()
     assert has_come
     first, second = (
-        delivery_of(entry.record, team.desks[rank], rank, entry.link)
+        delivery_of(entry.record, team.shards[rank], rank, entry.link)
         for rank, entry in ((0, deliveries[0]), (1, deliveries[0]))
     )
     assert isinstance(first, Adoption)
     assert (first.link, first.step, first.progress) == (LINK, 5, 60.0)
     for found, expected in zip([*first.weights, *second.weights], parts, strict=True):
         assert bytes(found.numpy().data) == bytes(expected)
-    assert delivery_of(deliveries[1].record, team.desks[0], 0) == RoundFinished(2)
+    assert delivery_of(deliveries[1].record, team.shards[0], 0) == RoundFinished(2)
     assert inbox.drain() == ([], False)
 
 
@@ -256,6 +256,6 @@ def test_a_pending_exchange_is_in_the_next_snapshot(team):
 
 def test_fragments_within_a_stage_are_needed():
     with pytest.raises(DeviceError, match=r'outer\.cut = "layers"'):
-        shares_of(FRAGMENTS, [0, 2000])
+        sharding_of(FRAGMENTS, [0, 2000])
     with pytest.raises(ValueError, match="do not own fragments in order"):
-        shares_of(FRAGMENTS, [1000, 2500])
+        sharding_of(FRAGMENTS, [1000, 2500])

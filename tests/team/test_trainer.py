@@ -17,10 +17,10 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm.events import Applied, Commit, OuterStepDone
 from p2ptrain.team import trainer as trainers
-from p2ptrain.team.desk import ExchangeDesk
 from p2ptrain.team.inbox import TeamInbox
 from p2ptrain.team.payloads import TeamPayloads
-from p2ptrain.team.shares import shares_of
+from p2ptrain.team.shard import LocalShard
+from p2ptrain.team.sharding import sharding_of
 from p2ptrain.team.trainer import LeadingTrainer, follow
 from p2ptrain.team.turn import MOST_BYTES, DisplacementRecord, Turn, decode_turn, encode_turn
 from p2ptrain.train.learner import Learner
@@ -75,16 +75,16 @@ class ThreadTeam:
     def __init__(self):
         queues = [SimpleQueue(), SimpleQueue()]
         self.groups = [ThreadGroup(rank, queues) for rank in range(2)]
-        shares = shares_of(FRAGMENTS, [0, 2500])
+        sharding = sharding_of(FRAGMENTS, [0, 2500])
         tasks = quadratic(0, 2500), quadratic(2500, 3600)
         self.learners = [
-            learner(task, shares.slices(rank), self.groups[rank].gather) for rank, task in enumerate(tasks)
+            learner(task, sharding.slices(rank), self.groups[rank].gather) for rank, task in enumerate(tasks)
         ]
-        self.desks = [ExchangeDesk(each.payloads) for each in self.learners]
+        self.shards = [LocalShard(each.payloads) for each in self.learners]
         fp32 = codec.get("fp32")
-        self.payloads = TeamPayloads(fp32, None, (), "fast", shares, self.desks, lambda: self.desks[0].turn, True)
+        self.payloads = TeamPayloads(fp32, None, (), "fast", sharding, self.shards, lambda: self.shards[0].turn, True)
         inbox = TeamInbox(RECIPES["swarm"].follow, self.payloads)
-        self.leader = LeadingTrainer(self.learners[0], self.groups[0], self.desks[0], self.payloads, inbox)
+        self.leader = LeadingTrainer(self.learners[0], self.groups[0], self.shards[0], self.payloads, inbox)
         self.done = []
         self.saves = lambda: self.done.append("save")
         self.failure = None
@@ -92,7 +92,7 @@ class ThreadTeam:
         self.thread.start()
 
     def _follow(self):
-        own = self.learners[1], self.groups[1], self.desks[1]
+        own = self.learners[1], self.groups[1], self.shards[1]
         try:
             follow(*own, lambda: self.done.append("evaluate"), lambda: self.saves())
         except TeamError as error:
@@ -161,11 +161,11 @@ def test_an_exchange_reaches_all_ranks_and_is_released_after_it(team):
     team.leader.settle()
     assert team.groups[0].sent[-1].released == [number]
     team.close()
-    assert [each._exchanges for each in team.desks] == [{}, {}]
+    assert [each._exchanges for each in team.shards] == [{}, {}]
 
 
 def test_a_leader_that_waits_is_heard(team, monkeypatch):
-    monkeypatch.setattr(trainers, "BEAT_S", 0.05)
+    monkeypatch.setattr(trainers, "HEARTBEAT_S", 0.05)
     sent = len(team.groups[0].sent)
     assert team.leader.settle(wait_s=0.3) == []
     assert len(team.groups[0].sent) > sent + 2

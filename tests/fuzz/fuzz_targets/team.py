@@ -1,4 +1,4 @@
-"""Targets for what the ranks of a team tell each other: turns, frames, requests to a desk, and its answers."""
+"""Targets for what the ranks of a team tell each other: turns, frames, requests to a shard, and its answers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import torch
 from fuzz_targets.common import Target, refusing
 from p2ptrain import codec
 from p2ptrain.base.errors import RemoteError, TeamError
-from p2ptrain.team.clerk import answered
-from p2ptrain.team.desk import ExchangeDesk
-from p2ptrain.team.line import Blob, TeamFrame, read_frame, write_frame
+from p2ptrain.team.connection import Blob, TeamFrame, read_frame, write_frame
 from p2ptrain.team.requests import (
     CheckRequest,
-    DeskAnswer,
     ExchangeRequest,
     FitRecord,
     JudgeRequest,
@@ -20,12 +17,15 @@ from p2ptrain.team.requests import (
     OpenSlowRequest,
     PendingRecord,
     PieceRequest,
+    ShardAnswer,
     SketchRequest,
     SpanRecord,
     ZeroRequest,
     decode_answer,
     decode_request,
 )
+from p2ptrain.team.shard import LocalShard
+from p2ptrain.team.shard_server import answered
 from p2ptrain.team.turn import (
     AdoptionRecord,
     DisplacementRecord,
@@ -64,12 +64,12 @@ def read(data: bytes) -> TeamFrame:
     return frame
 
 
-def desk() -> ExchangeDesk:
-    """Return a desk with two fragments and two open exchanges, of which the first has been encoded."""
+def shard() -> LocalShard:
+    """Return a shard with two fragments and two open exchanges, of which the first has been encoded."""
     payloads = Payloads([32, 64], codec.get("modular4", 32), None)
     parts = torch.arange(32.0), torch.ones(64)
     payloads.publish(Snapshot(1, parts, parts, (0, 0)))
-    made = ExchangeDesk(payloads, patience_s=0.0)
+    made = LocalShard(payloads, patience_s=0.0)
     for exchange in (1, 2):
         made.open(exchange, 0, [0], [])
     made.encode(1, made.proposals(1), made.proposals(2))
@@ -92,15 +92,15 @@ def team_frame(data: bytes) -> None:
 
 
 @refusing(RemoteError)
-def desk_request(data: bytes) -> None:
+def shard_request(data: bytes) -> None:
     frame = read(data)
     request = decode_request(frame.body)
     assert decode_request(request.model_dump_json().encode()) == request
-    decode_answer(answered(desk(), frame).body)
+    decode_answer(answered(shard(), frame).body)
 
 
 @refusing(RemoteError)
-def desk_answer(data: bytes) -> None:
+def shard_answer(data: bytes) -> None:
     answer = decode_answer(read(data).body)
     [each.fit() for each in answer.fits]
 
@@ -115,7 +115,7 @@ def targets() -> dict[str, Target]:
         number=7, action="advance", peers=2.5, deliveries=[displacement, RoundRecord(step=4), adoption], released=[1, 2]
     )
     pending = PendingRecord(serial=1, exchange=1, share=0.5, clip_radius=1.5)
-    proposals = desk().proposals(2)
+    proposals = shard().proposals(2)
     requests = (
         framed(OpenRequest(exchange=2, turn=0, fragments=[1, 0], pending=[pending])),
         framed(ExchangeRequest(op="proposals", exchange=2)),
@@ -131,11 +131,11 @@ def targets() -> dict[str, Target]:
         framed(ZeroRequest()),
     )
     fit = FitRecord(sketched=1.0, unexplained=float("nan"), blocks=3, wrapped=0.5, is_known=True)
-    answers = framed(DeskAnswer(norms=[1.0], fits=[fit])), framed(DeskAnswer(failure="remote", reason="no"), b"x")
+    answers = framed(ShardAnswer(norms=[1.0], fits=[fit])), framed(ShardAnswer(failure="remote", reason="no"), b"x")
     plain = Turn(number=1, action="settle", peers=1.0)
     return {
         "turn": Target(turn, (encode_turn(full), encode_turn(plain))),
         "team_frame": Target(team_frame, (framed(ZeroRequest(), b"", b"abc"),)),
-        "desk_request": Target(desk_request, requests, 5),
-        "desk_answer": Target(desk_answer, answers),
+        "shard_request": Target(shard_request, requests, 5),
+        "shard_answer": Target(shard_answer, answers),
     }

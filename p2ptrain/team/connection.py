@@ -1,11 +1,11 @@
-"""Line: the framed connection between the leader and another rank's clerk, over a stream socket.
+"""Framed connection between the leader and another rank's shard server, over a stream socket.
 
 ::
 
     u8 0xA5 | u8 version | u16 number of blobs | u32 length of the JSON | JSON | blobs, each u64 length and bytes
 
 All integers are big-endian. A header beyond the limits is refused before its body is read, and every frame has a
-deadline. After any error the two sides no longer agree where a frame begins, so the line is closed.
+deadline. After any error the two sides no longer agree where a frame begins, so the connection is closed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_frame(receive: Callable[[int], bytearray], most_bytes: int) -> TeamFram
     return TeamFrame(body, blobs)
 
 
-class Line:
+class RankConnection:
     """Framed connection, one frame at a time in each direction. Owns its socket.
 
     Raises NetworkError where the connection fails or a deadline passes, RemoteError for an invalid frame.

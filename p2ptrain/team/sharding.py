@@ -14,7 +14,7 @@ from p2ptrain.base.errors import DeviceError
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class Sharding:
     """Owners of the fragments."""
 
     fragments: tuple[slice, ...]
@@ -43,7 +43,7 @@ class Shares:
         return tuple(slice(piece.start - own[0].start, piece.stop - own[0].start) for piece in own)
 
 
-def shares_of(fragments: Sequence[slice], offsets: Sequence[int]) -> Shares:
+def sharding_of(fragments: Sequence[slice], offsets: Sequence[int]) -> Sharding:
     """Return the owners of fragments, slices of the whole flat vector that cover it in order.
 
     Args:
@@ -60,4 +60,4 @@ def shares_of(fragments: Sequence[slice], offsets: Sequence[int]) -> Shares:
     starts = [*(begins.index(offset) for offset in offsets), len(fragments)]
     if starts[0] != 0 or any(end <= start for start, end in pairwise(starts)):
         raise ValueError(f"ranks at {list(offsets)} do not own fragments in order")
-    return Shares(tuple(fragments), tuple(starts))
+    return Sharding(tuple(fragments), tuple(starts))

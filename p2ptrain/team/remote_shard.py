@@ -1,4 +1,4 @@
-"""Desk of another rank, asked over its clerk's line."""
+"""Shard of another rank, reached over its connection to the leader."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from collections.abc import Sequence
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.swarm.download_plan import Span
-from p2ptrain.team.desk import PendingExchange
-from p2ptrain.team.line import Blob, Line, TeamFrame
+from p2ptrain.team.connection import Blob, RankConnection, TeamFrame
 from p2ptrain.team.requests import (
     CheckRequest,
-    DeskAnswer,
     ExchangeRequest,
     JudgeRequest,
     OpenRequest,
     OpenSlowRequest,
     PendingRecord,
     PieceRequest,
+    ShardAnswer,
     SketchRequest,
     SpanRecord,
     ZeroRequest,
     decode_answer,
 )
+from p2ptrain.team.shard import PendingExchange
 from p2ptrain.team.turn import TeamRecord
 from p2ptrain.train.widths import Fit, WidthFeedback
 
 ANSWERED_S = 120.0
-"""Deadline of one request: more than a clerk's patience with its trainer and the encoding of a rank's share. Guess: the
-encoding times of large shares would settle it."""
+"""Deadline of one request: more than ``shard.PATIENCE_S`` and the encoding of a rank's fragments. Guess: the encoding
+times of large shards would settle it."""
 
 
-class RemoteDesk:
-    """``Desk`` of another rank. Any thread may call it; requests follow each other. Owns the line."""
+class RemoteShard:
+    """``Shard`` of another rank. Any thread may call it; requests follow each other. Owns the connection."""
 
-    def __init__(self, rank: int, line: Line, deadline_s: float = ANSWERED_S) -> None:
+    def __init__(self, rank: int, connection: RankConnection, deadline_s: float = ANSWERED_S) -> None:
         self._rank = rank
-        self._line = line
+        self._connection = connection
         self._deadline_s = deadline_s
         self._asking = threading.Lock()
 
     def close(self) -> None:
-        """End the line. Safe to call twice."""
-        self._line.close()
+        """End the connection. Safe to call twice."""
+        self._connection.close()
 
     def open(self, exchange: int, turn: int, fragments: Sequence[int], pending: Sequence[PendingExchange]) -> None:
         records = [
@@ -101,11 +101,11 @@ class RemoteDesk:
             raise NetworkError(f"rank {self._rank} answered with {len(blobs)} blobs instead of one")
         return memoryview(blobs[0])
 
-    def _ask(self, request: TeamRecord, blobs: Sequence[Blob] = ()) -> tuple[DeskAnswer, Sequence[Blob]]:
+    def _ask(self, request: TeamRecord, blobs: Sequence[Blob] = ()) -> tuple[ShardAnswer, Sequence[Blob]]:
         try:
             with self._asking:
-                self._line.send(TeamFrame(request.model_dump_json().encode(), blobs), self._deadline_s)
-                frame = self._line.receive(self._deadline_s)
+                self._connection.send(TeamFrame(request.model_dump_json().encode(), blobs), self._deadline_s)
+                frame = self._connection.receive(self._deadline_s)
             answer = decode_answer(frame.body)
         except (NetworkError, RemoteError) as error:
             raise NetworkError(f"rank {self._rank} of this peer: {error}") from error

@@ -1,4 +1,4 @@
-"""Desk: one rank's part of exchanges, donations and downloads, for the leader's network thread.
+"""Shard: one rank's part of exchanges, donations and downloads, for the leader's network thread.
 
 The trainer publishes a version of its weights with each turn; the leader names a version by the number of its turn, so
 that all ranks encode the same moment. What the leader opens has a number and stays until it is released, by a turn.
@@ -28,7 +28,7 @@ from p2ptrain.train.sketch import sketch
 from p2ptrain.train.widths import Fit, WidthFeedback
 
 KEPT_TURNS = 4
-"""Versions of the weights that a desk keeps. A leader that asks for an older one gets the oldest of these."""
+"""Versions of the weights that a shard keeps. A leader that asks for an older one gets the oldest of these."""
 MOST_OPEN = 256
 """Maximum number of open exchanges, donations and downloads."""
 PATIENCE_S = 30.0
@@ -55,7 +55,7 @@ class PendingExchange:
         return Commit(NOBODY, 0.0, self.share, self.clip_radius, False, 0, 0)
 
 
-class Desk(Protocol):
+class Shard(Protocol):
     """One rank's part, as the leader's network thread sees it. Fragments have the rank's own numbers.
 
     Every method may raise NetworkError: the rank does not answer, or no longer has what the number names.
@@ -110,8 +110,8 @@ class _OpenExchange:
     difference: Difference | None = None
 
 
-class ExchangeDesk:
-    """``Desk`` of this process's rank.
+class LocalShard:
+    """``Shard`` of this process's rank.
 
     Args:
         payloads: the rank's learner's.
@@ -158,7 +158,7 @@ class ExchangeDesk:
             raise NetworkError(f"download {download} is not open")
         return tuple(torch.frombuffer(part, dtype=torch.float32) for part in parts)
 
-    # --- Desk ---------------------------------------------------------------------------------------------------------
+    # --- Shard --------------------------------------------------------------------------------------------------------
 
     def open(self, exchange: int, turn: int, fragments: Sequence[int], pending: Sequence[PendingExchange]) -> None:
         with_differences = [(each.serial, each.commit, self.take(each.exchange)) for each in pending]
