@@ -115,7 +115,10 @@ class Cell:
     @property
     def name(self) -> str:
         """Description for messages."""
-        differing = (f"{key}={value}" for key, value in self.setting.key().items())
+        differing = [f"{key}={value}" for key, value in self.setting.key().items()]
+        if self.choice is not None:
+            numbers = {"eta": self.choice.learning_rate, "mu": self.choice.momentum, "inner": self.choice.inner_rate}
+            differing += [f"{name}={number:g}" for name, number in numbers.items() if number is not None]
         return " ".join([self.experiment, self.contender.name, *differing, f"seed={self.seed}"])
 
 

@@ -35,7 +35,12 @@ def advice(manifest: Manifest) -> list[str]:
         warnings.append(
             f"outer.weights: work, and recipe {recipe.name} averages nothing, so it has no effect; set it to equal"
         )
-    if outer.partners > 1 and outer.topology != "random":
+    if outer.partners > 1 and not recipe.exchanges:
+        warnings.append(
+            f"outer.partners: {outer.partners}, and recipe {recipe.name} exchanges nothing, so it has no effect; "
+            "set it to 1"
+        )
+    elif outer.partners > 1 and outer.topology != "random":
         warnings.append(
             f"outer.partners: {outer.partners}, and topology {outer.topology} names the partners itself, so it has no "
             "effect; set it to 1"

@@ -38,6 +38,7 @@ TESTNET_GROUP_KEYS = (
     "amid_exchange",
     "invited",
     "banned_at_s",
+    "cores",
     "leaves_every_s",
 )
 """Fields of a group that only a testnet supports."""

@@ -28,6 +28,12 @@ MAX_OFFERS = 2
 CHOICE = 4
 """Offered fragments per exchanged fragment, if enough are free, because the partner has other fragments engaged. Offers
 of exactly enough were declined twice per exchange (simulated: 16 fragments, 4 an exchange)."""
+APART_STEPS = 2.0
+"""Outer steps by which two partners' progress differs, because one computes much faster, from which they meet others
+before they meet again. If exchanges outlast outer steps, both sides of a pair are free when everybody else is engaged:
+four computers of speeds 1, 1, 4 and 20 stayed two pairs, whose progress parted (simulated)."""
+OTHERS_FIRST = 1.0
+"""Time until they meet again, in durations of their exchange: about when others that are engaged are free."""
 
 
 class ExchangeManager:
@@ -280,6 +286,9 @@ class ExchangeManager:
                 distance=exchange.distance,
             )
         )
+        is_apart = abs(theirs.progress - mine.progress) > APART_STEPS * core.bounds.step
+        if is_apart and not exchange.round and core.state is PeerState.TRAINING:
+            core.members.pause_for_others(link.peer, now + OTHERS_FIRST * seconds, now)
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, MeetingEvent.COMMIT, now)
         self.seek(now)

@@ -5,7 +5,8 @@ so the mean grows by all peers' tokens: progress estimates the run's total.
 
 Anybody can write presence records, so only peers that sent this one a message count fully. The others, *strangers*,
 count by the share of strangers that answered when this peer called them. They raise n at most twofold with each own
-outer step, and only if one of them answered in it: a crowd of false records cannot raise n among peers that all met.
+outer step, and only if one of them answered in it and half of those last called did. If fewer did, n halves, down to
+the peers met: a crowd of false records whose owner answers raises n only until as many other calls have failed.
 Where exchanges are planned, as on a ring, most peers never call each other, and no answer is asked for.
 """
 
@@ -24,6 +25,9 @@ slept finds others that it has forgotten."""
 RISE = 2.0
 """Maximum factor by which strangers raise the number with an own outer step; a thousand founders are counted after
 four steps."""
+LEAST_SHARE = 0.5
+"""Share of strangers that must answer for the others to raise the number. Guess: count unanswered calls in real
+swarms."""
 MAX_PEERS = 2.0**22
 """Maximum count, that of ``presence_buckets.MAX_LEVEL``."""
 
@@ -43,19 +47,21 @@ class PeerCount:
     def outer_step_done(self, members: Membership, plans: bool, now: float) -> None:
         """Let strangers raise the number again if one of them answered since the last outer step.
 
-        If a call failed and nobody known has ever answered, this peer is alone among false records.
+        If fewer than half of those called answered, the number halves. If a call failed and nobody known has ever
+        answered, this peer is alone among false records.
 
         Args:
             plans: whether exchanges are planned (``SwarmRules.plans``).
         """
-        may_rise = plans or members.strangers_met > self._strangers_met
+        is_doubtful = members.stranger_share < LEAST_SHARE
+        may_rise = plans or (members.strangers_met > self._strangers_met and not is_doubtful)
         self._strangers_met = members.strangers_met
         if may_rise:
             self._most = RISE * self.peers
         elif members.stranger_share < 1.0 and not any(known.was_heard for known in members.live(now)):
             self._most = 1.0
         else:
-            self._most = self.peers
+            self._most = self.peers / RISE if is_doubtful else self.peers
 
     def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
         """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.

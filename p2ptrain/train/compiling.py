@@ -255,7 +255,9 @@ class BackgroundCompiler:
         self._finish(f"{way} ({self._why_no_library})" if self._why_no_library else way)
 
     def _failed(self, why: str) -> None:
-        self._give_up(self._why_no_library or one_line(f"the compiled code failed: {why}", MOST_CHARS))
+        what = "the CUDA graph" if self._why_no_library else "the compiled code"
+        failure = one_line(f"{what} failed: {why}", MOST_CHARS)
+        self._give_up("; ".join(filter(None, (self._why_no_library, failure))))
 
     def _give_up(self, why: str) -> None:
         self._notebook.note("not compiled", why=why)

@@ -120,7 +120,8 @@ def test_what_a_claim_rests_on_has_three_seeds() -> None:
     for each in all_cells():
         places.setdefault((each.experiment, each.contender.name, str(each.setting)), set()).add(each.seed)
     few = {place for place, seeds in places.items() if place[0] != "tuning" and seeds != set(FINAL_SEEDS)}
-    assert {experiment for experiment, _, _ in few} == {"R2", "R7"}
+    assert {experiment for experiment, _, _ in few} == {"R2", "R7", "R9"}
+    assert {name for experiment, name, _ in few if experiment == "R9"} == {"swarm-2 equal", "swarm-2, H by speed"}
 
 
 def test_at_home_the_loss_of_swarm_does_not_depend_on_the_line() -> None:

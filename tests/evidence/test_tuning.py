@@ -1,7 +1,8 @@
-"""Tuning in two stages: inner learning rates, then outer numbers."""
+"""Tuning in three stages: inner learning rates, outer numbers, inner learning rates by number of peers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,11 +22,14 @@ from bench.evidence.contenders import (
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.tuning import (
     GRIDS,
+    RATES_BY_PEERS,
     choice_of,
     chosen_for,
     has_outer_optimizer,
     inner_points,
     outer_points,
+    peers_setting,
+    rate_contender,
     tuned_at,
     tuning_cells,
 )
@@ -83,6 +87,21 @@ def test_a_form_represents_its_method() -> None:
     last = len(outer_points(GASLOC)) - 1
     found = choice_of(cell(GASLOC), [*rates(GASLOC, 1.7, 1.8, 1.8, 1.8), *grid(GASLOC, 0.006, last)])
     assert found == Choice(recipe, 1.0, 0.5, 0.006)
+
+
+def test_the_inner_rate_follows_the_number_of_peers() -> None:
+    at_eight = [*RATES, *grid(SWARM_2, RATE, 5)]
+    chosen = Choice("swarm", 0.7, 0.8, RATE)
+    many = [
+        entry(rate_contender(SWARM_2, rate), replace(chosen, inner_rate=rate), 2.0 - rate)
+        | {"setting": peers_setting(SWARM_2, 32).key()}
+        for rate in RATES_BY_PEERS[32]
+    ]
+    few = replace(cell(SWARM_MODULAR4), setting=replace(CENTRAL, peers=6))
+    most = replace(cell(SWARM_MODULAR4), setting=replace(CENTRAL, peers=64))
+    assert choice_of(few, at_eight) == chosen
+    assert choice_of(most, [*at_eight, *many[1:]]) is None, "a rate is missing"
+    assert choice_of(most, [*at_eight, *many]) == replace(chosen, inner_rate=0.02)
 
 
 @pytest.mark.parametrize("contender", [DDP, LOCAL])

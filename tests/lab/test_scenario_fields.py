@@ -29,8 +29,7 @@ def test_the_simulator_knows_every_field_of_a_testnet() -> None:
     fields = set(RealScenario.model_fields) - set(Scenario.model_fields)
     assert fields == {*scenario_file.TESTNET_KEYS, "limits", "undisturbed"}
     fields = set(RealGroup.model_fields) - set(Group.model_fields)
-    # It leaves out awaited. Of cores it says, for now, that it does not know the field.
-    assert fields == {*scenario_file.TESTNET_GROUP_KEYS, "awaited", "cores"}
+    assert fields == {*scenario_file.TESTNET_GROUP_KEYS, "awaited"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from p2ptrain.manifest.fitting import MIN_OUTER_STEPS, fitted
 AUTHOR = "ab" * 32
 DEMO_STEP = 128 * 2 * 20
 RING = {"outer.recipe": "gasloc", "outer.exchanges_per_step": 0, "outer.topology": "ring"}
+LOCAL = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "outer.weights": "equal"}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -58,6 +59,11 @@ def test_a_run_that_was_fitted_to_a_text_raises_no_warning(tokens: int) -> None:
             "outer.partners: 2, and topology ring names the partners itself",
             "set it to 1",
         ),
+        (
+            {**LOCAL, "outer.partners": 2},
+            "outer.partners: 2, and recipe local exchanges nothing",
+            "set it to 1",
+        ),
     ],
 )
 def test_a_value_without_sense_is_named_with_its_bound(changes: dict[str, Any], beginning: str, end: str) -> None:
@@ -72,7 +78,7 @@ def test_a_value_without_sense_is_named_with_its_bound(changes: dict[str, Any], 
         {"training.warmup_tokens": 1_200_000},
         {"training.warmup_tokens": 0},
         {"run.tokens": MIN_OUTER_STEPS * DEMO_STEP},
-        {"run.tokens": DEMO_STEP, "outer.recipe": "local", "outer.exchanges_per_step": 0, "outer.weights": "equal"},
+        {"run.tokens": DEMO_STEP, **LOCAL},
         {**RING, "outer.partners": 1},
         {"outer.recipe": "gasloc", "outer.exchanges_per_step": 0, "outer.partners": 2},
     ],

@@ -87,3 +87,11 @@ def test_more_peers_end_the_run_sooner():
     alone = simulated(group(4), **budget).world.now
     joined = simulated(group(4), group(12, arrives_at_s=100.0), **budget).world.now
     assert joined < 0.45 * alone, "a tenth is over when three times as many come"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slow_lines_among_uneven_computers(seed: int):
+    """Check exchanges that last as long as eight outer steps of the fastest and two of the middle one."""
+    lines = {"up_mbit_s": 0.5, "down_mbit_s": 0.5}
+    groups = [group(2, 0.2, **lines), group(1, 0.05), group(1, 0.01)]
+    assert trained_over_budget(*groups, seed=seed, outer_steps=400) == pytest.approx(1.0, abs=0.05)

@@ -217,6 +217,7 @@ def test_how_many_inner_steps_each_makes(make) -> None:
     ("change", "field"),
     [
         ("peers.home.router=true", "peers.home.router"),
+        ("peers.home.cores=0.5", "peers.home.cores"),
         ("peers.home.returns=resumed", "peers.home.returns"),
         ('peers.home.troubles=[{what = "daemon_dies", at_s = 1}]', "peers.home.troubles"),
         ("partitions=[]", "partitions"),

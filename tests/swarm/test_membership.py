@@ -129,6 +129,17 @@ def test_a_lone_partner_that_does_not_answer_is_called_less_often_until_it_is_he
     assert calls(members, 1.0 + LONE_PAUSE_S)
 
 
+def test_a_partner_waits_for_others_only_if_there_are_any(members: Membership) -> None:
+    alone, oak = alone_with_birch(), PeerId("oak")
+    alone.pause_for_others(PeerId("birch"), until=3.0, now=1.0)
+    assert [each.peer for each in alone.partners(now=1.0)] == ["birch"]
+    alone.hear(oak, PeerState.TRAINING, 0, 0.0, now=1.0)
+    alone.pause_for_others(PeerId("birch"), until=3.0, now=1.0)
+    alone.pause(oak, until=9.0, now=1.0)
+    assert alone.partners(now=1.2) == [], "not even while the others are busy"
+    assert [each.peer for each in alone.partners(now=3.0)] == ["birch"]
+
+
 def test_a_lone_partner_that_broke_the_protocol_is_not_called() -> None:
     members = alone_with_birch()
     members.record_failure(BIRCH, 0.0, FailureKind.OFFENCE)

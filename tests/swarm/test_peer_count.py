@@ -16,6 +16,7 @@ from p2ptrain.swarm.events import Counted, LeaveRequested, OuterStepDone, PeersS
 from p2ptrain.swarm.messages import Presence
 from p2ptrain.swarm.peer import Peer
 from p2ptrain.swarm.peer_count import AT_ONCE
+from p2ptrain.swarm.peer_info import FailureKind
 from p2ptrain.swarm.rules import ENOUGH_PEERS
 
 RULES = run_rules(run_tokens=1e6, exchanges_per_step=2)
@@ -125,6 +126,24 @@ def test_strangers_that_do_not_answer_raise_the_number_no_more():
     assert counts_of(peer, [presence("birch")], in_directory=2, steps=2) == [2.0]
     crowd = [presence(f"nobody {number}") for number in range(100)]
     assert counts_of(peer, crowd, in_directory=102, steps=4, strangers_answer=False) == []
+
+
+def test_a_crowd_whose_owner_answers_doubles_the_number_only_until_half_the_calls_failed():
+    peer = Peer(PeerId("amber"), RULES, Random(1))
+    assert counts_of(peer, [presence("birch")], in_directory=2, steps=2) == [2.0]
+    crowd = [presence(f"nobody {number}") for number in range(30)]
+    counts = counts_of(peer, crowd, in_directory=32, steps=0)  # the first one called answers
+    members = peer._core.members
+    for call, known in enumerate([known for known in members.live(3.0) if not known.was_heard]):
+        now = 3.0 + 0.1 * call  # its own calls, unanswered, do not fail yet
+        effects = peer.handle(OuterStepDone(3 + call, 0.0, 0), now)
+        counts += [each.peers for each in effects if isinstance(each, Counted)]
+        members.called(known.peer, now)
+        if call == 10:
+            members.hear(known.peer, known.state, 0, 0.0, now)
+        else:
+            members.record_failure(known.peer, now, FailureKind.UNANSWERED)
+    assert counts == [4.0, 3.0, 4.0], "both that answered, birch and itself"
 
 
 def test_a_peer_that_slept_counts_at_once_those_whom_it_had_forgotten():

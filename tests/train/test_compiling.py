@@ -241,13 +241,14 @@ def test_a_card_without_a_library_compares_a_graph_and_there_is_one_note(tiny_ru
     assert (bench.log.kinds(), compiler.state) == (kinds, state)
 
 
-def test_a_graph_that_fails_leaves_the_first_reason(tiny_run, tmp_path):
+def test_a_graph_that_fails_leaves_both_reasons(tiny_run, tmp_path):
     bench = Bench(tiny_run(), tmp_path, obstacle=lambda: "no Triton")
     bench.task.offer_graph = GraphOffers()
     with bench.compiler:
         assert bench.task.offer_graph.came.wait(PATIENCE_S)
-        bench.task.offer_graph.made[0][2]("operation not permitted when stream is capturing")
-    assert (bench.log.kinds(), bench.why) == (["not compiled"], "no Triton")
+        bench.task.offer_graph.made[0][2]("stream is capturing")
+    assert bench.log.kinds() == ["not compiled"]
+    assert bench.why == "no Triton; the CUDA graph failed: stream is capturing"
 
 
 def test_a_card_that_triton_does_not_support_starts_no_child(tiny_run, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.evidence.cells import ALONE, CellSetting, block
+from bench.evidence.cells import ALONE, FINAL_SEEDS, CellSetting, block
 from bench.evidence.contenders import LOCAL, SWARM_2, SWARM_BY_SPEED, SWARM_EQUAL
 from bench.evidence.headline import LADDER
 from bench.evidence.layout import Column, Entry, Experiment, ResultTable, TableRow, columns, rows
@@ -107,9 +107,13 @@ R9 = Experiment(
         "A swarm ends at a higher loss than one computer that makes all steps itself; losses below that are in the "
         "columns never.",
         "swarm-2 weighs averages by the tokens per second of both sides; equal: both sides count the same; H by speed: "
-        "slower computers make fewer inner steps, so that outer steps take equally long.",
+        "slower computers make fewer inner steps, so that outer steps take equally long. These two have one seed.",
     ),
-    cells=(*block("R9", (LOCAL,), (ONE,)), *block("R9", METHODS, SETTINGS.values())),
+    cells=(
+        *block("R9", (LOCAL,), (ONE,)),
+        *block("R9", (SWARM_2,), SETTINGS.values()),
+        *block("R9", METHODS[1:], SETTINGS.values(), seeds=FINAL_SEEDS[:1]),
+    ),
     derive=_against_alone,
     tables=(
         *(table for question, title in QUESTIONS.items() for table in _tables(question, title)),
