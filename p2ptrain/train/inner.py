@@ -45,6 +45,7 @@ from p2ptrain.train.schedule import learning_rate
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
+    from p2ptrain.ports import HeldOut
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +221,7 @@ class LanguageModelTask:
                 self.loss_scale.skipped_in_a_row,
             )
 
-    def held_out(self, most_tokens: int, patience_s: float) -> HeldOutText:
+    def held_out(self, most_tokens: int, patience_s: float) -> HeldOut:
         """Return the evaluation of the current weights in the type that training computes in."""
         return HeldOutText(self.model.module, self._corpus, most_tokens, self._autocast, patience_s)
 

@@ -31,6 +31,7 @@ from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
+from p2ptrain.train.staged_evaluation import StagedHeldOut
 from p2ptrain.train.stages import EXACT, StageModel, StagePass, fitting_micro_batch
 from p2ptrain.train.team_group import TeamGroup
 
@@ -91,6 +92,19 @@ class PipelineTask(LanguageModelTask):
     def autocast(self) -> torch.dtype | None:
         """Compute type of matrix products; None: the weights' own."""
         return self._autocast
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model."""
+        return self.stage_model.whole.parameter_count
+
+    def held_out(self, most_tokens: int, patience_s: float) -> StagedHeldOut:
+        """Return the evaluation of the whole model's current weights, a collective."""
+        return StagedHeldOut(self, self._corpus, most_tokens, patience_s)
+
+    def sample(self, new_tokens: int) -> str:
+        """Return no text: stages generate none."""
+        return ""
 
     def pass_shape(self, description: Decoder) -> PassShape:
         """Raise CompiledPassError: the passes of stages are not compiled."""

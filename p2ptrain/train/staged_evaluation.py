@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.evaluate import BATCH_LOGITS, HeldOutLoss, batches_to_skip, tokens_to_read
-from p2ptrain.train.pipeline import PipelineTask
+
+if TYPE_CHECKING:
+    from p2ptrain.train.pipeline import PipelineTask
 
 ROUND = 2
 """Batches between all-reduces, per stage. Guess: evaluation of slow and fast stages would settle it; more batches keep

@@ -24,6 +24,7 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import Manifest, with_changes
 from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.ports import HeldOut
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team.connection import RankConnection
@@ -42,7 +43,6 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import build_module, flat_model
 from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
-from p2ptrain.train.staged_evaluation import StagedHeldOut
 from p2ptrain.train.stages import equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
@@ -121,7 +121,7 @@ class RankState:
     group: TeamGroup
     shard: LocalShard
     sharding: Sharding
-    held_out: StagedHeldOut
+    held_out: HeldOut
 
 
 def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
@@ -133,7 +133,7 @@ def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
     rules = learner_rules(manifest.outer, manifest.run.tokens)
     slices = sharding.slices(rank)
     task, matrices = PipelineTask(models[rank], group, *rest(case)), matrices_of(models[rank].flat.layout, slices)
-    held_out = StagedHeldOut(task, corpus(manifest), HELD_OUT)
+    held_out = task.held_out(HELD_OUT, math.inf)
     learner = Learner(
         task,
         rules,
