@@ -1,14 +1,19 @@
 """Ports between the layers: small interfaces, each with a real implementation and one in memory.
 
-=============  ==============================  ====================================
-port           real                            in memory
-=============  ==============================  ====================================
-InnerTask      train.inner.LanguageModelTask   sim.learners.QuadraticTask
-Link           net.links.StreamLink            tests: memory_network.MemoryLink
-Transport      net.transport.P2PTransport      tests: memory_network.MemoryTransport
-Directory      net.directory.DhtDirectory      tests: memory_network.MemoryDirectory
-Notebook       base.telemetry.EventLog         base.telemetry.MemoryLog
-=============  ==============================  ====================================
+================  ==============================  ====================================
+port              real                            in memory
+================  ==============================  ====================================
+InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
+AllGather         train.weights.single_rank       the same
+ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
+PieceStore        net.weight_download             the same
+DonorWeights      train.payloads.Payloads         the same, with small tensors
+Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
+Link              net.links.StreamLink            tests: memory_network.MemoryLink
+Transport         net.transport.P2PTransport      tests: memory_network.MemoryTransport
+Directory         net.directory.DhtDirectory      tests: memory_network.MemoryDirectory
+Notebook          base.telemetry.EventLog         base.telemetry.MemoryLog
+================  ==============================  ====================================
 """
 
 from __future__ import annotations
@@ -18,8 +23,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from p2ptrain.base.errors import RemoteError
-from p2ptrain.base.ids import PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm import Presence
+from p2ptrain.swarm.download_plan import Span
+from p2ptrain.swarm.events import Commit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +55,22 @@ class InnerTask(Protocol):
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
 
 
+class AllGather(Protocol):
+    """Collective over the ranks of a peer whose model lies on several devices. Called by the trainer thread.
+
+    All numbers about the whole model go through it. Each rank has its own fragments; gathered values, unlike sums of
+    partial sums, are bitwise those of one process.
+    """
+
+    def __call__(self, name: str, values: Tensor) -> Tensor:
+        """Return all ranks' values in the order of the ranks, the same on all.
+
+        Args:
+            name: the collective's name in an error.
+            values: [k] this rank's values; k may differ between ranks.
+        """
+
+
 class HeldOut(Protocol):
     """Evaluation of the current fast weights. Owned by the trainer thread."""
 
@@ -68,6 +91,140 @@ class StepResult(Protocol):
 
     @property
     def tokens(self) -> int: ...
+
+
+Opaque = Any
+"""Value that the network only passes back: it neither knows nor reads its content."""
+
+
+class EncodedPayload(Protocol):
+    """This side's payload of an exchange."""
+
+    @property
+    def parts(self) -> Sequence[bytes]:
+        """One part per fragment."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+class PayloadDifference(Protocol):
+    """Result of an exchange of payloads, as far as the protocol core judges it. The vectors are the learner's."""
+
+    @property
+    def distance(self) -> float:
+        """Length of the difference over that of our weights."""
+
+    @property
+    def norm(self) -> float:
+        """Length of our weights."""
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Digest of the partner's payload."""
+
+    @property
+    def sketched(self) -> float:
+        """Estimate of ``distance`` from both sides' sketches, 0 without sketches."""
+
+
+class ExchangePayloads(Protocol):
+    """Numeric part of an exchange: snapshots to bytes, two payloads to a difference. Any thread may call it.
+
+    The network knows fragments by number. A snapshot and an encoded payload are opaque to it.
+    """
+
+    def proposal_sizes(self, fragments: Sequence[int]) -> list[int]:
+        """Return the bytes of each proposal, equal on both sides; empty if there are none."""
+
+    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
+        """Return the bytes of each fragment's part, equal on both sides."""
+
+    def current(self, fragments: Sequence[int]) -> Opaque:
+        """Return a snapshot of these fragments, with all committed displacements."""
+
+    def proposals(self, fragments: Sequence[int], snapshot: Opaque) -> Sequence[bytes]:
+        """Return what to agree on before encoding that snapshot, one part per fragment. Raises ValueError."""
+
+    def encode(
+        self,
+        fragments: Sequence[int],
+        mine: Sequence[bytes],
+        theirs: Sequence[bytes | bytearray],
+        snapshot: Opaque,
+    ) -> EncodedPayload:
+        """Return these fragments of a snapshot as bytes, after both sides' proposals.
+
+        Raises ValueError if our own weights cannot be sent, RemoteError if the partner's proposals are invalid.
+        """
+
+    def difference(self, mine: Opaque, theirs: Sequence[bytes | bytearray]) -> PayloadDifference:
+        """Return the difference to the partner's weights; ``mine`` is a result of ``encode``.
+
+        Raises RemoteError, and MisfitError, a kind of it, if the payload does not fit the proposals.
+        """
+
+
+class PieceStore(Protocol):
+    """Store of a donor's weights while they arrive, fp32. Any thread may call it; it may raise NetworkError."""
+
+    @property
+    def whole(self) -> Opaque:
+        """The weights, for ``DonorWeights.check_weights`` and ``Deliveries.adopt`` once all pieces are here."""
+
+    def store(self, span: Span, piece: bytearray) -> None: ...
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        """Return the sketch of a stored piece, to compare with another donor's."""
+
+
+class DonorWeights(Protocol):
+    """Slow weights for newcomers, and the check of a donor's. Any thread may call it."""
+
+    def weight_sizes(self) -> list[int]:
+        """Return the bytes of each fragment in fp32."""
+
+    def slow(self) -> Opaque:
+        """Return a snapshot of all slow weights; it is kept as long as a reference to it."""
+
+    def piece(self, snapshot: Opaque, span: Span) -> bytes | memoryview:
+        """Return these bytes of a snapshot, fp32."""
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        """Return the sketch of a piece of the current weights, to compare with another donor's."""
+
+    def check_weights(self, parts: Opaque) -> None:
+        """Raise RemoteError unless a donor's weights (``PieceStore.whole``) may replace ours."""
+
+
+class LearnerPayloads(ExchangePayloads, DonorWeights, Protocol):
+    """Everything that the network sends of a learner."""
+
+
+class Deliveries(Protocol):
+    """Queue from the network to a learner. Only the network's thread calls it."""
+
+    def deliver(self, commit: Commit, difference: Opaque) -> None:
+        """Queue the displacement of a committed exchange; ``difference`` is a result of ``ExchangePayloads``."""
+
+    def proceed(self, step: int) -> None:
+        """Let a trainer that waits at this outer step continue with what was delivered before."""
+
+    def adopt(self, link: LinkId, step: int, progress: float, parts: Opaque) -> None:
+        """Queue a donor's weights that ``DonorWeights.check_weights`` accepted."""
+
+
+class NetworkedLearner(Protocol):
+    """A learner as the network sees it."""
+
+    peers: float
+    """Number of peers that train, by which own tokens count; written by the network."""
+
+    @property
+    def payloads(self) -> LearnerPayloads: ...
+
+    @property
+    def inbox(self) -> Deliveries: ...
 
 
 class Link(ABC):

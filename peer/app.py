@@ -131,7 +131,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             session.record.is_stopping = signals.stop.is_set
             session.record.saver.is_terminated = lambda: stopping.is_terminated
             stopping.let_finish(session.record.learner.inbox.wake)
-            stack.enter_context(_compiler(session.record, signed, options, signals, log))
+            stack.enter_context(_compiler(session, signed, options, signals, log))
             try:
                 if network is None or admission is None:
                     _run_alone(session, signals, owner)
@@ -180,20 +180,20 @@ def _hooks(record: SessionRecorder) -> Hooks:
 
 
 def _compiler(
-    record: SessionRecorder, signed: SignedManifest, options: PeerOptions, signals: Signals, log: EventLog
+    session: TrainingSession, signed: SignedManifest, options: PeerOptions, signals: Signals, log: EventLog
 ) -> BackgroundCompiler:
     """Return the compiler of the inner pass; entered, it works while the peer trains."""
+    record, task = session.record, session.compilable
 
     def is_training() -> bool:
         is_over = signals.stop.is_set() or record.learner.ended
         return record.has_stepped and signals.begin.is_set() and not is_over
 
     def obstacle() -> str:
-        task = record.task
         return compiler_fault(signed.manifest, task.theta.device, task.micro_batch, options.memory_bytes)
 
     record.compiler = BackgroundCompiler(
-        record.task,
+        task,
         signed.manifest.model,
         options.compile,
         cache_directory() / FOLDER,

@@ -18,22 +18,20 @@ from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
-from p2ptrain.data.tokenizer import Tokenizer
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
-from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
 from p2ptrain.train.batches import CorpusReader
-from p2ptrain.train.evaluate import HeldOutLoss, HeldOutText
-from p2ptrain.train.generate import Sampling, generate_text
+from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
-from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
+from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
+from p2ptrain.train.tasks import PeerTask
 from peer.capacity import activation_bytes, check_memory, explained
 from peer.home import Home
 from peer.owner.settings import CompileMode
@@ -75,6 +73,8 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
+    compilable: LanguageModelTask
+    """The task, whose passes the compiler may replace."""
 
 
 def build(
@@ -101,7 +101,7 @@ def build(
         reader = CorpusReader(manifest.run.seed, identity.peer_id)
         task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens, reader, placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
-    fragments = slices(len(model.theta), manifest.outer.fragments)
+    fragments = fragments_of(manifest.outer, model.layout)
     learner = Learner(
         task,
         learner_rules(manifest.outer, manifest.run.tokens),
@@ -110,7 +110,7 @@ def build(
         log,
         gradient_codec=gradient_codec,
         matrices=matrices_of(model.layout, fragments),
-        held_out=HeldOutText(model.module, corpus, TRIED_TOKENS, placement.autocast, TRIED_PATIENCE_S),
+        held_out=task.held_out(TRIED_TOKENS, TRIED_PATIENCE_S),
     )
     checkpoints = Checkpoints(home.checkpoints)
     first_loss, earlier = _resume(checkpoints, learner, signed, log)
@@ -135,15 +135,14 @@ def build(
         learner=learner,
         task=task,
         corpus=corpus,
-        placement=placement,
         run_tokens=manifest.run.tokens,
         last_exchanges_s=SEARCH_PATIENCE_S + rules.final_gossip_s if rules.exchanges else 0.0,
         notebook=log,
         first_loss=first_loss,
         earlier=earlier,
-        sampler=_sampler(task, corpus.tokenizer),
+        sampler=_sampler(task),
     )
-    return TrainingSession(new_core, record)
+    return TrainingSession(new_core, record, task)
 
 
 def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
@@ -177,10 +176,10 @@ def noting_text(notebook: Notebook) -> Callable[[TextCounts, int], None]:
     return report
 
 
-def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]:
+def _sampler(task: PeerTask) -> Callable[[], str]:
     """Return a trainer-thread function that samples a text at one of ``SAMPLE_LOOKS`` calls, else returns ""."""
     turns = itertools.cycle(look == 1 for look in range(SAMPLE_LOOKS))
-    return lambda: generate_text(task.model.module, tokenizer, "", SAMPLE_TOKENS, Sampling()) if next(turns) else ""
+    return lambda: task.sample(SAMPLE_TOKENS) if next(turns) else ""
 
 
 def _resume(

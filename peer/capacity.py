@@ -14,6 +14,7 @@ import torch
 from p2ptrain.base import cgroups
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import SETTINGS_FILE, Manifest, parameter_count
+from p2ptrain.outer.fragments import layer_slices
 from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
 from p2ptrain.train.activations import pass_bytes
@@ -97,8 +98,12 @@ def _least_activation_bytes(manifest: Manifest) -> int:
     return int(min(HEAP * kept, RECOMPUTED_HEAP * recomputed))
 
 
-def host_bytes(recipe: Recipe, fragments: int) -> float:
-    """Return the most bytes per parameter that the outer state of a peer takes, on the host for any device."""
+def host_bytes(recipe: Recipe, fragments: float) -> float:
+    """Return the most bytes per parameter that the outer state of a peer takes, on the host for any device.
+
+    Args:
+        fragments: all weights over those of the longest fragment.
+    """
     if recipe.blocks or recipe.mix("pseudo_gradient") is not None:
         return PHASE_BYTES
     shown = SHOWN_BYTES if recipe.mix("fast") is not None else 0
@@ -108,7 +113,11 @@ def host_bytes(recipe: Recipe, fragments: int) -> float:
 def _state_bytes(manifest: Manifest, device: torch.device) -> int:
     """Return the host memory of weights, momentum and moments in bytes."""
     outer = manifest.outer
-    each = host_bytes(RECIPES[outer.recipe], outer.fragments) + (CPU_BYTES if shares_host_memory(device) else 0)
+    fragments: float = outer.fragments
+    if outer.cut == "layers":
+        pieces = layer_slices(manifest.model.unit_parameters(), outer.fragments)
+        fragments = parameter_count(manifest.model) / max(piece.stop - piece.start for piece in pieces)
+    each = host_bytes(RECIPES[outer.recipe], fragments) + (CPU_BYTES if shares_host_memory(device) else 0)
     return math.ceil(parameter_count(manifest.model) * each)
 
 

@@ -19,11 +19,10 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
-from p2ptrain.train.autofit import Placement
 from p2ptrain.train.compiling import BackgroundCompiler
-from p2ptrain.train.evaluate import NOT_READ, HeldOutLoss, tokens_to_read, validation_loss
-from p2ptrain.train.inner import LanguageModelTask
+from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss, tokens_to_read
 from p2ptrain.train.learner import Learner
+from p2ptrain.train.tasks import PeerTask
 from peer.home import Home
 from peer.saving import CheckpointSaver, reason_of
 from peer.throughput import Throughput
@@ -64,9 +63,8 @@ class SessionRecorder:
     run: RunId
     nickname: str
     learner: Learner
-    task: LanguageModelTask
+    task: PeerTask
     corpus: Corpus
-    placement: Placement
     run_tokens: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
@@ -129,10 +127,10 @@ class SessionRecorder:
         self._next_look = self._started_at + LOOK_PERIOD_S
         self.notebook.note(
             "started",
-            device=str(self.task.theta.device),
-            parameters=self.task.model.layout.parameter_count,
+            device=self.task.device_name,
+            parameters=self.task.parameter_count,
             micro_batch=self.task.micro_batch,
-            computes_in=self.placement.computes_in,
+            computes_in=self.task.computes_in,
             **self._loss_fields(),
             progress=self.learner.progress,
             **({"ended": True, "seconds": self.last_exchanges_s} if self.learner.ended else {}),
@@ -282,7 +280,7 @@ class SessionRecorder:
             "tokens": learner.tokens,
             "tokens_per_s": self.throughput.tokens_per_s,
             **self._time_fields(),
-            "skipped_steps": self.task.loss_scale.skipped,
+            "skipped_steps": self.task.skipped_steps,
             "compiler": "" if self.compiler is None else self.compiler.state,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
@@ -360,13 +358,13 @@ class SessionRecorder:
         self,
         tokens: int = HELD_OUT_TOKENS,
         patience_s: float = LOSS_PATIENCE_S,
-        goes_on: Callable[[int, int], bool] = lambda read, wanted: True,
+        goes_on: GoesOn = lambda read, wanted: True,
     ) -> None:
         """Read the held-out loss of the current weights in fp32, unless a reading of as many tokens is known."""
         is_known = self._read == self.learner.changes
         if is_known and self.last_loss.tokens >= tokens_to_read(self.corpus, tokens):
             return
-        found = validation_loss(self.task.model.module, self.corpus, tokens, None, patience_s, goes_on=goes_on)
+        found = self.task.held_out_loss(tokens, patience_s, goes_on)
         if not is_known or found.tokens >= self.last_loss.tokens:
             self.last_loss, self._read = found, self.learner.changes
 

@@ -64,7 +64,7 @@ class Sharing:
 
     def set_run(self, signed: SignedManifest, home: Home, record: SessionRecorder, local: bool) -> None:
         """Show the run and this peer's training figures from now on."""
-        parameters = record.task.model.layout.parameter_count
+        parameters = record.task.parameter_count
         self.state.set_run(signed, parameters, lambda: _join(signed, home, local))
         self.state.set_sources(Sources(record.figures, self.owner.measured, self.owner.traffic))
         self.state.shared_while(lambda: self.is_shared)

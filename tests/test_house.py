@@ -17,7 +17,7 @@ LAYERS = (
     {"p2ptrain", "base"},
     {"outer", "codec", "swarm"},
     {"manifest", "recipes", "framing", "wire", "ports", "statements", "admission", "receipts"},
-    {"train", "data", "checkpoint", "page"},
+    {"train", "team", "data", "checkpoint", "page"},
     {"net", "sim"},
     {"cli", "peer", "bootstrap"},
     {"lab"},
@@ -140,6 +140,11 @@ def test_no_circles_between_rooms() -> None:
         others = {room(module) for module, _ in imports(path.read_text())}
         graph.setdefault(own, set()).update(other for other in others if other and other != own)
     TopologicalSorter(graph).prepare()
+
+
+def test_the_network_knows_a_learner_by_its_ports() -> None:
+    sources = [path.read_text() for path, own in MODULES.items() if own == "net"]
+    assert {name for each in sources for name, _ in imports(each) if room(name) == "train"} <= {"p2ptrain.train.sketch"}
 
 
 def test_the_hubs_client_is_imported_without_its_telemetry() -> None:

@@ -104,6 +104,18 @@ class Decoder(Section, ABC):
         """Return the number of weights that encode positions; rotary positions have none."""
         return 0
 
+    def unit_parameters(self) -> tuple[int, ...]:
+        """Return the number of weights of each unit that ``outer.cut = "layers"`` keeps whole.
+
+        Units are the embedding, each block, and the last norm with the head; without a head of its own, the norm
+        belongs to the last block. (``outer.FlatLayout.unit_lengths`` is the same of a built model, with padding.)
+        """
+        embedding = self.config.vocab_size * self.config.hidden_size
+        *blocks, last = [self.block_parameters()] * self.config.num_hidden_layers
+        norm = self.norm_parameters()
+        end = (last + norm,) if self.config.tie_word_embeddings else (last, norm + embedding)
+        return embedding + self.position_parameters(), *blocks, *end
+
     @abstractmethod
     def config_arguments(self) -> ConfigArguments:
         """Return the keyword arguments of the architecture's transformers configuration class."""
@@ -266,7 +278,4 @@ Model = Annotated[Llama | Mistral | Qwen2 | GPT2 | GPTNeoX, Field(discriminator=
 
 def parameter_count(model: Decoder) -> int:
     """Compute the number of trainable weights from the shapes, tied ones counted once."""
-    config = model.config
-    embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
-    blocks = config.num_hidden_layers * model.block_parameters()
-    return embeddings + model.position_parameters() + blocks + model.norm_parameters()
+    return sum(model.unit_parameters())

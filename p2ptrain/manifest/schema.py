@@ -135,11 +135,23 @@ class OuterSection(Section):
     fragments: int = Field(ge=1, le=4_096)
     """Number of near-equal slices of the parameters, the units of exchange."""
 
+    cut: Literal["even", "layers"] = "even"
+    """Slices: even, or layers (whole layers, or parts of one layer, so that a peer of several devices can hold each on
+    one)."""
+
     fragments_per_exchange: int = Field(ge=1, le=4_096)
     """Slices sent in one exchange; at most fragments."""
 
+    @model_serializer(mode="wrap")
+    def _even_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out cut even, so that the RunId of a run that cuts evenly does not depend on this field."""
+        data: dict[str, Any] = serialize(self)
+        if data.get("cut") == "even":
+            del data["cut"]
+        return data
+
     def recipe_faults(self) -> list[str]:
-        """Return the conflicts of this section with its recipe, one sentence each."""
+        """Return the conflicts within this section and with its recipe, one sentence each."""
         recipe = RECIPES.get(self.recipe)
         if recipe is None:
             close = difflib.get_close_matches(self.recipe, RECIPES, n=1)
@@ -163,6 +175,8 @@ class OuterSection(Section):
             )
         if self.fragments == 1 and any(mix.share < 1 for mix in recipe.mixes):
             faults.append(f"outer.fragments: 1, and recipe {recipe.name} mixes a part of the fragments; set at least 2")
+        if self.cut == "layers" and self.fragments == 1:
+            faults.append("outer.cut: layers, and one fragment is not cut; set outer.fragments to at least 2, or even")
         if recipe.every_step and self.inner_steps != 1:
             faults.append(
                 f"outer.inner_steps: {self.inner_steps}, and recipe {recipe.name} mixes after every inner step;"

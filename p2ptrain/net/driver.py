@@ -27,7 +27,7 @@ from p2ptrain.net.payload import Buffers
 from p2ptrain.net.session import Session, SessionEnvironment
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
-from p2ptrain.ports import Clock, Directory, Link, Notebook, Transport
+from p2ptrain.ports import Clock, Directory, Link, NetworkedLearner, Notebook, Transport
 from p2ptrain.swarm import Peer, Presence
 from p2ptrain.swarm.events import (
     Adopt,
@@ -58,7 +58,6 @@ from p2ptrain.swarm.events import (
     Woke,
 )
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
-from p2ptrain.train.learner import Learner
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ async def at_once(function: Callable[..., T], *arguments: Any) -> T:
 class Driver:
     """Driver of one peer's protocol core."""
 
-    def __init__(self, core: Peer, learner: Learner, environment: DriverEnvironment) -> None:
+    def __init__(self, core: Peer, learner: NetworkedLearner, environment: DriverEnvironment) -> None:
         self.live_peers = 0
         """Number of other live peers that answer; any thread may read it, unlike the core."""
         self.exchanges_under_way = 0

@@ -20,11 +20,10 @@ from p2ptrain.net.concurrently import concurrently
 from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
-from p2ptrain.ports import Link
+from p2ptrain.ports import EncodedPayload, LearnerPayloads, Link, Opaque, PayloadDifference
 from p2ptrain.swarm import DeclineReason, PeerState
 from p2ptrain.swarm.events import Close, Donate, Donated, Event, Pull, Pulled, Send, Swap, SwapDone
 from p2ptrain.swarm.messages import Acknowledge, Decline, Message, Offer, WeightsReply, WeightsRequest
-from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
 from p2ptrain.wire import decode_message, encode_message
 
 OPENING_DEADLINE_S = 15.0
@@ -37,7 +36,7 @@ Instruction = Send | Swap | Pull | Donate | Close
 class SessionEnvironment:
     """Objects that all sessions of a driver share."""
 
-    payloads: Payloads
+    payloads: LearnerPayloads
     buffers: Buffers
     work: Callable[..., Awaitable[Any]]
     """Runs ``work(function, *arguments)`` off the event loop, or at once."""
@@ -63,9 +62,9 @@ class Session:
     task: asyncio.Task[None] | None = None
     interruptible: bool = False
     """True while it waits for the partner: a Close then cancels the task and is not queued."""
-    swapped: Difference | None = None
+    swapped: PayloadDifference | None = None
     """Result of a swap, until the driver commits it."""
-    pulled: tuple[WeightsReply, list[bytearray]] | None = None
+    pulled: tuple[WeightsReply, Opaque] | None = None
     """Downloaded weights, until the driver adopts them."""
 
     async def open(self, link: Link, message: Message) -> None:
@@ -133,7 +132,7 @@ class Session:
             _, theirs = await concurrently(send_payload(link, mine.parts, others), receiving)
         except UnbegunError as error:  # one of several streams had nothing yet, but the payload has begun
             raise NetworkError(str(error)) from error
-        difference = await work(payloads.difference, mine, theirs)
+        difference: PayloadDifference = await work(payloads.difference, mine, theirs)
         self.tools.buffers.give_back(theirs)
         agreeing = sum(sizes)
         sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
@@ -142,12 +141,12 @@ class Session:
         self.tools.done(SwapDone(self.link, sent_bytes, received_bytes, *measured))
 
     async def _encoded(
-        self, swap: Swap, proposals: Sequence[bytes], their_proposals: Sequence[bytearray], snapshot: Snapshot
-    ) -> Encoded:
+        self, swap: Swap, proposals: Sequence[bytes], their_proposals: Sequence[bytearray], snapshot: Opaque
+    ) -> EncodedPayload:
         """Encode our part of these fragments."""
         encode = self.tools.payloads.encode
         try:
-            mine: Encoded = await self.tools.work(encode, swap.fragments, proposals, their_proposals, snapshot)
+            mine: EncodedPayload = await self.tools.work(encode, swap.fragments, proposals, their_proposals, snapshot)
         except ValueError as error:
             raise _unsendable(error) from error
         return mine

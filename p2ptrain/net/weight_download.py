@@ -21,8 +21,8 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import send_message
-from p2ptrain.ports import Link, Notebook
-from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, cut
+from p2ptrain.ports import Link, Notebook, Opaque, PieceStore
+from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, Span, cut
 from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
 
 SKETCH_DEADLINE_S = 60.0
@@ -43,12 +43,25 @@ Dial = Callable[[PeerId, Sequence[str]], Awaitable[Link]]
 class _ReceivedWeights:
     """Weights received so far."""
 
-    parts: list[bytearray]
-    """All fragments; only the received pieces are filled."""
+    pieces: PieceStore
     givers: dict[int, PeerId]
     """Donor of each received piece."""
     since: float
     """Beginning of the download, on the event loop's clock."""
+
+
+class _Parts:
+    """``PieceStore`` in this process: all fragments, of which only the received pieces are filled."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.whole = [bytearray(size) for size in sizes]
+
+    def store(self, span: Span, piece: bytearray) -> None:
+        memoryview(self.whole[span.fragment])[span.start : span.stop] = piece
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        weights = torch.frombuffer(self.whole[span.fragment], dtype=torch.float32)
+        return sketch(weights[span.start // 4 : span.stop // 4], seed)
 
 
 class Downloader:
@@ -60,6 +73,7 @@ class Downloader:
         work: runs a function off the event loop.
         notebook: receives notes on the number of donors, on repeated requests and on weights that no donor confirmed.
         taken: called with each donor and its bytes of weights.
+        new_store: returns a store for the pieces of a model; None: one in this process.
     """
 
     def __init__(
@@ -69,7 +83,9 @@ class Downloader:
         work: Callable[..., Awaitable[Any]],
         notebook: Notebook,
         taken: Callable[[PeerId, int], None] = lambda peer, size: None,
+        new_store: Callable[[], PieceStore] | None = None,
     ) -> None:
+        self._new_store = new_store or (lambda: _Parts(sizes))
         self._dial = dial
         self._sizes = tuple(sizes)
         self._work = work
@@ -77,8 +93,8 @@ class Downloader:
         self._taken = taken
         self._kept: _ReceivedWeights | None = None
 
-    async def download(self, accepted: Link, others: Mapping[PeerId, Sequence[str]]) -> list[bytearray]:
-        """Download all fragments of a model, confirmed by other donors where possible.
+    async def download(self, accepted: Link, others: Mapping[PeerId, Sequence[str]]) -> Opaque:
+        """Return ``PieceStore.whole`` with all fragments of a model, confirmed by other donors where possible.
 
         Args:
             accepted: the stream on which a donor accepted our request; closed afterwards.
@@ -91,7 +107,7 @@ class Downloader:
         giver, now = accepted.peer, asyncio.get_running_loop().time()
         kept, self._kept = self._kept, None
         if kept is None or now - kept.since > KEEP_S:
-            kept = _ReceivedWeights([bytearray(size) for size in self._sizes], {}, now)
+            kept = _ReceivedWeights(self._new_store(), {}, now)
         channels = {giver: self._channel(giver, others.get(giver, ()), accepted)}
         if self._dial is not None:
             channels |= {peer: self._channel(peer, places) for peer, places in others.items() if peer != giver}
@@ -100,11 +116,12 @@ class Downloader:
         try:
             await download.run()
         finally:
-            if download.plan.here and (giver in download.plan.dropped or not download.plan.is_done):
-                self._keep(_ReceivedWeights(kept.parts, download.plan.here, kept.since))
+            is_stored = not isinstance(download.failure, NetworkError)
+            if is_stored and download.plan.here and (giver in download.plan.dropped or not download.plan.is_done):
+                self._keep(_ReceivedWeights(kept.pieces, download.plan.here, kept.since))
         self._check(download.plan, giver)
         self._tell(download.plan, asyncio.get_running_loop().time() - now)
-        return kept.parts
+        return kept.pieces.whole
 
     def _tell(self, plan: DownloadPlan, seconds: float) -> None:
         self._notebook.note(
@@ -172,11 +189,11 @@ class _Download:
         self._giver = next(iter(channels))
         self._channels = channels
         self._comparison_channels = comparison_channels
-        self._parts = kept.parts
+        self._pieces = kept.pieces
         self._work = work
         self._taken = taken
-        self._failure: RemoteError | None = None
-        self._outcomes: asyncio.Queue[Callable[[], list[Action]]] = asyncio.Queue()
+        self.failure: RemoteError | NetworkError | None = None
+        self._outcomes: asyncio.Queue[Callable[[], Awaitable[list[Action]]]] = asyncio.Queue()
         self._running: dict[tuple[PeerId, int, bool], asyncio.Task[None]] = {}
         """Tasks by donor, piece, and whether they compare: a donor may have one of each for a piece."""
 
@@ -194,8 +211,8 @@ class _Download:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FAREWELL_S):
                     await asyncio.gather(*(channel.end() for channel in self._all_channels()))
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     async def _follow(self, tasks: asyncio.TaskGroup) -> None:
         loop, plan = asyncio.get_running_loop(), self.plan
@@ -203,7 +220,7 @@ class _Download:
         while True:
             for action in actions:
                 self._begin(action, tasks)
-            if plan.is_done or plan.is_stuck or self._failure is not None:
+            if plan.is_done or plan.is_stuck or self.failure is not None:
                 return
             for channel in self._all_channels():
                 if channel.rests_at <= loop.time():
@@ -215,7 +232,7 @@ class _Download:
             except TimeoutError:
                 actions = plan.act(loop.time())
             else:
-                actions = outcome()
+                actions = await outcome()
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         place = action.donor, action.piece, isinstance(action, Compare)
@@ -236,7 +253,7 @@ class _Download:
             else:
                 async with asyncio.timeout(SKETCH_DEADLINE_S):
                     far = await self._compare(donor, number)
-                self._outcomes.put_nowait(lambda: self.plan.compared(donor, number, far, _now()))
+                self._outcomes.put_nowait(partial(self._judge, donor, number, far))
         except (NetworkError, TimeoutError):
             self._outcomes.put_nowait(partial(self._lose, donor))
         except RemoteError as error:
@@ -245,21 +262,26 @@ class _Download:
     async def _compare(self, donor: PeerId, number: int) -> float:
         span, seed = self._spans[number], secrets.randbits(63)
         theirs = await self._comparison_channels[donor].ask(["sketch", number, seed], SKETCH_BYTES)
-        ours = torch.frombuffer(self._parts[span.fragment], dtype=torch.float32)[span.start // 4 : span.stop // 4]
-        return distance(await self._work(sketch, ours, seed), bytes(theirs))
+        return distance(await self._work(self._pieces.sketch, span, seed), bytes(theirs))
 
-    def _take(self, donor: PeerId, number: int, piece: bytearray) -> list[Action]:
+    async def _judge(self, donor: PeerId, number: int, far: float) -> list[Action]:
+        return self.plan.compared(donor, number, far, _now())
+
+    async def _take(self, donor: PeerId, number: int, piece: bytearray) -> list[Action]:
         """Store a piece, unless another donor's copy came first."""
         span, lacked = self._spans[number], number not in self.plan.here
         actions = self.plan.fetched(donor, number, _now())
         if lacked and number in self.plan.here:
-            memoryview(self._parts[span.fragment])[span.start : span.stop] = piece
+            try:
+                await self._work(self._pieces.store, span, piece)
+            except NetworkError as error:  # a rank of this peer fails, not the donor
+                self.failure = error
             self._taken(donor, span.size)
         return actions
 
-    def _lose(self, donor: PeerId, broke: RemoteError | None = None) -> list[Action]:
+    async def _lose(self, donor: PeerId, broke: RemoteError | None = None) -> list[Action]:
         if donor == self._giver:
-            self._failure = broke
+            self.failure = broke
         self.plan.lost(donor)
         return self.plan.act(_now())
 

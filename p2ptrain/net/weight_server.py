@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
@@ -24,11 +22,9 @@ from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rate_limiter import RateLimit, RateLimiter, TokenBucket
 from p2ptrain.net.rpc import receive_message
 from p2ptrain.net.throttle import Throttles
-from p2ptrain.ports import Clock, Link
+from p2ptrain.ports import Clock, DonorWeights, Link, Opaque
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.rules import GIVEN_BYTES, GIVEN_TO_ONE
-from p2ptrain.train.payloads import Payloads
-from p2ptrain.train.sketch import sketch
 
 COPIES_PROTOCOL = "/p2ptrain/copies/2"
 
@@ -59,16 +55,16 @@ _MAX_WORDS = 120
 _MAX_QUESTION_BYTES = 64
 
 
-@dataclass(slots=True, eq=False)  # comparing tensors yields no truth value
+@dataclass(slots=True, eq=False)
 class _Pin:
     """Snapshot in use by newcomers."""
 
-    slow: Sequence[Tensor]
+    slow: Opaque
     since: float
     askers: int = 0
 
 
-Keep = Callable[[Sequence[Tensor]], contextlib.AbstractContextManager[Sequence[Tensor]]]
+Keep = Callable[[Opaque], contextlib.AbstractContextManager[Opaque]]
 """Function from the current snapshot to the one to serve, kept until the context ends."""
 
 
@@ -76,7 +72,7 @@ class WeightServer:
     """Server of this peer's weights.
 
     Args:
-        payloads: our learner's payloads.
+        weights: our learner's.
         work: runs a function off the event loop.
         given: called with each newcomer and the bytes of weights that it took.
         rates: say whether we serve; weights sent on streams of exchanges are counted there.
@@ -85,7 +81,7 @@ class WeightServer:
 
     def __init__(
         self,
-        payloads: Payloads,
+        weights: DonorWeights,
         work: Callable[..., Awaitable[Any]],
         clock: Clock,
         given: Callable[[PeerId, int], None] = lambda peer, size: None,
@@ -93,13 +89,13 @@ class WeightServer:
         counts: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
         self._counts = counts
-        self._payloads = payloads
+        self._weights = weights
         self._work = work
         self._clock = clock
         self._given = given
         self._rates = rates or Throttles()
-        self._spans = cut(payloads.weight_sizes())
-        self._total = max(sum(payloads.weight_sizes()), 1)
+        self._spans = cut(weights.weight_sizes())
+        self._total = max(sum(weights.weight_sizes()), 1)
         self._rate_limits: RateLimiter[PeerId] = RateLimiter(EACH, OVERALL)
         self._pins: list[_Pin] = []
 
@@ -135,7 +131,7 @@ class WeightServer:
         sent = 0
         try:
             with contextlib.ExitStack() as stack:
-                kept: Sequence[Tensor] | None = None
+                kept: Opaque | None = None
                 while (question := await self._question(link)) is not None:
                     span, seed = question
                     if not self._counts(link.peer):
@@ -147,11 +143,11 @@ class WeightServer:
                         raise NetworkError(f"{short(link.peer)} kept requesting weights for too long")
                     answer: bytes | memoryview
                     if seed is not None:
-                        answer = await self._sketch(span, seed)
+                        answer = await self._work(self._weights.sketch, span, seed)
                     else:
                         if kept is None:
-                            kept = stack.enter_context(keep(await self._work(self._payloads.slow)))
-                        answer = _slice(kept, span).numpy().data  # no copy: published weights do not change
+                            kept = stack.enter_context(keep(await self._work(self._weights.slow)))
+                        answer = await self._work(self._weights.piece, kept, span)
                     try:
                         async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
                             await send_payload(link, [answer])
@@ -162,11 +158,6 @@ class WeightServer:
             if sent:
                 self._given(link.peer, sent)
         return sent
-
-    async def _sketch(self, span: Span, seed: int) -> bytes:
-        """Sketch the current weights, without keeping them while the sketch is sent."""
-        made: bytes = await self._work(lambda: sketch(_slice(self._payloads.slow(), span), seed))
-        return made
 
     async def _question(self, link: Link) -> tuple[Span, int | None] | None:
         """Receive a request: a piece, and the seed if it asks for a sketch; None: the newcomer has enough."""
@@ -181,7 +172,7 @@ class WeightServer:
                 raise RemoteError(f"expected a weight request, got {str(other)[:_MAX_WORDS]}")
 
     @contextlib.contextmanager
-    def _pinned(self, slow: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+    def _pinned(self, slow: Opaque) -> Iterator[Opaque]:
         """Keep this snapshot for one more newcomer, or share the youngest one if the limit is reached.
 
         Raises NetworkError if that one is too old to be shared.
@@ -200,8 +191,3 @@ class WeightServer:
             pin.askers -= 1
             if not pin.askers:
                 self._pins.remove(pin)
-
-
-def _slice(slow: Sequence[Tensor], span: Span) -> Tensor:
-    """Return one piece of a model as a view, [n] fp32."""
-    return slow[span.fragment][span.start // 4 : span.stop // 4]

@@ -10,6 +10,7 @@ stay zero under every rule of this package (their pseudo-gradient is zero).
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -47,6 +48,19 @@ class FlatLayout:
     def parameter_count(self) -> int:
         """Number of elements that belong to parameters: P minus the padding."""
         return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def unit_lengths(self) -> tuple[int, ...]:
+        """Elements, padding included, of the units of a language model: embedding, each block, and norm with head.
+
+        A block is an item of a list of modules: a number in the names of its parameters. A norm without a head, whose
+        weights are then the embedding's, belongs to the last block. The lengths sum to P.
+        """
+        blocks = [next((part for part in name.split(".") if part.isdecimal()), "") for name in self.names]
+        last_matrix = max((place for place, shape in enumerate(self.shapes) if len(shape) > 1), default=0)
+        begins = [place for place in range(1, last_matrix + 1) if blocks[place] != blocks[place - 1]]
+        starts = [0, *(self.offsets[place] for place in begins), self.total]
+        return tuple(end - start for start, end in itertools.pairwise(starts))
 
     def views(
         self,

@@ -102,7 +102,7 @@ class QuadraticLearnerPool:
     def __init__(self, scenario: Scenario) -> None:
         assert isinstance(scenario.learner, QuadraticLearner)
         self._scenario = scenario
-        self._slices = _slices(scenario)
+        self.fragments = _slices(scenario)
         self._codecs = codecs_of(scenario.codec)
         random = torch.Generator().manual_seed(scenario.run.seed)
         self.matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
@@ -115,7 +115,7 @@ class QuadraticLearnerPool:
         outer, tokens = self._scenario.outer, float(self._scenario.run_tokens)
         rules = replace(learner_rules(outer, tokens), inner_steps=inner_steps)
         slow, gradients = self._codecs
-        return Learner(self._task(slot), rules, self._slices, slow, notebook, gradient_codec=gradients)
+        return Learner(self._task(slot), rules, self.fragments, slow, notebook, gradient_codec=gradients)
 
     @property
     def tasks(self) -> list[InnerTask]:

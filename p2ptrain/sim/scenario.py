@@ -241,6 +241,8 @@ def _outer_faults(scenario: Scenario) -> list[str]:
         faults.append(f"outer.fragments: {outer.fragments} is too many for this model; at most {most}")
     if FRAGMENT_ALIGNMENT % codec.block_size:
         faults.append(f"codec.block_size: {codec.block_size} does not divide {FRAGMENT_ALIGNMENT}")
+    if outer.cut == "layers" and scenario.learner.kind != "lm":
+        faults.append(f"outer.cut: layers, but learner.kind {scenario.learner.kind} has none; use even, or kind lm")
     return faults
 
 

@@ -31,9 +31,9 @@ def pass_bytes(description: Decoder, sequence_length: int, sequences: int = 1, r
     config = description.config
     width, inner, words = config.hidden_size, config.intermediate_size, config.vocab_size
     tokens = sequences * sequence_length
-    kept = _layer_values(description)
+    kept = layer_values(description)
     layers = config.num_hidden_layers * (width if recomputes else kept)
-    loss = tokens * (layers + 5 * width) + min(tokens * words, max(CHUNK_LOGITS, words)) + words * width
+    loss = tokens * layers + loss_bytes(description, tokens) // 4
     scaling = tokens * (layers + 4 * width) + 2 * words * width
     last = tokens * (layers + (kept if recomputes else width) + 2 * inner)
     if config.tie_word_embeddings:
@@ -41,7 +41,13 @@ def pass_bytes(description: Decoder, sequence_length: int, sequences: int = 1, r
     return 4 * max(loss, scaling, last)
 
 
-def _layer_values(description: Decoder) -> int:
+def loss_bytes(description: Decoder, tokens: int) -> int:
+    """Estimate the bytes of the last norm and the loss, forward and backward."""
+    width, words = description.config.hidden_size, description.config.vocab_size
+    return 4 * (5 * tokens * width + min(tokens * words, max(CHUNK_LOGITS, words)) + words * width)
+
+
+def layer_values(description: Decoder) -> int:
     """Return the values per token that a layer keeps for the backward pass."""
     config = description.config
     width, inner = config.hidden_size, config.intermediate_size

@@ -22,6 +22,9 @@ from p2ptrain.train.model import summed_loss
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+GoesOn = Callable[[int, int], bool]
+"""Called after each batch with the tokens read and wanted; False: read no further."""
+
 BATCH_LOGITS = 1 << 19
 """Sequences x tokens x vocabulary computed at once: 16 sequences of the demo model. Measured over 65,536 tokens, four
 rounds: 1.0 to 1.2 s of CPU; 2**17 and 2**21 differ by less than the rounds do, 2**25 takes 2.0 to 2.7 s and 480 MB
@@ -65,7 +68,7 @@ def validation_loss(
     autocast: torch.dtype | None = None,
     patience_s: float = math.inf,  # approximate time limit; at least one batch is read
     clock: Clock = time.monotonic,
-    goes_on: Callable[[int, int], bool] = lambda read, wanted: True,  # tokens after each batch; False: read no further
+    goes_on: GoesOn = lambda read, wanted: True,
 ) -> HeldOutLoss:
     """Return the mean cross entropy on held-out text.
 
@@ -89,7 +92,7 @@ def validation_loss(
                 began = clock()
                 total += float(summed_loss(module, batch, autocast))
                 tokens += batch.shape[0] * corpus.sequence_length
-                skipped = _to_skip(left, clock() - began, ends_at - clock())
+                skipped = batches_to_skip(left, clock() - began, ends_at - clock())
                 if not goes_on(tokens, wanted):
                     break
     finally:
@@ -102,7 +105,7 @@ def tokens_to_read(corpus: Corpus, most_tokens: int) -> int:
     return split.tokens_to_read(corpus.held_out_tokens, corpus.sequence_length, most_tokens)
 
 
-def _to_skip(left: int, batch_s: float, spare_s: float) -> int:
+def batches_to_skip(left: int, batch_s: float, spare_s: float) -> int:
     """Return how many of the ``left`` batches to skip before the next one."""
     if left * batch_s <= spare_s:
         return 0

@@ -48,14 +48,14 @@ class FastCopy:
         """The copy, [F] each. Waits for it."""
         return self.weights.wait()
 
-    def distance(
+    def distances_from(
         self,
         slow: Sequence[Tensor],  # [F] each, as they were at the copy
-    ) -> float:
-        """Return the L2 norm of ``slow`` minus the copy. Waits for it."""
+    ) -> Tensor:
+        """Return the L2 norm of each fragment of ``slow`` minus the copy, fp64. Waits for it."""
         if self.distances is not None:
-            return _joined(self.distances.wait()[0])
-        return _joined(_distances(slow, self.parts))
+            return self.distances.wait()[0].double()
+        return _distances(slow, self.parts)
 
 
 class FastWeights:
@@ -92,14 +92,14 @@ class FastWeights:
         distances = None if self._slow is None else self._copies.result(self._distances_on_card(self._slow))
         return FastCopy(self._copies.snapshot(self._views), distances)
 
-    def distance(
+    def distances(
         self,
         slow: Sequence[Tensor],  # [F] each on the host
-    ) -> float:
-        """Return the L2 norm of a phase's pseudo-gradient, ``slow`` minus the fast weights."""
+    ) -> Tensor:
+        """Return the L2 norm of each fragment of a phase's pseudo-gradient, ``slow`` minus the fast weights, fp64."""
         if self._slow is not None:
-            return _joined(self._copies.result(self._distances_on_card(self._slow)).wait()[0])
-        return _joined(_distances(slow, self.parts))
+            return self._copies.result(self._distances_on_card(self._slow)).wait()[0].double()
+        return _distances(slow, self.parts)
 
     def begin_at(
         self,
@@ -158,7 +158,3 @@ class FastWeights:
 def _distances(slow: Sequence[Tensor], thetas: Sequence[Tensor] | Iterator[Tensor]) -> Tensor:
     norms = [l2_distance(x, theta) for x, theta in zip(slow, thetas, strict=True)]
     return torch.tensor(norms, dtype=torch.float64)
-
-
-def _joined(distances: Tensor) -> float:
-    return float(torch.linalg.vector_norm(distances.double()))

@@ -50,7 +50,7 @@ Delivery = Displacement | RoundFinished | Adoption | None
 
 
 class Inbox:
-    """Queue in order of arrival. Only the trainer calls ``take`` and ``drop``; any thread may call the others.
+    """Queue in order of arrival. Only the trainer calls ``drain`` and ``drop``; any thread may call the others.
 
     Args:
         follow: the recipe's share of a displacement of theta that x takes at once.
@@ -79,22 +79,31 @@ class Inbox:
         """Queue a donor's weights that ``Payloads.check_weights`` accepted."""
         self._queue.put(Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
 
+    def put(self, delivery: Delivery) -> None:
+        """Queue an entry that another queue has numbered."""
+        self._queue.put(delivery)
+
     def wake(self) -> None:
-        """End a waiting ``take``, hence ``Learner.settle``. Safe in a signal handler."""
+        """End a waiting ``drain``, hence ``Learner.settle``. Safe in a signal handler."""
         self._queue.put(None)
 
-    def take(self, wait_s: float = 0.0) -> Delivery:
-        """Return the first entry; wait up to ``wait_s`` seconds for it. Raises ``queue.Empty`` if there is none."""
-        return self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait()
+    def drain(self, wait_s: float = 0.0) -> list[Delivery]:
+        """Remove and return all entries; wait up to ``wait_s`` seconds for the first one.
 
-    def drop(self) -> list[LinkId]:
-        """Discard all entries; return the links whose displacements are lost."""
-        links: list[LinkId] = []
+        The trainer applies nothing else before its next inner step. So the ranks of a peer apply the same if one of
+        them sends this list to the others.
+        """
+        drained: list[Delivery] = []
         try:
+            drained.append(self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait())
             while True:
-                stale = self._queue.get_nowait()
-                if isinstance(stale, Displacement):
-                    self._payloads.settle(stale.serial)
-                    links.append(stale.commit.link)
+                drained.append(self._queue.get_nowait())
         except Empty:
-            return links
+            return drained
+
+    def drop(self, drained: Sequence[Delivery]) -> list[LinkId]:
+        """Discard drained entries and all queued ones; return the links whose displacements are lost."""
+        lost = [stale for stale in (*drained, *self.drain()) if isinstance(stale, Displacement)]
+        for stale in lost:
+            self._payloads.settle(stale.serial)
+        return [stale.commit.link for stale in lost]

@@ -34,19 +34,20 @@ from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement
 from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.device_copies import Arrival, copies_of
+from p2ptrain.train.evaluate import GoesOn, HeldOutLoss, HeldOutText, validation_loss
+from p2ptrain.train.generate import Sampling, generate_text
 from p2ptrain.train.graphed_pass import GraphedPass
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
 from p2ptrain.train.optimizer import FlatOptimizer, muon_parameters
 from p2ptrain.train.pass_choice import MicroBatchPass, PassChoice
+from p2ptrain.train.schedule import learning_rate
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
+    from p2ptrain.ports import HeldOut
 
 logger = logging.getLogger(__name__)
-
-COOL_DOWN_FRACTION = 0.2
-"""Last part of the run over which schedule "wsd" decays. Hägele et al. (arXiv 2405.18392) find 10 to 20 % enough."""
 
 SKIPS_TOLD = 10
 """Skipped steps in a row after which the owner gets one warning. Ten halvings reduce the initial loss scale to 64; a
@@ -147,6 +148,22 @@ class LanguageModelTask:
         return self.model.theta
 
     @property
+    def device_name(self) -> str:
+        return str(self.theta.device)
+
+    @property
+    def parameter_count(self) -> int:
+        return self.model.layout.parameter_count
+
+    @property
+    def computes_in(self) -> str:
+        return Placement(self._autocast, self.micro_batch).computes_in
+
+    @property
+    def skipped_steps(self) -> int:
+        return self.loss_scale.skipped
+
+    @property
     def coverage(self) -> float:
         """Fraction of the training set that this peer has read, 0 to 1."""
         return assign.coverage(self.step, self._training.sequences_per_step, self._corpus.train_sequences)
@@ -204,9 +221,21 @@ class LanguageModelTask:
                 self.loss_scale.skipped_in_a_row,
             )
 
+    def held_out(self, most_tokens: int, patience_s: float) -> HeldOut:
+        """Return the evaluation of the current weights in the type that training computes in."""
+        return HeldOutText(self.model.module, self._corpus, most_tokens, self._autocast, patience_s)
+
+    def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
+        """Read the held-out loss of the current weights in fp32; see ``validation_loss``."""
+        return validation_loss(self.model.module, self._corpus, most_tokens, None, patience_s, goes_on=goes_on)
+
+    def sample(self, new_tokens: int) -> str:
+        """Return a text of up to so many tokens that the current weights write."""
+        return generate_text(self.model.module, self._corpus.tokenizer, "", new_tokens, Sampling())
+
     def pass_shape(self, description: Decoder) -> PassShape:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""
-        device, computes_in = self.theta.device, Placement(self._autocast, self.micro_batch).computes_in
+        device = self.theta.device
         if device.type not in ("cpu", "cuda"):
             raise CompiledPassError(
                 f"passes are compiled for the CPU and CUDA cards alone, and this one is on {device}"
@@ -217,7 +246,7 @@ class LanguageModelTask:
             raise CompiledPassError(_KEEPS)
         training = self._training
         sizes = self.micro_batch, training.sequence_length, training.tokens_per_step
-        return PassShape.of(description, *sizes, computes_in, device)
+        return PassShape.of(description, *sizes, self.computes_in, device)
 
     def offer(
         self,
@@ -374,34 +403,3 @@ class LanguageModelTask:
         if self._rewarmed >= self._rewarm_steps:
             return 1.0
         return (self._rewarmed + 1) / self._rewarm_steps
-
-
-def learning_rate(
-    progress: float,  # tokens of all peers at the end of the step
-    training: TrainingSection,
-    run_tokens: int,  # where the schedule ends
-) -> float:
-    """Return the inner learning rate: a linear warm-up, then a decay to ``final_learning_rate_fraction`` of the peak.
-
-    ::
-
-        cosine    from the end of the warm-up to the end of the run, half a cosine
-        constant  the peak
-        wsd       the peak, then a straight line over the last fifth of the run
-    """
-    peak = training.learning_rate
-    if progress < training.warmup_tokens:
-        return peak * progress / training.warmup_tokens
-    if training.schedule == "constant":
-        return peak
-    if training.schedule == "cosine":
-        fall = 0.5 * (1 - math.cos(math.pi * _part(progress, training.warmup_tokens, run_tokens)))
-    else:
-        start = max(training.warmup_tokens, (1 - COOL_DOWN_FRACTION) * run_tokens)
-        fall = _part(progress, start, run_tokens)
-    return peak * (1 - fall * (1 - training.final_learning_rate_fraction))
-
-
-def _part(value: float, start: float, end: float) -> float:
-    """Return how far ``value`` has come from ``start`` to ``end``, 0 to 1."""
-    return min(1.0, max(0.0, value - start) / max(end - start, 1.0))

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +21,16 @@ from torch import Tensor
 
 from p2ptrain.codec import Codec, Matrices, is_decodable
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
-from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook, StepResult
+from p2ptrain.ports import AllGather, Clock, HeldOut, InnerTask, Notebook, StepResult
 from p2ptrain.recipes import Stream
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.fast_weights import FastCopy
 from p2ptrain.train.guard import PhaseGuard
-from p2ptrain.train.inbox import Adoption, Displacement, Inbox, RoundFinished
+from p2ptrain.train.inbox import Adoption, Delivery, Displacement, Inbox, RoundFinished
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Payloads
 from p2ptrain.train.rules import LearnerRules
-from p2ptrain.train.weights import Weights
+from p2ptrain.train.weights import Weights, single_rank
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
@@ -59,6 +59,7 @@ class Learner:
         notebook: receives a note for each discarded inner phase.
         clock: measures the time that the network costs the trainer.
         held_out: evaluates donors' weights before they replace this peer's; None: no evaluation.
+        all_gather: joins numbers about this learner's fragments with those of the peer's other ranks.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Learner:
         gradient_codec: Codec | None = None,
         matrices: Sequence[Matrices] = (),
         held_out: HeldOut | None = None,
+        all_gather: AllGather = single_rank,
     ) -> None:
         self.task = task
         self.step = 0
@@ -103,6 +105,7 @@ class Learner:
         self._notebook = notebook
         self._clock = clock
         self._held_out = held_out
+        self._all_gather = all_gather
         self._inner = 0
         self._blocked_before_s: float | None = None  # ``blocked_s`` at the start of the last inner step
         self._losses = 0.0  # sum of this phase's losses, without those of ``_unread``
@@ -113,7 +116,7 @@ class Learner:
         """Copy of the fast weights that is on its way to partners, and the events that wait for it."""
         self._guard = PhaseGuard()
         feeds_back = of_gradients is not None and is_decodable(of_gradients) and of_gradients.needs_feedback
-        self._weights = Weights(task, fragments, self.payloads, feeds_back)
+        self._weights = Weights(task, fragments, self.payloads, feeds_back, all_gather)
         self._weights.publish(self.step)
         self.inbox = Inbox(rules.recipe.follow, self.payloads)
 
@@ -149,30 +152,28 @@ class Learner:
     def settle(self, wait_s: float = 0.0) -> list[Event]:
         """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``inbox.wake``."""
         started = self._clock()
-        has_arrived = self._showing is not None and self._showing[0].is_complete
-        events = self._finish_showing() if has_arrived or wait_s > 0 else []  # an idle trainer may wait
+        is_due = self._showing is not None and (wait_s > 0 or self._has_arrived(self._showing[0]))
+        events = self._finish_showing() if is_due else []  # an idle trainer may wait
         self.blocked_s += self._clock() - started
         started = self._clock()
-        try:
-            ready = self.inbox.take(wait_s)
-            started = started if self.is_waiting else self._clock()
-            while True:
-                is_idle = ready is None or (isinstance(ready, RoundFinished) and not self.is_waiting)
-                self.changes += not is_idle  # it only wakes the trainer, or ends a wait that has ended
-                if not is_idle:
-                    events += self._finish_showing()  # what is shown next must contain it
-                match ready:
-                    case Displacement():
-                        events.append(self._apply(ready))
-                    case RoundFinished():
-                        events.extend(self._proceed(ready))
-                    case Adoption():
-                        events.extend(self._adopt(ready))
-                self.blocked_s += self._clock() - started
-                started = self._clock()
-                ready = self.inbox.take()
-        except Empty:
-            return events
+        deliveries = deque(self.inbox.drain(wait_s))
+        started = started if self.is_waiting else self._clock()
+        while deliveries:
+            ready = deliveries.popleft()
+            is_idle = ready is None or (isinstance(ready, RoundFinished) and not self.is_waiting)
+            self.changes += not is_idle  # it only wakes the trainer, or ends a wait that has ended
+            if not is_idle:
+                events += self._finish_showing()  # what is shown next must contain it
+            match ready:
+                case Displacement():
+                    events.append(self._apply(ready))
+                case RoundFinished():
+                    events.extend(self._proceed(ready))
+                case Adoption():
+                    events.extend(self._adopt(ready, deliveries))
+            self.blocked_s += self._clock() - started
+            started = self._clock()
+        return events
 
     @property
     def slow(self) -> Tensor:
@@ -238,10 +239,15 @@ class Learner:
         started = self._clock()
         events = self._finish_showing()
         self._showing = self._weights.copy_fast(), due
-        if self._showing[0].is_complete:
+        if self._has_arrived(self._showing[0]):
             events += self._finish_showing()
         self.blocked_s += self._clock() - started
         return events
+
+    def _has_arrived(self, copy: FastCopy) -> bool:
+        """Return whether the copies of all ranks have arrived, so that all ranks publish them at one step."""
+        here = torch.tensor([copy.is_complete], dtype=torch.int64)
+        return bool(self._all_gather("the arrival of copied weights", here).all())
 
     def _finish_showing(self) -> list[Event]:
         """Wait for the copy that is on its way, if there is one, and publish it unless the inner phase has failed.
@@ -265,6 +271,7 @@ class Learner:
     def _apply(self, ready: Displacement) -> Applied:
         commit = ready.commit
         weights, recipe = self._weights, self._rules.recipe
+        ahead = torch.zeros(len(weights.states), dtype=torch.float64)
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
             stream, fragment = self.payloads.place(piece)
             if stream == "pseudo_gradient":
@@ -275,7 +282,7 @@ class Learner:
             elif stream == "slow":
                 weights.move(fragment, displaced(weights.state(fragment), displacement_), displacement_, ready.serial)
             elif stream == "fast":
-                self._move_fast(fragment, displacement_, ready)
+                ahead[fragment] = self._move_fast(fragment, displacement_, ready)
             elif ready.difference.mine.step != self.step:
                 continue  # belongs to an earlier step: too late
             elif recipe.weights_mix is not None:
@@ -283,25 +290,30 @@ class Learner:
             else:
                 late = late_pseudo_gradient(weights.state(fragment), displacement_, self._rules.outer)
                 weights.move(fragment, *late, ready.serial)
+        if self._shows_fast:
+            for norm in self._all_gather("the length of a displacement", ahead).tolist():
+                self._guard.added(norm)
         self.payloads.settle(ready.serial)
         self.progress += commit.progress_displacement
         self.progress_displacement += commit.progress_displacement
         return Applied(commit.link, self.progress)
 
-    def _move_fast(self, fragment: int, displacement_: Tensor, ready: Displacement) -> None:
+    def _move_fast(self, fragment: int, displacement_: Tensor, ready: Displacement) -> float:
         """Displace a fragment's fast weights, and its slow weights by the share ``ready.follow`` of it.
 
-        After the run's end no later phase can deliver the rest: theta is x, and moves as x does on both sides.
+        After the run's end no later phase can deliver the rest: theta is x, and moves as x does on both sides. Return
+        the L2 norm by which theta moved further than x.
         """
         moved = displacement_
         if ready.follow != 1.0:
             moved = torch.mul(displacement_, ready.follow, out=self._weights.buffer(displacement_))
         taken = moved if self.ended else displacement_
         self._weights.move_fast(fragment, taken, moved, ready.serial)
-        self._guard.added(l2_distance(taken, moved))
+        return l2_distance(taken, moved)
 
-    def _adopt(self, ready: Adoption) -> list[Event]:
-        """Replace the weights by a donor's. Work based on the old ones is dropped; its fragments become free.
+    def _adopt(self, ready: Adoption, later: deque[Delivery]) -> list[Event]:
+        """Replace the weights by a donor's. Work based on the old ones is dropped, with the ``later`` deliveries; its
+        fragments become free.
 
         After the run's end nothing is adopted: a peer that reached the end while it downloaded has announced it, and
         its weights are averaged.
@@ -310,7 +322,8 @@ class Learner:
             return [Unfit(ready.link, "the run's end came first")]
         if (loss := self._loss_if_worthless(ready.weights)) is not None:
             return [Unfit(ready.link, f"its weights do worse than guessing: held-out loss {loss:.3f}")]
-        stale = self.inbox.drop()
+        stale = self.inbox.drop(tuple(later))
+        later.clear()
         self._weights.replace(ready.weights)
         self.payloads.forget_fits()
         self._guard.forget()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, TrainingEnded
-from p2ptrain.train.learner import Learner
 
 NAP_S = 60.0
 """Longest wait of an idle trainer, in seconds, before it checks its signals again."""
@@ -26,6 +26,26 @@ class Signals:
     over: threading.Event = field(default_factory=threading.Event)
     """The final gossip is over: the weights are final, and newcomers can have them until the peer leaves."""
     finished: threading.Event = field(default_factory=threading.Event)
+
+
+class LoopLearner(Protocol):
+    """``Learner``, or what leads those of a team, as the loop sees it."""
+
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def is_waiting(self) -> bool: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def progress(self) -> float: ...
+
+    def advance(self) -> list[Event]: ...
+
+    def settle(self, wait_s: float = 0.0) -> list[Event]: ...
 
 
 def _nothing(*_: object) -> None:
@@ -48,7 +68,7 @@ class Hooks:
     """Called after the final gossip, before the farewell, so that newcomers can have the weights meanwhile."""
 
 
-def train(learner: Learner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
+def train(learner: LoopLearner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
     """Train until the run's end, ``stop`` or ``last``; then apply the results of the final gossip until ``finished``.
 
     Args:

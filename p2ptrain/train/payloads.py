@@ -3,9 +3,7 @@
 Any thread may call everything except ``publish`` and ``settle``: readers use one published snapshot, a tuple of
 immutable tensors that the trainer replaces as a whole.
 
-The network identifies fragments by number: 0 to F - 1 are the weights, slow or fast, F to 2 F - 1 the pseudo-gradients.
-
-Legend: n elements of one fragment, F fragments.
+Legend: n elements of one fragment.
 """
 
 from __future__ import annotations
@@ -23,18 +21,24 @@ from p2ptrain.base.errors import MISFIT, MisfitError, RemoteError
 from p2ptrain.codec import (
     Codec,
     CodecTerms,
+    Comparison,
     Matrices,
     agree,
     apart,
     compare,
     proposal_for,
-    proposal_size,
     unexplained,
 )
 from p2ptrain.outer.mixing import displacement, l2_norm
 from p2ptrain.recipes import Stream
+from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
-from p2ptrain.train.widths import Fit, WidthFeedback, Widths
+from p2ptrain.train.fragment_codecs import FragmentCodecs
+from p2ptrain.train.sketch import sketch
+from p2ptrain.train.widths import Fit, WidthFeedback, Widths, judge
+
+TINY = torch.finfo(torch.float32).tiny
+"""Norm of our weights by which distances are divided, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +47,8 @@ class Encoded:
 
     fragments: tuple[int, ...]
     parts: tuple[bytes, ...]
-    norm: float
-    """L2 norm of the snapshot's fragments."""
+    norms: tuple[float, ...]
+    """L2 norm of each fragment of the snapshot."""
     step: int
     terms: tuple[CodecTerms, ...]
     """Terms that both sides agreed on for each fragment."""
@@ -52,8 +56,35 @@ class Encoded:
     """Sketches of the differences between both sides' fragments, from both proposals."""
 
     @property
+    def norm(self) -> float:
+        """L2 norm of all these fragments."""
+        return math.hypot(*self.norms)
+
+    @property
     def size_bytes(self) -> int:
         return sum(len(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Both sides' payloads compared, not yet judged."""
+
+    mine: Encoded
+    comparisons: tuple[Comparison, ...]
+    norms: tuple[float, ...]
+    """L2 norm of each fragment's difference."""
+    fits: tuple[Fit, ...]
+    """Agreement of each fragment's message and sketches; zeros without sketches."""
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Theirs - mine, [n] fp32 each."""
+        return tuple(each.difference for each in self.comparisons)
+
+    def judged(self, fingerprint: bytes = b"") -> Difference:
+        """Return the difference of an exchange that fits."""
+        sketched = tuple(fit.sketched for fit in self.fits)
+        return Difference(self.mine.fragments, self.parts, self.norms, self.mine, fingerprint, sketched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +93,28 @@ class Difference:
 
     fragments: tuple[int, ...]
     parts: tuple[Tensor, ...]  # [n] fp32 each
-    distance: float
-    """||theirs - mine|| / ||mine||."""
+    norms: tuple[float, ...]
+    """L2 norm of each part."""
     mine: Encoded
     fingerprint: bytes = b""
-    sketched: float = 0.0
-    """Estimate of ``distance`` from both sides' sketches, 0 without sketches; valid also if blocks wrapped, unlike
-    ``distance``."""
+    sketched_norms: tuple[float, ...] = ()
+    """Estimates of ``norms`` from both sides' sketches, 0 without sketches; valid also if blocks wrapped, unlike
+    ``norms``."""
 
     @property
     def norm(self) -> float:
+        """L2 norm of our fragments."""
         return self.mine.norm
+
+    @property
+    def distance(self) -> float:
+        """||theirs - mine|| / ||mine||."""
+        return math.hypot(*self.norms) / max(self.norm, TINY)
+
+    @property
+    def sketched(self) -> float:
+        """Estimate of ``distance`` from the sketches."""
+        return math.hypot(*self.sketched_norms) / max(self.norm, TINY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +128,11 @@ class Snapshot:
     """Serial number of the last displacement that each fragment of the weights contains; empty if none will be."""
 
 
-class Payloads:
+class Payloads(FragmentCodecs):
     """Encoder of the last published snapshot, and its comparison with partners' payloads.
 
     Args:
-        lengths: n of each fragment.
-        codec: for the weights.
-        gradient_codec: for pseudo-gradients; None: they are not exchanged.
-        matrices: the matrices in each fragment, the same on all peers of a run; empty: unknown.
-        shown: which weights partners get, the slow or the fast ones.
+        lengths, codec, gradient_codec, matrices, shown: as for FragmentCodecs.
         adds_pending: whether partners get the weights as they will be once committed displacements are applied.
     """
 
@@ -107,30 +145,12 @@ class Payloads:
         shown: Stream = "slow",
         adds_pending: bool = False,
     ) -> None:
+        super().__init__(lengths, codec, gradient_codec, matrices, shown)
         self.published = Snapshot(0, (), ())
         self._adds_pending = adds_pending
         self._pending: dict[int, tuple[Commit, Difference]] = {}
         """Committed exchanges that the trainer has not applied yet, by serial number."""
-        self._streams: tuple[Stream, ...] = (shown, "pseudo_gradient")
-        self._lengths = tuple(lengths)
-        self._matrices = tuple(matrices) or ((),) * len(self._lengths)
-        if len(self._matrices) != len(self._lengths):
-            raise ValueError(f"matrices of {len(self._matrices)} fragments, expected {len(self._lengths)}")
-        self._codecs = (codec,) if gradient_codec is None else (codec, gradient_codec)
         self._widths = Widths()
-
-    @property
-    def streams(self) -> int:
-        """Tensors of each fragment that partners may get: 2 if the recipe mixes pseudo-gradients, else 1."""
-        return len(self._codecs)
-
-    def place(self, number: int) -> tuple[Stream, int]:
-        """Return the stream and the fragment of a network number."""
-        kind, fragment = divmod(number, len(self._lengths))
-        return self._streams[kind], fragment
-
-    def codec(self, number: int) -> Codec:
-        return self._codecs[number // len(self._lengths)]
 
     def publish(self, snapshot: Snapshot) -> None:
         """Replace the published snapshot. Only the trainer calls it."""
@@ -157,15 +177,8 @@ class Payloads:
         two peers' weights have the same mean either way. If this peer's training ends first and the recipe mixes the
         fast weights, the trainer applies less of a pending displacement (``Recipe.follow``).
         """
-        pending = list(self._pending.items())  # read first: the trainer publishes before it settles
-        snapshot = self.published
-        parts = list(snapshot.parts)
-        for serial, (commit, difference) in pending:
-            for number, part in zip(difference.fragments, difference.parts, strict=True):
-                is_weight = number < len(snapshot.applied)
-                if is_weight and number in fragments and serial > snapshot.applied[number]:
-                    parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
-        return replace(snapshot, parts=tuple(parts)) if pending else snapshot
+        pending = [(serial, *each) for serial, each in list(self._pending.items())]
+        return with_pending(self.published, fragments, pending)  # read later: the trainer publishes before it settles
 
     # --- step widths --------------------------------------------------------------------------------------------------
 
@@ -189,11 +202,6 @@ class Payloads:
         )
 
     # --- one exchange -------------------------------------------------------------------------------------------------
-
-    def proposal_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Return the bytes of each proposal, equal on both sides; empty if the codec has none."""
-        sizes = [proposal_size(self.codec(number), self._length(number)) for number in fragments]
-        return sizes if any(sizes) else []
 
     def proposals(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
         """Return the proposals to send before encoding, one part per fragment; empty if the codec needs no agreement.
@@ -240,7 +248,8 @@ class Payloads:
             apart(self.codec(number), ours, bytes(other))
             for number, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
         )
-        return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, sketch_differences)
+        norms = tuple(l2_norm(each) for each in values)
+        return Encoded(tuple(fragments), parts, norms, snapshot.step, terms, sketch_differences)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
         """Return the difference to the partner's weights.
@@ -249,35 +258,37 @@ class Payloads:
             RemoteError: the partner's bytes are malformed or not finite.
             MisfitError: they do not fit the agreed step widths.
         """
-        pairs = list(zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True))
-        compared = [compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs]
-        parts = tuple(each.difference for each in compared)
-        norm = _norm(parts)
-        if not norm < float("inf"):
-            raise RemoteError("its weights are not finite")
-        fits = [
-            Fit(float(sketch.norm()), float(unexplained(sketch, part).norm()), len(each.fill), each.wrapped)
-            for sketch, part, each in zip(mine.sketch_differences, parts, compared, strict=True)
-        ]
-        verdict = self._widths.judge(mine.fragments, fits, mine.norm)
-        for (number, _, _, terms), each, fit in zip(pairs, compared, fits, strict=True):
-            self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
+        compared = self.compare(mine, theirs)
+        verdict = judge(compared.fits, mine.norm)
+        self.learn(compared, verdict)
         if verdict is not WidthFeedback.FITS:
             raise MisfitError(MISFIT)
-        own = max(mine.norm, torch.finfo(torch.float32).tiny)
-        sketched = math.hypot(*(fit.sketched for fit in fits))
-        return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)
+        return compared.judged(fingerprint_of(theirs))
+
+    def compare(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Compared:
+        """Compare both sides' payloads, without judging them. Raises RemoteError as ``difference``."""
+        pairs = zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True)
+        comparisons = tuple(compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs)
+        norms = tuple(l2_norm(each.difference) for each in comparisons)
+        if not math.hypot(*norms) < float("inf"):
+            raise RemoteError("its weights are not finite")
+        fits = tuple(
+            self._widths.fit(number, sketch, unexplained(sketch, each.difference), each)
+            for number, sketch, each in zip(mine.fragments, mine.sketch_differences, comparisons, strict=True)
+        )
+        return Compared(mine, comparisons, norms, fits)
+
+    def learn(self, compared: Compared, verdict: WidthFeedback) -> None:
+        """Learn step widths from an exchange that was judged, whether or not it is mixed."""
+        mine = compared.mine
+        for number, terms, each, fit in zip(
+            mine.fragments, mine.terms, compared.comparisons, compared.fits, strict=True
+        ):
+            self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
 
     def forget_fits(self) -> None:
         """Forget which step widths fitted, because this peer's weights were replaced."""
         self._widths.forget_fits()
-
-    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Return the bytes of each fragment as ``encode`` makes them and as a partner must send them."""
-        return [
-            self.codec(number).encoded_size(CodecTerms(self._length(number), matrices=self._matrices_of(number)))
-            for number in fragments
-        ]
 
     # --- whole models -------------------------------------------------------------------------------------------------
 
@@ -290,8 +301,14 @@ class Payloads:
         """Return the slow weights of the current snapshot; read-only, not a copy."""
         return self.published.slow
 
-    def weight_sizes(self) -> list[int]:
-        return [4 * length for length in self._lengths]
+    def piece(self, snapshot: Sequence[Tensor], span: Span) -> memoryview:
+        """Return these bytes of slow weights as fp32: not a copy, since published weights do not change."""
+        view: memoryview = _slice(snapshot, span).numpy().data
+        return view
+
+    def sketch(self, span: Span, seed: int) -> bytes:
+        """Return the sketch of a piece of the current slow weights."""
+        return sketch(_slice(self.published.slow, span), seed)
 
     @property
     def are_zero(self) -> bool:
@@ -307,19 +324,32 @@ class Payloads:
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # false for NaN
                 raise RemoteError("its weights are not finite")
 
-    def _length(self, number: int) -> int:
-        return self._lengths[number % len(self._lengths)]
 
-    def _matrices_of(self, number: int) -> Matrices:
-        return self._matrices[number % len(self._lengths)]
+def with_pending(
+    snapshot: Snapshot, fragments: Sequence[int], pending: Iterable[tuple[int, Commit, Difference | Compared]]
+) -> Snapshot:
+    """Return the snapshot with those displacements of ``pending`` that it does not contain, on these fragments.
+
+    ``pending``: serial number, exchange and its difference, in the order in which the trainer applies them.
+    """
+    parts, has_changed = list(snapshot.parts), False
+    for serial, commit, difference in pending:
+        for number, part in zip(difference.mine.fragments, difference.parts, strict=True):
+            is_weight = number < len(snapshot.applied)
+            if is_weight and number in fragments and serial > snapshot.applied[number]:
+                parts[number] = parts[number] + displacement(part, commit.share, commit.clip_radius)
+                has_changed = True
+    return replace(snapshot, parts=tuple(parts)) if has_changed else snapshot
 
 
-def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
+def fingerprint_of(parts: Sequence[bytes | bytearray]) -> bytes:
+    """Return a digest of a partner's payload."""
     digest = blake3()
     for part in parts:
         digest.update(part)
     return digest.digest(length=16)
 
 
-def _norm(parts: Sequence[Tensor]) -> float:
-    return math.hypot(*(l2_norm(part) for part in parts))
+def _slice(slow: Sequence[Tensor], span: Span) -> Tensor:
+    """Return one piece of a model as a view, [n] fp32."""
+    return slow[span.fragment][span.start // 4 : span.stop // 4]

@@ -11,6 +11,7 @@ from p2ptrain.base.ids import RunId
 from p2ptrain.codec import Codec, Matrices
 from p2ptrain.manifest import OuterSection, SwarmSection
 from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.outer.fragments import layer_slices, slices
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES, Mix, Recipe
 from p2ptrain.swarm import SwarmRules
@@ -66,6 +67,16 @@ def learner_rules(outer: OuterSection, run_tokens: float) -> LearnerRules:
 def codecs_of(section: manifest.CodecSection) -> tuple[Codec, Codec]:
     weights = codec.get(section.name, section.block_size)
     return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
+
+
+def fragments_of(outer: OuterSection, layout: FlatLayout) -> tuple[slice, ...]:
+    """Return the fragments of a model, slices of [0, P): a function of the manifest alone, so equal on all peers.
+
+    Raises ManifestError if the model cannot be cut into as many.
+    """
+    if outer.cut == "layers":
+        return layer_slices(layout.unit_lengths, outer.fragments)
+    return slices(layout.total, outer.fragments)
 
 
 def matrices_of(layout: FlatLayout, fragments: Sequence[slice]) -> tuple[Matrices, ...]:

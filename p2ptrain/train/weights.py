@@ -18,7 +18,7 @@ from torch import Tensor
 from p2ptrain.codec import is_decodable
 from p2ptrain.outer.mixing import displaced
 from p2ptrain.outer.step import OuterState, initial_state
-from p2ptrain.ports import InnerTask
+from p2ptrain.ports import AllGather, InnerTask
 from p2ptrain.train.fast_weights import FastCopy, FastWeights
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def single_rank(name: str, values: Tensor) -> Tensor:
+    """Return the values: the ``ports.AllGather`` of a peer that trains in one process."""
+    return values
+
+
 class Weights:
     """Slow weights x with their momentum, and fast weights theta.
 
@@ -39,14 +44,23 @@ class Weights:
         fragments: slices of [0, P), one per fragment.
         payloads: publishes snapshots for partners.
         feeds_back: later pseudo-gradient messages include what earlier ones left out (``Decodable.needs_feedback``).
+        all_gather: joins norms of the fragments with those of the peer's other ranks.
     """
 
-    def __init__(self, task: InnerTask, fragments: Sequence[slice], payloads: Payloads, feeds_back: bool) -> None:
+    def __init__(
+        self,
+        task: InnerTask,
+        fragments: Sequence[slice],
+        payloads: Payloads,
+        feeds_back: bool,
+        all_gather: AllGather = single_rank,
+    ) -> None:
         self.phase: OuterPhase | None = None
         """Outer step in progress while the recipe waits for partners; displacements of x are then applied to it."""
         self._task = task
         self._slices = tuple(fragments)
         self._payloads = payloads
+        self._all_gather = all_gather
         self.states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         """State of each fragment after the last outer step and the exchanges since."""
         self._fast = FastWeights(task, self._slices)
@@ -69,8 +83,9 @@ class Weights:
         return self.states[fragment] if self.phase is None else self.phase.states[fragment]
 
     def distance(self) -> float:
-        """Return the L2 norm of the inner phase's pseudo-gradient."""
-        return self._fast.distance([state.slow for state in self.states])
+        """Return the L2 norm of the inner phase's pseudo-gradient, over all ranks."""
+        distances = self._fast.distances([state.slow for state in self.states])
+        return _norm(self._all_gather("the length of the pseudo-gradient", distances))
 
     # --- outer steps --------------------------------------------------------------------------------------------------
 
@@ -184,8 +199,9 @@ class Weights:
         return self._fast.copy()
 
     def distance_of(self, copy: FastCopy) -> float:
-        """Return the L2 norm of the pseudo-gradient so far; the slow weights must be as they were at the copy."""
-        return copy.distance([state.slow for state in self.states])
+        """Return the L2 norm of the pseudo-gradient so far, over all ranks; the slow weights must be as at the copy."""
+        distances = copy.distances_from([state.slow for state in self.states])
+        return _norm(self._all_gather("the length of the shown pseudo-gradient", distances))
 
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
@@ -226,3 +242,7 @@ class Weights:
         if self._left_out:
             self._left_out = [tensors["left_out"][piece].clone() for piece in self._slices]
         self._fast.resume(theta, slow)
+
+
+def _norm(distances: Tensor) -> float:
+    return float(torch.linalg.vector_norm(distances))

@@ -79,6 +79,8 @@ class Fit:
     """||t - d||: part of it that the messages do not explain."""
     blocks: int
     wrapped: float
+    is_known: bool = False
+    """Whether widths of this fragment have fitted often enough to be known."""
 
 
 class Widths:
@@ -114,20 +116,16 @@ class Widths:
         self._guesses[number] = first_shape(codec, values)
         return self._guesses[number]
 
-    def judge(self, numbers: Sequence[int], fits: Sequence[Fit], own: float) -> WidthFeedback:
-        """Return whether an exchange may be mixed, all fragments together; ``own`` is the norm of our weights there."""
-        sketched = math.hypot(*(fit.sketched for fit in fits))
-        unexplained = math.hypot(*(fit.unexplained for fit in fits))
-        equal = LEAST_GAP * own
-        if not unexplained <= max(GAP * sketched, equal):  # also true for NaN
-            return WidthFeedback.WIDE
-        if sketched <= equal:  # wrapped blocks are lost, but nothing is missing
-            return WidthFeedback.FITS
-        known = [fit for number, fit in zip(numbers, fits, strict=True) if self._fitted[number] >= FITTED]
-        blocks = sum(fit.blocks for fit in known)
-        if blocks >= MISFIT_BLOCKS and sum(fit.wrapped * fit.blocks for fit in known) > MISFIT_SHARE * blocks:
-            return WidthFeedback.NARROW
-        return WidthFeedback.FITS
+    def fit(
+        self,
+        number: int,
+        sketch: Tensor,  # [64] of the difference, or [0]
+        gap: Tensor,  # the same without what the messages explain
+        found: Comparison,
+    ) -> Fit:
+        """Return how a message and its sketch agree."""
+        is_known = self._fitted[number] >= FITTED
+        return Fit(float(sketch.norm()), float(gap.norm()), len(found.fill), found.wrapped, is_known)
 
     def learn(
         self, number: int, codec: Codec, terms: CodecTerms, found: Comparison, fit: Fit, verdict: WidthFeedback
@@ -149,3 +147,19 @@ class Widths:
     def forget_fits(self) -> None:
         """Forget which widths fitted, because this peer's weights were replaced."""
         self._fitted.clear()
+
+
+def judge(fits: Sequence[Fit], own: float) -> WidthFeedback:
+    """Return whether an exchange may be mixed, all fragments together; ``own`` is the norm of our weights there."""
+    sketched = math.hypot(*(fit.sketched for fit in fits))
+    unexplained = math.hypot(*(fit.unexplained for fit in fits))
+    equal = LEAST_GAP * own
+    if not unexplained <= max(GAP * sketched, equal):  # also true for NaN
+        return WidthFeedback.WIDE
+    if sketched <= equal:  # wrapped blocks are lost, but nothing is missing
+        return WidthFeedback.FITS
+    known = [fit for fit in fits if fit.is_known]
+    blocks = sum(fit.blocks for fit in known)
+    if blocks >= MISFIT_BLOCKS and sum(fit.wrapped * fit.blocks for fit in known) > MISFIT_SHARE * blocks:
+        return WidthFeedback.NARROW
+    return WidthFeedback.FITS

@@ -139,6 +139,18 @@ def test_changes_are_checked(manifest: Manifest) -> None:
         with_changes(manifest, {"sworm.final_gossip_s": 1.0})
 
 
+def test_a_run_that_cuts_evenly_keeps_its_name_said_or_unsaid(data: dict[str, Any], manifest: Manifest) -> None:
+    said = validated(data | {"outer": data["outer"] | {"cut": "even"}})
+    assert run_id(said) == run_id(manifest)
+    assert "cut" not in json.loads(canonical_bytes(said))["outer"]
+    whole = with_changes(manifest, {"outer.cut": "layers"})
+    assert run_id(whole) != run_id(manifest)
+    assert parse_toml(render_toml(whole)) == whole
+    assert differences(manifest, whole) == ["outer.cut: absent -> 'layers'"]
+    with pytest.raises(ManifestError, match=r"outer\.cut: .*did you mean layers"):
+        with_changes(manifest, {"outer.cut": "layer"})
+
+
 def test_an_open_run_keeps_its_name_said_or_unsaid(data: dict[str, Any], manifest: Manifest) -> None:
     said = validated(data | {"admission": {"policy": "open"}})
     assert run_id(said) == run_id(manifest)

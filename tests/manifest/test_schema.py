@@ -191,6 +191,11 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
         ({"outer__partners": 2, "outer__recipe": "local", "outer__exchanges_per_step": 0}, None),
         ({"outer__recipe": "ad_psgd"}, "outer.inner_steps: 10, and recipe ad_psgd mixes after every inner step"),
         ({"outer__fragments_per_exchange": 5}, "outer.fragments_per_exchange: 5 exceeds outer.fragments, 4"),
+        ({"outer__cut": "layers", "outer__fragments": 4000}, "outer.fragments: 4000 is too many for this model"),
+        (
+            {"outer__cut": "layers", "outer__fragments": 1, "outer__fragments_per_exchange": 1},
+            "outer.cut: layers, and one fragment is not cut; set outer.fragments to at least 2, or even",
+        ),
         ({"outer__fragments": 4000}, "outer.fragments: 4000 is too many for this model; at most 128"),
         (
             {"training__sequence_length": 129},

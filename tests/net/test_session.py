@@ -16,9 +16,8 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.net.payload import Buffers
 from p2ptrain.net.session import Session, SessionEnvironment
-from p2ptrain.ports import Link
+from p2ptrain.ports import LearnerPayloads, Link
 from p2ptrain.swarm.events import Swap
-from p2ptrain.train.payloads import Payloads
 
 OPENER, ANSWERER = PeerId("opener"), PeerId("answerer")
 CHUNK = bytes(MAX_CHUNK_BYTES)
@@ -67,7 +66,7 @@ async def work(function: Any, *arguments: object) -> Any:
 
 async def answer(link: TwoStreams) -> None:
     """Exchange as a responder that has accepted an offer."""
-    payloads = cast(Payloads, Plain())
+    payloads = cast(LearnerPayloads, Plain())
     session = Session(
         LinkId(OPENER, 1, outbound=False),
         SessionEnvironment(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),

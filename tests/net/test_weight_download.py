@@ -118,6 +118,26 @@ def notebook() -> MemoryLog:
     return MemoryLog()
 
 
+def test_a_store_that_fails_ends_the_download_and_nothing_of_it_is_kept(notebook):
+    class Failing:
+        whole = None
+
+        def store(self, span, piece):
+            raise NetworkError("rank 1 of this peer does not answer")
+
+    around = Network(honest(0), {A: honest(1)})
+
+    async def main() -> Downloader:
+        network, accepted = await around.open()
+        sizes, dial = [4 * N] * F, network.transport(ME).open
+        downloader = Downloader(dial, sizes, at_once, notebook, around.taken, new_store=Failing)
+        with pytest.raises(NetworkError, match=r"^rank 1 of this peer does not answer$"):
+            await downloader.download(accepted, {GIVER: (), A: ()})
+        return downloader
+
+    assert virtual_time.run(main())._kept is None
+
+
 def places(whole: list[bytearray], weights: Mapping[PeerId, Weights]) -> list[PeerId]:
     """Return the donor of each fragment, compared bitwise."""
     return [next(peer for peer, each in weights.items() if as_bytes(each)[place] == whole[place]) for place in range(F)]

@@ -14,8 +14,8 @@ from typing import Any
 import together
 
 from p2ptrain.cli import run_command
+from p2ptrain.train import inner
 from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
-from peer import session_recorder
 from peer.cli import peer
 
 MARK = Path(sys.argv[sys.argv.index("--home") + 1]) / "read"
@@ -30,6 +30,6 @@ def read(*arguments: Any, **others: Any) -> HeldOutLoss:
 
 
 if __name__ == "__main__":
-    session_recorder.validation_loss = read
+    inner.validation_loss = read
     together.hold()
     run_command(peer, name="slow_reader")

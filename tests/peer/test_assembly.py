@@ -15,22 +15,22 @@ from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.codec import CodecTerms
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.outer.fragments import slices
 from p2ptrain.train.model import flat_model
-from p2ptrain.train.rules import codecs_of, matrices_of
+from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of
 from peer import assembly
 from peer.assembly import PeerOptions, build, noting_progress
 from peer.home import Home
 
 
-@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize(("fragments", "cut"), [(1, "even"), (3, "even"), (3, "layers")])
 def test_low_rank_messages_are_of_the_models_matrices(
-    signed_run: Callable[..., SignedManifest], tmp_path: Path, fragments: int
+    signed_run: Callable[..., SignedManifest], tmp_path: Path, fragments: int, cut: str
 ) -> None:
     signed = signed_run(
         outer__recipe="swarm_gradients",
         outer__exchanges_per_step=1,
         outer__fragments=fragments,
+        outer__cut=cut,
         codec__gradients="lowrank",
         codec__rank=2,
     )
@@ -42,7 +42,7 @@ def test_low_rank_messages_are_of_the_models_matrices(
     payloads = session.record.learner.payloads
 
     layout = flat_model(signed.manifest.model, signed.manifest.run.seed, device).layout
-    pieces = slices(layout.total, fragments)
+    pieces = fragments_of(signed.manifest.outer, layout)
     _, low_rank = codecs_of(signed.manifest.codec)
     sizes = [
         low_rank.encoded_size(CodecTerms(piece.stop - piece.start, matrices=matrices))
@@ -81,8 +81,6 @@ def test_the_first_start_tells_how_far_it_is(
     assert heard.count("text repeats") == 1
 
 
-def test_a_text_is_written_at_one_look_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assembly, "generate_text", lambda *_: "To be")
-    task = SimpleNamespace(model=SimpleNamespace(module=None))
-    write = assembly._sampler(cast(Any, task), cast(Any, None))
+def test_a_text_is_written_at_one_look_of_four() -> None:
+    write = assembly._sampler(cast(Any, SimpleNamespace(sample=lambda new_tokens: "To be")))
     assert [write() for _ in range(8)] == ["", "To be", "", "", "", "To be", "", ""]

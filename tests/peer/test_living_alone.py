@@ -21,7 +21,7 @@ from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.swarm import Counters
-from p2ptrain.train import evaluate, loop
+from p2ptrain.train import evaluate, inner, loop
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
 from peer import app, exporting, loading, model, saving, session_recorder
@@ -132,7 +132,7 @@ def test_a_finished_peer_keeps_its_loss_and_export_prints_the_same(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a machine so slow that an evaluation with a time limit reads one batch only."""
-    monkeypatch.setattr(evaluate, "_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
+    monkeypatch.setattr(evaluate, "batches_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
     monkeypatch.setattr(exporting, "_load", loading.answer)
     run_peer(PeerOptions(None, home.path))
     first = json.loads(home.summary.read_text())
@@ -242,7 +242,7 @@ def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         session_recorder, "LOOK_SHARE", 0
     )  # or one look is all there is, and the text's turn is the second
-    monkeypatch.setattr("peer.assembly.generate_text", fail_with(IndexError("id 300 of 256")))
+    monkeypatch.setattr("p2ptrain.train.inner.generate_text", fail_with(IndexError("id 300 of 256")))
     watched = session_recorder.SessionRecorder.begin
 
     def begin(self: session_recorder.SessionRecorder) -> None:
@@ -257,7 +257,7 @@ def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.Mon
 
 def test_a_held_out_loss_that_is_none_is_not_kept_as_the_first(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(session_recorder, "validation_loss", lambda *_, **__: HeldOutLoss(math.nan, 16, 16))
+        patch.setattr(inner, "validation_loss", lambda *_, **__: HeldOutLoss(math.nan, 16, 16))
         run_peer(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
@@ -272,7 +272,7 @@ def test_a_peer_that_finishes_before_the_runs_end_reads_only_a_sample_and_ends_a
 ) -> None:
     signals = Signals()
     monkeypatch.setattr(loop, "NAP_S", 3600.0)
-    monkeypatch.setattr(evaluate, "_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
+    monkeypatch.setattr(evaluate, "batches_to_skip", lambda left, batch_s, spare_s: 0 if spare_s == math.inf else left)
     monkeypatch.setattr(app, "Signals", lambda: signals)
     at_inner_step(monkeypatch, 3, signals.last.set)
     run_peer(PeerOptions(None, home.path))
@@ -290,7 +290,7 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
         patiences.append(arguments[-1])
         return HeldOutLoss(5.0, 16, 64)
 
-    monkeypatch.setattr(session_recorder, "validation_loss", measured)
+    monkeypatch.setattr(inner, "validation_loss", measured)
     stop_at_inner_step(monkeypatch, 3)
     run_peer(PeerOptions(None, home.path))
     assert patiences == [session_recorder.BEGINNING_S, session_recorder.HASTE_S]

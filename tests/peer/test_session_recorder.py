@@ -14,10 +14,8 @@ import pytest
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.train.autofit import Placement
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.loop import Signals
-from p2ptrain.train.loss_scale import LossScale
 from peer.messages import line
 from peer.saving import LAST_PATIENCE_S, RETRY_S, TERMINATED_PATIENCE_S, CheckpointSaver
 from peer.session_recorder import (
@@ -40,21 +38,19 @@ def record() -> SessionRecorder:
     learner.progress_displacement, learner.peers = 0.0, 1.0
     learner.is_waiting = learner.ended = False
     learner.changes = 0
-    parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "placement", "run_tokens"), 1)
+    parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "run_tokens"), 1)
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None)
     parts["checkpoints"] = SimpleNamespace(digest=None)
     parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
-    task = SimpleNamespace(
-        coverage=0.0, learning_rate=3e-4, loss_scale=LossScale(False), model=SimpleNamespace(module=None)
-    )
+    task = SimpleNamespace(coverage=0.0, learning_rate=3e-4, skipped_steps=0)
     record = SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
     record.saver._next = math.inf
     return record
 
 
-def reads(monkeypatch: pytest.MonkeyPatch, loss: Callable[[], float], tokens: int = 64) -> None:
+def reads(record: SessionRecorder, loss: Callable[[], float], tokens: int = 64) -> None:
     """Let every evaluation return this loss of so many of 64 held-out tokens."""
-    monkeypatch.setattr("peer.session_recorder.validation_loss", lambda *_, **__: HeldOutLoss(loss(), tokens, 64))
+    cast(Any, record.task).held_out_loss = lambda *_: HeldOutLoss(loss(), tokens, 64)
 
 
 def steps(record: SessionRecorder, *seconds: float) -> None:
@@ -101,7 +97,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["shortened_s"] == pytest.approx(record.run_tokens / 75 - record.run_tokens / 100)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
     assert record.figures()["skipped_steps"] == 0
-    record.task.loss_scale.update(is_finite=False)
+    cast(Any, record.task).skipped_steps = 1
     assert record.figures()["skipped_steps"] == 1
     monkeypatch.setattr(CheckpointSaver, "try_to_save", lambda self: None)
     record.held(True)
@@ -128,24 +124,18 @@ def test_however_long_a_look_takes_the_next_one_comes(record: SessionRecorder, m
         now += 10.0
         return HeldOutLoss(2.0, 16, 64)
 
-    monkeypatch.setattr("peer.session_recorder.validation_loss", slow)
+    cast(Any, record.task).held_out_loss = slow
     record._look()
     assert record._next_look == now + LOOK_MOST_S
 
 
-def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(
-    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: SessionRecorder) -> None:
     """Check that ``p2ptrain status``, the page and the bootstrap's view have the same held-out loss at one moment."""
     losses = iter((5.5, 4.5, float("nan")))
-    reads(monkeypatch, lambda: next(losses), tokens=0)
     cast(Any, record).task = SimpleNamespace(
-        theta=SimpleNamespace(device="cpu"),
-        model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5), module=None),
-        micro_batch=1,
-        loss_scale=LossScale(False),
+        device_name="cpu", parameter_count=5, micro_batch=1, computes_in="fp32", skipped_steps=0
     )
-    record.placement = Placement(None, 1)
+    reads(record, lambda: next(losses), tokens=0)
     state = StatusView(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
     state.set_sources(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
     record.sampler = iter(("", "To be")).__next__
@@ -173,7 +163,7 @@ class Disk:
         self.kept: list[str] = []
         record.saver.clock, record.saver.sleep = (lambda: self.now), self.sleep
         monkeypatch.setattr(CheckpointSaver, "save", lambda _: self.write("checkpoint"))
-        reads(monkeypatch, lambda: 2.0)
+        reads(record, lambda: 2.0)
         cast(Any, record).home.save_summary = lambda _: self.write("summary")
 
     def write(self, what: str) -> int:
@@ -206,7 +196,7 @@ def test_the_loss_of_what_the_final_gossip_left_is_told(
     record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(record, 0.0, monkeypatch)
-    reads(monkeypatch, lambda: 2.5 - len(disk.kept), tokens=16)
+    reads(record, lambda: 2.5 - len(disk.kept), tokens=16)
     monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *_: None)
     record.learner.state_dict = lambda: ({"slow": ()}, {})  # type: ignore[method-assign, assignment, return-value]
     record.learner.ended = True
@@ -222,22 +212,22 @@ def test_the_loss_of_what_the_final_gossip_left_is_told(
 
 
 def test_the_last_loss_is_of_all_tokens_and_says_how_far_it_is(
-    record: SessionRecorder, checkpoints: FakeCheckpoints, monkeypatch: pytest.MonkeyPatch
+    record: SessionRecorder, checkpoints: FakeCheckpoints
 ) -> None:
     """Check a slow machine: no time limit, progress every two seconds, and the owner's stop ends the reading."""
     patiences: list[float] = []
     record.clock, now = (lambda: now), 0.0
 
-    def read(*arguments: Any, goes_on: Callable[[int, int], bool]) -> HeldOutLoss:
+    def read(most_tokens: int, patience_s: float, goes_on: Callable[[int, int], bool]) -> HeldOutLoss:
         nonlocal now
-        patiences.append(arguments[4])
+        patiences.append(patience_s)
         for tokens in range(16, 65, 16):
             now += 1.5
             if not goes_on(tokens, 64):
                 break
         return HeldOutLoss(2.0, tokens, 64)
 
-    monkeypatch.setattr("peer.session_recorder.validation_loss", read)
+    cast(Any, record.task).held_out_loss = read
     record.learner.ended = True
     record.end()
     reading = "[train] reading the held-out text: {} of 64 tokens"
@@ -330,7 +320,7 @@ class FakeCheckpoints:
         self.saved, self.is_full, self.digest = list[int](), False, None
         self._learner: Any = record.learner
         self._learner.state_dict = lambda: ({}, {"changes": self._learner.changes})
-        reads(monkeypatch, lambda: 2.0)
+        reads(record, lambda: 2.0)
         cast(Any, record).home.save_summary = lambda _: None
         cast(Any, record).checkpoints = cast(Any, record.saver).checkpoints = self
 

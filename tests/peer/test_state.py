@@ -15,7 +15,6 @@ from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.view import MOST_PEERS
 from p2ptrain.swarm import PeerState, Presence
-from p2ptrain.train.autofit import Placement
 from p2ptrain.train.evaluate import HeldOutLoss
 from peer.messages import line, without_places
 from peer.session_recorder import SessionRecorder
@@ -196,7 +195,6 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: StatusView
 ) -> None:
     """Check losses at the start of a session, which may be in the middle of the run, and after the final gossip."""
-    monkeypatch.setattr("peer.session_recorder.validation_loss", lambda *_, **__: HeldOutLoss(2.0, 16, 16))
     monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *arguments: tmp_path)
     log = MemoryLog()
     parts = {
@@ -210,18 +208,19 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
             state_dict=lambda: ({"slow": ()}, {}),
         ),
         "task": SimpleNamespace(
-            theta=SimpleNamespace(device="cpu"),
-            model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5), module=None),
+            device_name="cpu",
+            parameter_count=5,
             micro_batch=1,
+            computes_in="fp32",
             coverage=0.0,
+            held_out_loss=lambda *_: HeldOutLoss(2.0, 16, 16),
         ),
-        "placement": Placement(None, 1),
         "home": SimpleNamespace(trained=tmp_path, summary=tmp_path / "summary.json"),
         "corpus": SimpleNamespace(held_out_tokens=64, sequence_length=16),
         "notebook": log,
         "me": ME,
     }
-    names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "corpus", "placement")
+    names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "corpus")
     names = (*names, "run_tokens", "notebook")
     record = SessionRecorder(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()

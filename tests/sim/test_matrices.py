@@ -21,7 +21,7 @@ from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.step_times import RankStepTimes
 from p2ptrain.train.model import build_module
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.train.rules import codecs_of, matrices_of
+from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of
 
 RANK = 2
 OUTER: dict[str, Any] = {
@@ -36,13 +36,13 @@ OUTER: dict[str, Any] = {
 }
 
 
-def scenario(recipe: str, fragments: int, **changes: Any) -> Scenario:
+def scenario(recipe: str, fragments: int, cut: str = "even", **changes: Any) -> Scenario:
     pairs = recipe.startswith("swarm")
     return Scenario.model_validate(
         {
             "run": {"outer_steps": 2, "points": 1},
             "learner": {"kind": "lm", "layers": 1, "curve_sequences": 4},
-            "outer": OUTER | {"recipe": recipe, "fragments": fragments, "exchanges_per_step": int(pairs)},
+            "outer": OUTER | {"recipe": recipe, "fragments": fragments, "cut": cut, "exchanges_per_step": int(pairs)},
             "codec": {"name": "fp32", "block_size": 1024, "gradients": "lowrank", "rank": RANK},
             "peers": [{"count": 3, "step_s": 1.0}],
             **changes,
@@ -66,11 +66,12 @@ def of_rank(parts: FlatLayout, rank: int) -> Tensor:
     return vector
 
 
-@pytest.mark.parametrize("fragments", [1, 3])
-def test_swarm_and_lockstep_send_as_much_as_a_real_peer(fragments: int) -> None:
-    swarm, everybody = scenario("swarm_both", fragments), scenario("streaming_diloco", fragments)
+@pytest.mark.parametrize(("fragments", "cut"), [(1, "even"), (3, "even"), (3, "layers")])
+def test_swarm_and_lockstep_send_as_much_as_a_real_peer(fragments: int, cut: str) -> None:
+    swarm, everybody = scenario("swarm_both", fragments, cut), scenario("streaming_diloco", fragments, cut)
     parts = layout(swarm)
-    pieces = slices(parts.total, fragments)
+    pieces = fragments_of(swarm.outer, parts)
+    assert cut == "even" or [piece.start for piece in pieces[1:2]] == [parts.unit_lengths[0]]
     slow, gradients = codecs_of(swarm.codec)
     lengths = [piece.stop - piece.start for piece in pieces]
     matrices = matrices_of(parts, pieces)

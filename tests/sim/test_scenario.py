@@ -68,6 +68,7 @@ def test_there_are_examples() -> None:
         ("codec.gradients=int8", None),
         ("outer.fragments_per_exchange=3", "outer.fragments_per_exchange: 3 exceeds outer.fragments, 2"),
         ("outer.fragments=4096", "outer.fragments: 4096 is too many for this model; at most 977"),
+        ("outer.cut=layers", "outer.cut: layers, but learner.kind bytes has none; use even, or kind lm"),
         ("outer.partners=2", "outer.partners: 2, and recipe swarm has one partner at a time; set it to 1"),
         ("peers.home.count=1", "peers: a single peer has no partners; give a count of 2 or another group, or set"),
         ("run.tokens=80", "run.outer_steps: give either outer_steps or tokens"),

@@ -15,7 +15,7 @@ from p2ptrain.codec import FIRST_PACE, LARGEST_MAGNITUDE, PACE, get
 from p2ptrain.codec.steps import SKETCH_BYTES
 from p2ptrain.swarm.trust import are_unrelated
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
-from p2ptrain.train.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, WidthFeedback, Widths
+from p2ptrain.train.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, WidthFeedback, judge
 
 
 def lopsided(part: Tensor) -> Tensor:
@@ -52,11 +52,8 @@ def test_bytes_that_are_no_weights_are_refused_and_teach_little() -> None:
 )
 def test_weights_that_are_as_good_as_equal_fit_whatever_wraps(told: float, verdict: WidthFeedback) -> None:
     """Check peers that nearly agree: at the run's end they would otherwise reject each other for wrapped blocks."""
-    widths = Widths()
-    widths._fitted[0] = FITTED
-    assert (
-        widths.judge([0], [Fit(sketched=told, unexplained=told, blocks=MISFIT_BLOCKS, wrapped=1.0)], own=1.0) is verdict
-    )
+    fit = Fit(sketched=told, unexplained=told, blocks=MISFIT_BLOCKS, wrapped=1.0, is_known=True)
+    assert judge([fit], own=1.0) is verdict
 
 
 @pytest.mark.parametrize("factor", [3.0, -1.0, 0.0, 0.5, LARGEST_MAGNITUDE / 8])

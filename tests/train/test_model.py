@@ -1,5 +1,8 @@
 """The model: from its description alone, equal everywhere, one flat vector."""
 
+import bisect
+import itertools
+import math
 from functools import partial
 
 import pytest
@@ -8,9 +11,12 @@ from families import DESCRIPTIONS, description
 from torch.nn import functional
 
 from p2ptrain.base.errors import ManifestError
-from p2ptrain.manifest import parameter_count
+from p2ptrain.manifest import parameter_count, preset, with_changes
+from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.outer.fragments import layer_slices, slices
 from p2ptrain.train import model
 from p2ptrain.train.model import build_module
+from p2ptrain.train.rules import fragments_of
 
 
 @pytest.mark.parametrize("architecture", DESCRIPTIONS)
@@ -26,6 +32,36 @@ def test_every_allowed_architecture_builds_and_learns_without_dropout(architectu
     assert torch.equal(one, other)
     torch.autograd.backward(one)
     assert all(parameter.grad is not None for parameter in built.module.parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_units_are_embedding_blocks_and_the_norm_with_the_head(architecture, tied):
+    described = description(architecture)
+    described = described.model_copy(
+        update={"config": described.config.model_copy(update={"tie_word_embeddings": tied})}
+    )
+    layout = FlatLayout.of(build_module(described, 5))
+    units = layout.unit_lengths
+    assert len(units) == 1 + described.config.num_hidden_layers + (not tied)
+    assert sum(units) == layout.total
+    starts = [0, *itertools.accumulate(units)]
+    held = [0] * len(units)
+    for shape, offset in zip(layout.shapes, layout.offsets, strict=True):
+        held[bisect.bisect_right(starts, offset) - 1] += math.prod(shape)
+    assert tuple(held) == described.unit_parameters()
+
+
+def test_a_run_is_cut_as_its_manifest_says():
+    run = preset("llama-15m", "ab" * 32)
+    layout = FlatLayout.of(build_module(run.model, 0))
+    even = fragments_of(run.outer, layout)
+    assert even == slices(layout.total, run.outer.fragments)
+    at_layers = fragments_of(with_changes(run, {"outer.cut": "layers"}).outer, layout)
+    assert at_layers == layer_slices(layout.unit_lengths, run.outer.fragments)
+    assert at_layers != even
+    longest = [max(piece.stop - piece.start for piece in pieces) for pieces in (even, at_layers)]
+    assert longest[1] < 1.3 * longest[0]
 
 
 @pytest.mark.parametrize("architecture", DESCRIPTIONS)

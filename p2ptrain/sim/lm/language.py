@@ -11,7 +11,6 @@ from torch import Tensor
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import TrainingSection
 from p2ptrain.manifest.model import GroupedConfig, Llama
-from p2ptrain.outer.fragments import slices
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
 from p2ptrain.sim.learning import LanguageModelLearner
@@ -21,7 +20,7 @@ from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
+from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
 
 
 def make_pool(scenario: Scenario, device: str, together: bool = False) -> LanguageModelPool:
@@ -98,8 +97,8 @@ class LanguageLearnerPool:
         self.pool = make_pool(scenario, device, together)
         self._scenario = scenario
         self._initial = self.pool.theta[0].clone()
-        self._slices = slices(self.pool.theta.shape[1], scenario.outer.fragments)
-        self.matrices = matrices_of(self.pool.layout, self._slices)
+        self.fragments = fragments_of(scenario.outer, self.pool.layout)
+        self.matrices = matrices_of(self.pool.layout, self.fragments)
         self._codecs = codecs_of(scenario.codec)
         self._slots: dict[SimulatedLearner, int] = {}
 
@@ -110,7 +109,7 @@ class LanguageLearnerPool:
         task.reset(warmup_steps=0)
         rules = replace(learner_rules(self._scenario.outer, float(self._scenario.run_tokens)), inner_steps=inner_steps)
         slow, gradients = self._codecs
-        learner = Learner(task, rules, self._slices, slow, notebook, gradient_codec=gradients, matrices=self.matrices)
+        learner = Learner(task, rules, self.fragments, slow, notebook, gradient_codec=gradients, matrices=self.matrices)
         self._slots[learner] = slot
         return learner
 

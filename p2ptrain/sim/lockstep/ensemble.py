@@ -181,7 +181,7 @@ class EnsembleSimulation:
             inner_steps=outer.inner_steps,
             topology=outer.topology,
             partners=outer.partners,
-            fragments=outer.fragments,
+            fragments=self._pool.fragments,
             seed=RUN,
         )
         return Lockstep(

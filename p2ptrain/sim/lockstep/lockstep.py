@@ -18,7 +18,6 @@ from torch import Tensor
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.outer.forms import merged, own_fresh
-from p2ptrain.outer.fragments import slices
 from p2ptrain.outer.mixing import displaced, late_momentum, late_pseudo_gradient
 from p2ptrain.outer.step import OuterRule, OuterState, outer_step, pseudo_gradient
 from p2ptrain.ports import InnerTask
@@ -43,8 +42,9 @@ class LockstepRules:
     """Inner steps per outer step, H, unless given for an outer step."""
     topology: Topology = "random"
     partners: int = 1
-    fragments: int = 1
-    """Number of fragments; used only by recipes that average fragment by fragment."""
+    fragments: tuple[slice, ...] = ()
+    """Slices of [0, P), one per fragment; empty: a single one. Only recipes that average each fragment by itself read
+    it."""
     late_steps: int = 5
     """Inner steps until a fragment's average arrives: Streaming DiLoCo's tau (arXiv 2501.18512 overlaps 1 to 10)."""
     alpha: float = 0.5
@@ -91,11 +91,12 @@ class Lockstep:
         self._reach = reach
         self._peers = [PeerId(f"{place:06d}") for place in range(len(tasks))]
         first = tasks[0].theta
-        count = rules.fragments if rules.recipe.delay == "inner_steps" else 1
-        self._slices = slices(len(first), count)
+        is_cut = rules.recipe.delay == "inner_steps" and rules.fragments
+        self._slices = rules.fragments if is_cut else (slice(0, len(first)),)
         slow = first.clone().expand(len(tasks), -1)
         self._states = [OuterState(slow[:, f].clone(), torch.zeros_like(slow[:, f])) for f in self._slices]
-        self._before: list[tuple[Tensor, Tensor] | None] = [None] * count  # mean and own g of the previous phase
+        self._before: list[tuple[Tensor, Tensor] | None] = [None for _ in self._slices]
+        """Mean and own pseudo-gradient of the previous phase, by fragment."""
         self._set_theta()
 
     @property

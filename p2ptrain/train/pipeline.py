@@ -1,0 +1,202 @@
+"""Inner optimization by a team: each rank trains one stage of the model, and an inner step is one pipeline schedule.
+
+A rank is a ``LanguageModelTask`` over its stage's shorter flat vector. It differs in two places: the gradient comes
+from torch's 1F1B schedule (Narayanan et al., arXiv 2104.04473), and the clip needs the norm over all ranks. Every rank
+reads the same batch, named by (seed, peer, step); only activations and their gradients travel, through the host.
+
+One all-reduce concludes the backward pass: each rank puts the norms of its gradients at their parameters' places, the
+last rank the loss. The norm of that vector is bitwise the one that torch's ``clip_grad_norm_`` computes in one process,
+so a team in fp32 trains bitwise as one process with the same micro-batch. Tied embeddings are the exception: their two
+gradients are summed in another order.
+
+Dimension letters: B sequences of an inner step, b of a micro-batch, T tokens a sequence, D width, N parameters of the
+whole model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from p2ptrain.base.errors import DeviceError, TeamMemoryError
+from p2ptrain.data.corpus import Corpus
+from p2ptrain.train import accelerator
+from p2ptrain.train.autofit import Placement
+from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.boundary import Boundary
+from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
+from p2ptrain.train.cross_entropy import summed_cross_entropy
+from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
+from p2ptrain.train.staged_evaluation import StagedHeldOut
+from p2ptrain.train.stages import EXACT, StageModel, StagePass, fitting_micro_batch
+from p2ptrain.train.team_group import TeamGroup
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Decoder, TrainingSection
+
+HOST = torch.device("cpu")
+
+
+class PipelineTask(LanguageModelTask):
+    """Training of one stage's flat weights, in step with the other ranks of the team. Owned by the trainer thread.
+
+    ``inner_step`` is a collective: all ranks call it with the same progress. It raises TeamError if another rank fails,
+    and TeamMemoryError if this one runs out of memory; then ranks resume from a checkpoint in a new group.
+
+    Args:
+        model: this rank's stage.
+        group: the team; its ranks are the stages, in order.
+        corpus, training, run_tokens, reader: as for LanguageModelTask, the same on all ranks.
+        placement: the same autocast type and micro-batch on all ranks. The micro-batch is lowered to one that divides
+            the step's sequences into at least as many as stages. Raises DeviceError if there are fewer sequences.
+        boundary: form of the activations between stages.
+    """
+
+    def __init__(
+        self,
+        model: StageModel,
+        group: TeamGroup,
+        corpus: Corpus,
+        training: TrainingSection,
+        run_tokens: int,
+        reader: CorpusReader,
+        placement: Placement,
+        boundary: Boundary = EXACT,
+    ) -> None:
+        stage, sequences = model.stage, training.sequences_per_step
+        micro_batch = fitting_micro_batch(sequences, placement.micro_batch, stage.count)
+        if micro_batch is None:
+            raise DeviceError(
+                f"The run has {sequences} sequences per inner step, too few for a pipeline of {stage.count} devices.",
+                f"Use at most {sequences} devices.",
+            )
+        super().__init__(model.flat, corpus, training, run_tokens, reader, replace(placement, micro_batch=micro_batch))
+        self.stage_model = model
+        self.forward_pass = StagePass(model, placement.autocast, boundary)
+        self.group = group
+        self._mean = torch.zeros((), device=self.theta.device)
+        """Mean loss of the current step, on the last stage."""
+        self._norm = torch.zeros(())
+        """Norm of the current step's gradient over all ranks."""
+        given, returned = self.forward_pass.shapes(micro_batch, training.sequence_length)
+        pipeline_stage = PipelineStage(
+            self.forward_pass, stage.index, stage.count, HOST, input_args=given, output_args=returned
+        )
+        self._schedule = Schedule1F1B(pipeline_stage, sequences // micro_batch, loss_fn=self._loss, scale_grads=False)
+
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """Compute type of matrix products; None: the weights' own."""
+        return self._autocast
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model."""
+        return self.stage_model.whole.parameter_count
+
+    def held_out(self, most_tokens: int, patience_s: float) -> StagedHeldOut:
+        """Return the evaluation of the whole model's current weights, a collective."""
+        return StagedHeldOut(self, self._corpus, most_tokens, patience_s)
+
+    def sample(self, new_tokens: int) -> str:
+        """Return no text: stages generate none."""
+        return ""
+
+    def pass_shape(self, description: Decoder) -> PassShape:
+        """Raise CompiledPassError: the passes of stages are not compiled."""
+        raise CompiledPassError("the passes of a team's stages are not compiled")
+
+    def refresh_guest(self) -> None:
+        """Copy the tied embedding from the first to the last stage, a collective of the two."""
+        model, group = self.stage_model, self.group
+        if not model.is_tied:
+            return
+        name = f"inner step {self.step}: copy of the tied embedding"
+        if model.stage.is_first:
+            group.send(name, model.embedding.detach().to(HOST), group.size - 1)
+        elif model.guest is not None:
+            received = torch.empty(model.guest.shape)
+            model.guest.data.copy_(group.receive(name, received, 0))
+
+    def _backward(self, batch: Tensor) -> Tensor:
+        """Leave the mean gradient in the parameters; return the mean loss, the same on all ranks."""
+        self.refresh_guest()
+        self._gradient.zero_()
+        self._mean.zero_()
+        self._run_schedule(batch)
+        self._sum_tied_gradients()
+        if self.loss_scale.is_dynamic:
+            self._gradient.div_(self.loss_scale.factor)
+        loss, self._norm = self._all_reduce()
+        return loss
+
+    def _clip(self) -> Tensor:
+        """Clip the gradient in place by its norm over all ranks, which it returns."""
+        norm = self._norm
+        self._gradient.mul_((self._training.gradient_clip / (norm + CLIP_EPSILON)).clamp(max=1.0))
+        return norm
+
+    def _run_schedule(
+        self,
+        batch: Tensor,  # [B, T+1]
+    ) -> None:
+        stage = self.stage_model.stage
+        given = (batch[:, :-1],) if stage.is_first else ()
+        target = batch[:, 1:] if stage.is_last else None
+        name = f"inner step {self.step}: pipeline schedule"
+        try:
+            with self.group.named(name):
+                self._schedule.step(*given, target=target, return_outputs=False)
+        except (RuntimeError, MemoryError) as error:
+            causes = error, error.__cause__  # torch wraps what a forward pass raises
+            if not any(cause is not None and accelerator.is_out_of_memory(cause) for cause in causes):
+                raise
+            raise TeamMemoryError(
+                name, f"{self.theta.device} ran out of memory with micro-batches of {self.micro_batch} sequences"
+            ) from error
+
+    def _loss(
+        self,
+        hidden: Tensor,  # [b, T, D] on the device
+        targets: Tensor,  # [b, T]
+    ) -> Tensor:
+        """Return a micro-batch's share of the mean loss, times the loss scale: where the backward pass begins."""
+        tokens, factor = self._training.tokens_per_step, self.loss_scale.factor
+        rounded_at = factor / tokens if self.loss_scale.is_dynamic else 1.0
+        output = self.stage_model.output
+        total = summed_cross_entropy(hidden.flatten(0, 1), output, targets.flatten(), self._autocast, rounded_at)
+        loss = total / tokens
+        self._mean += loss.detach()
+        return loss * factor
+
+    def _sum_tied_gradients(self) -> None:
+        """Add the gradient of the last stage's copy of the embedding to the first stage's."""
+        model, group = self.stage_model, self.group
+        if not model.is_tied:
+            return
+        name = f"inner step {self.step}: gradient of the tied embedding"
+        if model.stage.is_first:
+            gradient = model.embedding.grad
+            assert gradient is not None  # a view of the flat gradient
+            gradient += group.receive(name, torch.empty(gradient.shape), group.size - 1).to(gradient.device)
+        elif model.guest is not None and model.guest.grad is not None:
+            group.send(name, model.guest.grad.to(HOST), 0)
+            model.guest.grad = None
+
+    def _all_reduce(self) -> tuple[Tensor, Tensor]:
+        """Return the mean loss and the norm of the whole gradient, on the device."""
+        model = self.stage_model
+        values = torch.zeros(len(model.whole.names) + 1)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norms = torch.stack(torch._foreach_norm(gradients))
+        begin = model.first_parameter
+        values[begin : begin + len(norms)] = norms.to(HOST)
+        if model.stage.is_last:
+            values[-1] = self._mean
+        self.group.sum(f"inner step {self.step}: gradient norms and loss", values)
+        device = self.theta.device
+        return values[-1].to(device), torch.linalg.vector_norm(values[:-1]).to(device)

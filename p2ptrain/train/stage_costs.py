@@ -1,0 +1,107 @@
+"""Costs of a model's units, for ``stages.balanced_cut``: seconds by a trial, bytes from the shapes.
+
+A trial builds three blocks of the model, not all. Each rank makes one on its device, one rank after the other on the
+CPU, and the leader cuts by the results of all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from p2ptrain.train import accelerator
+from p2ptrain.train.activations import layer_values, loss_bytes
+from p2ptrain.train.autofit import CPU_TRIAL_TOKENS, TRIALS, Placement
+from p2ptrain.train.cross_entropy import summed_cross_entropy
+from p2ptrain.train.model import recompute_activations
+from p2ptrain.train.stages import StagePass, StageRange, UnitCosts, stage_model
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Decoder
+
+STATE_BYTES = 16
+"""Bytes a parameter takes on its device: weight, gradient and two moments, fp32."""
+GUEST_BYTES = 8
+"""Bytes of a parameter of a tied embedding's copy: weight and gradient."""
+
+
+def unit_costs(
+    description: Decoder,
+    sequence_length: int,
+    placement: Placement,
+    seconds: Sequence[Sequence[float]],  # ``unit_seconds`` of each device
+) -> UnitCosts:
+    """Return the costs of the embeddings, each block, and the final norm with the output layer.
+
+    The estimate of bytes is for several stages, and for activations in fp32.
+    """
+    config = description.config
+    table = config.vocab_size * config.hidden_size
+    output = STATE_BYTES * description.norm_parameters()
+    output += (GUEST_BYTES if config.tie_word_embeddings else STATE_BYTES) * table
+    blocks = config.num_hidden_layers
+    state = [
+        STATE_BYTES * (table + description.position_parameters()),
+        *[STATE_BYTES * description.block_parameters()] * blocks,
+        output,
+    ]
+    tokens = placement.micro_batch * sequence_length
+    kept = 4 * tokens * (config.hidden_size if placement.recomputes else layer_values(description))
+    return UnitCosts(seconds, state, [0, *[kept] * blocks, loss_bytes(description, tokens)])
+
+
+def unit_seconds(description: Decoder, sequence_length: int, placement: Placement, device: torch.device) -> list[float]:
+    """Return the seconds of a forward and backward pass of a micro-batch through each unit, the shortest of trials.
+
+    On the CPU a trial has at most ``CPU_TRIAL_TOKENS``; the seconds are those of all tokens at the same speed.
+    """
+    short = description.model_copy(update={"config": description.config.model_copy(update={"num_hidden_layers": 3})})
+    sequences, tokens = placement.micro_batch, sequence_length
+    if device.type == "cpu":
+        tokens = min(tokens, CPU_TRIAL_TOKENS)
+        sequences = min(sequences, max(1, CPU_TRIAL_TOKENS // tokens))
+    factor = placement.micro_batch * sequence_length / (sequences * tokens)
+
+    def measured(index: int, blocks: int) -> float:
+        compute = _pass(short, StageRange(index, 3, range(blocks)), placement, sequences, tokens, device)
+        return factor * _shortest_s(compute, device)
+
+    one, three = measured(1, 1), measured(1, 3)
+    block = max((three - one) / 2, three / 6)  # copies from and to the host are not part of a block
+    return [measured(0, 0), *[block] * description.config.num_hidden_layers, measured(2, 0)]
+
+
+def _pass(
+    description: Decoder, stage: StageRange, placement: Placement, sequences: int, tokens: int, device: torch.device
+) -> Callable[[], None]:
+    """Return a forward and backward pass of one stage."""
+    model = stage_model(description, 0, device, stage)
+    recompute_activations(model.flat.module, placement.recomputes)
+    forward_pass = StagePass(model, placement.autocast)
+    given, returned = (torch.zeros(each.shape, dtype=each.dtype) for each in forward_pass.shapes(sequences, tokens))
+    targets = torch.zeros(sequences * tokens, dtype=torch.int64, device=device)
+
+    def compute() -> None:
+        received = given if stage.is_first else given.detach().requires_grad_()
+        hidden = forward_pass(received)
+        if stage.is_last:
+            summed_cross_entropy(hidden.flatten(0, 1), model.output, targets, placement.autocast).backward()
+        else:
+            hidden.backward(returned)
+
+    return compute
+
+
+def _shortest_s(compute: Callable[[], None], device: torch.device) -> float:
+    compute()
+    seconds = []
+    for _ in range(TRIALS):
+        accelerator.synchronize(device)
+        began = time.perf_counter()
+        compute()
+        accelerator.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -1,0 +1,293 @@
+"""Pipeline stages of a model: contiguous runs of its blocks, one for each rank of a team.
+
+A stage is the class of transformers with its list of blocks cut. The first stage has the embeddings, the last the final
+norm and the output layer; a stage after the first takes activations as ``inputs_embeds``. Parameters keep their names,
+and transformers lists them in the order in which they compute, so the flat vectors of the stages, end to end, are the
+flat vector of the whole model.
+
+With tied embeddings the last stage holds a guest: a copy of the input embedding outside its flat vector. Its gradient
+is added to the original's in every inner step, and its values are copied anew before.
+
+Dimension letters: P parameters of a stage (padded), b sequences of a micro-batch, T tokens a sequence, D width, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Module
+
+from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.train.boundary import Boundary
+from p2ptrain.train.model import FlatModel, autocast_to, build_module
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from p2ptrain.manifest import Decoder
+
+
+EXACT = Boundary("fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class PartNames:
+    """Attributes of a base model in transformers."""
+
+    embedding: str
+    blocks: str
+    norm: str
+    positions: str | None = None  # learned position embedding
+
+
+_GATED = PartNames("embed_tokens", "layers", "norm")
+PARTS = {
+    "LlamaForCausalLM": _GATED,
+    "MistralForCausalLM": _GATED,
+    "Qwen2ForCausalLM": _GATED,
+    "GPT2LMHeadModel": PartNames("wte", "h", "ln_f", "wpe"),
+    "GPTNeoXForCausalLM": PartNames("embed_in", "layers", "final_layer_norm"),
+}
+"""Names of the parts of each architecture that a manifest allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRange:
+    """Position of one stage in the pipeline, and its blocks."""
+
+    index: int
+    count: int
+    blocks: range
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StageModel:
+    """One stage of a model, its parameters views of a flat vector of its own."""
+
+    flat: FlatModel
+    stage: StageRange
+    whole: FlatLayout
+    """Layout of the whole model."""
+    guest: Tensor | None
+    """Copy of the input embedding, [V, D], on the last of several stages if embeddings are tied."""
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the first and the last stage share the embedding."""
+        config = self.flat.module.config
+        return self.stage.count > 1 and bool(config.tie_word_embeddings)
+
+    @property
+    def embedding(self) -> Tensor:
+        """Input embedding [V, D], on the first stage alone."""
+        return _weight(self.flat.module.get_input_embeddings())
+
+    @property
+    def output(self) -> Tensor:
+        """Weight of the output layer, [V, D], on the last stage alone."""
+        return _weight(self.flat.module.get_output_embeddings()) if self.guest is None else self.guest
+
+    @property
+    def offset(self) -> int:
+        """Elements of the whole flat vector before this stage's."""
+        return self.whole.offsets[self.first_parameter]
+
+    @property
+    def first_parameter(self) -> int:
+        """Number of parameters before this stage's."""
+        return self.whole.names.index(self.flat.layout.names[0])
+
+
+def _weight(part: Any) -> Tensor:
+    weight: Tensor = part.weight
+    return weight
+
+
+def stage_model(description: Decoder, seed: int, device: torch.device, stage: StageRange) -> StageModel:
+    """Build one stage of the run's model with its part of the initial weights on ``device``.
+
+    The whole model exists on the CPU meanwhile, because the initial weights are one stream of random numbers.
+    """
+    module = build_module(description, seed)
+    whole = FlatLayout.of(module)
+    guest = _prune(module, PARTS[description.architecture], stage)
+    if guest is not None:
+        guest = guest.to(device).requires_grad_()
+    Module.to(module, device)
+    layout = FlatLayout.of(module)
+    return StageModel(FlatModel(module, flatten_module(module), layout), stage, whole, guest)
+
+
+class _NoPositions(nn.Module):
+    """Position embedding of a stage after the first, whose input has the positions in it."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Return negative zero, which changes no number that it is added to, not even the sign of a zero."""
+        return torch.full((), -0.0, device=positions.device)
+
+
+def _prune(module: PreTrainedModel, names: PartNames, stage: StageRange) -> Tensor | None:
+    """Remove what other stages hold; return a copy of the tied embedding on the last of several stages, or None."""
+    base: Any = module.base_model
+    holds_guest = stage.is_last and not stage.is_first and module.config.tie_word_embeddings
+    guest = _weight(module.get_input_embeddings()).detach().clone() if holds_guest else None
+    blocks = nn.ModuleList()
+    for index in stage.blocks:
+        blocks.add_module(str(index), getattr(base, names.blocks)[index])  # keeps its name
+    setattr(base, names.blocks, blocks)
+    if not stage.is_first:
+        setattr(base, names.embedding, None)
+        if names.positions is not None:
+            setattr(base, names.positions, _NoPositions())
+    if not stage.is_last:
+        setattr(base, names.norm, nn.Identity())
+    if not stage.is_last or holds_guest:
+        module.set_output_embeddings(None)
+    return guest
+
+
+class StagePass(nn.Module):
+    """Forward pass of one stage between tensors on the host, which gloo sends and receives.
+
+    Args:
+        model: the stage.
+        autocast: compute type of matrix products; None: the weights' own.
+        boundary: form of the activations between stages.
+    """
+
+    def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: Boundary = EXACT) -> None:
+        super().__init__()
+        self.stage = model.stage
+        base: Any = model.flat.module.base_model
+        self.base = base
+        self.boundary = boundary
+        self._width: int = base.config.hidden_size
+        self._device = model.flat.theta.device
+        self._autocast = autocast
+
+    def forward(
+        self,
+        received: Tensor,  # [b, T] int64 on the first stage, packed activations [b, T, W] on the others
+    ) -> Tensor:
+        """Return packed activations [b, T, W] on the host; the last stage's [b, T, D] on the device, for the loss."""
+        with autocast_to(self._device, self._autocast):
+            if self.stage.is_first:
+                given = {"input_ids": received.to(self._device)}
+            else:
+                given = {"inputs_embeds": self.boundary.unpack(received.to(self._device), self._width)}
+            hidden: Tensor = self.base(**given, use_cache=False).last_hidden_state
+        return hidden if self.stage.is_last else self.boundary.pack(hidden).to("cpu")
+
+    def shapes(self, sequences: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return what goes in and comes out for ``sequences`` sequences, as tensors without memory.
+
+        With both, torch's pipeline need not ask other stages for shapes, which it would receive as pickled objects.
+        """
+        ids = torch.empty(sequences, tokens, dtype=torch.int64, device="meta")
+        width, kind = self.boundary.elements(self._width), self.boundary.dtype
+        hidden = torch.empty(sequences, tokens, width, dtype=kind, device="meta", requires_grad=True)
+        return ids if self.stage.is_first else hidden, hidden
+
+
+# --- where to cut -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCosts:
+    """Costs of the units of a model: the embeddings, each block, and the final norm with the output layer."""
+
+    seconds: Sequence[Sequence[float]]
+    """Seconds of a micro-batch, forward and backward, for each device and unit."""
+    state_bytes: Sequence[int]
+    """Bytes of weights, gradient and moments of each unit."""
+    activation_bytes: Sequence[int]
+    """Bytes that each unit keeps of one micro-batch for the backward pass."""
+
+
+def equal_cut(blocks: int, stages: int) -> tuple[StageRange, ...]:
+    """Cut into stages of equally many blocks; the first ones have one less if they do not divide.
+
+    Raises ValueError if there are fewer blocks than stages.
+    """
+    if not 1 <= stages <= blocks:
+        raise ValueError(f"{blocks} blocks cannot be cut into {stages} stages")
+    return _stages([blocks * index // stages for index in range(stages + 1)])
+
+
+def balanced_cut(
+    costs: UnitCosts,
+    limits_bytes: Sequence[int | None],  # of each device, in the order of the stages; None: no limit
+    micro_batches: int,  # of an inner step
+) -> tuple[StageRange, ...] | None:
+    """Cut so that the slowest stage is as fast as possible and each fits its device; None if no cut fits.
+
+    Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. In 1F1B
+    stage s of S keeps the activations of up to S - s micro-batches.
+
+    A dynamic program over the cuts, O(S L^2) for L blocks: the best cut of a prefix into s stages is the best over the
+    start of the last one.
+    """
+    count, blocks = len(limits_bytes), len(costs.state_bytes) - 2
+    if not 1 <= count <= blocks:
+        return None
+    best: list[dict[int, tuple[tuple[float, float], list[int]]]] = [{0: ((0.0, 0.0), [0])}]
+    for index, limit in enumerate(limits_bytes):
+        kept = min(micro_batches, count - index)
+        sizes = [state + kept * own for state, own in zip(costs.state_bytes, costs.activation_bytes, strict=True)]
+        needs, takes = _sums(sizes), _sums(costs.seconds[index])
+        ends = [blocks] if index == count - 1 else range(index + 1, blocks - (count - index - 1) + 1)
+        found: dict[int, tuple[tuple[float, float], list[int]]] = {}
+        for end in ends:
+            options = []
+            for begin, ((slowest, total), cuts) in best[-1].items():
+                units = slice(begin + (begin > 0), end + 1 + (end == blocks))  # unit 0 precedes the blocks
+                if begin >= end or (limit is not None and needs[units.stop] - needs[units.start] > limit):
+                    continue
+                own = takes[units.stop] - takes[units.start]
+                options.append(((max(slowest, own), total + own), [*cuts, end]))
+            if options:
+                found[end] = min(options)
+        best.append(found)
+    return _stages(best[-1][blocks][1]) if blocks in best[-1] else None
+
+
+def _sums(values: Sequence[float]) -> list[float]:
+    """Return the sums of all prefixes, that of nothing first."""
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return sums
+
+
+def _stages(cuts: Sequence[int]) -> tuple[StageRange, ...]:
+    count = len(cuts) - 1
+    return tuple(StageRange(index, count, range(*run)) for index, run in enumerate(pairwise(cuts)))
+
+
+def divisors_down(number: int) -> Iterator[int]:
+    """Yield the divisors of a positive number, the largest first."""
+    return (each for each in range(number, 0, -1) if number % each == 0)
+
+
+def fitting_micro_batch(sequences: int, at_most: int, stages: int) -> int | None:
+    """Return the largest micro-batch up to ``at_most`` that divides the step into at least as many as stages.
+
+    All micro-batches of a pipeline have one shape, and 1F1B needs as many as stages. None if there are fewer sequences
+    than stages.
+    """
+    fitting = (each for each in divisors_down(sequences) if each <= at_most and sequences // each >= stages)
+    return next(fitting, None)

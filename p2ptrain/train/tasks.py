@@ -1,0 +1,59 @@
+"""The inner task as the peer application sees it: figures, held-out loss and sample text besides training.
+
+The application does not reach into the model, which may lie on several devices.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from p2ptrain.ports import HeldOut, InnerTask
+from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
+
+
+class TaskFigures(Protocol):
+    """Figures of an inner task; any thread may read them."""
+
+    @property
+    def device_name(self) -> str:
+        """Device that trains, as torch writes it."""
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of the whole model."""
+
+    @property
+    def computes_in(self) -> str:
+        """Type of the matrix products: fp32, bfloat16 or float16."""
+
+    @property
+    def skipped_steps(self) -> int:
+        """Inner steps that moved nothing, because the gradient was not finite."""
+
+    @property
+    def coverage(self) -> float:
+        """Fraction of the training set that this peer has read, 0 to 1."""
+
+    micro_batch: int
+    """Sequences computed at once."""
+    learning_rate: float
+    """Learning rate of the last inner step that moved weights."""
+
+
+class PeerTask(InnerTask, TaskFigures, Protocol):
+    """Inner task of a peer, such as ``train.inner.LanguageModelTask``. Its methods belong to the trainer thread."""
+
+    def held_out(self, most_tokens: int, patience_s: float) -> HeldOut:
+        """Return the evaluation of weights as training computes with them, by which a learner judges a donor's."""
+
+    def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
+        """Read the held-out loss of the current weights in fp32.
+
+        Args:
+            most_tokens: held-out tokens to read at most.
+            patience_s: approximate time limit.
+            goes_on: stops the reading.
+        """
+
+    def sample(self, new_tokens: int) -> str:
+        """Return a text of up to so many tokens that the current weights write; empty if this task writes none."""

@@ -1,0 +1,197 @@
+"""Collectives among the ranks of one team: torch's gloo over the loopback interface, with timeouts and names.
+
+Every call that waits for other ranks has the group's timeout and a name, which the error of a failed one states. A rank
+that dies closes its connections, which the others notice at once; one that freezes is noticed after the timeout.
+
+A group serves one generation: after an error it is closed, and the ranks that live and those that replace the dead
+connect to a new one. Its rendezvous is a file in a folder of the owner's, so nothing listens but gloo, on loopback
+alone. Objects are never sent, because torch would pickle them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from p2ptrain.base.errors import TeamError
+
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+"""Environment variable that tells gloo where to listen."""
+
+
+RENDEZVOUS_TIMEOUT = "Wait timeout"
+"""Message of torch's FileStore where a rank does not come in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of one generation of a team meet, and one rank's place among them."""
+
+    folder: Path
+    """Folder of the rendezvous files, which only the owner can write to."""
+    rank: int
+    size: int
+    generation: int = 0
+    """Number of the group among those of this team; a group of another number never meets this one."""
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"generation-{self.generation}"
+
+
+class TeamGroup:
+    """Connected ranks of one generation. Owned by the trainer thread; a process has one at a time.
+
+    Args:
+        rendezvous: this rank.
+        timeout_s: longest wait for another rank, in the constructor and in each collective.
+
+    Raises TeamError if not all ranks connect in time.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, timeout_s: float) -> None:
+        self.rank = rendezvous.rank
+        self.size = rendezvous.size
+        self.timeout_s = timeout_s
+        wait = timedelta(seconds=timeout_s)
+        with self.named("connecting the team"), _gloo_on(loopback_interface()):
+            store = dist.FileStore(str(rendezvous.file), self.size)
+            dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+
+    def close(self) -> None:
+        """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @contextmanager
+    def named(self, name: str) -> Iterator[None]:
+        """Raise TeamError with this name where the connection to another rank fails in the body.
+
+        After any error there the ranks are no longer at one point of the program, and the group must be closed.
+        """
+        began = time.monotonic()
+        try:
+            yield
+        except BaseException as error:
+            _release_frames(error)
+            if not isinstance(error, RuntimeError) or not is_connection_failure(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            seconds = time.monotonic() - began
+            raise TeamError(name, f"rank {self.rank} of {self.size} gave up after {seconds:.1f} s: {reason}") from error
+
+    def sum(
+        self,
+        name: str,
+        values: Tensor,  # on the CPU, equally long on all ranks; overwritten
+    ) -> Tensor:
+        """All-reduce: return the sums over the ranks, the same bits on each."""
+        with self.named(name):
+            dist.all_reduce(values)
+        return values
+
+    def least(self, name: str, number: int) -> int:
+        """Return the least number of all ranks."""
+        values = torch.tensor([number], dtype=torch.int64)
+        with self.named(name):
+            dist.all_reduce(values, dist.ReduceOp.MIN)
+        return int(values)
+
+    def gather(
+        self,
+        name: str,
+        values: Tensor,  # [k] on the CPU; k may differ between ranks
+    ) -> Tensor:
+        """All-gather: return the values of all ranks in the order of the ranks, the same bits on each."""
+        counts = torch.zeros(self.size, dtype=torch.int64)
+        counts[self.rank] = len(values)
+        self.sum(name, counts)
+        parts = [torch.empty(int(counts.max()), dtype=values.dtype) for _ in range(self.size)]
+        padded = torch.zeros_like(parts[0])
+        padded[: len(values)] = values
+        with self.named(name):
+            dist.all_gather(parts, padded)
+        return torch.cat([part[:length] for part, length in zip(parts, counts.tolist(), strict=True)])
+
+    def broadcast(self, name: str, body: bytes, at_most: int) -> bytes:
+        """Return rank 0's bytes on all ranks; the others' are not read.
+
+        Raises ValueError, on all ranks, if they are more than ``at_most``.
+        """
+        length = torch.tensor([len(body)], dtype=torch.int64)
+        with self.named(name):
+            dist.broadcast(length, 0)
+            if length > at_most:
+                raise ValueError(f"{name}: {int(length)} bytes, at most {at_most} expected")
+            values = torch.empty(int(length), dtype=torch.uint8)
+            if self.rank == 0:
+                values.numpy()[:] = memoryview(body)
+            if len(values):
+                dist.broadcast(values, 0)
+        return values.numpy().tobytes()
+
+    def send(
+        self,
+        name: str,
+        values: Tensor,  # contiguous, on the CPU
+        to: int,
+    ) -> None:
+        with self.named(name):
+            dist.send(values, to)
+
+    def receive(
+        self,
+        name: str,
+        into: Tensor,  # contiguous, on the CPU; overwritten
+        source: int,
+    ) -> Tensor:
+        with self.named(name):
+            dist.recv(into, source)
+        return into
+
+
+def _release_frames(error: BaseException) -> None:
+    """Drop the local variables of the functions that failed, which would keep connections open and memory in use."""
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__cause__ or chain.__context__
+
+
+def is_connection_failure(error: RuntimeError) -> bool:
+    """Return whether gloo, or a rendezvous, failed: a rank died, froze or never came."""
+    return isinstance(error, dist.DistError) or "gloo/" in str(error) or str(error).startswith(RENDEZVOUS_TIMEOUT)
+
+
+def loopback_interface() -> str:
+    """Return the name of the interface that has 127.0.0.1: ``lo`` on Linux, ``lo0`` on macOS."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == "127.0.0.1" for each in addresses):
+            return name
+    raise TeamError("connecting the team", "no network interface of this machine has the address 127.0.0.1")
+
+
+@contextmanager
+def _gloo_on(interface: str) -> Iterator[None]:
+    """Let gloo listen on one interface; it reads the environment when a group is made."""
+    before = os.environ.get(INTERFACE_VARIABLE)
+    os.environ[INTERFACE_VARIABLE] = interface
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[INTERFACE_VARIABLE]
+        else:
+            os.environ[INTERFACE_VARIABLE] = before

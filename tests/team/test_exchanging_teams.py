@@ -1,0 +1,248 @@
+"""Teams of real processes that exchange: they end bitwise as peers of one process do, also mixed with such peers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from team_peer import ByHand, SwarmCase, plain_learner, state_of, told
+from team_rank import HELD_OUT
+
+from p2ptrain.team.handshake import new_key
+
+pytestmark = pytest.mark.net
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = Path(__file__).with_name("team_peer.py")
+PATHS = os.pathsep.join(str(path) for path in (ROOT, ROOT / "tests" / "train", SCRIPT.parent))
+
+
+class Plain(ByHand):
+    """Peer in this process."""
+
+    def __init__(self, case: SwarmCase) -> None:
+        super().__init__(plain_learner(case))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return state_of(self.learner)
+
+    def evaluate(self) -> float:
+        return self.learner.task.held_out(HELD_OUT, math.inf).loss()
+
+
+class TeamProcesses:
+    """Processes that live for several cases, because they take seconds to start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        environment = {**os.environ, "PYTHONPATH": PATHS}
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(folder), str(rank)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(2)
+        ]
+        self._generations = count()
+
+    def begin(self, case: SwarmCase) -> TeamByHand:
+        case = replace(case, generation=next(self._generations), key=new_key().hex())
+        for rank in self.ranks:
+            rank.stdin.write(told(case) + "\n")
+            rank.stdin.flush()
+        assert self.answer() == "listening"
+        return TeamByHand(self, case)
+
+    def ask(self, *command):
+        self.ranks[0].stdin.write(json.dumps(command) + "\n")
+        self.ranks[0].stdin.flush()
+        return self.answer() if command[0] != "stop" else None
+
+    def answer(self):
+        return json.loads(self.ranks[0].stdout.readline())
+
+    def end(self) -> None:
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+            rank.stdin.close()
+            rank.stdout.close()
+
+
+class TeamByHand:
+    """``ByHand`` of a team's leader in another process."""
+
+    def __init__(self, processes: TeamProcesses, case: SwarmCase) -> None:
+        self._processes = processes
+        self._case = case
+
+    def advance(self, steps):
+        return self._processes.ask("advance", steps)
+
+    def settle(self):
+        return self._processes.ask("settle")
+
+    def propose(self, fragments):
+        return [bytes.fromhex(each) for each in self._processes.ask("propose", list(fragments))]
+
+    def encode(self, theirs):
+        return [bytes.fromhex(each) for each in self._processes.ask("encode", [each.hex() for each in theirs])]
+
+    def conclude(self, theirs, *numbers):
+        return self._processes.ask("conclude", [each.hex() for each in theirs], *numbers)
+
+    def proceed(self, step):
+        return self._processes.ask("proceed", step)
+
+    def adopt(self, parts, step, progress):
+        return self._processes.ask("adopt", [part.hex() for part in parts], step, progress)
+
+    def donate(self):
+        return [bytes.fromhex(each) for each in self._processes.ask("donate")]
+
+    def evaluate(self):
+        return self._processes.ask("evaluate")
+
+    def numbers(self):
+        return self._processes.ask("numbers")
+
+    def state(self):
+        assert self._processes.ask("save") == "saved"
+        parts = [load_file(self._processes.folder / f"{self._case.generation}-{rank}") for rank in range(2)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def end(self):
+        self._processes.ask("stop")
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory):
+    folders = [tmp_path_factory.mktemp(name) for name in ("amber", "birch")]
+    both = [TeamProcesses(folder) for folder in folders]
+    yield both
+    for each in both:
+        each.end()
+
+
+def exchange(one, other, fragments, share=0.5, clip_radius=float("inf"), progress=0.0):
+    """Make a whole exchange, delivered to both and not yet applied; return what both measured."""
+    proposals = one.propose(fragments), other.propose(fragments)
+    ours, theirs = one.encode(proposals[1]), other.encode(proposals[0])
+    found = one.conclude(theirs, share, clip_radius, progress), other.conclude(ours, 1 - share, clip_radius, -progress)
+    return [*found, sum(map(len, ours)), sum(map(len, theirs))]
+
+
+def live(one, other) -> list:
+    """Train both peers for three outer steps with exchanges in between; return all that both report."""
+    said = [one.advance(1), other.advance(1)]
+    for turn in range(3):
+        said += [one.advance(1), other.advance(1)]
+        said.append(exchange(one, other, range(6), 0.5 + 0.1 * turn, progress=16.0))
+        said.append(exchange(one, other, [4, 1], clip_radius=0.01))  # while the first one is pending
+        said += [one.settle(), one.advance(2), other.advance(2)]
+        said.append(exchange(one, other, [5], clip_radius=0.1 * turn))  # of the second rank's alone
+        said += [one.advance(1), other.advance(1), one.numbers(), other.numbers()]
+    return said
+
+
+def live_in_rounds(one, other) -> list:
+    """Train both peers for two outer steps that wait for each other; return all that both report."""
+    said = []
+    for step in range(1, 3):
+        said += [one.advance(4), other.advance(4)]
+        said += [exchange(one, other, range(12)), one.proceed(step), other.proceed(step)]
+        said += [one.numbers(), other.numbers()]
+    return said
+
+
+def live_with_both_streams(one, other) -> list:
+    """Train both peers while slow weights and pseudo-gradients are mixed late; return all that both report."""
+    said = []
+    for _ in range(2):
+        said += [one.advance(5), other.advance(5), exchange(one, other, range(12)), exchange(one, other, [7, 0])]
+        said += [one.advance(1), other.advance(1), one.numbers(), other.numbers()]
+    return said
+
+
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        (SwarmCase(optimizer="muon", clip=0.05), live),
+        (SwarmCase(recipe="noloco"), live_in_rounds),
+        (SwarmCase(recipe="swarm_both", gradients="lowrank"), live_with_both_streams),
+    ],
+    ids=["muon", "noloco", "swarm_both"],
+)
+def test_a_team_and_a_plain_peer_end_bitwise_as_two_plain_ones(teams, case, way):
+    cases = [case, replace(case, peer="birch")]
+    plain, mixed = [Plain(each) for each in cases], [Plain(cases[0]), teams[1].begin(cases[1])]
+    assert way(*mixed) == way(*plain)
+    for ours, whole in zip(mixed, plain, strict=True):
+        found, wanted = ours.state(), whole.state()
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert torch.equal(found[name], tensor), name
+    mixed[1].end()
+
+
+def test_a_team_gives_and_takes_weights_as_one_process(teams):
+    cases = [SwarmCase(peer) for peer in ("amber", "birch")]
+    plain, mixed = [Plain(each) for each in cases], [Plain(cases[0]), teams[1].begin(cases[1])]
+    for one, other in (plain, mixed):
+        one.advance(9)
+        other.advance(5)
+    assert mixed[1].donate() == plain[1].donate()
+    assert mixed[1].evaluate() == plain[1].evaluate()
+    for one, other in (plain, mixed):
+        assert other.adopt([bytes(part) for part in one.donate()], 2, 256.0) == ["Adopted"]
+        worthless = [1e3 * torch.ones(len(part) // 4) for part in one.donate()]
+        assert other.adopt([bytes(part.numpy().data) for part in worthless], 3, 384.0) == ["Unfit"]
+    assert live(*mixed) == live(*plain)
+    for ours, whole in zip(mixed, plain, strict=True):
+        for name, tensor in whole.state().items():
+            assert torch.equal(ours.state()[name], tensor), name
+    mixed[1].end()
+
+
+@pytest.mark.parametrize("codec", ["fp32", "modular4"])
+def test_two_teams_end_bitwise_as_two_processes(teams, codec):
+    cases = [SwarmCase(peer, codec=codec) for peer in ("amber", "birch")]
+    plain, split = [Plain(case) for case in cases], [team.begin(case) for team, case in zip(teams, cases, strict=True)]
+    expected = live(*plain)
+    assert live(*split) == expected
+    assert "OuterStepDone" in str(expected)
+    for ours, whole in zip(split, plain, strict=True):
+        found, wanted = ours.state(), whole.state()
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert torch.equal(found[name], tensor), name
+        ours.end()
+
+
+def test_a_rank_that_dies_ends_its_team_with_a_name(teams):
+    """Check the last thing in this module: the first team is gone afterwards."""
+    leader = teams[0].begin(SwarmCase())
+    leader.advance(1)
+    teams[0].ranks[1].kill()
+    assert leader.advance(8)["error"].startswith("turn 2: rank 0 of 2 gave up after ")
+
+
+def test_a_leader_that_dies_leaves_no_rank_in_its_case(teams):
+    """Check that a rank ends as its input does, and not at a collective without its leader."""
+    leader = teams[1].begin(SwarmCase())
+    leader.advance(1)
+    teams[1].ranks[0].kill()
+    teams[1].ranks[1].stdin.close()
+    assert teams[1].ranks[1].wait(timeout=60.0) == 0
