@@ -56,7 +56,9 @@ def test_ranks_are_known_in_their_order(listener, folder):
         theirs.close()
 
 
-@pytest.mark.parametrize(("key", "rank"), [(bytes(32), 1), (KEY, 0), (KEY, 7)])
+@pytest.mark.parametrize(
+    ("key", "rank"), [(bytes(32), 1), (KEY, 0), (KEY, 7)], ids=["wrong key", "rank of the leader", "no such rank"]
+)
 def test_a_wrong_key_or_rank_does_not_get_in(listener, folder, key, rank):
     thread, found = dialing(folder / "leader", key, rank)
     with pytest.raises(TeamError, match=r"connecting the ranks: ranks \[1\] did not come"):
