@@ -65,7 +65,8 @@ class TrainingSection(Section):
     """adamw, or muon for the hidden matrices and AdamW for the rest. (adamw: usual; the presets use muon.)"""
 
     learning_rate: float = Field(gt=0, le=1)
-    """Peak learning rate of AdamW; Muon's steps are scaled to the same size."""
+    """Peak learning rate of AdamW; Muon's steps are scaled to the same size. More peers want a higher one: .003 was
+    best for two small peers, .012 for eight (docs/results/tuning.md)."""
 
     warmup_tokens: int = Field(ge=0, le=MAX_TOKENS)
     """Tokens of all peers over which the learning rate rises linearly from zero."""
