@@ -88,10 +88,12 @@ class RankConnection:
         with self._closed_on_error():
             write_frame(frame, lambda data: send_all(self._connection, data, until))
 
-    def receive(self, deadline_s: float | None) -> TeamFrame:
-        """Return the next frame; None: wait for it forever, as for a question."""
+    def receive(self, deadline_s: float, begins_any_time: bool = False) -> TeamFrame:
+        """Return the next frame, which arrives within so many seconds, or within so many of its first byte."""
         with self._closed_on_error():
-            until = None if deadline_s is None else time.monotonic() + deadline_s
+            if begins_any_time:
+                _wait(self._connection)
+            until = time.monotonic() + deadline_s
             return read_frame(lambda size: receive_all(self._connection, size, until), self._most_bytes)
 
     def close(self) -> None:
@@ -109,6 +111,15 @@ class RankConnection:
             raise
 
 
+def _wait(connection: socket.socket) -> None:
+    """Wait for the next byte, or for the end. Raises NetworkError."""
+    try:
+        connection.settimeout(None)
+        connection.recv(1, socket.MSG_PEEK)
+    except OSError as error:
+        raise NetworkError(f"a rank of the team has ended its connection: {error}") from error
+
+
 def send_all(connection: socket.socket, data: Blob, until: float) -> None:
     """Send all bytes before a time on the monotonic clock. Raises NetworkError."""
     try:
@@ -118,13 +129,13 @@ def send_all(connection: socket.socket, data: Blob, until: float) -> None:
         raise NetworkError(f"a rank of the team does not read: {error}") from error
 
 
-def receive_all(connection: socket.socket, size: int, until: float | None) -> bytearray:
+def receive_all(connection: socket.socket, size: int, until: float) -> bytearray:
     """Receive exactly so many bytes before a time on the monotonic clock. Raises NetworkError."""
     data = bytearray(size)
     view = memoryview(data)
     try:
         while view:
-            connection.settimeout(None if until is None else max(until - time.monotonic(), 1e-3))
+            connection.settimeout(max(until - time.monotonic(), 1e-3))
             count = connection.recv_into(view)
             if not count:
                 raise NetworkError("a rank of the team has ended its connection")

@@ -26,7 +26,8 @@ from p2ptrain.team.requests import (
 from p2ptrain.team.shard import Shard
 
 ANSWER_S = 60.0
-"""Deadline for the leader to take an answer. Guess: the longest payload of a rank over a slow LAN would settle it."""
+"""Deadline for the leader to send a request it has begun, and to take the answer. Guess: the longest payload of a rank
+over a slow LAN would settle it."""
 
 
 class ShardServer:
@@ -48,7 +49,9 @@ class ShardServer:
     def _serve(self) -> None:
         try:
             while True:
-                self._connection.send(answered(self._shard, self._connection.receive(None)), ANSWER_S)
+                self._connection.send(
+                    answered(self._shard, self._connection.receive(ANSWER_S, begins_any_time=True)), ANSWER_S
+                )
         except (NetworkError, RemoteError):
             self._connection.close()
 

@@ -42,7 +42,7 @@ class Plain(ByHand):
 class TeamProcesses:
     """Processes that live for several cases, because they take seconds to start."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ranks: int) -> None:
         self.folder = folder
         environment = {**os.environ, "PYTHONPATH": PATHS}
         self.ranks = [
@@ -53,7 +53,7 @@ class TeamProcesses:
                 text=True,
                 env=environment,
             )
-            for rank in range(2)
+            for rank in range(ranks)
         ]
         self._generations = count()
 
@@ -120,7 +120,9 @@ class TeamByHand:
 
     def state(self):
         assert self._processes.ask("save") == "saved"
-        parts = [load_file(self._processes.folder / f"{self._case.generation}-{rank}") for rank in range(2)]
+        parts = [
+            load_file(self._processes.folder / f"{self._case.generation}-{rank}") for rank in range(self._case.ranks)
+        ]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def end(self):
@@ -130,7 +132,7 @@ class TeamByHand:
 @pytest.fixture(scope="module")
 def teams(tmp_path_factory):
     folders = [tmp_path_factory.mktemp(name) for name in ("amber", "birch")]
-    both = [TeamProcesses(folder) for folder in folders]
+    both = [TeamProcesses(folder, ranks) for folder, ranks in zip(folders, (2, 3), strict=True)]
     yield both
     for each in both:
         each.end()
@@ -180,10 +182,11 @@ def live_with_both_streams(one, other) -> list:
     ("case", "way"),
     [
         (SwarmCase(optimizer="muon", clip=0.05), live),
-        (SwarmCase(recipe="noloco"), live_in_rounds),
+        (SwarmCase(recipe="noloco", ranks=3), live_in_rounds),
+        (SwarmCase(ranks=3), live),
         (SwarmCase(recipe="swarm_both", gradients="lowrank"), live_with_both_streams),
     ],
-    ids=["muon", "noloco", "swarm_both"],
+    ids=["muon", "noloco-3", "swarm-3", "swarm_both"],
 )
 def test_a_team_and_a_plain_peer_end_bitwise_as_two_plain_ones(teams, case, way):
     cases = [case, replace(case, peer="birch")]

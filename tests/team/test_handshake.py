@@ -155,6 +155,15 @@ def test_a_rank_that_does_not_read_is_an_error_in_time(ends):
         ours.send(TeamFrame(b"", [bytes(1 << 24)]), 0.1)
 
 
+def test_a_request_may_begin_at_any_time_and_then_has_a_deadline(ends):
+    ours, theirs, raw = ends
+    threading.Timer(0.2, theirs.send, (TeamFrame(b"{}"), 1.0)).start()
+    assert ours.receive(0.1, begins_any_time=True).body == b"{}"
+    raw.sendall(bytes([MAGIC]))
+    with pytest.raises(NetworkError, match="does not answer"):
+        ours.receive(0.1, begins_any_time=True)
+
+
 def test_an_end_is_an_error(ends):
     ours, theirs, _ = ends
     theirs.close()

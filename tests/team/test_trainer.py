@@ -59,30 +59,39 @@ class ThreadGroup:
             raise TeamError(name, "the other thread is gone") from None
 
 
-def quadratic(begin=0, end=3600):
-    random = torch.Generator().manual_seed(1)
+def quadratic(begin=0, end=3600, seed=1):
+    random, own = (torch.Generator().manual_seed(each) for each in (0, seed))
     curvature, optimum = 0.2 + torch.rand(3600, generator=random), torch.randn(3600, generator=random)
+    optimum += 0.2 * torch.randn(3600, generator=own)
     return QuadraticTask(curvature[begin:end], optimum[begin:end], noise=0.0, seed=1)
 
 
-def learner(task, fragments, all_gather=None):
-    rules = LearnerRules(4, 1e6, OuterRule(0.7, 0.9), RECIPES["swarm"])
+def learner(task, fragments, all_gather=None, name="fp32"):
+    rules = LearnerRules(4, 1e6, OuterRule(0.7, 0.9), RECIPES["swarm"], 2)
     extra = {} if all_gather is None else {"all_gather": all_gather}
-    return Learner(task, rules, fragments, codec.get("fp32"), MemoryLog(), **extra)
+    return Learner(task, rules, fragments, codec.get(name), MemoryLog(), **extra)
 
 
 class ThreadTeam:
-    def __init__(self):
+    """Two ranks as threads of this process.
+
+    Args:
+        seed: of the task.
+        name: of the codec.
+    """
+
+    def __init__(self, seed=1, name="fp32"):
         queues = [SimpleQueue(), SimpleQueue()]
         self.groups = [ThreadGroup(rank, queues) for rank in range(2)]
         sharding = sharding_of(FRAGMENTS, [0, 2500])
-        tasks = quadratic(0, 2500), quadratic(2500, 3600)
+        tasks = quadratic(0, 2500, seed), quadratic(2500, 3600, seed)
         self.learners = [
-            learner(task, sharding.slices(rank), self.groups[rank].gather) for rank, task in enumerate(tasks)
+            learner(task, sharding.slices(rank), self.groups[rank].gather, name) for rank, task in enumerate(tasks)
         ]
         self.shards = [LocalShard(each.payloads) for each in self.learners]
-        fp32 = codec.get("fp32")
-        self.payloads = TeamPayloads(fp32, None, (), "fast", sharding, self.shards, lambda: self.shards[0].turn, True)
+        self.payloads = TeamPayloads(
+            codec.get(name), None, (), "fast", sharding, self.shards, lambda: self.shards[0].turn, True
+        )
         inbox = TeamInbox(RECIPES["swarm"].follow, self.payloads)
         self.leader = LeadingTrainer(self.learners[0], self.groups[0], self.shards[0], self.payloads, inbox)
         self.done = []
