@@ -69,7 +69,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     state = StatusView(identity.peer_id, "", lambda: ("starting", ""))
     showing = Sharing(state, cast(Any, SimpleNamespace(measured=None, traffic=None)), ListenAddress(), False)
     record = SimpleNamespace(
-        task=SimpleNamespace(model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5))), figures=None
+        task=SimpleNamespace(parameter_count=5), figures=None
     )
 
     def invited() -> tuple[str, str]:
