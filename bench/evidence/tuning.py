@@ -103,6 +103,7 @@ _FEW, _MANY = GRIDS["muon"].inner_rates[:3], GRIDS["muon"].inner_rates[1:]
 RATES_BY_PEERS: Mapping[int, tuple[float, ...]] = {2: _FEW, 4: _FEW, 16: _MANY, 32: _MANY}
 LIKE = {64: 32}
 """Numbers of peers that use the inner rate of another number."""
+TUNED_AT = (2, 4, 8, 16, 32)
 
 
 def rate_contender(contender: Contender, rate: float) -> Contender:
@@ -203,10 +204,22 @@ def choice_of(cell: Cell, tuning: Sequence[Entry]) -> Choice | None:
         chosen = chosen_for(tuned, tuning)
         if chosen is None:
             return None
-        rate = cell.inner_rate or _rate_at(cell.setting.peers, tuned, chosen, tuning)
+        rate = cell.inner_rate or _rate_at(_tuned_number(cell.setting), tuned, chosen, tuning)
         return None if rate is None else replace(chosen, inner_rate=rate)
     first = _best(tuned, inner_points(tuned), tuning)
     return None if first is None else replace(cell.choice, inner_rate=first.inner_rate)
+
+
+def _tuned_number(setting: CellSetting) -> int:
+    """Return the number of peers whose inner rate a setting uses.
+
+    Uneven computers with steps in proportion to their speeds s are worth (sum s)^2 / sum s^2 equal ones, if averages
+    weigh them by speed (docs/ALGORITHMS.md); the nearest tuned number counts.
+    """
+    if not setting.speeds:
+        return setting.peers
+    worth = sum(setting.speeds) ** 2 / sum(speed**2 for speed in setting.speeds)
+    return min(TUNED_AT, key=lambda tuned: abs(math.log(tuned / worth)))
 
 
 def _rate_at(peers: int, contender: Contender, chosen: Choice, tuning: Sequence[Entry]) -> float | None:
