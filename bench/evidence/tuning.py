@@ -204,13 +204,13 @@ def choice_of(cell: Cell, tuning: Sequence[Entry]) -> Choice | None:
         chosen = chosen_for(tuned, tuning)
         if chosen is None:
             return None
-        rate = cell.inner_rate or _rate_at(_tuned_number(cell.setting), tuned, chosen, tuning)
+        rate = cell.inner_rate or _rate_at(tuned_number(cell.setting), tuned, chosen, tuning)
         return None if rate is None else replace(chosen, inner_rate=rate)
     first = _best(tuned, inner_points(tuned), tuning)
     return None if first is None else replace(cell.choice, inner_rate=first.inner_rate)
 
 
-def _tuned_number(setting: CellSetting) -> int:
+def tuned_number(setting: CellSetting) -> int:
     """Return the number of peers whose inner rate a setting uses.
 
     Uneven computers with steps in proportion to their speeds s are worth (sum s)^2 / sum s^2 equal ones, if averages

@@ -31,6 +31,7 @@ from bench.evidence.tuning import (
     peers_setting,
     rate_contender,
     tuned_at,
+    tuned_number,
     tuning_cells,
 )
 from p2ptrain.recipes import RECIPES
@@ -102,6 +103,14 @@ def test_the_inner_rate_follows_the_number_of_peers() -> None:
     assert choice_of(few, at_eight) == chosen
     assert choice_of(most, [*at_eight, *many[1:]]) is None, "a rate is missing"
     assert choice_of(most, [*at_eight, *many]) == replace(chosen, inner_rate=0.02)
+
+
+def test_uneven_computers_use_the_inner_rate_of_as_many_equal_ones() -> None:
+    one_fast = tuple([1.0] * 7)
+    assert tuned_number(replace(CENTRAL, peers=6)) == 6
+    assert tuned_number(replace(CENTRAL, speeds=(*one_fast, 1.0))) == 8
+    assert tuned_number(replace(CENTRAL, speeds=(*one_fast, 4.0))) == 4, "11^2 / 23 = 5.3"
+    assert tuned_number(replace(CENTRAL, speeds=(*one_fast, 20.0))) == 2, "27^2 / 407 = 1.8"
 
 
 @pytest.mark.parametrize("contender", [DDP, LOCAL])
