@@ -68,9 +68,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     identity = Identity.load_or_create(home.identity)
     state = StatusView(identity.peer_id, "", lambda: ("starting", ""))
     showing = Sharing(state, cast(Any, SimpleNamespace(measured=None, traffic=None)), ListenAddress(), False)
-    record = SimpleNamespace(
-        task=SimpleNamespace(parameter_count=5), figures=None
-    )
+    record = SimpleNamespace(task=SimpleNamespace(parameter_count=5), figures=None)
 
     def invited() -> tuple[str, str]:
         with pytest.raises(SystemExit):
