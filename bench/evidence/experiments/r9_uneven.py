@@ -106,8 +106,8 @@ R9 = Experiment(
         "the swarm, and its schedule. At most 1 means never later; the largest of many noisy ratios easily exceeds 1.",
         "A swarm ends at a higher loss than one computer that makes all steps itself; losses below that are in the "
         "columns never.",
-        "The inner rate is tuned for as many equal computers as the uneven ones are worth, (sum s)^2 / sum s^2: 5.3, 1.8 "
-        "and 3.2, of which R2's tuning has 4, 2 and 4.",
+        "The inner rate is tuned for as many equal computers as the uneven ones are worth, (sum s)^2 / sum s^2: 5.3, "
+        "1.8 and 3.2, of which R2's tuning has 4, 2 and 4.",
         "swarm-2 weighs averages by the tokens per second of both sides; equal: both sides count the same; H by speed: "
         "slower computers make fewer inner steps, so that outer steps take equally long. These two have one seed.",
     ),
