@@ -11,6 +11,8 @@ import pytest
 from p2ptrain.base.errors import NetworkError, RemoteError, TeamError
 from p2ptrain.team.connection import MAGIC, VERSION, RankConnection, TeamFrame
 from p2ptrain.team.handshake import RankListener, dial, new_key
+from p2ptrain.team.remote_shard import RemoteShard
+from p2ptrain.team.shard_server import ShardServer
 
 KEY = new_key()
 
@@ -162,6 +164,20 @@ def test_a_request_may_begin_at_any_time_and_then_has_a_deadline(ends):
     raw.sendall(bytes([MAGIC]))
     with pytest.raises(NetworkError, match="does not answer"):
         ours.receive(0.1, begins_any_time=True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_shard_with_a_bug_ends_the_connection_at_once(ends):
+    class Buggy:
+        def proposals(self, exchange):
+            raise RuntimeError("a bug")
+
+    ours, theirs, _ = ends
+    server = ShardServer(Buggy(), theirs)
+    server.start()
+    with pytest.raises(NetworkError, match="ended its connection"):
+        RemoteShard(1, ours, 5.0).proposals(1)
+    server.close()
 
 
 def test_an_end_is_an_error(ends):
