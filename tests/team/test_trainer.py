@@ -152,6 +152,18 @@ def test_a_checkpoint_counts_once_all_ranks_have_saved(team, rank, caplog):
     assert team.leader.settle() == []
 
 
+def test_an_exchange_may_begin_while_ranks_save(team):
+    has_begun, waited = threading.Event(), []
+    team.saves = lambda: waited.append(has_begun.wait(5.0))
+
+    def begins():
+        begin(team.payloads, (0, 3))
+        has_begun.set()
+
+    assert team.leader.save(begins)
+    assert waited == [True]
+
+
 def test_an_exchange_reaches_all_ranks_and_is_released_after_it(team):
     for _ in range(6):
         team.leader.advance()
