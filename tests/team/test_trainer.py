@@ -204,6 +204,22 @@ def test_a_rank_that_lacks_its_part_says_so(team):
     assert str(team.failure) == "turn 1: rank 1 lacks its part: exchange 99 is not open"
 
 
+def test_the_longest_turn_fits():
+    most, long = 2**63 - 1, 1.2345678901234567e-300
+    record = DisplacementRecord(
+        serial=most,
+        exchange=most,
+        owners=[255] * 256,
+        share=long,
+        clip_radius=long,
+        progress=-long,
+        finished=False,
+        follow=long,
+    )
+    turn = Turn(number=most, action="evaluate", peers=long, deliveries=[record] * 64, released=[most] * 1024)
+    assert decode_turn(encode_turn(turn)) == turn
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
