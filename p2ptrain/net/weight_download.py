@@ -251,18 +251,26 @@ class _Download:
                     piece = await self._channels[donor].ask(["piece", number], self._spans[number].size)
                 self._outcomes.put_nowait(partial(self._take, donor, number, piece))
             else:
-                async with asyncio.timeout(SKETCH_DEADLINE_S):
-                    far = await self._compare(donor, number)
-                self._outcomes.put_nowait(partial(self._judge, donor, number, far))
+                await self._compare(donor, number)
         except (NetworkError, TimeoutError):
             self._outcomes.put_nowait(partial(self._lose, donor))
         except RemoteError as error:
             self._outcomes.put_nowait(partial(self._lose, donor, error))
 
-    async def _compare(self, donor: PeerId, number: int) -> float:
+    async def _compare(self, donor: PeerId, number: int) -> None:
         span, seed = self._spans[number], secrets.randbits(63)
-        theirs = await self._comparison_channels[donor].ask(["sketch", number, seed], SKETCH_BYTES)
-        return distance(await self._work(self._pieces.sketch, span, seed), bytes(theirs))
+        async with asyncio.timeout(SKETCH_DEADLINE_S):
+            theirs = await self._comparison_channels[donor].ask(["sketch", number, seed], SKETCH_BYTES)
+        try:
+            ours = await self._work(self._pieces.sketch, span, seed)
+        except NetworkError as error:  # a rank of this peer fails, not the donor
+            self._outcomes.put_nowait(partial(self._fail, error))
+        else:
+            self._outcomes.put_nowait(partial(self._judge, donor, number, distance(ours, bytes(theirs))))
+
+    async def _fail(self, error: NetworkError) -> list[Action]:
+        self.failure = error
+        return []
 
     async def _judge(self, donor: PeerId, number: int, far: float) -> list[Action]:
         return self.plan.compared(donor, number, far, _now())

@@ -1,7 +1,8 @@
 """A peer of several ranks: processes that each train one pipeline stage and own the fragments in it.
 
 The swarm sees one peer. Rank 0, the leader, has the network thread and the identity. Every rank runs the ordinary
-``train.learner.Learner`` over its own, shorter flat vector; no process ever holds the whole model.
+``train.learner.Learner`` over its own, shorter flat vector; only at the start does each build the
+whole model, on the CPU.
 
 ::
 

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from p2ptrain.base.errors import NetworkError, RemoteError
 
 MAGIC, VERSION = 0xA5, 1
-MOST_JSON_BYTES = 1 << 20
-"""Room for four numbers of each of 4096 fragments."""
-MOST_BLOBS = 1 << 14
-"""Both sides' proposals for two streams of 4096 fragments."""
+MOST_NUMBERS = 8192
+"""Two streams of 4096 fragments."""
+MOST_JSON_BYTES = 4096 + 256 * MOST_NUMBERS
+"""Room for a fit and a norm, or a pending exchange and a number, of each fragment."""
+MOST_BLOBS = 2 * MOST_NUMBERS
+"""Both sides' proposals."""
 
 _HEADER = struct.Struct(">BBHI")
 _LENGTH = struct.Struct(">Q")

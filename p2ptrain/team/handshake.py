@@ -47,7 +47,7 @@ class RankListener:
         path: of the socket, in a folder that only the owner can enter.
         key: shared with the ranks.
 
-    Raises TeamError if the folder is open to others or the path too long.
+    Raises TeamError if the folder is open to others, or the path too long or taken.
     """
 
     def __init__(self, path: Path, key: bytes) -> None:
@@ -55,8 +55,12 @@ class RankListener:
         self._path = path
         self._key = key
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
-        self._listener.listen()
+        try:
+            self._listener.bind(str(path))
+            self._listener.listen()
+        except OSError as error:  # such as the file of a leader that was killed
+            self._listener.close()
+            raise TeamError("connecting the ranks", f"{path}: {error}") from error
 
     def connect(self, ranks: int, timeout_s: float) -> list[socket.socket]:
         """Return the connections of ranks 1 to ``ranks`` - 1, in order. Raises TeamError if one is missing in time."""

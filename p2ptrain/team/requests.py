@@ -8,12 +8,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_vali
 
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.swarm.download_plan import Span
+from p2ptrain.team.connection import MOST_NUMBERS
 from p2ptrain.team.shard import PendingExchange
 from p2ptrain.team.turn import Count, TeamRecord
 from p2ptrain.train.widths import Fit, WidthFeedback
 
-MOST_NUMBERS = 8192
-"""Two streams of 4096 fragments."""
 LONGEST_REASON = 500
 MOST_SPAN_BYTES = 1 << 62
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import assert_never
 
 from p2ptrain.base.errors import NetworkError, RemoteError
@@ -48,11 +49,12 @@ class ShardServer:
 
     def _serve(self) -> None:
         try:
-            while True:
-                self._connection.send(
-                    answered(self._shard, self._connection.receive(ANSWER_S, begins_any_time=True)), ANSWER_S
-                )
-        except (NetworkError, RemoteError):
+            with suppress(NetworkError, RemoteError):
+                while True:
+                    self._connection.send(
+                        answered(self._shard, self._connection.receive(ANSWER_S, begins_any_time=True)), ANSWER_S
+                    )
+        finally:  # after a bug too: the leader need not wait for an answer
             self._connection.close()
 
 

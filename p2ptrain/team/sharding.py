@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.outer.fragments import stage_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,22 @@ class Sharding:
         return tuple(slice(piece.start - own[0].start, piece.stop - own[0].start) for piece in own)
 
 
-def sharding_of(fragments: Sequence[slice], offsets: Sequence[int]) -> Sharding:
+def sharding_of(fragments: Sequence[slice], offsets: Sequence[int], units: Sequence[int] = ()) -> Sharding:
     """Return the owners of fragments, slices of the whole flat vector that cover it in order.
 
     Args:
         offsets: where each rank's vector begins in the whole one.
+        units: elements of each unit of the model, to say where ranks may begin.
 
     Raises DeviceError if a rank's vector begins in the middle of a fragment.
     """
     begins = [piece.start for piece in fragments]
     if not set(offsets) <= set(begins):
+        if len(cuts := stage_starts(units, fragments)) > 1:
+            raise DeviceError(
+                "A device begins in the middle of a fragment.",
+                f"Let devices begin with one of the layers {', '.join(map(str, cuts))}, counted from the embedding, 0.",
+            )
         raise DeviceError(
             "This run cuts its weights within layers, so some fragments would lie on two devices.",
             'Use one device; the author of a run can allow several with outer.cut = "layers".',

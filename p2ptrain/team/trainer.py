@@ -129,16 +129,14 @@ def follow(
     """
     while True:
         turn = receive_turn(group, shard.turn + 1)
-        match turn.action:
-            case "evaluate":
-                evaluate()
-            case "save":
-                _have_saved(group, save)
-            case "stop":
-                return
-            case _:
-                _perform(learner, shard, group.rank, turn)
-        shard.complete(turn.number, turn.released)
+        if turn.action == "stop":
+            return
+        _perform(learner, shard, group.rank, turn)
+        shard.complete(turn.number, turn.released)  # before the long actions, as the leader does: exchanges wait for it
+        if turn.action == "evaluate":
+            evaluate()
+        elif turn.action == "save":
+            _have_saved(group, save)
 
 
 def _have_saved(group: TeamGroup, save: Callable[[], object]) -> bool:

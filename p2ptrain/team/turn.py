@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from p2ptrain.base.errors import TeamError
 from p2ptrain.train.team_group import TeamGroup
 
-MOST_BYTES = 64 << 10
 MOST_DELIVERIES = 64
 """Maximum number of deliveries in a turn; the others wait for the next one."""
 MOST_RELEASED = 1024
 MOST_RANKS = 256
+MOST_BYTES = 1024 + MOST_DELIVERIES * (512 + 4 * MOST_RANKS) + 20 * MOST_RELEASED
+"""Room for the longest turn: 512 bytes of a delivery, 4 of an owner, 20 of a released number."""
 
 _HEADER = b"pt\x01\n"
 

@@ -138,6 +138,28 @@ def test_a_store_that_fails_ends_the_download_and_nothing_of_it_is_kept(notebook
     assert virtual_time.run(main())._kept is None
 
 
+def test_a_store_that_cannot_sketch_is_not_the_donors_failure(notebook):
+    class Failing:
+        whole = None
+
+        def store(self, span, piece):
+            pass
+
+        def sketch(self, span, seed):
+            raise NetworkError("rank 1 of this peer does not answer")
+
+    around = Network(honest(0), {A: honest(1)})
+
+    async def main() -> None:
+        network, accepted = await around.open()
+        sizes, dial = [4 * N] * F, network.transport(ME).open
+        downloader = Downloader(dial, sizes, at_once, notebook, around.taken, new_store=Failing)
+        with pytest.raises(NetworkError, match=r"^rank 1 of this peer does not answer$"):
+            await downloader.download(accepted, {GIVER: (), A: ()})
+
+    virtual_time.run(main())
+
+
 def places(whole: list[bytearray], weights: Mapping[PeerId, Weights]) -> list[PeerId]:
     """Return the donor of each fragment, compared bitwise."""
     return [next(peer for peer, each in weights.items() if as_bytes(each)[place] == whole[place]) for place in range(F)]

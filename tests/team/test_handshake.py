@@ -9,8 +9,11 @@ import time
 import pytest
 
 from p2ptrain.base.errors import NetworkError, RemoteError, TeamError
-from p2ptrain.team.connection import MAGIC, VERSION, RankConnection, TeamFrame
+from p2ptrain.team.connection import MAGIC, MOST_JSON_BYTES, MOST_NUMBERS, VERSION, RankConnection, TeamFrame
 from p2ptrain.team.handshake import RankListener, dial, new_key
+from p2ptrain.team.remote_shard import RemoteShard
+from p2ptrain.team.requests import FitRecord, ShardAnswer
+from p2ptrain.team.shard_server import ShardServer
 
 KEY = new_key()
 
@@ -97,6 +100,12 @@ def test_a_path_too_long_for_a_socket_is_refused(folder):
         RankListener(folder / ("x" * 100), KEY)
 
 
+def test_a_path_that_is_taken_is_refused(folder):
+    (folder / "leader").touch()
+    with pytest.raises(TeamError, match=r"connecting the ranks: .*leader: .*in use"):
+        RankListener(folder / "leader", KEY)
+
+
 def test_a_leader_that_is_not_there_is_an_error(folder):
     with pytest.raises(TeamError, match="connecting the ranks"):
         dial(folder / "leader", KEY, 1)
@@ -162,6 +171,27 @@ def test_a_request_may_begin_at_any_time_and_then_has_a_deadline(ends):
     raw.sendall(bytes([MAGIC]))
     with pytest.raises(NetworkError, match="does not answer"):
         ours.receive(0.1, begins_any_time=True)
+
+
+def test_the_longest_answer_fits():
+    long = -1.2345678901234567e-300
+    fit = FitRecord(sketched=long, unexplained=long, blocks=2**63 - 1, wrapped=long, is_known=False)
+    answer = ShardAnswer(norms=[long] * MOST_NUMBERS, fits=[fit] * MOST_NUMBERS)
+    assert len(answer.model_dump_json()) <= MOST_JSON_BYTES
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_shard_with_a_bug_ends_the_connection_at_once(ends):
+    class Buggy:
+        def proposals(self, exchange):
+            raise RuntimeError("a bug")
+
+    ours, theirs, _ = ends
+    server = ShardServer(Buggy(), theirs)
+    server.start()
+    with pytest.raises(NetworkError, match="ended its connection"):
+        RemoteShard(1, ours, 5.0).proposals(1)
+    server.close()
 
 
 def test_an_end_is_an_error(ends):

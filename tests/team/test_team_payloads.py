@@ -259,3 +259,11 @@ def test_fragments_within_a_stage_are_needed():
         sharding_of(FRAGMENTS, [0, 2000])
     with pytest.raises(ValueError, match="do not own fragments in order"):
         sharding_of(FRAGMENTS, [1000, 2500])
+
+
+def test_ranks_of_a_run_cut_by_layers_are_told_where_they_may_begin():
+    units = [piece.stop - piece.start for piece in FRAGMENTS]
+    units[:1] = [1, units[0] - 1]
+    with pytest.raises(DeviceError, match="middle of a fragment") as caught:
+        sharding_of(FRAGMENTS, [0, 1], units)
+    assert "layers 0, 2, 3" in caught.value.remedy

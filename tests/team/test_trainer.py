@@ -152,6 +152,18 @@ def test_a_checkpoint_counts_once_all_ranks_have_saved(team, rank, caplog):
     assert team.leader.settle() == []
 
 
+def test_an_exchange_may_begin_while_ranks_save(team):
+    has_begun, waited = threading.Event(), []
+    team.saves = lambda: waited.append(has_begun.wait(5.0))
+
+    def begins():
+        begin(team.payloads, (0, 3))
+        has_begun.set()
+
+    assert team.leader.save(begins)
+    assert waited == [True]
+
+
 def test_an_exchange_reaches_all_ranks_and_is_released_after_it(team):
     for _ in range(6):
         team.leader.advance()
@@ -190,6 +202,22 @@ def test_a_rank_that_lacks_its_part_says_so(team):
     team.groups[0].broadcast("turn 1", encode_turn(turn), MOST_BYTES)
     team.thread.join(timeout=10.0)
     assert str(team.failure) == "turn 1: rank 1 lacks its part: exchange 99 is not open"
+
+
+def test_the_longest_turn_fits():
+    most, long = 2**63 - 1, 1.2345678901234567e-300
+    record = DisplacementRecord(
+        serial=most,
+        exchange=most,
+        owners=[255] * 256,
+        share=long,
+        clip_radius=long,
+        progress=-long,
+        finished=False,
+        follow=long,
+    )
+    turn = Turn(number=most, action="evaluate", peers=long, deliveries=[record] * 64, released=[most] * 1024)
+    assert decode_turn(encode_turn(turn)) == turn
 
 
 @pytest.mark.parametrize(
