@@ -39,6 +39,11 @@ class TeamFrame:
     blobs: Sequence[Blob] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedFrame(TeamFrame):
+    blobs: Sequence[bytearray] = ()
+
+
 def write_frame(frame: TeamFrame, send: Callable[[Blob], None]) -> None:
     """Send a frame. Raises ValueError (a bug) if it is beyond the limits."""
     if len(frame.body) > MOST_JSON_BYTES or len(frame.blobs) > MOST_BLOBS:
@@ -50,7 +55,7 @@ def write_frame(frame: TeamFrame, send: Callable[[Blob], None]) -> None:
         send(view)
 
 
-def read_frame(receive: Callable[[int], bytearray], most_bytes: int) -> TeamFrame:
+def read_frame(receive: Callable[[int], bytearray], most_bytes: int) -> ReceivedFrame:
     """Receive a frame.
 
     Args:
@@ -71,7 +76,7 @@ def read_frame(receive: Callable[[int], bytearray], most_bytes: int) -> TeamFram
             raise RemoteError(f"a blob of {size} bytes, but at most {left} may follow")
         left -= size
         blobs.append(receive(size))
-    return TeamFrame(body, blobs)
+    return ReceivedFrame(body, blobs)
 
 
 class RankConnection:
@@ -90,7 +95,7 @@ class RankConnection:
         with self._closed_on_error():
             write_frame(frame, lambda data: send_all(self._connection, data, until))
 
-    def receive(self, deadline_s: float, begins_any_time: bool = False) -> TeamFrame:
+    def receive(self, deadline_s: float, begins_any_time: bool = False) -> ReceivedFrame:
         """Return the next frame, which arrives within so many seconds, or within so many of its first byte."""
         with self._closed_on_error():
             if begins_any_time:

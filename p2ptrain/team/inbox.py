@@ -18,7 +18,7 @@ from p2ptrain.train.inbox import Adoption, Delivery, Displacement, RoundFinished
 
 @dataclass(frozen=True, slots=True)
 class TeamDelivery:
-    """Entry of the queue: what all ranks are told, and what only the leader knows."""
+    """Queued delivery: the record that all ranks receive, and what the leader keeps with it."""
 
     record: DeliveryRecord
     link: LinkId = NOBODY

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import assert_never
 
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.team.connection import Blob, RankConnection, TeamFrame
+from p2ptrain.team.connection import Blob, RankConnection, ReceivedFrame, TeamFrame
 from p2ptrain.team.requests import (
     LONGEST_REASON,
     CheckRequest,
@@ -58,7 +58,7 @@ class ShardServer:
             self._connection.close()
 
 
-def answered(shard: Shard, question: TeamFrame) -> TeamFrame:
+def answered(shard: Shard, question: ReceivedFrame) -> TeamFrame:
     """Return the answer to a frame. Raises RemoteError if it holds no request."""
     request = decode_request(question.body)
     try:
@@ -72,7 +72,7 @@ def answered(shard: Shard, question: TeamFrame) -> TeamFrame:
     return TeamFrame(answer.model_dump_json().encode(), blobs)
 
 
-def _performed(shard: Shard, request: ShardRequest, blobs: Sequence[Blob]) -> tuple[ShardAnswer, Sequence[Blob]]:
+def _performed(shard: Shard, request: ShardRequest, blobs: Sequence[bytearray]) -> tuple[ShardAnswer, Sequence[Blob]]:
     match request:
         case OpenRequest():
             shard.open(request.exchange, request.turn, request.fragments, [each.pending() for each in request.pending])
@@ -80,10 +80,10 @@ def _performed(shard: Shard, request: ShardRequest, blobs: Sequence[Blob]) -> tu
             return ShardAnswer(), shard.proposals(request.exchange)
         case ExchangeRequest(op="encode"):
             half = len(blobs) // 2
-            parts, norms = shard.encode(request.exchange, [bytes(each) for each in blobs[:half]], blobs[half:])  # type: ignore[arg-type]
+            parts, norms = shard.encode(request.exchange, [bytes(each) for each in blobs[:half]], blobs[half:])
             return ShardAnswer(norms=list(norms)), parts
         case ExchangeRequest():
-            norms, fits = shard.compare(request.exchange, blobs)  # type: ignore[arg-type]
+            norms, fits = shard.compare(request.exchange, blobs)
             records = [
                 FitRecord(
                     sketched=fit.sketched,
