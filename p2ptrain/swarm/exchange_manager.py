@@ -14,7 +14,7 @@ from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.meeting import MeetingEvent
 from p2ptrain.swarm.messages import EXCHANGING, Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.partners import choose, own_terms, pause_after
+from p2ptrain.swarm.partners import choose, own_terms, pause_after, pause_for_others
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement
 from p2ptrain.swarm.rounds import HURRIED_S, Rounds
@@ -28,12 +28,6 @@ MAX_OFFERS = 2
 CHOICE = 4
 """Offered fragments per exchanged fragment, if enough are free, because the partner has other fragments engaged. Offers
 of exactly enough were declined twice per exchange (simulated: 16 fragments, 4 an exchange)."""
-APART_STEPS = 2.0
-"""Outer steps by which two partners' progress differs, because one computes much faster, from which they meet others
-before they meet again. If exchanges outlast outer steps, both sides of a pair are free when everybody else is engaged:
-four computers of speeds 1, 1, 4 and 20 stayed two pairs, whose progress parted (simulated)."""
-OTHERS_FIRST = 1.0
-"""Time until they meet again, in durations of their exchange: about when others that are engaged are free."""
 
 
 class ExchangeManager:
@@ -286,9 +280,8 @@ class ExchangeManager:
                 distance=exchange.distance,
             )
         )
-        is_apart = abs(theirs.progress - mine.progress) > APART_STEPS * core.bounds.step
-        if is_apart and not exchange.round and core.state is PeerState.TRAINING:
-            core.members.pause_for_others(link.peer, now + OTHERS_FIRST * seconds, now)
+        if not exchange.round and (pause_s := pause_for_others(core, mine, theirs, seconds)):
+            core.members.pause_for_others(link.peer, now + pause_s, now)
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, MeetingEvent.COMMIT, now)
         self.seek(now)

@@ -1,4 +1,4 @@
-"""Choice of partners, this peer's terms for them, and pauses after a decline."""
+"""Choice of partners, this peer's terms for them, and pauses before they are asked again."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ random, so that peers that collide do not collide again."""
 DECLINED_PAUSE_S = 2.0
 """Mean pause after any other decline. Its reasons last for seconds at least, and a peer that has caught up calls by
 itself. Guess: measure how long these reasons last."""
+APART_STEPS = 2.0
+"""Outer steps by which two partners' progress differs, because one computes much faster, from which they meet others
+before they meet again. If exchanges outlast outer steps, both sides of a pair are free when everybody else is engaged:
+four computers of speeds 1, 1, 4 and 20 stayed two pairs, whose progress parted (simulated)."""
+OTHERS_FIRST = 1.0
+"""Time until they meet again, in durations of their exchange: about when others that are engaged are free."""
 
 
 def choose(core: CoreState, engaged: set[PeerId], now: float) -> PeerInfo | None:
@@ -68,6 +74,12 @@ def pause_after(core: CoreState, reason: DeclineReason, declined: Exchange) -> f
     typical = core.deadlines.typical_payload_s(size) or BUSY_PAUSE_S[0]
     shortest, longest = BUSY_PAUSE_S
     return min(max(0.5 * typical, shortest), longest) * core.random.uniform(0.5, 1.5)
+
+
+def pause_for_others(core: CoreState, mine: Terms, theirs: Terms, seconds: float) -> float:
+    """Return the seconds to pause for others after an exchange of so many seconds, 0 if progress hardly differs."""
+    is_apart = abs(theirs.progress - mine.progress) > APART_STEPS * core.bounds.step
+    return OTHERS_FIRST * seconds if is_apart and core.state is PeerState.TRAINING else 0.0
 
 
 def _is_out_of_reach(core: CoreState, known: PeerInfo) -> bool:
