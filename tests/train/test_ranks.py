@@ -54,7 +54,7 @@ class Gathering:
 
 
 class Team:
-    """A peer with a learner per rank, or with one for everything."""
+    """Peer with one learner for each rank, or a single learner."""
 
     def __init__(self, seed: int, owned: list[range], codec_name: str, recipe: str) -> None:
         random = torch.Generator().manual_seed(seed)
