@@ -64,9 +64,14 @@ def read(folder: Path, name: str) -> Document:
     document = load(folder, name)
     if EXPERIMENTS[name].computed is None:
         document["cells"] = [each for each in document["cells"] if each["code"] == fingerprint()]
-        commits = {each[role] for each in document["cells"] for role in ("commit", "verified") if role in each}
-        document["builds"] = {commit: build for commit, build in document["builds"].items() if commit in commits}
+        forget_builds(document)
     return document
+
+
+def forget_builds(document: Document) -> None:
+    """Remove the builds that no entry names any more."""
+    commits = {each[role] for each in document["cells"] for role in ("commit", "verified") if role in each}
+    document["builds"] = {commit: build for commit, build in document["builds"].items() if commit in commits}
 
 
 def write(folder: Path, document: Document) -> None:

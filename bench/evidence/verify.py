@@ -21,7 +21,7 @@ from typing import Any
 from bench.evidence.cells import TUNING_SEED, Cell, Choice
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.fingerprint import fingerprint
-from bench.evidence.run import Document, digest, load, measured, write
+from bench.evidence.run import Document, digest, forget_builds, load, measured, write
 from bench.evidence.scenario import scenario, tokens_per_step
 from bench.evidence.tuning import choice_of
 
@@ -142,6 +142,7 @@ def verify(
         runs["cells"] = [known[key] for key in groups if key in known]
         for document in (runs, *documents.values()):
             if document["cells"]:
+                forget_builds(document)
                 write(folder, document)
     return [cell for group in groups.values() for cell, entry in group if entry["code"] != today]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -95,6 +96,9 @@ def test_results_are_kept_if_the_code_still_computes_them(measured: Code) -> Non
     assert set(read(measured.folder, "R10")["builds"]) == {"measured", "commit of other"}
     assert measured.verify("other") == []
     assert measured.simulated == 0, "all is known"
+    assert measured.verify("third") == []
+    builds = json.loads((measured.folder / "R10.json").read_bytes())["builds"]
+    assert set(builds) == {"measured", "commit of third"}, "the last check alone is named"
 
 
 def test_results_that_the_code_no_longer_computes_are_missing(measured: Code) -> None:
