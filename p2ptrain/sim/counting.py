@@ -212,7 +212,9 @@ class CountingLearner:
     def weights(self) -> list[Blank]:
         return list(self._rules.weights)
 
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[Blank]) -> None:
+    def adopt(
+        self, link: LinkId, step: int, progress: float, parts: Sequence[Blank], must_improve: bool = False
+    ) -> None:
         self._inbox.append(_CountedAdoption(link, step, progress))
 
     @property

@@ -19,7 +19,13 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import ahead_of, believed, is_far
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
-from p2ptrain.swarm.matching import choose_partner, implausible_progress, implausible_step, must_catch_up
+from p2ptrain.swarm.matching import (
+    catch_up_bound,
+    choose_partner,
+    implausible_progress,
+    implausible_step,
+    must_catch_up,
+)
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.rules import ASLEEP_S, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, UNREAD_S
@@ -94,7 +100,7 @@ class CatchUp:
         ahead = believed(core, now)
         if not ahead:
             return {}
-        near = core.bounds.catch_up / 2
+        near = catch_up_bound(core.effective_progress, core.bounds) / 2
         least, most = min(known.progress for known in ahead) - near, max(known.progress for known in ahead) + near
         beside = [
             known
@@ -181,13 +187,14 @@ class CatchUp:
             return
         core.counters.received_bytes += received_bytes
         self.pull = replace(self.pull, deadline=float("inf"), adopting=True)
-        core.emit(Adopt(link))
+        core.emit(Adopt(link, must_improve=bool(core.overtakers)))
         core.emit(Close(link))
 
     def adopted(self, link: LinkId) -> None:
         self.pull = None
         self._core.settled = True
         self._core.record_related()
+        self._core.overtakers.clear()
         self._core.counters.pulls += 1
         self._core.members.record_success(link.peer)
         self._core.note("caught up", link.peer)
@@ -197,6 +204,7 @@ class CatchUp:
         if self.pull is None or self.pull.link != event.link:
             return
         self.pull = None
+        self._core.overtakers.clear()
         if self._core.state is PeerState.FINISHING:
             self._core.note("skipped", event.link.peer, event.why)
         else:

@@ -13,7 +13,7 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.matching import catch_up_bound, implausible_progress, must_catch_up
 from p2ptrain.swarm.messages import PeerState
 from p2ptrain.swarm.peer_info import PeerInfo
-from p2ptrain.swarm.rules import MIN_UNRELATED, OUT_OF_STEP_S, OUT_OF_STEP_STEPS, SUPPORTERS
+from p2ptrain.swarm.rules import MIN_UNRELATED, OUT_OF_STEP_S, OUT_OF_STEP_STEPS, SUPPORTERS, YOUNG_STEPS
 
 
 def supported(
@@ -55,6 +55,8 @@ def ahead_of(core: CoreState, now: float) -> list[PeerInfo]:
         and must_catch_up(core.settled, mine, known.progress, core.bounds)
         and not implausible_progress(known.progress, core.progress, settled=False, bounds=core.bounds)
     ]
+    if core.overtakers:
+        return [known for known in ahead if known.progress - core.progress > core.bounds.beginner]
     if not core.is_outlier:
         return ahead
     in_step = [known for known in ahead if known.settled]
@@ -79,15 +81,15 @@ def believed(core: CoreState, now: float) -> Sequence[PeerInfo]:
         return []
     if core.is_outlier:  # Own progress says nothing about where the swarm is.
         return supported(ahead, core.bounds.catch_up)
-    near, mine = catch_up_bound(core.progress, core.bounds), core.progress
+    mine = core.progress
+    near = core.bounds.beginner if core.overtakers else catch_up_bound(mine, core.bounds)
+    says = core.was_in_step and not core.overtakers  # whether own progress says where the swarm is
     here = [
         known
         for known in core.members.live(now)
-        if known.state is not PeerState.JOINING
-        and abs(known.progress - mine) <= near
-        and (core.was_in_step or known.settled)
+        if known.state is not PeerState.JOINING and abs(known.progress - mine) <= near and (says or known.settled)
     ]
-    return supported(ahead, near, here, core.was_in_step)
+    return supported(ahead, core.bounds.catch_up if core.overtakers else near, here, says)
 
 
 def is_left_behind(core: CoreState, now: float) -> bool:
@@ -100,6 +102,13 @@ def is_left_behind(core: CoreState, now: float) -> bool:
 
 def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
     """Drop out of step if necessary, and return why, else an empty string. ``in_step_at``: when last in step."""
+    if core.overtakers:
+        core.overtakers &= {known.peer for known in core.members.live(now)}
+        if core.counters.outer_steps >= YOUNG_STEPS:
+            core.overtakers.clear()
+        if core.overtakers and core.settled:
+            core.drop_out()
+            return "others were much faster in our first outer steps"
     if core.unrelated_peers and not core.is_outlier:
         live = core.members.live(now)
         core.unrelated_peers &= {known.peer for known in live}

@@ -79,6 +79,8 @@ class CoreState:
     """Whether this peer dropped out, so that its progress says about where the swarm was. A newcomer's says nothing."""
     unrelated_peers: set[PeerId] = field(default_factory=set)
     """Settled partners with unrelated weights since the last committed exchange."""
+    overtakers: set[PeerId] = field(default_factory=set)
+    """Partners far ahead with unrelated weights that this peer met in its first outer steps (``Judge``)."""
     implausible_claims: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
     """Largest implausible progress (tokens) by claiming peer."""
     is_outlier: bool = False
@@ -135,8 +137,8 @@ class CoreState:
 
     @property
     def effective_progress(self) -> float:
-        """Progress (tokens) of the weights that count: 0 if they are the outliers."""
-        return 0.0 if self.is_outlier else self.progress
+        """Progress (tokens) of the weights that count: 0 if they are the outliers, or of a beginner left behind."""
+        return 0.0 if self.is_outlier or self.overtakers else self.progress
 
     def record_unrelated(self, peer: PeerId) -> None:
         if len(self.unrelated_peers) < MAX_KNOWN:

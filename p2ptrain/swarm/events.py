@@ -122,8 +122,8 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """The trainer rejected the donor's weights, because they are useless or it reached its own end. Its weights are
-    unchanged."""
+    """The trainer rejected the donor's weights, because they are useless, do not improve its own as they must, or it
+    reached its end. Its weights are unchanged."""
 
     link: LinkId
     why: str
@@ -266,6 +266,8 @@ class Adopt:
     """Hand the pulled weights to the trainer, which replaces its own."""
 
     link: LinkId
+    must_improve: bool = False
+    """Whether the trainer must reject weights that do worse on its held-out text than its own."""
 
 
 @dataclass(frozen=True, slots=True)

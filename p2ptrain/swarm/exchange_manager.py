@@ -241,7 +241,8 @@ class ExchangeManager:
             core.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
         core.counters.exchanges_ok += 1
         core.record_related()
-        core.settled = core.settled or not is_left_behind(core, now)
+        core.overtakers.discard(link.peer)
+        core.settled = core.settled or not (core.overtakers or is_left_behind(core, now))
         self._committed_since_step = True
         self._turned_away.pop(link.peer, None)
         self.last_commit_at = now

@@ -11,7 +11,7 @@ from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.peer_info import FailureKind
-from p2ptrain.swarm.rules import BEGINNER_STEPS
+from p2ptrain.swarm.rules import BEGINNER_STEPS, YOUNG_STEPS
 from p2ptrain.swarm.trust import TIMES_UNRELATED, Replays, are_unrelated, per_fragment
 
 
@@ -42,6 +42,22 @@ class Judge:
             self._core.record_unrelated(done.link.peer)
         if self._can_tell_who_is_unrelated(exchange):
             self._core.members.count_unrelated(done.link.peer)
+        if self._is_overtaken(exchange):
+            self._core.overtakers.add(done.link.peer)
+
+    def _is_overtaken(self, exchange: Exchange) -> bool:
+        """Report whether a partner made many outer steps before this peer made its first ones.
+
+        Two slow computers that begin beside a fast one may exchange with each other first, which settles them.
+        """
+        core, theirs = self._core, exchange.theirs
+        own = core.counters.outer_steps
+        return (
+            theirs is not None
+            and own < YOUNG_STEPS
+            and theirs.step >= 2 * own + BEGINNER_STEPS
+            and theirs.progress - core.progress > core.bounds.beginner
+        )
 
     def _can_tell_who_is_unrelated(self, exchange: Exchange) -> bool:
         """Report whether this peer can tell which of the two sides has unrelated weights.

@@ -205,6 +205,11 @@ BEGINNER_STEPS = 3
 at the full rate were measured to be longer than a tiny model's weights. Guess: measure the first steps of larger
 models."""
 
+YOUNG_STEPS = 8
+"""Own outer steps below which one partner with unrelated weights, far ahead and with more than twice as many outer
+steps, makes a peer take weights from those ahead, if others corroborate their claims: it loses few outer steps. Guess:
+count unrelated weights in the first outer steps of uneven computers."""
+
 FINAL_PACE_S = 0.25
 """Pause between two exchanges of the final gossip, so that finished peers leave the others some time to train."""
 

@@ -62,6 +62,7 @@ class AdoptionRecord(TeamRecord):
     """Number of the download at the owners' shards."""
     step: Count
     progress: float
+    must_improve: bool = False
 
 
 DeliveryRecord = Annotated[DisplacementRecord | RoundRecord | AdoptionRecord, Field(discriminator="kind")]

@@ -43,6 +43,7 @@ class Adoption:
     step: int
     progress: float
     weights: tuple[Tensor, ...]  # [F] fp32 each
+    must_improve: bool = False  # as in ``events.Adopt``
 
 
 Delivery = Displacement | RoundFinished | Adoption | None
@@ -75,9 +76,12 @@ class Inbox:
         """Let a trainer that waits at this outer step continue with what was delivered before."""
         self._queue.put(RoundFinished(step))
 
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
+    def adopt(
+        self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray], must_improve: bool = False
+    ) -> None:
         """Queue a donor's weights that ``Payloads.check_weights`` accepted."""
-        self._queue.put(Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
+        weights = tuple(torch.frombuffer(part, dtype=torch.float32) for part in parts)
+        self._queue.put(Adoption(link, step, progress, weights, must_improve))
 
     def put(self, delivery: Delivery) -> None:
         """Queue an entry that another queue has numbered."""

@@ -320,8 +320,8 @@ class Learner:
         """
         if self.ended:
             return [Unfit(ready.link, "the run's end came first")]
-        if (loss := self._loss_if_worthless(ready.weights)) is not None:
-            return [Unfit(ready.link, f"its weights do worse than guessing: held-out loss {loss:.3f}")]
+        if why := self._why_unfit(ready):
+            return [Unfit(ready.link, why)]
         stale = self.inbox.drop(tuple(later))
         later.clear()
         self._weights.replace(ready.weights)
@@ -337,17 +337,24 @@ class Learner:
         events.append(Adopted(ready.link, self.step, self.progress))
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
-    def _loss_if_worthless(self, weights: Sequence[Tensor]) -> float | None:
-        """Return the held-out loss of a donor's weights if it is worse than guessing and than this peer's, else None.
+    def _why_unfit(self, ready: Adoption) -> str:
+        """Say why a donor's weights are rejected, by this peer's held-out text; return an empty string if they are not.
 
-        Only worthless weights are refused: this peer may be slightly better than the swarm and still has to join it.
+        Most peers have to join the swarm even if they are slightly better, so only weights that do worse than guessing
+        and than ours are rejected, unless they must improve ours.
         """
         if self._held_out is None:
-            return None
-        theirs = self._weights.try_on(weights, self._held_out.loss)
-        if theirs <= self._held_out.guessing or theirs <= self._held_out.loss():  # NaN fails both
-            return None
-        return theirs
+            return ""
+        theirs = self._weights.try_on(ready.weights, self._held_out.loss)
+        guessing = self._held_out.guessing
+        if theirs <= guessing and not ready.must_improve:  # NaN is worse
+            return ""
+        ours = self._held_out.loss()
+        if theirs < ours or (theirs == ours and not ready.must_improve):
+            return ""
+        if theirs <= guessing:
+            return f"its weights do worse than ours: held-out loss {theirs:.3f}, ours {ours:.3f}"
+        return f"its weights do worse than guessing: held-out loss {theirs:.3f}"
 
     # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ from p2ptrain.swarm.events import (
     Swap,
     SwapDone,
     TrainingEnded,
+    Unfit,
     WakeAt,
     Woke,
 )
@@ -113,6 +114,8 @@ class Table:
         """Result of a swap: the distance, and the norm of our own weights."""
         self.fingerprint: Callable[[PeerId, PeerId], bytes] = lambda me, partner: b""
         """Fingerprint of the partner's message."""
+        self.worthless: set[PeerId] = set()
+        """Donors whose weights do worse than our own."""
         self.lag_s: Callable[[PeerId, LinkId], float] = lambda sender, link: 0.0
         """Delay on top of the latency, for all that a peer sends over its end of this link."""
         self._heap: list = []
@@ -292,6 +295,9 @@ class Table:
         self.handle(peer, Applied(commit.link, seat.progress))
 
     def _adopt(self, peer: PeerId, effect: Adopt) -> None:
+        if effect.must_improve and effect.link.peer in self.worthless:
+            self.handle(peer, Unfit(effect.link, "its weights do worse than ours"))
+            return
         seat = self.seats[peer]
         seat.progress, seat.step = self._donor_progress
         self.handle(peer, Adopted(effect.link, seat.step, seat.progress))

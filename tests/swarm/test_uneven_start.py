@@ -1,0 +1,86 @@
+"""Computers of very different speeds that begin a run together: weights are unrelated before the slow ones have met the
+fast one."""
+
+from __future__ import annotations
+
+import pytest
+from table import Table
+
+from p2ptrain.base.ids import PeerId
+from p2ptrain.swarm.rules import BEGINNER_STEPS, YOUNG_STEPS
+
+
+def started(*names: str, seed: int = 0) -> Table:
+    table = Table(*names, seed=seed)
+    table.start()
+    table.run(3.0)
+    return table
+
+
+def keep_apart(table: Table, peer: str) -> None:
+    """Let the weights of this peer be unrelated to those of everybody who has not pulled."""
+
+    def apart(me: str, partner: str) -> tuple[float, float]:
+        other = partner if me == peer else me
+        related = peer not in (me, partner) or table[other].core.counters.pulls > 0
+        return (0.05 if related else 2.0), 10.0
+
+    table.apart = apart
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("own_steps", [0, 1, 2, YOUNG_STEPS - 1])
+def test_slow_computers_that_met_each_other_first_take_the_weights_of_a_fast_one(own_steps: int, seed: int):
+    slow = ("slow 1", "slow 2")
+    table = started(*slow, "fast", seed=seed)
+    table.holds_back = lambda sender, receiver, what: "fast" in (sender, receiver)
+    while not all(table[name].core.settled for name in slow):
+        table.step(*slow, tokens=0.1)
+        table.run(5.0)
+        assert table.now < 100.0
+    for name in slow:
+        table[name].core.counters.outer_steps = own_steps
+    keep_apart(table, "fast")
+    for _ in range(2 * own_steps + 3 * BEGINNER_STEPS):
+        table.step("fast")
+    table.holds_back = lambda sender, receiver, what: False
+    for _ in range(30):
+        table.step("fast", tokens=1.0)
+        table.run(1.0)
+    assert [table[name].core.counters.pulls for name in ("fast", *slow)] == [0, 1, 1]
+    assert all(table[name].core.settled for name in slow)
+    exchanged = table["fast"].core.counters.exchanges_ok
+    for _ in range(10):
+        table.step("fast", tokens=1.0)
+        table.run(1.0)
+    assert table["fast"].core.counters.exchanges_ok >= exchanged + 5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_peer_with_worthless_weights_takes_in_none_of_four_beginners(seed: int):
+    honest = ("amber", "birch", "cedar", "dogwood")
+    table = started(*honest, "liar", seed=seed)
+    table.worthless = {PeerId("liar")}
+    keep_apart(table, "liar")
+    for _ in range(YOUNG_STEPS + 2):
+        table.step(*honest)
+        table["liar"].step += 20
+        table.step("liar", tokens=40.0)
+        table.run(1.0)
+    assert any("nothing in common" in line for line in table.trace)
+    assert [table[name].core.counters.pulls for name in honest] == [0] * len(honest)
+    assert all(table[name].core.settled for name in honest)
+    assert all(table[name].core.counters.exchanges_ok >= YOUNG_STEPS for name in honest)
+
+
+def test_who_made_several_outer_steps_keeps_its_weights():
+    table = started("amber", "birch")
+    for _ in range(YOUNG_STEPS):
+        table.step(tokens=1.0)
+        table.run(1.0)
+    keep_apart(table, "birch")
+    for _ in range(40):
+        table.step("birch")
+        table.run(1.0)
+    assert any("nothing in common" in line for line in table.trace)
+    assert table["amber"].core.counters.pulls == 0
