@@ -210,7 +210,7 @@ class Deliveries(Protocol):
     def proceed(self, step: int) -> None:
         """Let a trainer that waits at this outer step continue with what was delivered before."""
 
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Opaque, must_improve: bool = False) -> None:
+    def adopt(self, link: LinkId, step: int, progress: float, parts: Opaque, left_behind: bool = False) -> None:
         """Queue a donor's weights that ``DonorWeights.check_weights`` accepted."""
 
 

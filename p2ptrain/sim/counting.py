@@ -61,6 +61,7 @@ class _CountedAdoption(NamedTuple):
     link: LinkId
     step: int
     progress: float
+    left_behind: bool
 
 
 _Delivery = Commit | RoundFinished | _CountedAdoption
@@ -168,7 +169,9 @@ class CountingLearner:
 
     def _adopt(self, ready: _CountedAdoption, later: Sequence[_Delivery]) -> list[Event]:
         """Take over a donor's position in the run; everything queued behind it is stale."""
-        self.step, self.progress = ready.step, ready.progress
+        self.step = ready.step
+        if not ready.left_behind:
+            self.progress = ready.progress
         self._inner = self._phase_tokens = 0
         self.is_waiting = False
         self.ended = self.progress >= self._rules.run_tokens
@@ -213,9 +216,9 @@ class CountingLearner:
         return list(self._rules.weights)
 
     def adopt(
-        self, link: LinkId, step: int, progress: float, parts: Sequence[Blank], must_improve: bool = False
+        self, link: LinkId, step: int, progress: float, parts: Sequence[Blank], left_behind: bool = False
     ) -> None:
-        self._inbox.append(_CountedAdoption(link, step, progress))
+        self._inbox.append(_CountedAdoption(link, step, progress, left_behind))
 
     @property
     def streams(self) -> int:

@@ -187,7 +187,7 @@ class CatchUp:
             return
         core.counters.received_bytes += received_bytes
         self.pull = replace(self.pull, deadline=float("inf"), adopting=True)
-        core.emit(Adopt(link, must_improve=bool(core.overtakers)))
+        core.emit(Adopt(link, left_behind=bool(core.overtakers)))
         core.emit(Close(link))
 
     def adopted(self, link: LinkId) -> None:

@@ -79,6 +79,8 @@ class CoreState:
     """Whether this peer dropped out, so that its progress says about where the swarm was. A newcomer's says nothing."""
     unrelated_peers: set[PeerId] = field(default_factory=set)
     """Settled partners with unrelated weights since the last committed exchange."""
+    began_behind: bool = False
+    """Whether training began although a peer was far ahead, because nobody gave its weights."""
     overtakers: set[PeerId] = field(default_factory=set)
     """Partners far ahead with unrelated weights that this peer met in its first outer steps (``Judge``)."""
     implausible_claims: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))

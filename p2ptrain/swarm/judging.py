@@ -54,6 +54,7 @@ class Judge:
         own = core.counters.outer_steps
         return (
             theirs is not None
+            and not core.began_behind
             and own < YOUNG_STEPS
             and theirs.step >= 2 * own + BEGINNER_STEPS
             and theirs.progress - core.progress > core.bounds.beginner

@@ -63,10 +63,10 @@ class TeamInbox:
         """Let trainers that wait at this outer step continue with what was delivered before."""
         self._queue.put(TeamDelivery(RoundRecord(step=step)))
 
-    def adopt(self, link: LinkId, step: int, progress: float, parts: TeamDownload, must_improve: bool = False) -> None:
+    def adopt(self, link: LinkId, step: int, progress: float, parts: TeamDownload, left_behind: bool = False) -> None:
         """Queue a donor's weights that ``TeamPayloads.check_weights`` accepted."""
         lease = parts.lease
-        record = AdoptionRecord(adoption=lease.number, step=step, progress=progress, must_improve=must_improve)
+        record = AdoptionRecord(adoption=lease.number, step=step, progress=progress, left_behind=left_behind)
         self._queue.put(TeamDelivery(record, link, kept=lease))
 
     def wake(self) -> None:
@@ -101,4 +101,4 @@ def delivery_of(record: DeliveryRecord, shard: LocalShard, rank: int, link: Link
         case RoundRecord():
             return RoundFinished(record.step)
         case AdoptionRecord():
-            return Adoption(link, record.step, record.progress, shard.adopted(record.adoption), record.must_improve)
+            return Adoption(link, record.step, record.progress, shard.adopted(record.adoption), record.left_behind)

@@ -62,7 +62,7 @@ class AdoptionRecord(TeamRecord):
     """Number of the download at the owners' shards."""
     step: Count
     progress: float
-    must_improve: bool = False
+    left_behind: bool = False
 
 
 DeliveryRecord = Annotated[DisplacementRecord | RoundRecord | AdoptionRecord, Field(discriminator="kind")]

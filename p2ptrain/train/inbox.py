@@ -43,7 +43,7 @@ class Adoption:
     step: int
     progress: float
     weights: tuple[Tensor, ...]  # [F] fp32 each
-    must_improve: bool = False  # as in ``events.Adopt``
+    left_behind: bool = False  # as in ``events.Adopt``
 
 
 Delivery = Displacement | RoundFinished | Adoption | None
@@ -77,11 +77,11 @@ class Inbox:
         self._queue.put(RoundFinished(step))
 
     def adopt(
-        self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray], must_improve: bool = False
+        self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray], left_behind: bool = False
     ) -> None:
         """Queue a donor's weights that ``Payloads.check_weights`` accepted."""
         weights = tuple(torch.frombuffer(part, dtype=torch.float32) for part in parts)
-        self._queue.put(Adoption(link, step, progress, weights, must_improve))
+        self._queue.put(Adoption(link, step, progress, weights, left_behind))
 
     def put(self, delivery: Delivery) -> None:
         """Queue an entry that another queue has numbered."""

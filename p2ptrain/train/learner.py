@@ -327,7 +327,9 @@ class Learner:
         self._weights.replace(ready.weights)
         self.payloads.forget_fits()
         self._guard.forget()
-        self.step, self.progress = ready.step, ready.progress
+        self.step = ready.step
+        if not ready.left_behind:
+            self.progress = ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
         self._unread.clear()
         self.ended = self.progress >= self._rules.run_tokens
@@ -341,16 +343,16 @@ class Learner:
         """Say why a donor's weights are rejected, by this peer's held-out text; return an empty string if they are not.
 
         Most peers have to join the swarm even if they are slightly better, so only weights that do worse than guessing
-        and than ours are rejected, unless they must improve ours.
+        and than ours are rejected, unless this peer was left behind and trains (``events.Adopt``).
         """
         if self._held_out is None:
             return ""
         theirs = self._weights.try_on(ready.weights, self._held_out.loss)
         guessing = self._held_out.guessing
-        if theirs <= guessing and not ready.must_improve:  # NaN is worse
+        if theirs <= guessing and not ready.left_behind:  # NaN is worse
             return ""
         ours = self._held_out.loss()
-        if theirs < ours or (theirs == ours and not ready.must_improve):
+        if theirs < ours or (theirs == ours and not ready.left_behind):
             return ""
         if theirs <= guessing:
             return f"its weights do worse than ours: held-out loss {theirs:.3f}, ours {ours:.3f}"

@@ -100,6 +100,8 @@ class Table:
         self.evaluation_s = 0.0
         """Duration of the last reading of the held-out text, after the final gossip."""
         self.rules = rules
+        self.trained = 0.0
+        """Sum of what training added to the progress of all."""
         self.trace: list[str] = []
         self.notes: list[Note] = []
         """Notes of all peers, in order."""
@@ -145,6 +147,7 @@ class Table:
             seat = self[name]
             seat.step += 1
             seat.progress += tokens * seat.peers
+            self.trained += tokens * seat.peers
             self.handle(PeerId(name), OuterStepDone(seat.step, seat.progress, int(tokens)))
 
     def end_phase(self, *names: str, tokens: float = 10.0) -> None:
@@ -295,11 +298,12 @@ class Table:
         self.handle(peer, Applied(commit.link, seat.progress))
 
     def _adopt(self, peer: PeerId, effect: Adopt) -> None:
-        if effect.must_improve and effect.link.peer in self.worthless:
+        if effect.left_behind and effect.link.peer in self.worthless:
             self.handle(peer, Unfit(effect.link, "its weights do worse than ours"))
             return
         seat = self.seats[peer]
-        seat.progress, seat.step = self._donor_progress
+        progress, seat.step = self._donor_progress
+        seat.progress = seat.progress if effect.left_behind else progress
         self.handle(peer, Adopted(effect.link, seat.step, seat.progress))
 
     def _break(self, peer: PeerId, link: LinkId, why: str, unbegun: bool = False) -> None:

@@ -42,12 +42,13 @@ def test_slow_computers_that_met_each_other_first_take_the_weights_of_a_fast_one
         table[name].core.counters.outer_steps = own_steps
     keep_apart(table, "fast")
     for _ in range(2 * own_steps + 3 * BEGINNER_STEPS):
-        table.step("fast")
+        table.step("fast", tokens=5.0)
     table.holds_back = lambda sender, receiver, what: False
     for _ in range(30):
         table.step("fast", tokens=1.0)
         table.run(1.0)
     assert [table[name].core.counters.pulls for name in ("fast", *slow)] == [0, 1, 1]
+    assert sum(seat.progress for seat in table.seats.values()) == pytest.approx(table.trained, rel=0.02)
     assert all(table[name].core.settled for name in slow)
     exchanged = table["fast"].core.counters.exchanges_ok
     for _ in range(10):

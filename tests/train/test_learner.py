@@ -551,7 +551,7 @@ class Judge:
         return self.of_own if torch.equal(self.task.theta, self.own) else self.of_others
 
 
-def offered(of_others, of_own=5.6, must_improve=False):
+def offered(of_others, of_own=5.6, left_behind=False):
     """Return a learner that gets a donor's weights with this held-out loss."""
     task, donor = quadratic(2), learner(quadratic(1))
     rules = LearnerRules(4, 1000.0, OuterRule(0.7, 0.9), RECIPES["swarm"])
@@ -559,16 +559,16 @@ def offered(of_others, of_own=5.6, must_improve=False):
     each = Learner(task, rules, slices(P, 2), codec.get("fp32"), MemoryLog(), held_out=judge)
     advance(8, donor)
     parts = [bytearray(part) for part in donor.payloads.weights()]
-    each.inbox.adopt(LINK, step=2, progress=8.0, parts=parts, must_improve=must_improve)
+    each.inbox.adopt(LINK, step=2, progress=8.0, parts=parts, left_behind=left_behind)
     return each, donor, each.settle()
 
 
 @pytest.mark.parametrize(("loss", "own", "is_taken"), [(4.1, 4.0, False), (4.0, 4.0, False), (3.9, 4.0, True)])
-def test_weights_that_must_improve_are_only_taken_if_they_do(loss, own, is_taken):
-    each, donor, events = offered(loss, of_own=own, must_improve=True)
+def test_weights_that_left_behind_are_only_taken_if_they_do(loss, own, is_taken):
+    each, donor, events = offered(loss, of_own=own, left_behind=True)
     assert isinstance(events[-1], Adopted if is_taken else Unfit)
     assert torch.equal(slow(each), slow(donor) if is_taken else quadratic(2).theta)
-    assert each.step == (2 if is_taken else 0)
+    assert (each.step, each.progress) == (2 if is_taken else 0, 0.0)
 
 
 @pytest.mark.parametrize("loss", [9.1, float("nan"), float("inf")])
