@@ -187,12 +187,12 @@ class CatchUp:
             return
         core.counters.received_bytes += received_bytes
         self.pull = replace(self.pull, deadline=float("inf"), adopting=True)
-        core.emit(Adopt(link, left_behind=bool(core.overtakers)))
+        core.emit(Adopt(link, left_behind=core.is_young))
         core.emit(Close(link))
 
     def adopted(self, link: LinkId) -> None:
         self.pull = None
-        self._core.settled = True
+        self._core.settled = self._core.is_counted = True
         self._core.record_related()
         self._core.overtakers.clear()
         self._core.counters.pulls += 1

@@ -13,7 +13,7 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.matching import catch_up_bound, implausible_progress, must_catch_up
 from p2ptrain.swarm.messages import PeerState
 from p2ptrain.swarm.peer_info import PeerInfo
-from p2ptrain.swarm.rules import MIN_UNRELATED, OUT_OF_STEP_S, OUT_OF_STEP_STEPS, SUPPORTERS, YOUNG_STEPS
+from p2ptrain.swarm.rules import MIN_UNRELATED, OUT_OF_STEP_S, OUT_OF_STEP_STEPS, SUPPORTERS
 
 
 def supported(
@@ -104,10 +104,10 @@ def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
     """Drop out of step if necessary, and return why, else an empty string. ``in_step_at``: when last in step."""
     if core.overtakers:
         core.overtakers &= {known.peer for known in core.members.live(now)}
-        if core.counters.outer_steps >= YOUNG_STEPS:
+        if not core.is_young:
             core.overtakers.clear()
         if core.overtakers and core.settled:
-            core.drop_out()
+            core.settled = False
             return "others were much faster in our first outer steps"
     if core.unrelated_peers and not core.is_outlier:
         live = core.members.live(now)

@@ -18,7 +18,7 @@ from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.peer_count import PeerCount
 from p2ptrain.swarm.peer_info import FailureKind
 from p2ptrain.swarm.progress import ProgressBudget
-from p2ptrain.swarm.rules import MAX_KNOWN, PASS_ON, ProgressBounds, SwarmRules
+from p2ptrain.swarm.rules import MAX_KNOWN, PASS_ON, YOUNG_STEPS, ProgressBounds, SwarmRules
 from p2ptrain.swarm.trust import DistanceStats
 
 
@@ -79,8 +79,9 @@ class CoreState:
     """Whether this peer dropped out, so that its progress says about where the swarm was. A newcomer's says nothing."""
     unrelated_peers: set[PeerId] = field(default_factory=set)
     """Settled partners with unrelated weights since the last committed exchange."""
-    began_behind: bool = False
-    """Whether training began although a peer was far ahead, because nobody gave its weights."""
+    is_counted: bool = False
+    """Whether others' mean progress contains this peer's: it began to train with nobody far ahead, or adopted weights,
+    and has not dropped out since."""
     overtakers: set[PeerId] = field(default_factory=set)
     """Partners far ahead with unrelated weights that this peer met in its first outer steps (``Judge``)."""
     implausible_claims: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
@@ -142,6 +143,11 @@ class CoreState:
         """Progress (tokens) of the weights that count: 0 if they are the outliers, or of a beginner left behind."""
         return 0.0 if self.is_outlier or self.overtakers else self.progress
 
+    @property
+    def is_young(self) -> bool:
+        """Whether this peer is counted and has made so few outer steps that it loses little by taking weights."""
+        return self.is_counted and self.counters.outer_steps < YOUNG_STEPS
+
     def record_unrelated(self, peer: PeerId) -> None:
         if len(self.unrelated_peers) < MAX_KNOWN:
             self.unrelated_peers.add(peer)
@@ -166,7 +172,7 @@ class CoreState:
 
     def drop_out(self) -> None:
         """Make this peer a newcomer again that knows where the swarm was."""
-        self.settled, self.was_in_step = False, True
+        self.settled, self.was_in_step, self.is_counted = False, True, False
 
     def drop_unused_links(self) -> None:
         opened = {effect.link for effect in self.effects if isinstance(effect, Open)}

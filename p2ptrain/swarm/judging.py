@@ -11,7 +11,7 @@ from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.peer_info import FailureKind
-from p2ptrain.swarm.rules import BEGINNER_STEPS, YOUNG_STEPS
+from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.trust import TIMES_UNRELATED, Replays, are_unrelated, per_fragment
 
 
@@ -54,8 +54,7 @@ class Judge:
         own = core.counters.outer_steps
         return (
             theirs is not None
-            and not core.began_behind
-            and own < YOUNG_STEPS
+            and core.is_young
             and theirs.step >= 2 * own + BEGINNER_STEPS
             and theirs.progress - core.progress > core.bounds.beginner
         )

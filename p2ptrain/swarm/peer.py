@@ -275,7 +275,7 @@ class Peer:
     def _begin(self, now: float) -> None:
         if not self._training:
             self._training = True
-            self._core.began_behind = bool(ahead_of(self._core, now))
+            self._core.is_counted = not ahead_of(self._core, now)
             self._stopwatch.begin(now)
             self._core.emit(events.BeginTraining())
         self._enter(PeerEvent.TRAIN, now)
