@@ -169,9 +169,9 @@ def test_torn_ones_make_room_for_whole_ones(tmp_path):
 def test_a_later_format_is_not_torn(tmp_path, monkeypatch):
     save(tmp_path, 5)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 2)
+        patch.setattr("p2ptrain.checkpoint.store.FORMAT", 3)
         checkpoint.save(tmp_path, tensors(), state(10))
-    with pytest.raises(HomeError, match="has format 2, but this p2ptrain reads only format 1") as caught:
+    with pytest.raises(HomeError, match="has format 3, but this p2ptrain reads only formats 1 and 2") as caught:
         checkpoint.load_latest(tmp_path)
     assert "Update p2ptrain" in caught.value.remedy
     assert names(tmp_path) == ["step-00000005", "step-00000010"]
@@ -179,12 +179,12 @@ def test_a_later_format_is_not_torn(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
 @pytest.mark.parametrize(
-    "reader", ["pathlib.Path.read_text", "p2ptrain.checkpoint._file_digest", "StoredTensors", "iterdir"]
+    "reader", ["pathlib.Path.read_text", "p2ptrain.checkpoint.store.file_digest", "StoredTensors", "iterdir"]
 )
 def test_what_cannot_be_read_is_not_torn(tmp_path, monkeypatch, reader, number):
     for step in (10, 20):
         save(tmp_path, step)
-    target = {"StoredTensors": "p2ptrain.checkpoint.StoredTensors", "iterdir": "pathlib.Path.iterdir"}.get(
+    target = {"StoredTensors": "p2ptrain.checkpoint.store.StoredTensors", "iterdir": "pathlib.Path.iterdir"}.get(
         reader, reader
     )
     with monkeypatch.context() as patch:
@@ -202,7 +202,7 @@ def test_what_cannot_be_read_is_not_torn(tmp_path, monkeypatch, reader, number):
 def test_what_safetensors_cannot_open_is_not_torn(tmp_path, monkeypatch, error):
     """Check a file that cannot be opened: safetensors reports it as missing."""
     save(tmp_path, 10)
-    monkeypatch.setattr("p2ptrain.checkpoint.StoredTensors", fail_with(error))
+    monkeypatch.setattr("p2ptrain.checkpoint.store.StoredTensors", fail_with(error))
     with pytest.raises(HomeError, match="cannot be read"):
         checkpoint.load_latest(tmp_path)
 
@@ -211,7 +211,7 @@ def test_a_disk_that_fails_after_the_check_is_explained(tmp_path, monkeypatch):
     save(tmp_path, 10)
     found = checkpoint.load_latest(tmp_path).checkpoint
     broken = SimpleNamespace(get_tensor=fail_with(SafetensorError("I/O error: Input/output error (os error 5)")))
-    monkeypatch.setattr(found.tensors, "_file", broken)
+    monkeypatch.setattr(found.tensors, "_files", [broken])
     with pytest.raises(HomeError, match=r"tensors\.safetensors cannot be read: Input/output error"):
         found.tensors["theta"]
 
@@ -282,7 +282,7 @@ def test_a_step_that_is_replaced_is_there_at_every_moment(tmp_path, monkeypatch,
         assert found.checkpoint.tensors.keys() == tensors().keys()
         assert names(tmp_path) == before  # reading must not write: another process may use the home
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_tensors", fail_with(FULL))
+        patch.setattr("p2ptrain.checkpoint.store.write_tensors", fail_with(FULL))
         with pytest.raises(HomeError):
             save(tmp_path, 11)
     assert names(tmp_path) == ["step-00000009", "step-00000010"]
@@ -319,7 +319,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 @pytest.mark.parametrize(
     ("target", "error"),
     [
-        ("p2ptrain.checkpoint._write_tensors", FULL),
+        ("p2ptrain.checkpoint.store.write_tensors", FULL),
         ("os.fsync", FULL),
         ("pathlib.Path.write_text", FULL),
         ("pathlib.Path.rename", FULL),
@@ -361,7 +361,9 @@ def test_a_directory_that_cannot_be_made_is_the_homes_fault(tmp_path):
         save(tmp_path / "file" / "checkpoints", 1)
 
 
-@pytest.mark.parametrize("moment", ["p2ptrain.checkpoint._write_tensors", "p2ptrain.checkpoint.Checkpoints._prune"])
+@pytest.mark.parametrize(
+    "moment", ["p2ptrain.checkpoint.store.write_tensors", "p2ptrain.checkpoint.store.Checkpoints._prune"]
+)
 def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch, moment):
     save(tmp_path, 10)
     with monkeypatch.context() as patch:

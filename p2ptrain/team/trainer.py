@@ -6,11 +6,12 @@ ranks reach every collective of the learner at the same point.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
-from p2ptrain.base.errors import NetworkError, P2pTrainError, TeamError
+from p2ptrain.base.errors import NetworkError, TeamError
 from p2ptrain.base.ids import LinkId
 from p2ptrain.ports import Clock
 from p2ptrain.swarm.events import Event
@@ -19,12 +20,9 @@ from p2ptrain.team.payloads import TeamPayloads
 from p2ptrain.team.shard import NOBODY, LocalShard
 from p2ptrain.team.turn import MOST_RELEASED, DisplacementRecord, Turn, TurnAction, receive_turn, send_turn
 from p2ptrain.train.learner import Learner
-from p2ptrain.train.team_group import TeamGroup
+from p2ptrain.train.team_group import HEARTBEAT_S, TeamGroup
 
-logger = logging.getLogger(__name__)
-
-HEARTBEAT_S = 2.0
-"""Seconds between the turns of a leader that waits: shorter than a group's timeout, so that silence means a failure."""
+T = TypeVar("T")
 
 
 class LeadingTrainer:
@@ -86,25 +84,35 @@ class LeadingTrainer:
             if has_come or self._clock() >= until:
                 return events
 
-    def evaluate(self, own: Callable[[], float]) -> float:
-        """Let all ranks evaluate, a collective of which ``own`` is the leader's part. Raises TeamError."""
-        self._turn("evaluate", [])
+    def evaluate(self, tokens: int, own: Callable[[], T]) -> T:
+        """Let all ranks read so many held-out tokens, a collective of which ``own`` is the leader's part.
+
+        Raises TeamError.
+        """
+        self._turn("evaluate", [], tokens)
         return own()
 
-    def save(self, own: Callable[[], object]) -> bool:
-        """Let all ranks save, the leader by ``own``; return whether all have. Raises TeamError."""
+    def save(self, own: Callable[[], T]) -> T:
+        """Let all ranks save, a collective of which ``own`` is the leader's part. Raises TeamError."""
         self._turn("save", [])
-        return _have_saved(self._group, own)
+        return own()
+
+    def save_trained(self, own: Callable[[], T]) -> T:
+        """Let all ranks save the slow weights alone, at the end of training, as ``save``."""
+        self._turn("save_trained", [])
+        return own()
 
     def stop(self) -> None:
         """Let the other ranks end their loops. Raises TeamError."""
         self._turn("stop", [])
 
-    def _turn(self, action: TurnAction, deliveries: list[TeamDelivery]) -> list[Event]:
+    def _turn(self, action: TurnAction, deliveries: list[TeamDelivery], tokens: int = 0) -> list[Event]:
         number = self._shard.turn + 1
         released = [self.payloads.released.popleft() for _ in range(min(len(self.payloads.released), MOST_RELEASED))]
         records = [delivery.record for delivery in deliveries]
-        turn = Turn(number=number, action=action, peers=self.peers, deliveries=records, released=released)
+        turn = Turn(
+            number=number, action=action, peers=self.peers, tokens=tokens, deliveries=records, released=released
+        )
         send_turn(self._group, turn)
         events = _perform(self.learner, self._shard, 0, turn, [delivery.link for delivery in deliveries])
         self._shard.complete(number, released)
@@ -114,18 +122,24 @@ class LeadingTrainer:
         return events
 
 
+def _nothing(*_: object) -> None:
+    pass
+
+
 def follow(
     learner: Learner,
     group: TeamGroup,
     shard: LocalShard,
-    evaluate: Callable[[], object] = lambda: None,
-    save: Callable[[], object] = lambda: None,
+    evaluate: Callable[[int], object] = _nothing,
+    save: Callable[[], object] = _nothing,
+    save_trained: Callable[[], object] = _nothing,
 ) -> None:
     """Do what the leader says until it says stop; the events are the leader's to report. Raises TeamError.
 
     Args:
-        evaluate: this rank's part of the held-out loss.
-        save: this rank's part of a checkpoint.
+        evaluate: this rank's part of the held-out loss of so many tokens.
+        save: this rank's part of a checkpoint; an OSError is the leader's to report.
+        save_trained: this rank's part of the slow weights at the end of training, as ``save``.
     """
     while True:
         turn = receive_turn(group, shard.turn + 1)
@@ -134,20 +148,10 @@ def follow(
         _perform(learner, shard, group.rank, turn)
         shard.complete(turn.number, turn.released)  # before the long actions, as the leader does: exchanges wait for it
         if turn.action == "evaluate":
-            evaluate()
-        elif turn.action == "save":
-            _have_saved(group, save)
-
-
-def _have_saved(group: TeamGroup, save: Callable[[], object]) -> bool:
-    """Save this rank's part; return whether all ranks have saved theirs, a collective."""
-    has_saved = True
-    try:
-        save()
-    except (OSError, P2pTrainError):
-        logger.exception("rank %d could not save its part of a checkpoint", group.rank)
-        has_saved = False
-    return bool(group.least("checkpoint", has_saved))
+            evaluate(turn.tokens)
+        elif turn.action in ("save", "save_trained"):
+            with suppress(OSError):
+                (save if turn.action == "save" else save_trained)()
 
 
 def _perform(learner: Learner, shard: LocalShard, rank: int, turn: Turn, links: Sequence[LinkId] = ()) -> list[Event]:

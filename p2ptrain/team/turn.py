@@ -67,9 +67,9 @@ class AdoptionRecord(TeamRecord):
 
 DeliveryRecord = Annotated[DisplacementRecord | RoundRecord | AdoptionRecord, Field(discriminator="kind")]
 
-TurnAction = Literal["advance", "settle", "evaluate", "save", "stop"]
+TurnAction = Literal["advance", "settle", "evaluate", "save", "save_trained", "stop"]
 """advance: ``Learner.advance``. settle: ``Learner.settle``, also to show that the leader lives. evaluate: the held-out
-loss. save: a checkpoint. stop: no further turn follows."""
+loss. save: a checkpoint. save_trained: the slow weights at the end of training. stop: no further turn follows."""
 
 
 class Turn(TeamRecord):
@@ -80,6 +80,8 @@ class Turn(TeamRecord):
     action: TurnAction
     peers: Annotated[float, Field(gt=0)]
     """Number of peers that train (``Learner.peers``)."""
+    tokens: Count = 0
+    """Held-out tokens to read, for ``evaluate``."""
     deliveries: list[DeliveryRecord] = Field(max_length=MOST_DELIVERIES, default_factory=list)
     released: list[Count] = Field(max_length=MOST_RELEASED, default_factory=list)
     """Exchanges, donations and downloads that the leader no longer needs."""

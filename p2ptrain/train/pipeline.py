@@ -30,8 +30,9 @@ from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
 from p2ptrain.train.cross_entropy import summed_cross_entropy
+from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
-from p2ptrain.train.staged_evaluation import StagedHeldOut
+from p2ptrain.train.staged_evaluation import StagedHeldOut, staged_validation_loss
 from p2ptrain.train.stages import EXACT, StageModel, StagePass, fitting_micro_batch
 from p2ptrain.train.team_group import TeamGroup
 
@@ -101,6 +102,14 @@ class PipelineTask(LanguageModelTask):
     def held_out(self, most_tokens: int, patience_s: float) -> StagedHeldOut:
         """Return the evaluation of the whole model's current weights, a collective."""
         return StagedHeldOut(self, self._corpus, most_tokens, patience_s)
+
+    def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
+        """Read the held-out loss of the whole model's current weights in fp32, a collective.
+
+        All ranks pass the same ``most_tokens``; the first one's time limit and ``goes_on`` decide. Raises TeamError.
+        """
+        exact = StagePass(self.stage_model, None, EXACT)
+        return staged_validation_loss(self, exact, self._corpus, most_tokens, patience_s, goes_on=goes_on)
 
     def sample(self, new_tokens: int) -> str:
         """Return no text: stages generate none."""

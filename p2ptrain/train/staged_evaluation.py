@@ -18,10 +18,11 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock
 from p2ptrain.train.cross_entropy import summed_cross_entropy
-from p2ptrain.train.evaluate import BATCH_LOGITS, HeldOutLoss, batches_to_skip, tokens_to_read
+from p2ptrain.train.evaluate import BATCH_LOGITS, GoesOn, HeldOutLoss, batches_to_skip, tokens_to_read
 
 if TYPE_CHECKING:
     from p2ptrain.train.pipeline import PipelineTask
+    from p2ptrain.train.stages import StagePass
 
 ROUND = 2
 """Batches between all-reduces, per stage. Guess: evaluation of slow and fast stages would settle it; more batches keep
@@ -42,15 +43,19 @@ class StagedHeldOut:
         return math.log(self.task.model.module.config.vocab_size)
 
     def loss(self) -> float:
-        return staged_validation_loss(self.task, self.corpus, self.most_tokens, self.patience_s).value
+        task = self.task
+        forward = task.forward_pass
+        return staged_validation_loss(task, forward, self.corpus, self.most_tokens, self.patience_s).value
 
 
 def staged_validation_loss(
     task: PipelineTask,
+    forward: StagePass,  # of the task's stage, in the compute type of the evaluation
     corpus: Corpus,
     most_tokens: int,  # maximum of held-out tokens to read, evenly spaced
     patience_s: float = math.inf,  # approximate time limit of the first rank; at least one round is read
     clock: Clock = time.monotonic,
+    goes_on: GoesOn = lambda read, wanted: True,  # the first rank's decides, after each round
 ) -> HeldOutLoss:
     """Return what ``validation_loss`` returns for the whole model in one process. Raises TeamError.
 
@@ -59,7 +64,8 @@ def staged_validation_loss(
     module, stage = task.model.module, task.stage_model.stage
     vocabulary = module.config.vocab_size
     batch_sequences = max(1, BATCH_LOGITS // (corpus.sequence_length * vocabulary))
-    left = math.ceil(tokens_to_read(corpus, most_tokens) / corpus.sequence_length / batch_sequences)
+    wanted = tokens_to_read(corpus, most_tokens)
+    left = math.ceil(wanted / corpus.sequence_length / batch_sequences)
     ends_at = clock() + patience_s
     total, tokens, unread, apart, to_skip = 0.0, 0, 0, 0, 0
     was_training = module.training
@@ -73,14 +79,18 @@ def staged_validation_loss(
                 if to_skip:
                     to_skip -= 1
                     continue
-                total += _summed_loss(task, batch)
+                total += _summed_loss(task, forward, batch)
                 tokens += batch.shape[0] * corpus.sequence_length
                 unread, to_skip = unread + 1, apart
                 if unread == ROUND * stage.count:
-                    _, batch_s, spare_s = _agreed(task, total, (clock() - began) / unread, ends_at - clock())
+                    stops = stage.is_first and not goes_on(tokens, wanted)
+                    times = (clock() - began) / unread, ends_at - clock()
+                    _, batch_s, spare_s, must_stop = _agreed(task, total, *times, float(stops))
+                    if must_stop:
+                        break
                     apart = to_skip = batches_to_skip(left, batch_s, spare_s)
                     unread, began = 0, clock()
-            total, _, _ = _agreed(task, total, 0.0, 0.0)
+            total, *_ = _agreed(task, total)
     finally:
         module.train(was_training)
     return HeldOutLoss(total / tokens, tokens, tokens_to_read(corpus, HELD_OUT_TOKENS))
@@ -88,24 +98,25 @@ def staged_validation_loss(
 
 def _summed_loss(
     task: PipelineTask,
+    forward: StagePass,
     batch: Tensor,  # [B, T+1]
 ) -> float:
     """Pass a batch through this stage; return its summed loss on the last one, 0 on the others."""
     stage, name = task.stage_model.stage, "held-out loss: activations"
     received = batch[:, :-1]
     if not stage.is_first:
-        _, like = task.forward_pass.shapes(batch.shape[0], batch.shape[1] - 1)
+        _, like = forward.shapes(batch.shape[0], batch.shape[1] - 1)
         received = task.group.receive(name, torch.empty(like.shape, dtype=like.dtype), stage.index - 1)
-    hidden = task.forward_pass(received)
+    hidden = forward(received)
     if not stage.is_last:
         task.group.send(name, hidden.contiguous(), stage.index + 1)
         return 0.0
     targets = batch[:, 1:].flatten().to(hidden.device)
-    return float(summed_cross_entropy(hidden.flatten(0, 1), task.stage_model.output, targets, task.autocast))
+    return float(summed_cross_entropy(hidden.flatten(0, 1), task.stage_model.output, targets, forward.autocast))
 
 
-def _agreed(task: PipelineTask, total: float, batch_s: float, spare_s: float) -> list[float]:
-    """Return the last rank's total and the first rank's times, on all ranks."""
+def _agreed(task: PipelineTask, total: float, *first: float) -> list[float]:
+    """Return the last rank's total and the first rank's numbers, on all ranks."""
     stage = task.stage_model.stage
-    mine = [total if stage.is_last else 0.0, *([batch_s, spare_s] if stage.is_first else [0.0, 0.0])]
+    mine = [total if stage.is_last else 0.0, *(number if stage.is_first else 0.0 for number in first)]
     return task.group.sum("held-out loss: sum", torch.tensor(mine, dtype=torch.float64)).tolist()

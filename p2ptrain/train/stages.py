@@ -177,14 +177,14 @@ class StagePass(nn.Module):
         self.boundary = boundary
         self._width: int = base.config.hidden_size
         self._device = model.flat.theta.device
-        self._autocast = autocast
+        self.autocast = autocast
 
     def forward(
         self,
         received: Tensor,  # [b, T] int64 on the first stage, packed activations [b, T, W] on the others
     ) -> Tensor:
         """Return packed activations [b, T, W] on the host; the last stage's [b, T, D] on the device, for the loss."""
-        with autocast_to(self._device, self._autocast):
+        with autocast_to(self._device, self.autocast):
             if self.stage.is_first:
                 given = {"input_ids": received.to(self._device)}
             else:

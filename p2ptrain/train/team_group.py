@@ -14,11 +14,13 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch
@@ -26,6 +28,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from p2ptrain.base.errors import TeamError
+
+T = TypeVar("T")
+
+HEARTBEAT_S = 2.0
+"""Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 """Environment variable that tells gloo where to listen."""
@@ -91,6 +98,19 @@ class TeamGroup:
             reason = str(error).partition("\n")[0]
             seconds = time.monotonic() - began
             raise TeamError(name, f"rank {self.rank} of {self.size} gave up after {seconds:.1f} s: {reason}") from error
+
+    def together(self, name: str, work: Callable[[], T]) -> T:
+        """Do work that takes each rank its own time, such as reading a file; return once all ranks are done.
+
+        Every ``HEARTBEAT_S`` the ranks hear from each other, so that the group's timeout means that one has failed, not
+        that it is slow. ``work`` runs in a thread and uses no collective; what it raises ends this rank's team.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="together") as worker:
+            future = worker.submit(work)
+            while True:
+                wait([future], HEARTBEAT_S)
+                if self.least(name, future.done()):
+                    return future.result()
 
     def sum(
         self,

@@ -21,6 +21,7 @@ import torch
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError
+from p2ptrain.checkpoint import store
 from p2ptrain.cli import run_command
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.recipes import RECIPES
@@ -323,14 +324,14 @@ def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
     home: Home, signed_run: SignedRun, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check a disk that is full until the last outer step."""
-    write = checkpoint._write_tensors
+    write = store.write_tensors
 
     def full(path: Path, tensors: dict[str, torch.Tensor]) -> str:
         if int(path.parent.name[-8:]) < 5:
             raise OSError(28, "No space left on device")
         return write(path, tensors)
 
-    monkeypatch.setattr(checkpoint, "_write_tensors", full)
+    monkeypatch.setattr(store, "write_tensors", full)
     for name in ("SAVE_PERIOD_S", "SAVE_SHARE"):
         monkeypatch.setattr(f"peer.saving.{name}", 0.0)
     home.save_manifest(signed_run())
@@ -350,7 +351,7 @@ def test_a_disk_that_is_full_at_the_end(
     def full(path: Path, tensors: dict[str, torch.Tensor]) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write_tensors", full)
+    monkeypatch.setattr(store, "write_tensors", full)
     monkeypatch.setattr("peer.saving.LAST_PATIENCE_S", 0.0)
     home.save_manifest(signed_run())
     assert "the disk is full" in refused("--home", home.path)

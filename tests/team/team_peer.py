@@ -9,24 +9,24 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from team_rank import BLOCKS, CPU, HELD_OUT, MICRO_BATCH, corpus, forbid_pickles
 from team_rank import Case as ModelCase
 
 from p2ptrain.base.errors import TeamError
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.checkpoint import parts
 from p2ptrain.manifest import Manifest, with_changes
 from p2ptrain.outer.flat import FlatLayout
-from p2ptrain.ports import HeldOut
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
+from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, window_of
 from p2ptrain.team.connection import RankConnection
 from p2ptrain.team.handshake import RankListener, dial
 from p2ptrain.team.inbox import TeamInbox
@@ -38,6 +38,7 @@ from p2ptrain.team.sharding import Sharding, sharding_of
 from p2ptrain.team.trainer import LeadingTrainer, follow
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import build_module, flat_model
@@ -67,6 +68,8 @@ class SwarmCase:
     timeout_s: float = 60.0
     generation: int = 0
     key: str = ""
+    home: str = ""
+    """Directory of the checkpoints; the newest one is resumed."""
 
     @property
     def manifest(self) -> Manifest:
@@ -121,7 +124,11 @@ class RankState:
     group: TeamGroup
     shard: LocalShard
     sharding: Sharding
-    held_out: HeldOut
+    task: PipelineTask
+    checkpoints: RankCheckpoints
+
+    def evaluate(self, tokens: int) -> HeldOutLoss:
+        return self.task.held_out_loss(tokens, math.inf, lambda read, wanted: True)
 
 
 def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
@@ -145,18 +152,16 @@ def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
         held_out=held_out,
         all_gather=group.gather,
     )
-    return RankState(learner, group, LocalShard(learner.payloads), sharding, held_out)
+    checkpoints = RankCheckpoints(Path(case.home), group, window_of(models[rank]))
+    if (found := checkpoints.load_latest().checkpoint) is not None:
+        learner.load_state_dict(found.tensors, found.state)
+    return RankState(learner, group, LocalShard(learner.payloads), sharding, task, checkpoints)
 
 
-def state_of(learner: Learner) -> dict[str, torch.Tensor]:
-    """Return everything that has to be equal, [P] each."""
-    tensors, _ = learner.state_dict()
-    whole = {
-        name: torch.cat([part.flatten() for part in value]) if isinstance(value, list) else value.detach().clone()
-        for name, value in tensors.items()
-    }
-    names = ("slow", "momentum", "theta", "left_out", "task.first_moment", "task.second_moment")
-    return {name: whole[name].contiguous() for name in names if name in whole}
+def state_of(tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return what has to be equal of a learner's state, or of a checkpoint's tensors, [P] each."""
+    names = ("slow", "momentum", "theta", "left_out", "task.first_moment", "task.second_moment", "task.counters")
+    return {name: torch.cat(list(parts(tensors[name]))) for name in names if name in tensors}
 
 
 class ByHand:
@@ -238,9 +243,7 @@ def lead(case: SwarmCase, folder: Path, listener: RankListener) -> None:
             recipe.mixes_at_any_time(shown),
         )
         trainer = LeadingTrainer(state.learner, state.group, state.shard, payloads, TeamInbox(recipe.follow, payloads))
-        obey(
-            ByHand(trainer), trainer, state, lambda: save_file(state_of(state.learner), folder / f"{case.generation}-0")
-        )
+        obey(ByHand(trainer), trainer, state)
         payloads.close()
         for remote in remotes:
             remote.close()
@@ -250,7 +253,7 @@ def lead(case: SwarmCase, folder: Path, listener: RankListener) -> None:
         state.group.close()
 
 
-def obey(peer: ByHand, trainer: LeadingTrainer, state: RankState, save: Callable[[], None]) -> None:
+def obey(peer: ByHand, trainer: LeadingTrainer, state: RankState) -> None:
     """Follow commands: the name of a method and its arguments; bytes are hexadecimal."""
     for line in sys.stdin:
         name, *arguments = json.loads(line)
@@ -258,10 +261,11 @@ def obey(peer: ByHand, trainer: LeadingTrainer, state: RankState, save: Callable
             trainer.stop()
             return
         if name == "evaluate":
-            answer(trainer.evaluate(state.held_out.loss))
+            answer(trainer.evaluate(HELD_OUT, lambda: state.evaluate(HELD_OUT)).value)
             continue
         if name == "save":
-            answer("saved" if trainer.save(save) else "failed")
+            tensors, numbers = state.learner.state_dict()
+            answer(str(TeamCheckpoints(state.checkpoints, trainer.save).save(tensors, numbers)))
             continue
         told = [
             [bytes.fromhex(each) for each in item] if name != "propose" and isinstance(item, list) else item
@@ -287,8 +291,8 @@ def follow_leader(case: SwarmCase, folder: Path, rank: int) -> None:
             state.learner,
             state.group,
             state.shard,
-            evaluate=state.held_out.loss,
-            save=lambda: save_file(state_of(state.learner), folder / f"{case.generation}-{rank}"),
+            evaluate=state.evaluate,
+            save=lambda: state.checkpoints.write(state.learner.state_dict()[0], state.learner.step),
         )
     except TeamError:
         pass

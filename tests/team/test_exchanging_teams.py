@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from team_peer import ByHand, SwarmCase, plain_learner, state_of, told
 from team_rank import HELD_OUT
 
+from p2ptrain import checkpoint
 from p2ptrain.team.handshake import new_key
 
 pytestmark = pytest.mark.net
@@ -33,10 +33,17 @@ class Plain(ByHand):
         super().__init__(plain_learner(case))
 
     def state(self) -> dict[str, torch.Tensor]:
-        return state_of(self.learner)
+        return state_of(self.learner.state_dict()[0])
 
     def evaluate(self) -> float:
-        return self.learner.task.held_out(HELD_OUT, math.inf).loss()
+        return self.learner.task.held_out_loss(HELD_OUT, math.inf, lambda read, wanted: True).value
+
+    def save(self, home: Path) -> None:
+        checkpoint.save(home, *self.learner.state_dict())
+
+    def resume(self, home: Path) -> None:
+        found = checkpoint.load_latest(home).checkpoint
+        self.learner.load_state_dict(found.tensors, found.state)
 
 
 class TeamProcesses:
@@ -58,7 +65,9 @@ class TeamProcesses:
         self._generations = count()
 
     def begin(self, case: SwarmCase) -> TeamByHand:
-        case = replace(case, generation=next(self._generations), key=new_key().hex())
+        generation = next(self._generations)
+        home = case.home or str(self.folder / f"home-{generation}")
+        case = replace(case, generation=generation, key=new_key().hex(), home=home)
         for rank in self.ranks:
             rank.stdin.write(told(case) + "\n")
             rank.stdin.flush()
@@ -119,11 +128,11 @@ class TeamByHand:
         return self._processes.ask("numbers")
 
     def state(self):
-        assert self._processes.ask("save") == "saved"
-        parts = [
-            load_file(self._processes.folder / f"{self._case.generation}-{rank}") for rank in range(self._case.ranks)
-        ]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        path = Path(self._processes.ask("save"))
+        found = checkpoint.load_latest(path.parent).checkpoint
+        assert found.path == path
+        assert len(list(path.glob("*.safetensors"))) == self._case.ranks
+        return state_of(found.tensors)
 
     def end(self):
         self._processes.ask("stop")
@@ -232,6 +241,47 @@ def test_two_teams_end_bitwise_as_two_processes(teams, codec):
         for name, tensor in wanted.items():
             assert torch.equal(found[name], tensor), name
         ours.end()
+
+
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        (SwarmCase(optimizer="muon"), live),
+        (SwarmCase(recipe="noloco"), live_in_rounds),
+        (SwarmCase(recipe="swarm_both", gradients="lowrank"), live_with_both_streams),
+    ],
+    ids=["swarm", "noloco", "swarm_both"],
+)
+def test_any_split_resumes_the_checkpoint_of_another_bitwise(teams, tmp_path, case, way):
+    """Check one process, then three ranks, then two, then one process, beside a peer that resumes alone each time."""
+    other = replace(case, peer="birch")
+    one, partner = Plain(case), Plain(other)
+    way(one, partner)
+    one.save(tmp_path / "one")
+    partner.save(tmp_path / "partner")
+    undisturbed = resumed(Plain(case), tmp_path / "one"), resumed(Plain(other), tmp_path / "partner")
+    expected = [way(*undisturbed)]
+    for place, teams_place in enumerate((1, 0)):
+        split = teams[teams_place].begin(replace(case, ranks=3 - place, home=str(tmp_path / "one")))
+        beside = resumed(Plain(other), tmp_path / "partner")
+        assert way(split, beside) == expected[place]
+        beside.save(tmp_path / "partner")
+        found = split.state()
+        split.end()
+        for name, tensor in undisturbed[0].state().items():
+            assert torch.equal(found[name], tensor), name
+        for each, home in zip(undisturbed, ("one", "partner"), strict=True):
+            each.resume(tmp_path / home)  # forgets, as a resumed peer does, how far apart the peers have been
+        expected.append(way(*undisturbed))
+    alone = resumed(Plain(case), tmp_path / "one"), resumed(Plain(other), tmp_path / "partner")
+    assert way(*alone) == expected[-1]
+    for name, tensor in undisturbed[0].state().items():
+        assert torch.equal(alone[0].state()[name], tensor), name
+
+
+def resumed(peer: Plain, home: Path) -> Plain:
+    peer.resume(home)
+    return peer
 
 
 def test_a_rank_that_dies_ends_its_team_with_a_name(teams):

@@ -7,6 +7,7 @@ prints a JSON object. Ranks beyond a case's size skip it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -32,7 +33,6 @@ from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.pipeline import PipelineTask
-from p2ptrain.train.staged_evaluation import staged_validation_loss
 from p2ptrain.train.stages import StageRange, equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
@@ -168,7 +168,7 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
             began = time.monotonic()
         losses = train(task, case)
         save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
-        held_out = staged_validation_loss(task, task._corpus, HELD_OUT).value
+        held_out = task.held_out(HELD_OUT, math.inf).loss()
         return {"losses": losses, "held_out": held_out, "listens_on": listening(), "said": say(group)}
     except TeamError as error:
         return {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
