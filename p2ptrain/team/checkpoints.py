@@ -42,7 +42,7 @@ T = TypeVar("T")
 DIGEST_WORDS = 4
 """int64 numbers of a BLAKE3 digest."""
 IS_TORN, IS_UNREADABLE, IS_WHOLE = range(3)
-"""What a rank finds of its part of a checkpoint. A torn part decides, because a damaged file cannot be opened either."""
+"""What a rank finds of its share of a checkpoint; the least of all ranks decides, as a torn file hardly opens."""
 
 
 def window_of(model: StageModel) -> Window:

@@ -255,31 +255,27 @@ def test_two_teams_end_bitwise_as_two_processes(teams, codec):
 def test_any_split_resumes_the_checkpoint_of_another_bitwise(teams, tmp_path, case, way):
     """Check one process, then three ranks, then two, then one process, beside a peer that resumes alone each time."""
     other = replace(case, peer="birch")
-    one, partner = Plain(case), Plain(other)
-    way(one, partner)
-    one.save(tmp_path / "one")
-    partner.save(tmp_path / "partner")
-    undisturbed = resumed(Plain(case), tmp_path / "one"), resumed(Plain(other), tmp_path / "partner")
-    expected = [way(*undisturbed)]
-    for place, teams_place in enumerate((1, 0)):
-        split = teams[teams_place].begin(replace(case, ranks=3 - place, home=str(tmp_path / "one")))
-        beside = resumed(Plain(other), tmp_path / "partner")
-        assert way(split, beside) == expected[place]
-        beside.save(tmp_path / "partner")
-        found = split.state()
-        split.end()
-        for name, tensor in undisturbed[0].state().items():
-            assert torch.equal(found[name], tensor), name
-        for each, home in zip(undisturbed, ("one", "partner"), strict=True):
-            each.resume(tmp_path / home)  # forgets, as a resumed peer does, how far apart the peers have been
-        expected.append(way(*undisturbed))
-    alone = resumed(Plain(case), tmp_path / "one"), resumed(Plain(other), tmp_path / "partner")
-    assert way(*alone) == expected[-1]
-    for name, tensor in undisturbed[0].state().items():
-        assert torch.equal(alone[0].state()[name], tensor), name
+    homes = tmp_path / "amber", tmp_path / "birch"
+    before = Plain(case), Plain(other)
+    way(*before)
+    for each, home in zip(before, homes, strict=True):
+        each.save(home)
+    for ranks in (3, 2):
+        plain = resumed(case, homes[0]), resumed(other, homes[1])
+        split = teams[ranks - 2].begin(replace(case, ranks=ranks, home=str(homes[0]))), resumed(other, homes[1])
+        assert way(*split) == way(*plain)
+        found = split[0].state()  # a checkpoint, which the next ones resume
+        split[0].end()
+        plain[1].save(homes[1])
+        for name, tensor in plain[0].state().items():
+            assert torch.equal(found[name], tensor), (ranks, name)
+    alone = resumed(case, homes[0]).state()
+    for name, tensor in plain[0].state().items():
+        assert torch.equal(alone[name], tensor), name
 
 
-def resumed(peer: Plain, home: Path) -> Plain:
+def resumed(case: SwarmCase, home: Path) -> Plain:
+    peer = Plain(case)
     peer.resume(home)
     return peer
 
