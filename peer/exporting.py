@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 from safetensors import SafetensorError
-from transformers.utils import logging as transformers_logging
 
 from p2ptrain import checkpoint
 from p2ptrain.base import files
@@ -31,15 +31,17 @@ from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
-from p2ptrain.manifest import Manifest
+from p2ptrain.manifest import Manifest, parameter_count
+from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
-from p2ptrain.train.model import FlatModel, summed_loss
+from p2ptrain.train.model import shape_module, summed_loss
 from peer import loading
+from peer.exported_weights import write_weights
 from peer.home import Home
-from peer.model import load_model, stored_tokenizer
+from peer.model import newest, run_tokenizer, stored_model, stored_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 SAMPLE = (
     "To be, or not to be: don't  say 1234567890!\n\n\t\x00 Où est l'e\u0301té? Straße ﬁ Ā 日本語 🙂 "
@@ -66,6 +68,10 @@ class Exported:
     held_out_loss: HeldOutLoss | None  # of the exported weights; None: not measured
     why_not: str = ""  # why the loss was not measured
 
+
+LOADED_BYTES = 12
+"""Memory in bytes per parameter in which the whole model is checked: the module, its flat copy while it is built, and
+the pages of the files. Guess: measure the export of models of several sizes."""
 
 Tell = Callable[[str, str], None]
 """Called with an activity, and with how much of it is done or an empty string."""
@@ -120,24 +126,34 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) ->
         return True
 
     tell("reading the checkpoint", "")
-    model, tokenizer = load_model(home, tokenizer_file)
-    signed = home.load_manifest(None)
-    assert signed is not None, "load_model has read it"
-    if not bool(torch.isfinite(model.theta).all()):
-        raise UserError(
-            f"The model in {home.path} is unusable: some of its weights are infinite or not a number.",
-            "Export the home of another peer of this run.",
-        )
+    signed, stored = newest(home)
+    tokenizer = run_tokenizer(home, signed, tokenizer_file)
+    shape = shape_module(signed.manifest.model)
+    tell("writing the files", "")
+    write_weights(folder, stored, FlatLayout.of(shape), home.path)
+    _write_configuration(folder, shape, tokenizer)
+    _write_tokenizer(folder, tokenizer, shape.config)
+    if (why_not := _too_large(signed.manifest)) is not None:
+        return Exported(None, why_not), _expected(folder, None, shape.config, tokenizer, None)
+    model = stored_model(signed, stored)
     found = _corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
     if isinstance(found, Corpus):
         exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS, goes_on=goes_on))
     else:
         exported = Exported(None, found)
-    expected = _expected(folder, model, tokenizer, found if isinstance(found, Corpus) else None)
-    tell("writing the files", "")
-    _write_model(folder, model, tokenizer)
-    _write_tokenizer(folder, tokenizer, model.module.config)
-    return exported, expected
+    corpus = found if isinstance(found, Corpus) else None
+    return exported, _expected(folder, model.module, shape.config, tokenizer, corpus)
+
+
+def _too_large(manifest: Manifest) -> str | None:
+    """Return why the whole model cannot be loaded here to check it, None if it can."""
+    needed, free = LOADED_BYTES * parameter_count(manifest.model), psutil.virtual_memory().available
+    if needed <= free:
+        return None
+    return (
+        f"loading the whole model takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} GB are free; nor was it "
+        "checked that transformers loads the same weights"
+    )
 
 
 def _corpus(manifest: Manifest, tokenizer_file: Path | None) -> Corpus | str:
@@ -150,38 +166,40 @@ def _corpus(manifest: Manifest, tokenizer_file: Path | None) -> Corpus | str:
         return error.problem.rstrip(".")
 
 
-def _expected(folder: Path, model: FlatModel, tokenizer: Tokenizer, corpus: Corpus | None) -> _Expected:
-    rows = [tokenizer.encode_batch([SAMPLE])[0][: model.module.config.max_position_embeddings].tolist()]
+def _expected(
+    folder: Path,
+    module: PreTrainedModel | None,  # None: only the tokenizer is compared
+    config: PretrainedConfig,
+    tokenizer: Tokenizer,
+    corpus: Corpus | None,
+) -> _Expected:
+    rows = [tokenizer.encode_batch([SAMPLE])[0][: config.max_position_embeddings].tolist()]
     texts = [SAMPLE]
     if corpus is not None:
         rows = [row.tolist() for batch in corpus.validation_batches(COMPARED_TOKENS, 1) for row in batch]
         texts += [tokenizer.decode(row) for row in rows]
     ids = [each.tolist() for each in tokenizer.encode_batch(texts)]
-    with torch.no_grad():
-        total = sum(float(summed_loss(model.module, torch.tensor([row]), None)) for row in rows)
+    loss = None
+    if module is not None:
+        with torch.no_grad():
+            total = sum(float(summed_loss(module, torch.tensor([row]), None)) for row in rows)
+        loss = total / sum(len(row) - 1 for row in rows)
     return _Expected(
-        request={"folder": str(folder), "texts": texts, "rows": rows},
-        answer={
-            "ids": ids,
-            "trusting_ids": ids,
-            "loss": total / sum(len(row) - 1 for row in rows),
-        },
+        request={"folder": str(folder), "texts": texts, "rows": [] if module is None else rows},
+        answer={"ids": ids, "trusting_ids": ids, "loss": loss},
     )
 
 
-def _write_model(folder: Path, model: FlatModel, tokenizer: Tokenizer) -> None:
-    config = model.module.config
+def _write_configuration(folder: Path, module: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    """Write what ``save_pretrained`` writes beside the weights."""
+    config = module.config
+    config.architectures = [type(module).__name__]
     # transformers generates as its own file says, other readers as the model's configuration does
-    for each in (config, model.module.generation_config):
+    for each in (config, module.generation_config):
         each.use_cache = True  # training turns it off
         each.eos_token_id = tokenizer.separator
-    transformers_logging.disable_progress_bar()  # it would also go into logs
-    model.module.save_pretrained(folder)
-    written = folder / "config.json"
-    _edit(written, **_older_names(config))
-    for path in folder.glob("*.safetensors"):  # safetensors ignores the umask
-        with contextlib.suppress(PermissionError):  # FAT has no permissions
-            path.chmod(written.stat().st_mode)
+        each.save_pretrained(folder)
+    _edit(folder / "config.json", **_older_names(config))
 
 
 def _older_names(config: PretrainedConfig) -> dict[str, float]:
@@ -271,7 +289,7 @@ def _check(expected: _Expected, loaded: loading.Answer) -> None:
                     f"made {len(wanted):,}; number {_first_difference(wanted, found):,} differs"
                 )
     ours, loss = expected.answer["loss"], loaded["loss"]
-    if not abs(ours - loss) <= TOLERANCE:  # also if either is not a number
+    if ours is not None and loss is not None and not abs(ours - loss) <= TOLERANCE:  # also if either is not a number
         raise _different(f"AutoModelForCausalLM has a loss of {loss:.4f}, and the peer's model {ours:.4f}")
 
 

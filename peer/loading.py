@@ -16,7 +16,7 @@ class Request(TypedDict):
 
     folder: str  # with the files of ``save_pretrained``
     texts: list[str]
-    rows: list[list[int]]  # token ids; at least two a row
+    rows: list[list[int]]  # token ids; at least two a row; without rows no model is loaded
 
 
 class Answer(TypedDict):
@@ -24,7 +24,7 @@ class Answer(TypedDict):
 
     ids: list[list[int]]  # of each text
     trusting_ids: list[list[int]]  # the same, loaded with trust_remote_code=True
-    loss: float  # mean cross entropy of all predicted tokens of the rows, in nats
+    loss: float | None  # mean cross entropy of all predicted tokens of the rows, in nats; None without rows
 
 
 def answer(request: Request) -> Answer:
@@ -32,7 +32,6 @@ def answer(request: Request) -> Answer:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(request["folder"])
     ids, trusting_ids = (
         [tokenizer(text)["input_ids"] for text in request["texts"]]
         for tokenizer in (
@@ -40,6 +39,9 @@ def answer(request: Request) -> Answer:
             AutoTokenizer.from_pretrained(request["folder"], trust_remote_code=True),
         )
     )
+    if not request["rows"]:
+        return {"ids": ids, "trusting_ids": trusting_ids, "loss": None}
+    model = AutoModelForCausalLM.from_pretrained(request["folder"])
     total, count = 0.0, 0
     with torch.no_grad():
         for row in request["rows"]:

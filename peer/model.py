@@ -10,6 +10,7 @@ from torch import Tensor
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
+from p2ptrain.checkpoint import PIECE_ELEMENTS, StoredTensors
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
@@ -19,6 +20,16 @@ from peer.home import Home
 
 def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer]:
     """Build the run's model on the CPU with the slow weights of the newest undamaged checkpoint, and its tokenizer.
+
+    Raises HomeError if there is none.
+    """
+    signed, stored = newest(home)
+    model = stored_model(signed, stored)
+    return model, run_tokenizer(home, signed, tokenizer_file)
+
+
+def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
+    """Return a home's run and the tensors of its newest undamaged checkpoint, that of a team or of one process.
 
     Raises HomeError if there is none.
     """
@@ -32,9 +43,13 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
         )
     if signed is None or found.checkpoint is None:
         raise home.untrained()
-    model = model_of(signed, found.checkpoint.tensors["slow"])
+    return signed, found.checkpoint.tensors
+
+
+def run_tokenizer(home: Home, signed: SignedManifest, tokenizer_file: Path | None = None) -> Tokenizer:
+    """Return the tokenizer of a home's run, from the given file or the one that the home keeps."""
     spec = signed.manifest.tokenizer
-    return model, load_tokenizer(spec, tokenizer_file or stored_tokenizer(home, spec))
+    return load_tokenizer(spec, tokenizer_file or stored_tokenizer(home, spec))
 
 
 def stored_tokenizer(home: Home, spec: TokenizerSpec) -> Path | None:
@@ -42,16 +57,31 @@ def stored_tokenizer(home: Home, spec: TokenizerSpec) -> Path | None:
     return home.files.find(spec.sha256) if spec.kind == "file" else None
 
 
+def stored_model(signed: SignedManifest, stored: StoredTensors) -> FlatModel:
+    """Build the run's model with the slow weights of a checkpoint. Raises HomeError if they do not fit."""
+    model = flat_model(signed.manifest.model, signed.manifest.run.seed, torch.device("cpu"))
+    check_length(stored.length("slow"), len(model.theta))
+    for begin in range(0, len(model.theta), PIECE_ELEMENTS):
+        piece = model.theta[begin : begin + PIECE_ELEMENTS]
+        piece.copy_(stored.read("slow", begin, begin + len(piece)))
+    return model
+
+
 def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:
     """Build the run's model with the given slow weights [P]. Raises HomeError if they do not fit."""
     model = flat_model(signed.manifest.model, signed.manifest.run.seed, torch.device("cpu"))
-    if slow.shape != model.theta.shape:
-        raise HomeError(
-            f"The checkpoint has {len(slow):,} weights, but the run's model has {len(model.theta):,}.",
-            "Name the home that the checkpoint belongs to.",
-        )
+    check_length(len(slow), len(model.theta))
     model.theta.copy_(slow)
     return model
+
+
+def check_length(found: int, wanted: int) -> None:
+    """Raise HomeError unless a checkpoint has as many weights as the run's model."""
+    if found != wanted:
+        raise HomeError(
+            f"The checkpoint has {found:,} weights, but the run's model has {wanted:,}.",
+            "Name the home that the checkpoint belongs to.",
+        )
 
 
 def mean(weights: Iterable[Tensor]) -> Tensor:

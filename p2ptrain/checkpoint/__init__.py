@@ -33,9 +33,19 @@ from p2ptrain.checkpoint.store import (
     save,
     write_part,
 )
-from p2ptrain.checkpoint.tensor_files import StoredTensors, Window, parts, plainly, system_error
+from p2ptrain.checkpoint.tensor_files import (
+    PIECE_ELEMENTS,
+    StoredTensors,
+    Window,
+    parts,
+    pieces_of,
+    plainly,
+    system_error,
+    write_streamed,
+)
 
 __all__ = [
+    "PIECE_ELEMENTS",
     "TORN",
     "Checkpoint",
     "CheckpointStore",
@@ -50,8 +60,10 @@ __all__ = [
     "load",
     "load_latest",
     "parts",
+    "pieces_of",
     "plainly",
     "save",
     "system_error",
     "write_part",
+    "write_streamed",
 ]

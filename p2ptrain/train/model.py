@@ -77,6 +77,30 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
 
     Raises ManifestError if the model has more parameters than allowed.
     """
+    architecture, config = _class_and_config(description)
+    use_fused_attention()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        module: PreTrainedModel = architecture(config)
+    count = module.num_parameters()
+    if count > MAX_PARAMETERS:
+        raise ManifestError(
+            f"The run's model has {count:,} parameters, but at most {MAX_PARAMETERS:,} are allowed.",
+            "Start a run with a smaller model.",
+        )
+    module.train()
+    return module
+
+
+def shape_module(description: Decoder) -> PreTrainedModel:
+    """Build the run's model without memory for its weights, on torch's device ``meta``, for names and shapes."""
+    architecture, config = _class_and_config(description)
+    with torch.device("meta"):
+        module: PreTrainedModel = architecture(config)
+    return module
+
+
+def _class_and_config(description: Decoder) -> tuple[Any, Any]:
     with large_imports():
         import transformers
 
@@ -90,18 +114,7 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
         dtype="float32",
         attn_implementation="sdpa",
     )
-    use_fused_attention()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        module: PreTrainedModel = architecture(config)
-    count = module.num_parameters()
-    if count > MAX_PARAMETERS:
-        raise ManifestError(
-            f"The run's model has {count:,} parameters, but at most {MAX_PARAMETERS:,} are allowed.",
-            "Start a run with a smaller model.",
-        )
-    module.train()
-    return module
+    return architecture, config
 
 
 def recompute_activations(module: PreTrainedModel, recomputes: bool) -> None:

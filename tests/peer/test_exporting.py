@@ -9,6 +9,7 @@ import json
 import os
 import re
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
+from p2ptrain.checkpoint import Share
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.generate import Sampling, generate_tokens
 from p2ptrain.train.model import flat_model
-from peer import cli, exporting, loading
+from peer import cli, exported_weights, exporting, loading
 from peer.exporting import export
 from peer.home import Home
+from peer.model import load_model, newest
 
 WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
@@ -136,6 +139,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     modules = tmp_path_factory.getbasetemp() / "modules"
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
     monkeypatch.syspath_prepend(modules)
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", False)
 
 
 Trained = Callable[..., tuple[Home, Path]]
@@ -334,11 +338,94 @@ def test_an_export_says_what_it_does(home: Home, tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in said[:4]] == [
         "loading torch and transformers",
         "reading the checkpoint",
-        "reading the held-out text",
         "writing the files",
+        "reading the held-out text",
     ]
     assert "checking that transformers loads the same model and tokenizer" in said
     assert re.fullmatch(r"held-out loss \d+\.\d{4}, from 65,536 tokens", said[-2])
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_small_model_is_written_as_transformers_writes_it(
+    signed_run: Callable[..., SignedManifest], tmp_path: Path, family: str, is_tied: bool
+) -> None:
+    config = FAMILIES[family] | {"tie_word_embeddings": is_tied}
+    trained = home_of(signed_run(model={"architecture": family, "config": config}), tmp_path / "home")
+    export(trained, tmp_path / "out")
+    model, tokenizer = load_model(trained)
+    module = model.module
+    for each in (module.config, module.generation_config):
+        each.use_cache, each.eos_token_id = True, tokenizer.separator
+    module.save_pretrained(tmp_path / "theirs")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    theirs = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert {name: value for name, value in written.items() if name in theirs} == theirs
+    if is_tied and family == "GPTNeoXForCausalLM":  # transformers writes the second name of the tied parameter
+        return
+    for name in ("model.safetensors", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes(), name
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_large_model_is_written_in_shards_with_an_index(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(home, tmp_path / "small")
+    monkeypatch.setattr(exported_weights, "SHARD_BYTES", 20_000)
+    export(home, tmp_path / "large")
+    shards = sorted((tmp_path / "large").glob("*.safetensors"))
+    assert len(shards) > 2
+    assert shards[0].name == f"model-00001-of-{len(shards):05}.safetensors"
+    index = json.loads((tmp_path / "large" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {path.name for path in shards}
+    small, large = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("small", "large"))
+    assert index["metadata"] == {
+        "total_parameters": small.num_parameters(),
+        "total_size": 4 * small.num_parameters(),
+    }
+    for one, other in zip(small.parameters(), large.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_checkpoint_of_a_team_is_exported_as_that_of_one_process(home: Home, tmp_path: Path) -> None:
+    export(home, tmp_path / "plain")
+    text = load_model(home)[0].theta.clone()
+    slow = newest(home)[1]["slow"]
+    shutil.rmtree(home.checkpoints)
+    known, cut = checkpoint.Checkpoints(home.checkpoints), len(slow) // 32 * 16
+    known.prepare(1)
+    digests = {
+        share.file: checkpoint.write_part(home.checkpoints, 1, share, {"slow": part})
+        for share, part in zip((Share(0, 2), Share(1, 2)), (slow[:cut], slow[cut:]), strict=True)
+    }
+    known.conclude({"step": 1}, digests)
+    export(home, tmp_path / "team")
+    assert names_in(tmp_path / "team") == WHOLE
+    for name in WHOLE:
+        assert (tmp_path / "team" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes(), name
+    assert torch.equal(load_model(home)[0].theta, text)  # what ``p2ptrain generate`` reads
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_model_that_does_not_fit_is_exported_without_ever_being_whole(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(home, tmp_path / "checked")
+    monkeypatch.setattr(exporting, "LOADED_BYTES", 1e9)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the model would be whole")
+
+    monkeypatch.setattr(exporting, "stored_model", fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    exported = export(home, tmp_path / "unchecked")
+    assert exported.held_out_loss is None
+    assert re.search(r"takes [\d.]+ GB of memory, and [\d.]+ GB are free; nor was it checked", exported.why_not)
+    for name in WHOLE:
+        assert (tmp_path / "unchecked" / name).read_bytes() == (tmp_path / "checked" / name).read_bytes(), name
 
 
 @pytest.mark.usefixtures("in_process")
