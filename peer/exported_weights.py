@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,23 +21,32 @@ from p2ptrain.checkpoint import PIECE_ELEMENTS, StoredTensors, pieces_of, write_
 from p2ptrain.outer.flat import FlatLayout
 from peer.model import check_length
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 SHARD_BYTES = 2_000_000_000
 """Longest file of weights in bytes, unless one parameter is longer: every file system and file host takes it."""
 
 METADATA = {"format": "pt"}
 """What transformers writes into each file."""
 
+FILE_NAMES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+"""Names of parameters in files where transformers 5 uses other ones in memory, by model type."""
 
-def write_weights(folder: Path, stored: StoredTensors, layout: FlatLayout, home: Path) -> None:
+
+def write_weights(folder: Path, stored: StoredTensors, module: PreTrainedModel, home: Path) -> None:
     """Write the slow weights of a checkpoint for ``from_pretrained``.
 
     Args:
-        layout: of the whole model.
+        module: the run's model, of any device (``train.model.shape_module``).
         home: named in errors.
 
     Raises OSError, HomeError if the checkpoint does not fit the model, UserError if a weight is not finite.
     """
+    layout = FlatLayout.of(module)
     check_length(stored.length("slow"), layout.total)
+    renamed = FILE_NAMES.get(module.config.model_type, {})
+    layout = replace(layout, names=tuple(renamed.get(name, name) for name in layout.names))
     shards = _shards(layout)
     places = {name: place for place, name in enumerate(layout.names)}
     files = {}

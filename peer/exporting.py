@@ -32,7 +32,6 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
 from p2ptrain.manifest import Manifest, parameter_count
-from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
 from p2ptrain.train.model import shape_module, summed_loss
 from peer import loading
@@ -130,7 +129,7 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) ->
     tokenizer = run_tokenizer(home, signed, tokenizer_file)
     shape = shape_module(signed.manifest.model)
     tell("writing the files", "")
-    write_weights(folder, stored, FlatLayout.of(shape), home.path)
+    write_weights(folder, stored, shape, home.path)
     _write_configuration(folder, shape, tokenizer)
     _write_tokenizer(folder, tokenizer, shape.config)
     if (why_not := _too_large(signed.manifest)) is not None:
