@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
+from p2ptrain.train.stages import UnitCosts, balanced_cut
 
 HOST_BYTES = 12
 """Minimum host memory in bytes per parameter, in fp32: slow weights, momentum, and the new slow weights of an outer
@@ -69,6 +71,59 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StagePlace:
+    """Device of one rank of a team, with the memory that the rank may use there."""
+
+    name: str
+    card_bytes: int | None = None
+    """Memory of the card; None: the rank computes in the host's memory."""
+
+
+def check_team_memory(manifest: Manifest, places: Sequence[StagePlace], installed_bytes: int | None = None) -> None:
+    """Raise DeviceError if a team of these ranks, in this order, cannot hold the run's model with any cut.
+
+    A card holds the weights, gradient and moments of its stage, and the activations of one sequence for each stage that
+    follows. The host holds the outer state of all stages, and the inner one of those without a card.
+
+    Args:
+        installed_bytes: of the host; None: what this process may use.
+    """
+    model, ranks = manifest.model, len(places)
+    whole, units, blocks = parameter_count(model), list(model.unit_parameters()), model.config.num_hidden_layers
+    if ranks > blocks:
+        raise DeviceError(
+            f"The run's model has {blocks} layers, too few for a team of {ranks} devices.",
+            f"Use at most {blocks} devices.",
+        )
+    units += [0] * (blocks + 2 - len(units))  # tied embeddings: no head of its own
+    kept = pass_bytes(model, manifest.training.sequence_length) / whole
+    sizes = [CPU_BYTES * unit for unit in units]
+    costs = UnitCosts([units] * ranks, sizes, [math.ceil(kept * unit) for unit in units])
+    cut = balanced_cut(costs, [place.card_bytes for place in places], ranks)
+    if cut is None:
+        cards = ", ".join(
+            f"{place.name} has {place.card_bytes / 1e9:.1f} GB" for place in places if place.card_bytes is not None
+        )
+        raise DeviceError(
+            f"The run's model has {whole:,} parameters, whose weights, gradients and moments take "
+            f"{CPU_BYTES * whole / 1e9:.1f} GB beside activations of {kept * whole / 1e9:.1f} GB, but {cards}.",
+            "Use more devices or larger ones, or join a run with a smaller model.",
+        )
+    needed: float = ranks * BASE_BYTES + _outer_bytes(manifest)
+    for place, stage in zip(places, cut, strict=True):
+        first, end = stage.blocks.start + (not stage.is_first), stage.blocks.stop + 1 + stage.is_last
+        if place.card_bytes is None:
+            needed += (CPU_BYTES + HEAP * kept * (ranks - stage.index)) * sum(units[first:end])
+    there = installed_memory() if installed_bytes is None else installed_bytes
+    if needed > there:
+        raise DeviceError(
+            f"The run's model has {whole:,} parameters, and a team of {ranks} ranks needs at least "
+            f"{needed / 1e9:.1f} GB of memory on this machine, which has {there / 1e9:.1f} GB.",
+            "Use a machine with more memory, or join a run with a smaller model.",
+        )
+
+
 def activation_bytes(
     manifest: Manifest, device: torch.device, allowed_bytes: float, installed_bytes: int | None = None
 ) -> int:
@@ -112,13 +167,18 @@ def host_bytes(recipe: Recipe, fragments: float) -> float:
 
 def _state_bytes(manifest: Manifest, device: torch.device) -> int:
     """Return the host memory of weights, momentum and moments in bytes."""
+    inner = CPU_BYTES * parameter_count(manifest.model) if shares_host_memory(device) else 0
+    return math.ceil(_outer_bytes(manifest) + inner)
+
+
+def _outer_bytes(manifest: Manifest) -> float:
+    """Return the host memory of the outer state in bytes."""
     outer = manifest.outer
     fragments: float = outer.fragments
     if outer.cut == "layers":
         pieces = layer_slices(manifest.model.unit_parameters(), outer.fragments)
         fragments = parameter_count(manifest.model) / max(piece.stop - piece.start for piece in pieces)
-    each = host_bytes(RECIPES[outer.recipe], fragments) + (CPU_BYTES if shares_host_memory(device) else 0)
-    return math.ceil(parameter_count(manifest.model) * each)
+    return parameter_count(manifest.model) * host_bytes(RECIPES[outer.recipe], fragments)
 
 
 def installed_memory(root: Path = cgroups.ROOT) -> int:

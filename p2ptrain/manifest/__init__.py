@@ -25,7 +25,7 @@ from p2ptrain.manifest.directory import (
 )
 from p2ptrain.manifest.document import parse_toml, render_toml, with_changes
 from p2ptrain.manifest.link import JoinLink
-from p2ptrain.manifest.model import MAX_PARAMETERS, Decoder, parameter_count
+from p2ptrain.manifest.model import Decoder, parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
 from p2ptrain.manifest.schema import CodecSection, Manifest, OuterSection, SwarmSection, TrainingSection
 from p2ptrain.manifest.signing import SignedManifest, genuine_run
@@ -34,7 +34,6 @@ from p2ptrain.manifest.sources import Corpus, HubCorpus, Tokenizer
 __all__ = [
     "KEY_FILE",
     "MANIFEST_FILE",
-    "MAX_PARAMETERS",
     "PRESETS",
     "SETTINGS_FILE",
     "SIGNED_FILE",

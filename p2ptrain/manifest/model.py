@@ -15,9 +15,6 @@ from pydantic import Field
 
 from p2ptrain.manifest.section import Section
 
-MAX_PARAMETERS = 2_000_000_000
-"""Largest model; 2e9 fp32 weights with AdamW's two moments take 24 GB. Guess: survey the volunteers' cards."""
-
 MAX_LOGITS = 2**31
 """Sequence length x vocabulary of one sequence, the smallest micro-batch; 8 GiB in fp32.
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT, GradientCodec, WeightCodec
-from p2ptrain.manifest.model import MAX_LOGITS, MAX_PARAMETERS, Model, parameter_count
+from p2ptrain.manifest.model import MAX_LOGITS, Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
 from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, Tokenizer
 from p2ptrain.recipes import RECIPES
@@ -270,9 +270,6 @@ class Manifest(Section):
 def _model_faults(manifest: Manifest) -> list[str]:
     model = manifest.model
     faults = model.shape_faults()
-    parameters = parameter_count(model)
-    if parameters > MAX_PARAMETERS:
-        faults.append(f"model.config: {parameters:,} parameters, but at most {MAX_PARAMETERS:,} are allowed")
     vocabulary = model.config.vocab_size
     if isinstance(manifest.tokenizer, BytesTokenizer) and vocabulary < BYTE_VOCABULARY:
         faults.append(f"model.config.vocab_size: {vocabulary} is below the {BYTE_VOCABULARY} ids of tokenizer bytes")

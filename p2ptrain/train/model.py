@@ -1,7 +1,8 @@
 """Causal language model built from its description alone, with its parameters in one flat vector.
 
 transformers builds the module from a configuration; no weights, files or code are fetched. The manifest's model section
-is an allow-list with limits, checked when parsed; the finished model's size is checked again here. Initial weights are
+is an allow-list, checked when parsed. Its size follows from the shapes, so that a peer judges the memory before it
+builds anything; the finished model's size is checked here. Initial weights are
 a function of (model, seed), drawn on the CPU in fp32 for any device, so that the peers of a run start from the same
 point. (The last bits may differ between processor families, because samplers are vectorized differently. Exchanges
 average such differences out.)
@@ -23,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.imports import large_imports
-from p2ptrain.manifest import MAX_PARAMETERS
+from p2ptrain.manifest import parameter_count
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.train.attention import use_fused_attention
 from p2ptrain.train.cross_entropy import summed_cross_entropy
@@ -75,7 +76,7 @@ def _as_if_not_installed(*packages: str) -> Iterator[None]:
 def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     """Build the run's model with its initial weights: fp32, on the CPU. Leaves the global random state unchanged.
 
-    Raises ManifestError if the model has more parameters than allowed.
+    Raises ManifestError if transformers builds a model of another size than ``parameter_count`` says.
     """
     architecture, config = _class_and_config(description)
     use_fused_attention()
@@ -83,10 +84,10 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
         torch.default_generator.manual_seed(seed)
         module: PreTrainedModel = architecture(config)
     count = module.num_parameters()
-    if count > MAX_PARAMETERS:
+    if count != (counted := parameter_count(description)):
         raise ManifestError(
-            f"The run's model has {count:,} parameters, but at most {MAX_PARAMETERS:,} are allowed.",
-            "Start a run with a smaller model.",
+            f"This transformers builds {count:,} parameters, but the run's model has {counted:,}.",
+            "Install the version of transformers that this p2ptrain asks for.",
         )
     module.train()
     return module

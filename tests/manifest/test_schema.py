@@ -233,9 +233,14 @@ def test_recipe_local_without_exchanges_is_fine(manifest: Manifest) -> None:
     assert local.outer.recipe == "local"
 
 
+def test_the_author_chooses_the_size(manifest: Manifest) -> None:
+    """Check that nothing is built: a peer judges by its memory whether it takes part (``peer.capacity``)."""
+    huge = {"hidden_size": 16_384, "num_hidden_layers": 64, "num_attention_heads": 128, "intermediate_size": 65_536}
+    changed = with_changes(manifest, {f"model.config.{name}": value for name, value in huge.items()})
+    assert parameter_count(changed.model) > 200e9
+
+
 def test_size_caps_hold_before_anything_is_built(manifest: Manifest) -> None:
-    huge = {"model__config__hidden_size": 16_384, "model__config__num_hidden_layers": 64}
-    assert "at most 2,000,000,000 are allowed" in problem_after(manifest, **huge)
     logits = {
         "model__config__vocab_size": 262_144,
         "model__config__max_position_embeddings": 131_072,

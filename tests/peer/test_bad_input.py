@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.checkpoint import store
 from p2ptrain.cli import run_command
-from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
+from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, preset, sign_run
 from p2ptrain.recipes import RECIPES
 from peer import assembly
 from peer.capacity import check_memory, explained, host_bytes
@@ -171,14 +172,16 @@ def test_a_corrupt_manifest(
     assert "join again by the run's link" in said
 
 
-def test_a_manifest_whose_model_exceeds_the_caps(
-    home: Home, signed_run: SignedRun, refused: Callable[..., str]
+def test_a_run_whose_model_exceeds_the_memory_is_refused_before_it_is_built(
+    home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    document = json.loads(signed_run().to_bytes())
-    document["manifest"]["model"]["config"] |= {"hidden_size": 8192, "intermediate_size": 32768}
-    document["manifest"]["model"]["config"] |= {"num_hidden_layers": 128}
-    home.manifest.write_text(json.dumps(document, sort_keys=True, separators=(",", ":")))
-    assert "parameters, but at most" in refused("--home", home.path)
+    monkeypatch.setattr(assembly, "flat_model", lambda *_: pytest.fail("the model would be built"))
+    monkeypatch.setattr("peer.space.CHECKPOINT_BYTES", 0)  # the disk would not do, either
+    large = {"hidden_size": 16_384, "num_hidden_layers": 256, "num_attention_heads": 128, "num_key_value_heads": 128}
+    config = preset("demo", "ab" * 32).model.model_dump()["config"] | large | {"intermediate_size": 65_536}
+    home.save_manifest(signed_run(model={"architecture": "LlamaForCausalLM", "config": config}))
+    said = refused("--home", home.path)
+    assert re.search(r"has [\d,]+ parameters and needs at least [\d.]+ GB of memory, but this machine has", said)
 
 
 # --- corpus, device, model --------------------------------------------------------------------------------------------

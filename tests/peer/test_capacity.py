@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from p2ptrain.base.errors import DeviceError
-from p2ptrain.manifest import Manifest, parameter_count, preset
+from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from p2ptrain.recipes import RECIPES
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_placement
@@ -18,8 +19,10 @@ from peer.capacity import (
     CPU_BYTES,
     HEAP,
     RECOMPUTED_HEAP,
+    StagePlace,
     activation_bytes,
     check_memory,
+    check_team_memory,
     compiler_fault,
     explained,
     host_bytes,
@@ -50,6 +53,60 @@ def test_six_gigabytes_train_the_large_model_on_the_cpu_and_five_do_not() -> Non
     check_memory(large, CUDA, installed_bytes=5_000_000_000)
     with pytest.raises(DeviceError, match="smaller model"):  # its memory is the host's
         check_memory(large, torch.device("mps"), installed_bytes=5_000_000_000)
+
+
+GB = 1_000_000_000
+CARD_24, CARD_80 = StagePlace("cuda:0", 24 * GB), StagePlace("cuda:1", 80 * GB)
+HOST = StagePlace("cpu")
+
+
+def seven_billion() -> Manifest:
+    """Return a run of a model of the size of Llama 2 7B."""
+    config = {
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+    }
+    changes: dict[str, Any] = {f"model.config.{name}": value for name, value in config.items()}
+    changes |= {"training.sequence_length": 512, "outer.cut": "layers"}
+    return with_changes(preset("llama-135m", "ab" * 32), changes)
+
+
+def test_seven_billion_parameters_fit_a_team_that_has_the_memory() -> None:
+    run = seven_billion()
+    assert parameter_count(run.model) == pytest.approx(6.7e9, rel=0.03)
+    check_team_memory(run, [CARD_80, CARD_80], installed_bytes=256 * GB)
+    check_team_memory(run, [CARD_24] * 8, installed_bytes=256 * GB)
+    check_team_memory(run, [CARD_24, CARD_80, CARD_80], installed_bytes=256 * GB)  # unequal cards
+    check_team_memory(run, [HOST, HOST], installed_bytes=512 * GB)
+    check_team_memory(run, [CARD_24, HOST], installed_bytes=512 * GB)
+
+
+@pytest.mark.parametrize(
+    ("places", "installed", "why"),
+    [
+        ([CARD_24, CARD_24], 512, r"take 10\d\.\d GB beside activations .* but cuda:0 has 24\.0 GB, cuda:0 has 24\.0"),
+        ([CARD_80, CARD_80], 64, r"a team of 2 ranks needs at least 1\d\d\.\d GB .* which has 64\.0 GB"),
+        ([HOST, HOST], 128, r"needs at least 2\d\d\.\d GB .* which has 128\.0 GB"),
+        ([CARD_80] * 33, 512, "has 32 layers, too few for a team of 33 devices"),
+    ],
+)
+def test_seven_billion_parameters_are_refused_with_the_numbers(
+    places: list[StagePlace], installed: int, why: str
+) -> None:
+    with pytest.raises(DeviceError, match=why) as caught:
+        check_team_memory(seven_billion(), places, installed_bytes=installed * GB)
+    assert "6,607,343,616" in caught.value.problem or "layers" in caught.value.problem
+
+
+def test_a_team_of_one_needs_what_one_process_does() -> None:
+    large = preset("llama-135m", "ab" * 32)
+    check_team_memory(large, [HOST], installed_bytes=10 * GB)
+    with pytest.raises(DeviceError, match="needs at least"):
+        check_team_memory(large, [HOST], installed_bytes=4 * GB)
 
 
 def test_activations_count_as_one_sequence_takes_them() -> None:

@@ -126,7 +126,7 @@ def test_theta_and_the_module_are_one(tiny_run):
     assert not torch.equal(model.summed_loss(built.module, batch, None), before)
 
 
-def test_a_model_past_the_cap_is_refused(tiny_run, monkeypatch):
-    monkeypatch.setattr(model, "MAX_PARAMETERS", 1000)
-    with pytest.raises(ManifestError, match="at most 1,000 are allowed"):
+def test_a_model_of_another_size_than_was_judged_is_refused(tiny_run, monkeypatch):
+    monkeypatch.setattr(model, "parameter_count", lambda _: 1000)
+    with pytest.raises(ManifestError, match=r"parameters, but the run.s model has 1,000"):
         build_module(tiny_run().manifest.model, 7)
