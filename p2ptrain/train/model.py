@@ -73,14 +73,19 @@ def _as_if_not_installed(*packages: str) -> Iterator[None]:
             setattr(module, name, function)
 
 
-def build_module(description: Decoder, seed: int) -> PreTrainedModel:
+def build_module(
+    description: Decoder, seed: int, memory: AbstractContextManager[object] | None = None
+) -> PreTrainedModel:
     """Build the run's model with its initial weights: fp32, on the CPU. Leaves the global random state unchanged.
+
+    Args:
+        memory: context in which the parameters are allocated (``partial_build.SharedMemory``).
 
     Raises ManifestError if transformers builds a model of another size than ``parameter_count`` says.
     """
     architecture, config = _class_and_config(description)
     use_fused_attention()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), memory or nullcontext():
         torch.default_generator.manual_seed(seed)
         module: PreTrainedModel = architecture(config)
     count = module.num_parameters()
@@ -93,10 +98,13 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     return module
 
 
-def shape_module(description: Decoder) -> PreTrainedModel:
-    """Build the run's model without memory for its weights, on torch's device ``meta``, for names and shapes."""
+def shape_module(description: Decoder, memory: AbstractContextManager[object] | None = None) -> PreTrainedModel:
+    """Build the run's model without memory for its weights, on torch's device ``meta``, for names and shapes.
+
+    ``memory``: as for ``build_module``.
+    """
     architecture, config = _class_and_config(description)
-    with torch.device("meta"):
+    with torch.device("meta"), memory or nullcontext():
         module: PreTrainedModel = architecture(config)
     return module
 

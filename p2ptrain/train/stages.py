@@ -14,6 +14,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,7 +26,8 @@ from torch.nn import Module
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.train.boundary import Boundary
-from p2ptrain.train.model import FlatModel, autocast_to, build_module
+from p2ptrain.train.model import FlatModel, autocast_to, build_module, shape_module
+from p2ptrain.train.partial_build import AllocationRecord
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -120,16 +122,28 @@ def _weight(part: Any) -> Tensor:
 def stage_model(description: Decoder, seed: int, device: torch.device, stage: StageRange) -> StageModel:
     """Build one stage of the run's model with its part of the initial weights on ``device``.
 
-    The whole model exists on the CPU meanwhile, because the initial weights are one stream of random numbers.
+    The initial weights are one stream of random numbers; those of other stages are drawn and forgotten.
     """
-    module = build_module(description, seed)
-    whole = FlatLayout.of(module)
-    guest = _prune(module, PARTS[description.architecture], stage)
+    names, record = PARTS[description.architecture], AllocationRecord()
+    shape = shape_module(description, record)
+    whole = FlatLayout.of(shape)
+    others = record.numbers(shape, whole.names) - record.numbers(shape, _names_of(shape, names, stage))
+    module = build_module(description, seed, record.shared(others))
+    guest = _prune(module, names, stage)
     if guest is not None:
         guest = guest.to(device).requires_grad_()
     Module.to(module, device)
     layout = FlatLayout.of(module)
     return StageModel(FlatModel(module, flatten_module(module), layout), stage, whole, guest)
+
+
+def _names_of(shape: PreTrainedModel, names: PartNames, stage: StageRange) -> frozenset[str]:
+    """Return the parameters of the whole model that a stage holds, also as its guest."""
+    pruned = copy.deepcopy(shape)
+    guest = _prune(pruned, names, stage)
+    embedding = shape.get_input_embeddings().weight
+    guests = [name for name, each in shape.named_parameters() if each is embedding and guest is not None]
+    return frozenset([name for name, _ in pruned.named_parameters()] + guests)
 
 
 class _NoPositions(nn.Module):

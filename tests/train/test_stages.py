@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from team_rank import BLOCKS, CPU, FIELDS, Case, corpus
 
+from p2ptrain.train import stages
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.model import build_module, flat_model, summed_loss
 from p2ptrain.train.optimizer import hidden_matrices
@@ -203,3 +204,25 @@ def test_stages_without_blocks_are_refused(blocks, stages):
 )
 def test_micro_batches_divide_the_step_into_as_many_as_stages(sequences, at_most, stages, fits):
     assert fitting_micro_batch(sequences, at_most, stages) == fits
+
+
+@ALL
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_no_stage_holds_the_whole_model_while_it_is_built(architecture, is_tied, monkeypatch):
+    case, prune, held = Case(architecture, tied=is_tied), stages._prune, []
+
+    def weigh(module, names, stage):
+        memories = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in module.parameters()}
+        if next(module.parameters()).device != torch.device("meta"):
+            held.append(sum(memories.values()))
+        return prune(module, names, stage)
+
+    monkeypatch.setattr(stages, "_prune", weigh)
+    models = built(case, 3)
+    whole = flat_model(case.manifest.model, case.manifest.run.seed, CPU)
+    assert torch.equal(torch.cat([model.flat.theta for model in models]), whole.theta)
+    largest = 4 * max(each.numel() for each in whole.module.parameters())
+    norms = 4 * sum(each.numel() for each in whole.module.parameters() if each.ndim == 1)
+    for model, nbytes in zip(models, held, strict=True):
+        guest = 0 if model.guest is None else 4 * model.guest.numel()
+        assert nbytes <= 4 * model.flat.layout.parameter_count + guest + largest + norms
