@@ -14,7 +14,7 @@ from typing import Any
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.checkpoint import Checkpoints
+from p2ptrain.checkpoint import CheckpointStore
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
@@ -58,7 +58,7 @@ class SessionRecorder:
     """Writes notes and the summary of one session, and has checkpoints saved. Runs in the trainer thread."""
 
     home: Home
-    checkpoints: Checkpoints
+    checkpoints: CheckpointStore
     me: PeerId
     run: RunId
     nickname: str
@@ -81,6 +81,8 @@ class SessionRecorder:
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
     compiler: BackgroundCompiler | None = None
+    trained: CheckpointStore | None = None
+    """Where a team saves its weights when training ends; None: this process saves them alone."""
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
@@ -209,8 +211,12 @@ class SessionRecorder:
         """Note the run's end and save the weights, before the final gossip."""
         self._stop_the_clock()
         self.notebook.note("trained", progress=self.learner.progress)
+        slow = {"slow": self.learner.state_dict()[0]["slow"]}
         try:
-            checkpoint.save(self.home.trained, {"slow": self.learner.state_dict()[0]["slow"]}, self._state())
+            if self.trained is None:
+                checkpoint.save(self.home.trained, slow, self._state())
+            else:
+                self.trained.save(slow, self._state())
         except HomeError as error:
             self.notebook.note(
                 "not saved", what="the weights at the end of training", why=error.problem.removesuffix(".")

@@ -1,8 +1,7 @@
 """A peer of several ranks: processes that each train one pipeline stage and own the fragments in it.
 
 The swarm sees one peer. Rank 0, the leader, has the network thread and the identity. Every rank runs the ordinary
-``train.learner.Learner`` over its own, shorter flat vector; only at the start does each build the
-whole model, on the CPU.
+``train.learner.Learner`` over its own, shorter flat vector.
 
 ::
 
@@ -17,5 +16,6 @@ whole model, on the CPU.
 - shard: one rank's part of every exchange, of donations and of downloads;
 - connection, handshake, requests, shard_server, remote_shard: how the leader reaches another rank's shard;
 - payloads, inbox: what the network sees;
-- trainer: the leader's and the other ranks' loops.
+- trainer: the leader's and the other ranks' loops;
+- checkpoints: what the ranks write and load together.
 """

@@ -15,6 +15,7 @@ whole model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,8 @@ class PipelineTask(LanguageModelTask):
         self.stage_model = model
         self.forward_pass = StagePass(model, placement.autocast, boundary)
         self.group = group
+        self.announce_reading: Callable[[int], object] = lambda tokens: None
+        """Called with the most tokens before the held-out loss is read; the leader's lets the other ranks read, too."""
         self._mean = torch.zeros((), device=self.theta.device)
         """Mean loss of the current step, on the last stage."""
         self._norm = torch.zeros(())
@@ -108,6 +111,7 @@ class PipelineTask(LanguageModelTask):
 
         All ranks pass the same ``most_tokens``; the first one's time limit and ``goes_on`` decide. Raises TeamError.
         """
+        self.announce_reading(most_tokens)
         exact = StagePass(self.stage_model, None, EXACT)
         return staged_validation_loss(self, exact, self._corpus, most_tokens, patience_s, goes_on=goes_on)
 

@@ -316,27 +316,28 @@ def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(
 class FakeCheckpoints:
     """Record of the learner's states that were saved, on a disk that may be full."""
 
-    def __init__(self, record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, record: SessionRecorder, place: Path) -> None:
         self.saved, self.is_full, self.digest = list[int](), False, None
+        self._place = place
         self._learner: Any = record.learner
         self._learner.state_dict = lambda: ({}, {"changes": self._learner.changes})
         reads(record, lambda: 2.0)
         cast(Any, record).home.save_summary = lambda _: None
         cast(Any, record).checkpoints = cast(Any, record.saver).checkpoints = self
 
-    def save(self, tensors: dict[str, Any], state: dict[str, Any]) -> str:
+    def save(self, tensors: dict[str, Any], state: dict[str, Any]) -> Path:
         if self.is_full:
             raise HomeError("the disk is full", "Free some space.")
         self.saved.append(state["changes"])
-        return "somewhere"
+        return self._place
 
     def change(self) -> None:
         self._learner.changes += 1
 
 
 @pytest.fixture
-def checkpoints(record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> FakeCheckpoints:
-    return FakeCheckpoints(record, monkeypatch)
+def checkpoints(record: SessionRecorder, tmp_path: Path) -> FakeCheckpoints:
+    return FakeCheckpoints(record, tmp_path)
 
 
 def test_who_leaves_is_saved_before_the_goodbye(record: SessionRecorder, checkpoints: FakeCheckpoints) -> None:
