@@ -36,7 +36,7 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import split_stream
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
-from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, window_of
+from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, vector_range_of
 from p2ptrain.team.sharding import sharding_of
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
@@ -67,12 +67,13 @@ class LargeCase:
     recipe: str
     optimizer: str
     is_mapped: bool
+    width: int = 2048
 
     @property
     def manifest(self) -> Manifest:
         config = {
-            "hidden_size": 2048,
-            "intermediate_size": 8512,
+            "hidden_size": self.width,
+            "intermediate_size": 8512 * self.width // 2048,
             "num_hidden_layers": self.layers,
             "num_attention_heads": 16,
             "num_key_value_heads": 4,
@@ -179,7 +180,7 @@ def run_rank(case: LargeCase, part: str, folder: Path, rank: int) -> dict[str, A
             assert found is not None
             learner.load_state_dict(found.tensors, found.state)
             done("load")
-            checkpoints = RankCheckpoints(folder / "again", group, window_of(model))
+            checkpoints = RankCheckpoints(folder / "again", group, vector_range_of(model))
         tensors, numbers = learner.state_dict()
         group.together("prepare", lambda: None)
         if rank == 0:
@@ -251,7 +252,7 @@ def learner_of(case: LargeCase, model: Any, group: TeamGroup, folder: Path) -> t
         matrices=matrices_of(model.flat.layout, slices),
         all_gather=group.gather,
     )
-    return learner, RankCheckpoints(folder / "checkpoints", group, window_of(model))
+    return learner, RankCheckpoints(folder / "checkpoints", group, vector_range_of(model))
 
 
 def export(case: LargeCase, folder: Path) -> dict[str, Any]:
@@ -326,7 +327,10 @@ def run_part(case: LargeCase, part: str, folder: Path) -> dict[str, Any]:
         subprocess.Popen([*command, "--rank", str(rank), "--out", str(folder)], stdout=subprocess.PIPE, text=True)
         for rank in range(ranks)
     ]
-    reports = [json.loads(process.communicate()[0].splitlines()[-1]) for process in processes]
+    printed = [process.communicate()[0].splitlines() for process in processes]
+    if any(process.returncode for process in processes):
+        raise click.ClickException(f"part {part} failed; its errors are above")
+    reports = [json.loads(lines[-1]) for lines in printed]
     result: dict[str, Any] = {"wall_s": time.monotonic() - began, "processes": reports}
     if part == "resume":
         result["is_bitwise"] = same_files(folder)
@@ -336,6 +340,7 @@ def run_part(case: LargeCase, part: str, folder: Path) -> dict[str, Any]:
 
 @click.command()
 @click.option("--layers", default=16, show_default=True, help="Blocks of 62.8 million parameters.")
+@click.option("--width", default=2048, show_default=True, help="Of the residual stream.")
 @click.option("--ranks", default=2, show_default=True)
 @click.option("--recipe", default="swarm", show_default=True)
 @click.option("--optimizer", default="adamw", show_default=True)
@@ -346,6 +351,7 @@ def run_part(case: LargeCase, part: str, folder: Path) -> dict[str, Any]:
 @click.option("--rank", default=0, hidden=True)
 def main(
     layers: int,
+    width: int,
     ranks: int,
     recipe: str,
     optimizer: str,
@@ -363,7 +369,7 @@ def main(
         report = does[part[0]](case, out) if part[0] in does else run_rank(case, part[0], out, rank)
         click.echo(json.dumps(report))
         return
-    case = LargeCase(layers, ranks, recipe, optimizer, mapped)
+    case = LargeCase(layers, ranks, recipe, optimizer, mapped, width)
     out.mkdir(parents=True, exist_ok=True)
     click.echo(f"{parameter_count(case.manifest.model):,} parameters, {ranks} ranks")
     target = out / "report.json"

@@ -49,7 +49,7 @@ def write_weights(folder: Path, stored: StoredTensors, module: PreTrainedModel, 
     layout = replace(layout, names=tuple(renamed.get(name, name) for name in layout.names))
     shards = _shards(layout)
     places = {name: place for place, name in enumerate(layout.names)}
-    files = {}
+    files: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
         file = f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
         files |= dict.fromkeys(names, file)

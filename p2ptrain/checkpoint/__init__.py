@@ -36,7 +36,7 @@ from p2ptrain.checkpoint.store import (
 from p2ptrain.checkpoint.tensor_files import (
     PIECE_ELEMENTS,
     StoredTensors,
-    Window,
+    VectorRange,
     parts,
     pieces_of,
     plainly,
@@ -54,7 +54,7 @@ __all__ = [
     "Share",
     "StoredTensors",
     "Torn",
-    "Window",
+    "VectorRange",
     "checkpoints_in",
     "explained",
     "load",

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 import p2ptrain
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.checkpoint.tensor_files import StoredTensors, Window, file_digest, plainly, write_tensors
+from p2ptrain.checkpoint.tensor_files import StoredTensors, VectorRange, file_digest, plainly, write_tensors
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
@@ -44,7 +44,7 @@ class Share:
 
     rank: int
     ranks: int
-    window: Window | None = None
+    vector_range: VectorRange | None = None
     """Part of the flat vectors that the rank reads; None: whole ones."""
 
     @property
@@ -292,7 +292,7 @@ def load(path: Path, share: Share = ALONE) -> Checkpoint:
     except FileNotFoundError as error:
         raise ValueError(f"{STATE} or a file of tensors is missing") from error
     try:
-        return Checkpoint(path, StoredTensors(paths, share.window), document)
+        return Checkpoint(path, StoredTensors(paths, share.vector_range), document)
     except SafetensorError as error:  # not torn: its digest is correct, or another rank finds that it is not
         raise OSError(str(error)) from error
 

@@ -96,7 +96,7 @@ def file_digest(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class VectorRange:
     """Part of the flat vectors that one rank reads."""
 
     begin: int
@@ -112,13 +112,13 @@ class StoredTensors(Mapping[str, Tensor]):
 
     Args:
         paths: the files, in the order of the parts.
-        window: the part to return of vectors of its length; None: whole vectors.
+        vector_range: the part to return of vectors of its length; None: whole vectors.
     """
 
-    def __init__(self, paths: Sequence[Path], window: Window | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], vector_range: VectorRange | None = None) -> None:
         self._paths = tuple(paths)
         self._files = [safe_open(path, framework="pt") for path in paths]
-        self._window = window
+        self._vector_range = vector_range
         self._lengths: dict[str, list[int]] = {}
         """Elements of each tensor in each file."""
         for file in self._files:
@@ -153,9 +153,9 @@ class StoredTensors(Mapping[str, Tensor]):
     def _range(self, name: str) -> tuple[int, int]:
         """Return which elements of a tensor are asked for."""
         total = sum(self._lengths[name])
-        if self._window is None or total != self._window.total:
+        if self._vector_range is None or total != self._vector_range.total:
             return 0, total
-        return self._window.begin, self._window.end
+        return self._vector_range.begin, self._vector_range.end
 
     def _joined(self, name: str, begin: int, end: int) -> Tensor:
         """Return elements of a vector that may lie in several files."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -23,7 +24,7 @@ from p2ptrain.checkpoint import (
     Found,
     Share,
     Torn,
-    Window,
+    VectorRange,
     checkpoints_in,
     explained,
     load,
@@ -45,9 +46,9 @@ IS_TORN, IS_UNREADABLE, IS_WHOLE = range(3)
 """What a rank finds of its share of a checkpoint; the least of all ranks decides, as a torn file hardly opens."""
 
 
-def window_of(model: StageModel) -> Window:
+def vector_range_of(model: StageModel) -> VectorRange:
     """Return a stage's part of the whole flat vector."""
-    return Window(model.offset, model.offset + model.flat.layout.total, model.whole.total)
+    return VectorRange(model.offset, model.offset + model.flat.layout.total, model.whole.total)
 
 
 class RankCheckpoints:
@@ -56,15 +57,15 @@ class RankCheckpoints:
     Args:
         directory: the same on all ranks.
         group: the team.
-        window: the rank's part of the flat vectors (``window_of``).
+        vector_range: the rank's part of the flat vectors (``vector_range_of``).
     """
 
-    def __init__(self, directory: Path, group: TeamGroup, window: Window) -> None:
+    def __init__(self, directory: Path, group: TeamGroup, vector_range: VectorRange) -> None:
         self.known = Checkpoints(directory)
         """What the leader's session knows of the directory."""
         self._directory = directory
         self._group = group
-        self._share = Share(group.rank, group.size, window)
+        self._share = Share(group.rank, group.size, vector_range)
 
     def load_latest(self) -> Found:
         """Load the newest checkpoint that is whole for all ranks; its vectors are the rank's parts.
@@ -75,7 +76,7 @@ class RankCheckpoints:
         there = self._steps()
         passed_over: list[Torn] = []
         for step, path in there.items():
-            found = self._group.together(f"checkpoint {step}: check", lambda path=path: self._attempt(path))
+            found = self._group.together(f"checkpoint {step}: check", partial(self._attempt, path))
             if isinstance(found, Checkpoint):
                 own, reason = IS_WHOLE, "a part of another rank is damaged"
             else:
@@ -111,9 +112,9 @@ class RankCheckpoints:
 
     @property
     def _length(self) -> int:
-        window = self._share.window
-        assert window is not None
-        return window.end - window.begin
+        vector_range = self._share.vector_range
+        assert vector_range is not None
+        return vector_range.end - vector_range.begin
 
     def _write(self, tensors: Mapping[str, Saved], step: int) -> Tensor:
         """Write this rank's file; return an error's number, or 0, and the digest, [1 + DIGEST_WORDS]."""

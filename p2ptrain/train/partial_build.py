@@ -1,8 +1,8 @@
 """Memory for a part of a model's parameters while the whole model is built.
 
-A run's initial weights are one stream of random numbers, so whoever wants a part has to draw the numbers before it. The
-parameters that are not wanted share one memory, which each of them overwrites: the stream is the same, and no process
-holds more than its part and the largest parameter.
+A run's initial weights are one stream of random numbers, of which a part needs all numbers before it. The parameters
+that are not wanted share one memory, which each of them overwrites: the stream is the same, and no process holds more
+than its part and the largest parameter.
 """
 
 from __future__ import annotations

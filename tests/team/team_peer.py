@@ -26,7 +26,7 @@ from p2ptrain.manifest import Manifest, with_changes
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
-from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, window_of
+from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, vector_range_of
 from p2ptrain.team.connection import RankConnection
 from p2ptrain.team.handshake import RankListener, dial
 from p2ptrain.team.inbox import TeamInbox
@@ -152,7 +152,7 @@ def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
         held_out=held_out,
         all_gather=group.gather,
     )
-    checkpoints = RankCheckpoints(Path(case.home), group, window_of(models[rank]))
+    checkpoints = RankCheckpoints(Path(case.home), group, vector_range_of(models[rank]))
     if (found := checkpoints.load_latest().checkpoint) is not None:
         learner.load_state_dict(found.tensors, found.state)
     return RankState(learner, group, LocalShard(learner.payloads), sharding, task, checkpoints)

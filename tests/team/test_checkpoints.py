@@ -17,7 +17,7 @@ from test_trainer import ThreadGroup
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
-from p2ptrain.checkpoint import Share, Window, store
+from p2ptrain.checkpoint import Share, VectorRange, store
 from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints
 
 TOTAL = 160
@@ -32,9 +32,9 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     return {**flat, "task.counters": torch.tensor([seed, 2, 3, 4])}
 
 
-def part(whole, window):
+def part(whole, vector_range):
     return {
-        name: list(each[window.begin : window.end].split(40)) if each.shape == (TOTAL,) else each
+        name: list(each[vector_range.begin : vector_range.end].split(40)) if each.shape == (TOTAL,) else each
         for name, each in whole.items()
     }
 
@@ -44,9 +44,10 @@ class Ranks:
 
     def __init__(self, directory: Path, cut: int) -> None:
         queues = [SimpleQueue(), SimpleQueue()]
-        self.windows = Window(0, cut, TOTAL), Window(cut, TOTAL, TOTAL)
+        self.ranges = VectorRange(0, cut, TOTAL), VectorRange(cut, TOTAL, TOTAL)
         self.ranks = [
-            RankCheckpoints(directory, ThreadGroup(rank, queues), window) for rank, window in enumerate(self.windows)
+            RankCheckpoints(directory, ThreadGroup(rank, queues), vector_range)
+            for rank, vector_range in enumerate(self.ranges)
         ]
 
     def load(self):
@@ -67,7 +68,7 @@ class Ranks:
 
         def follow():
             with contextlib.suppress(OSError):
-                (other or self.ranks[1].write)(part(whole, self.windows[1]), step)
+                (other or self.ranks[1].write)(part(whole, self.ranges[1]), step)
 
         def together(own):
             thread = threading.Thread(target=follow)
@@ -77,19 +78,19 @@ class Ranks:
             finally:
                 thread.join()
 
-        return TeamCheckpoints(self.ranks[0], together).save(part(whole, self.windows[0]), {"step": step, **STATE})
+        return TeamCheckpoints(self.ranks[0], together).save(part(whole, self.ranges[0]), {"step": step, **STATE})
 
 
 def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def check(found, step, window=None):
+def check(found, step, vector_range=None):
     assert found.checkpoint.step == step
     assert found.checkpoint.tensors.keys() == tensors(step).keys()
     for name, whole in tensors(step).items():
-        is_cut = window is not None and whole.shape == (TOTAL,)
-        wanted = whole[window.begin : window.end] if is_cut else whole
+        is_cut = vector_range is not None and whole.shape == (TOTAL,)
+        wanted = whole[vector_range.begin : vector_range.end] if is_cut else whole
         assert torch.equal(found.checkpoint.tensors[name], wanted), name
     assert found.checkpoint.state["progress"] == 0.5
 
@@ -101,15 +102,15 @@ def test_one_process_and_any_other_split_load_what_two_ranks_saved(tmp_path, cut
     check(checkpoint.load_latest(tmp_path), 7)
     for other in CUTS:
         ranks = Ranks(tmp_path, other)
-        for found, window in zip(ranks.load(), ranks.windows, strict=True):
-            check(found, 7, window)
+        for found, vector_range in zip(ranks.load(), ranks.ranges, strict=True):
+            check(found, 7, vector_range)
 
 
 def test_ranks_load_what_one_process_saved(tmp_path):
     checkpoint.save(tmp_path, tensors(3), {"step": 3, **STATE})
     ranks = Ranks(tmp_path, 96)
-    for found, window in zip(ranks.load(), ranks.windows, strict=True):
-        check(found, 3, window)
+    for found, vector_range in zip(ranks.load(), ranks.ranges, strict=True):
+        check(found, 3, vector_range)
 
 
 def test_each_rank_holds_and_writes_its_part_alone(tmp_path):
@@ -152,8 +153,8 @@ def test_a_damaged_part_lets_all_ranks_take_the_previous_one(tmp_path, number, d
     if damage == "gone":
         path.unlink()
     again = Ranks(tmp_path, 96)
-    for found, window in zip(again.load(), again.windows, strict=True):
-        check(found, 1, window)
+    for found, vector_range in zip(again.load(), again.ranges, strict=True):
+        check(found, 1, vector_range)
         assert [each.path.name for each in found.passed_over] == ["step-00000002"]
     again.save(3)
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
@@ -217,7 +218,7 @@ def test_a_kill_between_files_leaves_the_last_whole_one(tmp_path, monkeypatch, m
             case "the rank's file":  # the leader has written its own, and hears no more from the rank
                 whole = tensors(2)
                 store.Checkpoints(tmp_path).prepare(2)
-                store.write_part(tmp_path, 2, Share(0, 2), part(whole, ranks.windows[0]))
+                store.write_part(tmp_path, 2, Share(0, 2), part(whole, ranks.ranges[0]))
             case "the state":
                 patch.setattr(store, "_write_state", kills)
             case "the rename":
@@ -229,8 +230,8 @@ def test_a_kill_between_files_leaves_the_last_whole_one(tmp_path, monkeypatch, m
     assert names(tmp_path / ".writing-step-00000002") or moment == "the leader's file"
     check(checkpoint.load_latest(tmp_path), 1)
     again = Ranks(tmp_path, 32)
-    for found, window in zip(again.load(), again.windows, strict=True):
-        check(found, 1, window)
+    for found, vector_range in zip(again.load(), again.ranges, strict=True):
+        check(found, 1, vector_range)
     again.save(2)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
     check(checkpoint.load_latest(tmp_path), 2)
