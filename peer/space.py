@@ -16,7 +16,7 @@ CHECKPOINT_BYTES = 20
 """Disk space of a checkpoint in bytes per parameter: slow weights, momentum, fast weights and AdamW's two moments in
 fp32."""
 CHECKPOINTS = 3
-"""Checkpoints that must fit: two that are kept (``checkpoint.KEPT``), and a third being written."""
+"""Checkpoints that must fit: two that are kept (``checkpoint.store.KEPT``), and a third being written."""
 TRAINED_BYTES = 4
 """Disk space in bytes per parameter of the weights that are saved when training ends."""
 

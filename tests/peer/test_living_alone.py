@@ -18,6 +18,7 @@ import torch
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.base.telemetry import EventLog, MemoryLog
+from p2ptrain.checkpoint import store
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.swarm import Counters
@@ -323,7 +324,7 @@ def test_what_a_save_writes_is_told(home: Home, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(saving.CheckpointSaver, "save", lambda self: written.append(save(self)) or written[-1])
     run_peer(PeerOptions(None, home.path))
     newest = max(home.checkpoints.iterdir())
-    assert written == [pytest.approx((newest / checkpoint.TENSORS).stat().st_size, rel=0.01)]
+    assert written == [pytest.approx((newest / store.TENSORS).stat().st_size, rel=0.01)]
 
 
 def test_a_second_ctrl_c_ends_at_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
