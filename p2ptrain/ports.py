@@ -6,7 +6,7 @@ port              real                            in memory
 InnerTask         train.inner.LanguageModelTask   sim.learners.QuadraticTask
 AllGather         train.weights.single_rank       the same
 ExchangePayloads  train.payloads.Payloads         sim.counting.CountingLearner
-PieceStore        net.weight_download             the same
+PieceStore        train.piece_store               the same
 DonorWeights      train.payloads.Payloads         the same, with small tensors
 Deliveries        train.inbox.Inbox               sim.counting.CountingLearner
 Link              net.links.StreamLink            tests: memory_network.MemoryLink
@@ -192,6 +192,9 @@ class DonorWeights(Protocol):
 
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return the sketch of a piece of the current weights, to compare with another donor's."""
+
+    def new_download(self) -> PieceStore:
+        """Return a store for a donor's weights; it frees them once nothing refers to it."""
 
     def check_weights(self, parts: Opaque) -> None:
         """Raise RemoteError unless a donor's weights (``PieceStore.whole``) may replace ours."""

@@ -268,7 +268,9 @@ def _run_in_swarm(
             begin_training=control.begin,
             work=work,
             committed=contributions.exchanged,
-            downloader=Downloader(dial, sizes, work, record.notebook, contributions.taken),
+            downloader=Downloader(
+                dial, sizes, work, record.notebook, contributions.taken, record.learner.payloads.new_download
+            ),
         )
         environment = wrap(environment, learner, float(record.run_tokens))
         weight_server = WeightServer(

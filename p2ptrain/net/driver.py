@@ -118,7 +118,8 @@ class Driver:
             buffers=Buffers(),
             work=work,
             weight_server=environment.weight_server or WeightServer(learner.payloads, work, environment.clock),
-            downloader=environment.downloader or Downloader(None, sizes, work, environment.notebook),
+            downloader=environment.downloader
+            or Downloader(None, sizes, work, environment.notebook, new_store=learner.payloads.new_download),
             donors=self._donors,
             heard=self._heard,
             done=self.handle,

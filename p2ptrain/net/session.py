@@ -155,7 +155,7 @@ class Session:
         parts = await self.tools.downloader.download(link, self.tools.donors())
         await self.tools.work(self.tools.payloads.check_weights, parts)
         self.pulled = (pull.reply, parts)
-        self.tools.done(Pulled(self.link, sum(map(len, parts))))
+        self.tools.done(Pulled(self.link, sum(self.tools.payloads.weight_sizes())))
 
 
 async def _read(link: Link) -> tuple[Message, int]:

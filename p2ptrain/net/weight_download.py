@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import send_message
 from p2ptrain.ports import Link, Notebook, Opaque, PieceStore
-from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, Span, cut
-from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
+from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, cut
+from p2ptrain.train.piece_store import LocalPieceStore
+from p2ptrain.train.sketch import SKETCH_BYTES, distance
 
 SKETCH_DEADLINE_S = 60.0
 """Timeout of a comparison, dialing included. Guess: the time that a busy, slow machine needs to sketch a large piece
@@ -50,20 +49,6 @@ class _ReceivedWeights:
     """Beginning of the download, on the event loop's clock."""
 
 
-class _Parts:
-    """``PieceStore`` in this process: all fragments, of which only the received pieces are filled."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.whole = [bytearray(size) for size in sizes]
-
-    def store(self, span: Span, piece: bytearray) -> None:
-        memoryview(self.whole[span.fragment])[span.start : span.stop] = piece
-
-    def sketch(self, span: Span, seed: int) -> bytes:
-        weights = torch.frombuffer(self.whole[span.fragment], dtype=torch.float32)
-        return sketch(weights[span.start // 4 : span.stop // 4], seed)
-
-
 class Downloader:
     """Downloader of whole models. Each call owns its tasks and streams and ends them before it returns.
 
@@ -85,7 +70,7 @@ class Downloader:
         taken: Callable[[PeerId, int], None] = lambda peer, size: None,
         new_store: Callable[[], PieceStore] | None = None,
     ) -> None:
-        self._new_store = new_store or (lambda: _Parts(sizes))
+        self._new_store = new_store or (lambda: LocalPieceStore(sizes))
         self._dial = dial
         self._sizes = tuple(sizes)
         self._work = work

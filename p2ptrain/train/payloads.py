@@ -34,6 +34,7 @@ from p2ptrain.recipes import Stream
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
 from p2ptrain.train.fragment_codecs import FragmentCodecs
+from p2ptrain.train.piece_store import LocalPieceStore
 from p2ptrain.train.sketch import sketch
 from p2ptrain.train.widths import Fit, WidthFeedback, Widths, judge
 
@@ -314,6 +315,10 @@ class Payloads(FragmentCodecs):
     def are_zero(self) -> bool:
         """Whether all weights are zero, so there are none yet."""
         return not any(bool(part.any()) for part in self.published.slow)
+
+    def new_download(self) -> LocalPieceStore:
+        """Return a store for a donor's weights."""
+        return LocalPieceStore(self.weight_sizes())
 
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
         """Raise RemoteError unless a donor's weights have the right shapes, are finite and within the codecs' range."""

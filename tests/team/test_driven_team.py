@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from random import Random
 
+import pytest
 import torch
 from memory_network import MemoryNetwork
 from run_rules import run_rules
@@ -17,6 +18,7 @@ from virtual_time import run as run_in_virtual_time
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
 from p2ptrain.swarm import Peer, PeerState
+from p2ptrain.team.shard import LocalShard
 
 CODEC = "modular4"
 LIFE_S = 60.0
@@ -91,3 +93,27 @@ def test_a_team_in_a_swarm_is_like_a_plain_peer():
     assert found == expected
     assert torch.equal(amber.slow, plain[0].slow)
     assert torch.equal(team.slow(), plain[1].slow)
+
+
+@pytest.mark.parametrize("behind", ["team", "plain peer"])
+def test_a_newcomer_takes_the_weights_of_a_team_and_a_team_those_of_a_peer(behind, monkeypatch):
+    """Check that pieces go from owner to owner: the leader never has more than a piece of another rank's weights."""
+    ahead, seeds = 0 if behind == "team" else 1, (1, 2)
+    plain = [learner(quadratic(seed=seed), FRAGMENTS, name=CODEC) for seed in seeds]
+    mixed = learner(quadratic(seed=1), FRAGMENTS, name=CODEC), ThreadTeam(2, CODEC)
+    for each in (plain[ahead], (mixed[0], mixed[1].leader)[ahead]):
+        for _ in range(400):
+            each.advance()
+    stored, store = [], LocalShard.store
+    monkeypatch.setattr(LocalShard, "store", lambda *arguments: stored.append(arguments) or store(*arguments))
+    try:
+        expected = lived(*plain)
+        found = lived(mixed[0], mixed[1].leader)
+    finally:
+        mixed[1].close()
+    assert found == expected
+    assert "took weights" in [kind for kind, _ in expected[1 - ahead]]
+    assert torch.equal(mixed[0].slow, plain[0].slow)
+    assert torch.equal(mixed[1].slow(), plain[1].slow)
+    if behind == "team":
+        assert {shard for shard, *_ in stored} == set(mixed[1].shards)
