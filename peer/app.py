@@ -39,9 +39,8 @@ from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.train.accelerator import card_name, choose_device
+from p2ptrain.train.accelerator import card_name
 from p2ptrain.train.compiling import BackgroundCompiler
-from p2ptrain.train.learner import Learner
 from p2ptrain.train.libraries import FOLDER
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
@@ -66,11 +65,13 @@ from peer.space import check_space
 from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
+from peer.team.devices import choose_devices
+from peer.team.endurance import Endurance, TeamStopped
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
 
-WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
+WrapEnvironment = Callable[[DriverEnvironment, Any, float], DriverEnvironment]
 """Maps an honest peer's environment, its learner and the run's tokens to the environment to use."""
 
 
@@ -92,12 +93,12 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         is_first = not start.path.exists()
         given, remembered = options, merged(options, saved)
         options = _completed(remembered, settings)
-        device = choose_device(options.device or "auto")
+        devices = choose_devices(options.device or "auto")
         log.listen(screen.show)
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards", card_name(device))
+        sensors = Sensors(cache_directory() / "cards", card_name(devices[0]))
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
@@ -124,7 +125,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 network.thread.call(admission.enter(options.link))
             options = with_files(options, given, home, signed, network, admission, log)
             start.save(remembered, settings)  # not what was refused
-            session = build(options, device, home, identity, signed, log)
+            session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
@@ -137,10 +138,13 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                     _run_alone(session, signals, owner)
                 else:
                     _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
+                Endurance(session.team, session.record).run(session.record.end)
+            except TeamStopped:  # after the last checkpoint no ranks were left to save another
+                pass
             except Exception:  # save hours of training, whatever failed
-                session.record.saver.rescue()
+                if session.team is None or session.team.is_running:
+                    session.record.saver.rescue()
                 raise
-            session.record.end()
             place = home.path.absolute()
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
@@ -181,9 +185,11 @@ def _hooks(record: SessionRecorder) -> Hooks:
 
 def _compiler(
     session: TrainingSession, signed: SignedManifest, options: PeerOptions, signals: Signals, log: EventLog
-) -> BackgroundCompiler:
+) -> contextlib.AbstractContextManager[object]:
     """Return the compiler of the inner pass; entered, it works while the peer trains."""
     record, task = session.record, session.compilable
+    if task is None:
+        return contextlib.nullcontext()
 
     def is_training() -> bool:
         is_over = signals.stop.is_set() or record.learner.ended
@@ -214,10 +220,11 @@ def _run_alone(session: TrainingSession, signals: Signals, owner: OwnerControl) 
             signals.finished.set()
             record.learner.inbox.wake()  # the trainer may be about to wait
 
-    record.begin()
+    endurance = Endurance(session.team, record)
+    endurance.run(record.begin)
     signals.begin.set()
     owner.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.inbox.wake)))
-    train(record.learner, signals, post, _hooks(record))
+    endurance.run(lambda: train(record.learner, signals, post, _hooks(record)))
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
 
@@ -303,9 +310,18 @@ def _run_in_swarm(
                 cache_task.cancel()
                 connection.save_cache(records())
 
-        record.begin()
+        endurance = Endurance(session.team, record, participation)
+        endurance.run(record.begin)
         owner.take(TrainingHandle(record, participation, control, lambda: admission.status))
         ended: Future[str] = network.thread.submit(live())
         ended.add_done_callback(end)
-        train(learner, signals, participation.post, replace(_hooks(record), turned=participation.turned))
+        hooks = replace(_hooks(record), turned=participation.turned)
+        try:
+            endurance.run(lambda: train(learner, signals, participation.post, hooks))
+        except TeamStopped:
+            participation.post(LeaveRequested())
+            participation.come_back()
+            participation.turned()
+            record.why = ended.result()
+            raise
         record.why = ended.result()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,14 +15,15 @@ import torch
 
 from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.base.telemetry import EventLog
-from p2ptrain.checkpoint import Checkpoints
-from p2ptrain.data.corpus import open_corpus
+from p2ptrain.base.ids import PeerId
+from p2ptrain.checkpoint import Checkpoint, Checkpoints, CheckpointStore, Found
+from p2ptrain.data.corpus import Corpus, open_corpus
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
-from p2ptrain.ports import Clock, Notebook
+from p2ptrain.ports import Clock, Notebook, PieceStore
 from p2ptrain.swarm import Counters, Peer
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
@@ -30,13 +32,15 @@ from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import flat_model
-from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
-from p2ptrain.train.tasks import PeerTask
-from peer.capacity import activation_bytes, check_memory, explained
+from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
+from p2ptrain.train.tasks import PeerLearner, PeerTask
+from peer.capacity import activation_bytes, check_memory, explained, installed_memory
 from peer.home import Home
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
+from peer.team.devices import check_team, rank_threads
+from peer.team.generations import Team, TeamFiles
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
@@ -73,17 +77,53 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    compilable: LanguageModelTask
-    """The task, whose passes the compiler may replace."""
+    compilable: LanguageModelTask | None
+    """The task, whose passes the compiler may replace; None: a team's, which are not compiled."""
+    team: Team | None = None
+    new_store: Callable[[], PieceStore] | None = None
+    """Returns a store for a donor's weights; None: one in this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trained:
+    """What trains the model: in this process alone, or in a team that it leads."""
+
+    learner: PeerLearner
+    task: PeerTask
+    checkpoints: CheckpointStore
+    trained: CheckpointStore
+    found: Found
+    load: Callable[[Checkpoint], None]
+    sizes: Sizes
+    compilable: LanguageModelTask | None = None
+    team: Team | None = None
 
 
 def build(
-    options: PeerOptions, device: torch.device, home: Home, identity: Identity, signed: SignedManifest, log: EventLog
+    options: PeerOptions,
+    devices: Sequence[torch.device],
+    home: Home,
+    identity: Identity,
+    signed: SignedManifest,
+    log: EventLog,
+    stack: ExitStack,
+    is_stopping: Callable[[], bool],
 ) -> TrainingSession:
-    """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError."""
-    manifest = signed.manifest
-    check_memory(manifest, device)
-    cpu_bytes = activation_bytes(manifest, device, options.memory_bytes)
+    """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
+
+    Args:
+        devices: several are trained on by a team, whose processes the ``stack`` ends.
+        is_stopping: whether the owner stops the peer.
+    """
+    manifest, team = signed.manifest, None
+    if len(devices) > 1:
+        check_team(manifest, devices, min(options.memory_bytes, installed_memory()))
+        files, threads = TeamFiles(options.data, options.tokenizer), rank_threads(devices)
+        team = Team(devices, home, identity.peer_id, signed, files, threads, log, is_stopping)
+        stack.enter_context(closing(team))
+    else:
+        check_memory(manifest, devices[0])
+        activation_bytes(manifest, devices[0], options.memory_bytes)
     corpus = open_corpus(
         manifest,
         cache_directory(),
@@ -95,10 +135,66 @@ def build(
     )
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
         log.note("text repeats", why=warning)
+    if team is None:
+        parts = _alone(options, devices[0], home, identity.peer_id, signed, corpus, log)
+    else:
+        found = team.start(corpus)
+        team.lead()
+        payloads = team.trainer.payloads
+        parts = _Trained(
+            team.trainer, team.task, team.checkpoints, team.trained, found, team.rank.load, payloads, team=team
+        )
+    learner, task = parts.learner, parts.task
+    first_loss, earlier = _resume(parts, signed, log)
+    rules = swarm_rules(
+        signed.run_id,
+        manifest.outer,
+        manifest.swarm,
+        parts.sizes,
+        run_tokens=float(manifest.run.tokens),
+        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
+    )
+
+    def new_core() -> Peer:
+        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
+
+    record = SessionRecorder(
+        home=home,
+        checkpoints=parts.checkpoints,
+        trained=parts.trained,
+        me=identity.peer_id,
+        run=signed.run_id,
+        nickname=options.nickname or "",
+        learner=learner,
+        task=task,
+        corpus=corpus,
+        run_tokens=manifest.run.tokens,
+        last_exchanges_s=SEARCH_PATIENCE_S + rules.final_gossip_s if rules.exchanges else 0.0,
+        notebook=log,
+        first_loss=first_loss,
+        earlier=earlier,
+        sampler=_sampler(task),
+    )
+    new_store = None if team is None else team.trainer.payloads.new_download
+    return TrainingSession(new_core, record, parts.compilable, team, new_store)
+
+
+def _alone(
+    options: PeerOptions,
+    device: torch.device,
+    home: Home,
+    peer: PeerId,
+    signed: SignedManifest,
+    corpus: Corpus,
+    log: EventLog,
+) -> _Trained:
+    """Build model and learner in this process, with the initial weights. Raises UserError."""
+    manifest = signed.manifest
+    cpu_bytes = activation_bytes(manifest, device, options.memory_bytes)
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training, cpu_bytes)
-        reader = CorpusReader(manifest.run.seed, identity.peer_id)
+        reader = CorpusReader(manifest.run.seed, peer)
         task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens, reader, placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     fragments = fragments_of(manifest.outer, model.layout)
@@ -113,36 +209,12 @@ def build(
         held_out=task.held_out(TRIED_TOKENS, TRIED_PATIENCE_S),
     )
     checkpoints = Checkpoints(home.checkpoints)
-    first_loss, earlier = _resume(checkpoints, learner, signed, log)
-    rules = swarm_rules(
-        signed.run_id,
-        manifest.outer,
-        manifest.swarm,
-        learner.payloads,
-        run_tokens=float(manifest.run.tokens),
-        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
-    )
 
-    def new_core() -> Peer:
-        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
+    def load(found: Checkpoint) -> None:
+        learner.load_state_dict(found.tensors, found.state)
 
-    record = SessionRecorder(
-        home=home,
-        checkpoints=checkpoints,
-        me=identity.peer_id,
-        run=signed.run_id,
-        nickname=options.nickname or "",
-        learner=learner,
-        task=task,
-        corpus=corpus,
-        run_tokens=manifest.run.tokens,
-        last_exchanges_s=SEARCH_PATIENCE_S + rules.final_gossip_s if rules.exchanges else 0.0,
-        notebook=log,
-        first_loss=first_loss,
-        earlier=earlier,
-        sampler=_sampler(task),
-    )
-    return TrainingSession(new_core, record, task)
+    found, trained = checkpoints.load_latest(), Checkpoints(home.trained)
+    return _Trained(learner, task, checkpoints, trained, found, load, learner.payloads, task)
 
 
 def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
@@ -182,14 +254,12 @@ def _sampler(task: PeerTask) -> Callable[[], str]:
     return lambda: task.sample(SAMPLE_TOKENS) if next(turns) else ""
 
 
-def _resume(
-    checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, log: EventLog
-) -> tuple[HeldOutLoss | None, Counters]:
+def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[HeldOutLoss | None, Counters]:
     """Load the newest whole checkpoint, if any; return the first session's first held-out loss, and the counters.
 
     Raises HomeError or ManifestError if the checkpoint is from another run or another model.
     """
-    found = checkpoints.load_latest()
+    found, learner = parts.found, parts.learner
     for torn in found.passed_over:
         log.note("torn checkpoint", path=str(torn.path), why=torn.reason)
     if found.checkpoint is None:
@@ -200,7 +270,7 @@ def _resume(
             f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
         )
     try:
-        learner.load_state_dict(found.checkpoint.tensors, state)
+        parts.load(found.checkpoint)
         first_loss = state["val_loss_first"]
         first_tokens = int(state.get("val_loss_first_tokens") or 0)
         earlier = Counters.of(state.get("counters", {}))

@@ -37,6 +37,7 @@ TOKENIZER = click.option(
     help="Home directory of this peer. [~/.p2ptrain/RUN]",
 )
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
+@click.option("--devices", help="Train on several, as cuda:0,cuda:1, or on all cards: all.", metavar="DEVICE,…")
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
@@ -58,6 +59,7 @@ def peer(
     link: str | None,
     home: Path | None,
     device: str | None,
+    devices: str | None,
     data: Path | None,
     tokenizer: Path | None,
     listen: tuple[str, ...],
@@ -80,6 +82,8 @@ def peer(
     from p2ptrain.net import address
     from peer.home import home_for
 
+    if device is not None and devices is not None:
+        raise click.UsageError("Give either --device or --devices.")
     parsed = JoinLink.parse(link) if link is not None else None
     address.check(listen, announce, ())  # before the import of large libraries
     home_for(parsed, home)
@@ -97,7 +101,7 @@ def peer(
         home,
         forget,
         verbose,
-        device=device,
+        device=device if devices is None else devices,
         data=data,
         tokenizer=tokenizer,
         listen=listen or None,

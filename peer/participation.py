@@ -30,8 +30,8 @@ from p2ptrain.net.session import decline_while_away
 from p2ptrain.ports import Link
 from p2ptrain.swarm import Counters, Peer, Presence
 from p2ptrain.swarm.events import Event, Giving, LeaveRequested, PhaseDone, TrainingEnded
-from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Signals
+from p2ptrain.train.tasks import PeerLearner
 
 
 class Mode(Enum):
@@ -75,13 +75,18 @@ class Participation:
     """
 
     def __init__(
-        self, learner: Learner, new_core: Callable[[], Peer], environment: DriverEnvironment, control: TrainerControl
+        self,
+        learner: PeerLearner,
+        new_core: Callable[[], Peer],
+        environment: DriverEnvironment,
+        control: TrainerControl,
     ) -> None:
         self._learner = learner
         self._new_core = new_core
         self._environment = replace(environment, begin_training=self._begin, conclude=self._conclude)
         self._control = control
-        self._mode = Mode.SWARM
+        self._mode = self._owners_mode = Mode.SWARM
+        self._is_absent = False
         self._gives = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._changed = asyncio.Event()
@@ -97,6 +102,8 @@ class Participation:
         self._phase = 0
         """Last outer step at which the trainer waited for partners."""
         self._leaving = False
+        self._has_ended = False
+        """Whether the last driver has ended; it stays for its figures."""
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
@@ -125,6 +132,29 @@ class Participation:
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode, from the owner's thread."""
+        self._owners_mode = mode
+        self._pass_on_mode()
+
+    def leave(self) -> None:
+        """Leave the swarm as in a pause, because training has failed; from the trainer thread."""
+        self._is_absent = True
+        self._pass_on_mode()
+
+    def come_back(self) -> None:
+        """Undo ``leave`` once training can go on, maybe at an earlier step; from the trainer thread."""
+        self._phase = 0
+        if not self._learner.ended:
+            self._ended = None
+        self._is_absent = False
+        self._pass_on_mode()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no driver runs, so that nothing is delivered."""
+        return self._driver is None or self._has_ended
+
+    def _pass_on_mode(self) -> None:
+        mode = Mode.PAUSED if self._is_absent else self._owners_mode
         if mode is self._mode:
             return
         self._mode = mode
@@ -179,7 +209,10 @@ class Participation:
             if self._mode is Mode.SWARM and not self._leaving:
                 if self._ended is not None:
                     driver.post(self._ended)
-                why = await driver.run()
+                try:
+                    why = await driver.run()
+                finally:
+                    self._has_ended = self._leaving or self._is_over or not self._is_recalled
                 if not self._is_recalled or self._leaving or self._is_over:
                     return why  # the core stays, for its state and counters
             self._driver = self._core = None

@@ -10,7 +10,7 @@ from typing import Any
 from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.checkpoint import CheckpointStore
 from p2ptrain.ports import Clock, Notebook
-from p2ptrain.train.learner import Learner
+from p2ptrain.train.tasks import PeerLearner
 
 SAVE_PERIOD_S = 120.0
 """Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs. More for a
@@ -40,7 +40,7 @@ class CheckpointSaver:
     """Saves checkpoints of one session. Runs in the trainer thread."""
 
     checkpoints: CheckpointStore
-    learner: Learner
+    learner: PeerLearner
     state: Callable[[], dict[str, Any]]
     """Returns what a checkpoint holds besides the learner's state."""
     notebook: Notebook

@@ -21,8 +21,7 @@ from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
 from p2ptrain.train.compiling import BackgroundCompiler
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss, tokens_to_read
-from p2ptrain.train.learner import Learner
-from p2ptrain.train.tasks import PeerTask
+from p2ptrain.train.tasks import PeerLearner, PeerTask
 from peer.home import Home
 from peer.saving import CheckpointSaver, reason_of
 from peer.throughput import Throughput
@@ -62,7 +61,7 @@ class SessionRecorder:
     me: PeerId
     run: RunId
     nickname: str
-    learner: Learner
+    learner: PeerLearner
     task: PeerTask
     corpus: Corpus
     run_tokens: int
@@ -183,6 +182,17 @@ class SessionRecorder:
             self._held_s += time.monotonic() - self._held_at
             self.throughput.go_on(self.learner.tokens)
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
+
+    def interrupted(self) -> None:
+        """Record that training has failed; nothing can be saved or read until ``recovered``."""
+        self.throughput.rest()
+        self.drift.rest()
+
+    def recovered(self) -> None:
+        """Record that training goes on from a checkpoint."""
+        self.is_reading = False
+        self.throughput.go_on(self.learner.tokens)
+        self.saver.begin()
 
     def leaving(self) -> None:
         """Save before the goodbye, during which the owner may kill the process."""

@@ -175,6 +175,10 @@ class TeamCheckpoints:
         self._own = own
         self._together = together
 
+    def restart(self, own: RankCheckpoints) -> None:
+        """Use the leader's part in a new generation of ranks."""
+        self._own = own
+
     @property
     def digest(self) -> str | None:
         """``Checkpoints.digest``."""

@@ -56,9 +56,10 @@ class RankListener:
         self._key = key
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            _remove_stale(path)
             self._listener.bind(str(path))
             self._listener.listen()
-        except OSError as error:  # such as the file of a leader that was killed
+        except OSError as error:
             self._listener.close()
             raise TeamError("connecting the ranks", f"{path}: {error}") from error
 
@@ -121,6 +122,18 @@ def dial(path: Path, key: bytes, rank: int, timeout_s: float = HELLO_S) -> socke
         connection.close()
         raise TeamError("connecting the ranks", str(error)) from error
     return connection
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a leader that was killed: nobody answers there. Raises OSError."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(HELLO_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
 
 
 def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:

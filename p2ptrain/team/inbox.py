@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -72,6 +73,16 @@ class TeamInbox:
     def wake(self) -> None:
         """End a waiting ``drain``. Safe in a signal handler."""
         self._queue.put(None)
+
+    def clear(self) -> list[TeamDelivery]:
+        """Remove and return all entries: the ranks that they were for have ended. Only the trainer calls it."""
+        cleared = [*self._later]
+        self._later.clear()
+        with suppress(Empty):
+            while True:
+                if (entry := self._queue.get_nowait()) is not None:
+                    cleared.append(entry)
+        return cleared
 
     def drain(self, wait_s: float = 0.0) -> tuple[list[TeamDelivery], bool]:
         """Remove and return entries for one turn, and whether anything came, if only to wake the trainer.

@@ -156,6 +156,12 @@ class TeamPayloads(FragmentCodecs):
         """Numbers that no object refers to any more, for the next turn."""
         self._askers = ThreadPoolExecutor(max(1, 2 * len(self._shards)), thread_name_prefix="shard")
 
+    def reconnect(self, shards: Sequence[Shard]) -> None:
+        """Use the shards of a new generation; what is open at the old ones is lost. Only the trainer calls it."""
+        self._shards = tuple(shards)
+        self._pending.clear()
+        self.released.clear()
+
     def close(self) -> None:
         """End the threads that ask shards; waits for questions under way."""
         self._askers.shutdown()

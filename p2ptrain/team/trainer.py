@@ -9,18 +9,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2ptrain.base.errors import NetworkError, TeamError
 from p2ptrain.base.ids import LinkId
 from p2ptrain.ports import Clock
-from p2ptrain.swarm.events import Event
+from p2ptrain.swarm.events import Applied, Event, Unfit
 from p2ptrain.team.inbox import TeamDelivery, TeamInbox, delivery_of
 from p2ptrain.team.payloads import TeamPayloads
 from p2ptrain.team.shard import NOBODY, LocalShard
-from p2ptrain.team.turn import MOST_RELEASED, DisplacementRecord, Turn, TurnAction, receive_turn, send_turn
+from p2ptrain.team.turn import (
+    MOST_RELEASED,
+    AdoptionRecord,
+    DisplacementRecord,
+    Turn,
+    TurnAction,
+    receive_turn,
+    send_turn,
+)
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.team_group import HEARTBEAT_S, TeamGroup
+
+if TYPE_CHECKING:
+    from p2ptrain.ports import Saved
 
 T = TypeVar("T")
 
@@ -52,6 +63,59 @@ class LeadingTrainer:
         self._group = group
         self._shard = shard
         self._clock = clock
+        self._earlier_changes = 0
+        self._applying: list[TeamDelivery] = []
+        """Deliveries of a turn that is not complete."""
+
+    def restart(self, learner: Learner, group: TeamGroup, shard: LocalShard) -> None:
+        """Lead a new generation of ranks; arguments as for the class."""
+        self._earlier_changes = self.changes + 1
+        self.learner, self._group, self._shard = learner, group, shard
+
+    def abandon(self) -> list[Event]:
+        """Drop what was delivered for the ranks that have ended; return what the protocol core waits for."""
+        lost, self._applying = [*self._applying, *self.inbox.clear()], []
+        events: list[Event] = []
+        for delivery in lost:
+            match delivery.record:
+                case DisplacementRecord():
+                    events.append(Applied(delivery.link, self.progress))
+                case AdoptionRecord():
+                    events.append(Unfit(delivery.link, "the ranks of this peer were replaced"))
+        return events
+
+    @property
+    def changes(self) -> int:
+        """``Learner.changes``; a new generation is a change."""
+        return self._earlier_changes + self.learner.changes
+
+    @property
+    def tokens(self) -> int:
+        return self.learner.tokens
+
+    @property
+    def loss(self) -> float:
+        return self.learner.loss
+
+    @property
+    def progress_displacement(self) -> float:
+        return self.learner.progress_displacement
+
+    @property
+    def blocked_s(self) -> float:
+        return self.learner.blocked_s
+
+    @property
+    def longest_blocked_s(self) -> float:
+        return self.learner.longest_blocked_s
+
+    @property
+    def inner_step_s(self) -> float:
+        return self.learner.inner_step_s
+
+    def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]:
+        """Return ``Learner.state_dict`` of the leader's own fragments."""
+        return self.learner.state_dict()
 
     @property
     def ended(self) -> bool:
@@ -113,9 +177,11 @@ class LeadingTrainer:
         turn = Turn(
             number=number, action=action, peers=self.peers, tokens=tokens, deliveries=records, released=released
         )
+        self._applying = deliveries
         send_turn(self._group, turn)
         events = _perform(self.learner, self._shard, 0, turn, [delivery.link for delivery in deliveries])
         self._shard.complete(number, released)
+        self._applying = []
         for record in records:
             if isinstance(record, DisplacementRecord):
                 self.payloads.settle(record.serial)

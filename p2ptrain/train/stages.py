@@ -15,7 +15,7 @@ vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -242,10 +242,16 @@ def equal_cut(blocks: int, stages: int) -> tuple[StageRange, ...]:
     return _stages([blocks * index // stages for index in range(stages + 1)])
 
 
+def stages_at(starts: Sequence[int], blocks: int) -> tuple[StageRange, ...]:
+    """Return the stages that begin with these blocks."""
+    return _stages([*starts, blocks])
+
+
 def balanced_cut(
     costs: UnitCosts,
     limits_bytes: Sequence[int | None],  # of each device, in the order of the stages; None: no limit
     micro_batches: int,  # of an inner step
+    starts: Container[int] | None = None,  # units where a stage may begin (``fragments.stage_starts``); None: all
 ) -> tuple[StageRange, ...] | None:
     """Cut so that the slowest stage is as fast as possible and each fits its device; None if no cut fits.
 
@@ -263,7 +269,10 @@ def balanced_cut(
         kept = min(micro_batches, count - index)
         sizes = [state + kept * own for state, own in zip(costs.state_bytes, costs.activation_bytes, strict=True)]
         needs, takes = _sums(sizes), _sums(costs.seconds[index])
-        ends = [blocks] if index == count - 1 else range(index + 1, blocks - (count - index - 1) + 1)
+        ends: Sequence[int] = [blocks]
+        if index < count - 1:
+            later = range(index + 1, blocks - (count - index - 1) + 1)
+            ends = [end for end in later if starts is None or end + 1 in starts]  # unit 0 precedes the blocks
         found: dict[int, tuple[tuple[float, float], list[int]]] = {}
         for end in ends:
             options = []

@@ -5,10 +5,50 @@ The application does not reach into the model, which may lie on several devices.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from p2ptrain.ports import HeldOut, InnerTask
+from p2ptrain.ports import Deliveries, NetworkedLearner
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
+from p2ptrain.train.loop import LoopLearner
+
+if TYPE_CHECKING:
+    from p2ptrain.ports import Saved
+
+
+class WakingInbox(Deliveries, Protocol):
+    """Inbox whose waiting trainer any thread may wake."""
+
+    def wake(self) -> None: ...
+
+
+class PeerLearner(LoopLearner, NetworkedLearner, Protocol):
+    """``Learner``, or what leads those of a team, as the application sees it. Any thread may read its numbers."""
+
+    @property
+    def inbox(self) -> WakingInbox: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def loss(self) -> float: ...
+
+    @property
+    def changes(self) -> int: ...
+
+    @property
+    def progress_displacement(self) -> float: ...
+
+    @property
+    def blocked_s(self) -> float: ...
+
+    @property
+    def longest_blocked_s(self) -> float: ...
+
+    @property
+    def inner_step_s(self) -> float: ...
+
+    def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]: ...
 
 
 class TaskFigures(Protocol):
@@ -34,17 +74,17 @@ class TaskFigures(Protocol):
     def coverage(self) -> float:
         """Fraction of the training set that this peer has read, 0 to 1."""
 
-    micro_batch: int
-    """Sequences computed at once."""
-    learning_rate: float
-    """Learning rate of the last inner step that moved weights."""
+    @property
+    def micro_batch(self) -> int:
+        """Sequences computed at once."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the last inner step that moved weights."""
 
 
-class PeerTask(InnerTask, TaskFigures, Protocol):
+class PeerTask(TaskFigures, Protocol):
     """Inner task of a peer, such as ``train.inner.LanguageModelTask``. Its methods belong to the trainer thread."""
-
-    def held_out(self, most_tokens: int, patience_s: float) -> HeldOut:
-        """Return the evaluation of weights as training computes with them, by which a learner judges a donor's."""
 
     def held_out_loss(self, most_tokens: int, patience_s: float, goes_on: GoesOn) -> HeldOutLoss:
         """Read the held-out loss of the current weights in fp32.

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from p2ptrain.base import files
-from p2ptrain.base.device_names import DEVICE_NAME, DEVICE_WORDS
+from p2ptrain.base.device_names import DEVICES_NAME, DEVICES_WORDS
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import SETTINGS_FILE
 from p2ptrain.manifest.document import field_lines, read_toml
@@ -88,9 +88,9 @@ def nickname_text(text: str) -> str:
 
 
 def device_name(text: str) -> str:
-    """Return the valid name of a device. Raises ValueError."""
-    if not DEVICE_NAME.fullmatch(text):
-        raise ValueError(f"devices are {DEVICE_WORDS}")
+    """Return the valid names of one or several devices. Raises ValueError."""
+    if not DEVICES_NAME.fullmatch(text):
+        raise ValueError(f"devices are {DEVICES_WORDS}")
     return text
 
 
@@ -148,8 +148,9 @@ class Settings(Section):
     characters."""
 
     device: Annotated[str, AfterValidator(device_name)] = "auto"
-    """Device for training. Applies from the next start; --device takes precedence. Allowed: "auto", "cpu", "mps",
-    "cuda", "xpu", "cuda:<number>" or "xpu:<number>"."""
+    """Device for training, or several for one peer, like "cuda:0,cuda:1". Applies from the next start; --device and
+    --devices take precedence. Allowed: "auto", "cpu", "mps", "cuda", "xpu", "cuda:<number>", "xpu:<number>", several of
+    them with commas, or "all" (all cards)."""
 
     threads: int = Field(default=0, ge=0, le=MAX_THREADS)
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number

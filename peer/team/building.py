@@ -1,0 +1,103 @@
+"""Construction of one rank of a team: its stage, task, learner, shard and part of the checkpoints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from p2ptrain.base.ids import PeerId
+from p2ptrain.checkpoint import Checkpoint, Found
+from p2ptrain.data.corpus import Corpus
+from p2ptrain.manifest import Manifest
+from p2ptrain.ports import Notebook
+from p2ptrain.team.checkpoints import RankCheckpoints, window_of
+from p2ptrain.team.shard import LocalShard
+from p2ptrain.team.sharding import Sharding, sharding_of
+from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.evaluate import HeldOutLoss
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.pipeline import PipelineTask
+from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
+from p2ptrain.train.stages import StageRange, stage_model
+from p2ptrain.train.team_group import TeamGroup
+from peer.home import Home
+from peer.team.agreement import Agreement
+
+TRIED_TOKENS = 16_384
+"""Held-out text for the test of a donor's weights, as ``assembly.TRIED_TOKENS``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamRank:
+    """One rank's part of a team, in its own process."""
+
+    agreement: Agreement
+    group: TeamGroup
+    sharding: Sharding
+    task: PipelineTask
+    learner: Learner
+    shard: LocalShard
+    checkpoints: RankCheckpoints
+    trained: RankCheckpoints
+    """Of the weights at the end of training."""
+    found: Found
+    """What the rank found of checkpoints; the learner has not loaded it."""
+
+    def evaluate(self, tokens: int) -> HeldOutLoss:
+        """Read the held-out loss, a collective of which the leader sets the time limit."""
+        return self.task.held_out_loss(tokens, math.inf, lambda read, wanted: True)
+
+    def save(self) -> None:
+        """Write this rank's part of a checkpoint, a collective."""
+        self.checkpoints.write(self.learner.state_dict()[0], self.learner.step)
+
+    def save_trained(self) -> None:
+        """Write this rank's part of the weights at the end of training, a collective."""
+        self.trained.write({"slow": self.learner.state_dict()[0]["slow"]}, self.learner.step)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Restore this rank's part of a checkpoint. Raises KeyError or ValueError if it does not fit."""
+        self.learner.load_state_dict(checkpoint.tensors, checkpoint.state)
+
+
+def build_rank(
+    group: TeamGroup,
+    manifest: Manifest,
+    device: torch.device,
+    corpus: Corpus,
+    peer: PeerId,
+    agreement: Agreement,
+    home: Home,
+    notebook: Notebook,
+) -> TeamRank:
+    """Build one rank, a collective of all. Raises UserError and TeamError."""
+    description, seed, stage = manifest.model, manifest.run.seed, agreement.stages[group.rank]
+    model = group.together("building the model", lambda: stage_model(description, seed, device, stage))
+    fragments = fragments_of(manifest.outer, model.whole)
+    sharding = sharding_of(fragments, offsets(agreement.stages, model.whole.unit_lengths), model.whole.unit_lengths)
+    own = sharding.slices(group.rank)
+    training, tokens = manifest.training, manifest.run.tokens
+    task = PipelineTask(model, group, corpus, training, tokens, CorpusReader(seed, peer), agreement.placement)
+    weight_codec, gradient_codec = codecs_of(manifest.codec)
+    learner = Learner(
+        task,
+        learner_rules(manifest.outer, tokens),
+        own,
+        weight_codec,
+        notebook,
+        gradient_codec=gradient_codec,
+        matrices=matrices_of(model.flat.layout, own),
+        held_out=task.held_out(TRIED_TOKENS, math.inf),
+        all_gather=group.gather,
+    )
+    window = window_of(model)
+    store, trained = (RankCheckpoints(each, group, window) for each in (home.checkpoints, home.trained))
+    shard = LocalShard(learner.payloads)
+    return TeamRank(agreement, group, sharding, task, learner, shard, store, trained, store.load_latest())
+
+
+def offsets(stages: tuple[StageRange, ...], units: tuple[int, ...]) -> list[int]:
+    """Return where each stage begins in the whole flat vector; the embedding, unit 0, belongs to the first one."""
+    return [0 if stage.is_first else sum(units[: stage.blocks.start + 1]) for stage in stages]

@@ -1,0 +1,80 @@
+"""Names of a peer's devices, and the checks that a run can be trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from p2ptrain.base.device_names import DEVICES_NAME, DEVICES_WORDS
+from p2ptrain.base.errors import DeviceError
+from p2ptrain.manifest import Manifest
+from p2ptrain.outer.fragments import layer_slices, stage_starts
+from p2ptrain.train import accelerator
+from p2ptrain.train.stages import fitting_micro_batch
+from peer.capacity import StagePlace, check_team_memory
+
+
+def choose_devices(names: str) -> list[torch.device]:
+    """Return the devices of these names, separated by commas, in their order; ``all``: all cards of one kind.
+
+    The first one becomes the current device of this thread. Raises DeviceError if one is missing, unusable or named
+    twice; the CPU may be.
+    """
+    if DEVICES_NAME.fullmatch(names) is None:
+        raise DeviceError(f"{names!r} names no devices; names are {DEVICES_WORDS}.", "Give them as cuda:0,cuda:1.")
+    parts = names.split(",")
+    if len(parts) > 1 and "auto" in parts:
+        raise DeviceError(f"{names!r} lets this machine choose one of several devices.", "Name each device.")
+    if names == "all":
+        parts = _all_cards()
+    chosen = [accelerator.choose_device(name) for name in reversed(parts)][::-1]  # the first one last: it is current
+    places = [(each.type, each.index or 0) for each in chosen]
+    for device, place in zip(chosen, places, strict=True):
+        if device.type != "cpu" and places.count(place) > 1:
+            raise DeviceError(f"The device {device} is named twice in {names!r}.", "Name each card once.")
+    return chosen
+
+
+def _all_cards() -> list[str]:
+    for kind in accelerator.KINDS:
+        if found := accelerator.cards(kind):
+            return [str(each) for each in found]
+    raise DeviceError("This machine has no card that torch can use, so `all` names no device.", "Name the CPU: cpu.")
+
+
+def check_team(manifest: Manifest, devices: Sequence[torch.device], memory_bytes: float) -> None:
+    """Raise DeviceError unless a team on these devices can train the run in so much host memory."""
+    ranks, outer, sequences = len(devices), manifest.outer, manifest.training.sequences_per_step
+    if outer.cut != "layers":
+        raise DeviceError(
+            f"This run cuts its weights without regard to layers (outer.cut is {outer.cut!r}), so it trains on one "
+            f"device, not on {ranks}.",
+            'Name one device, or join a run whose manifest has outer.cut = "layers".',
+        )
+    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes))
+    if fitting_micro_batch(sequences, sequences, ranks) is None:
+        raise DeviceError(
+            f"The {sequences} sequences of the run's inner steps cannot be divided into micro-batches of one size for "
+            f"{ranks} devices.",
+            f"Use at most {sequences} devices.",
+        )
+    units = manifest.model.unit_parameters()
+    starts = stage_starts(units, layer_slices(units, outer.fragments))
+    if len(starts) < ranks:
+        raise DeviceError(
+            f"The run's weights have {outer.fragments} fragments, which begin with only {len(starts)} of the model's "
+            f"layers, too few for {ranks} devices.",
+            f"Use at most {max(1, len(starts))} devices, or join a run with more fragments.",
+        )
+
+
+def _place(device: torch.device) -> StagePlace:
+    if device.type == "cpu" or accelerator.shares_host_memory(device):
+        return StagePlace(str(device))
+    return StagePlace(str(device), accelerator.free_bytes(device))
+
+
+def rank_threads(devices: Sequence[torch.device]) -> int:
+    """Return the threads of each rank: an equal share of those that a single process would use."""
+    return max(1, torch.get_num_threads() // max(1, sum(each.type == "cpu" for each in devices)))

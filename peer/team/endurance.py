@@ -1,0 +1,86 @@
+"""Training on when ranks of a team fail: the peer leaves the swarm, a new generation of ranks begins, and it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from p2ptrain.base.errors import DeviceError, TeamError
+from p2ptrain.swarm.events import Event
+from peer.session_recorder import SessionRecorder
+from peer.team.generations import Team
+
+LEAVING_S = 60.0
+"""Longest wait for the farewell, while new ranks start; a later delivery of the old driver would be dropped."""
+POLL_S = 0.05
+
+
+class Attendance(Protocol):
+    """Whether the peer is in the swarm (``participation.Participation``)."""
+
+    @property
+    def is_away(self) -> bool: ...
+
+    def leave(self) -> None: ...
+
+    def come_back(self) -> None: ...
+
+    def post(self, event: Event) -> None: ...
+
+
+class TeamStopped(Exception):
+    """The owner stopped the peer while its ranks were being replaced: there is nothing newer to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endurance:
+    """Repeats what failed because of a rank. Belongs to the trainer thread.
+
+    Args:
+        team: None: the peer trains in one process.
+    """
+
+    team: Team | None
+    record: SessionRecorder
+    attendance: Attendance | None = None
+    """None: the run has no exchanges."""
+
+    def run(self, act: Callable[[], None]) -> None:
+        """Call ``act`` until it ends without a TeamError. Raises DeviceError, and TeamStopped."""
+        team = self.team
+        if team is None:
+            act()
+            return
+        while True:
+            try:
+                act()
+                return
+            except TeamError as error:
+                failure = error
+            except torch.AcceleratorError as error:  # the context of this process's card is lost
+                raise DeviceError(
+                    f"The device {team.devices[0]} failed: {str(error).partition(chr(10))[0]}.",
+                    "Start the peer again; if it fails again, check the card with its maker's tools.",
+                ) from error
+            self._recover(team, failure)
+
+    def _recover(self, team: Team, failure: TeamError) -> None:
+        self.record.interrupted()
+        if self.attendance is not None:
+            self.attendance.leave()
+        if not team.recover(failure):
+            raise TeamStopped
+        until = time.monotonic() + LEAVING_S
+        while self.attendance is not None and not self.attendance.is_away and time.monotonic() < until:
+            for event in team.trainer.abandon():
+                self.attendance.post(event)
+            time.sleep(POLL_S)
+        team.trainer.abandon()
+        team.renew()
+        self.record.recovered()
+        if self.attendance is not None:
+            self.attendance.come_back()

@@ -1,0 +1,296 @@
+"""Team of rank processes, as its leader runs it: generations that follow each other when a rank dies or freezes.
+
+A generation's ranks and the leader connect, build their stages and load the newest checkpoint that is whole for all of
+them. When a collective fails, all its rank processes are ended, and the next generation begins; what the network has of
+the learner (``TeamPayloads``, ``TeamInbox``, ``LeadingTrainer``) stays and leads the new ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from p2ptrain.base.errors import DeviceError, NetworkError, TeamError, TeamMemoryError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.checkpoint import Found
+from p2ptrain.data.corpus import Corpus
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.net.p2pd.socket_folder import SocketFolder
+from p2ptrain.ports import Clock, Notebook
+from p2ptrain.team.checkpoints import TeamCheckpoints
+from p2ptrain.team.connection import RankConnection
+from p2ptrain.team.handshake import RankListener, new_key
+from p2ptrain.team.inbox import TeamInbox
+from p2ptrain.team.payloads import TeamPayloads
+from p2ptrain.team.remote_shard import RemoteShard
+from p2ptrain.team.shard import Shard
+from p2ptrain.team.trainer import LeadingTrainer
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
+from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
+from p2ptrain.train.team_group import Rendezvous, TeamGroup
+from peer.home import Home
+from peer.team.agreement import agree
+from peer.team.building import TeamRank, build_rank
+from peer.team.plan import LEADER_SOCKET, RankPlan, most_message_bytes
+from peer.team.processes import READY_S, RankProcess, culprit
+from peer.team.task import LeadingTask
+
+TIMEOUT_S = 60.0
+"""Longest wait for another rank in a collective, after which it counts as frozen. Guess: the longest pass of a
+micro-batch through a stage on a slow device would settle it."""
+MOST_DEATHS, DEATHS_S = 3, 3600.0
+"""Deaths of ranks within so many seconds after which the peer gives up."""
+
+
+class TeamFiles(NamedTuple):
+    data: Path | None
+    tokenizer: Path | None
+
+
+class Team:
+    """A leader's team. Its methods belong to the trainer thread; ``close`` it.
+
+    Args:
+        devices: of the ranks; the first is this process's.
+        files: the run's files that the owner named.
+        threads: of each rank.
+        is_stopping: whether the owner has stopped the peer, so that no further generation begins.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[torch.device],
+        home: Home,
+        peer: PeerId,
+        signed: SignedManifest,
+        files: TeamFiles,
+        threads: int,
+        notebook: Notebook,
+        is_stopping: Callable[[], bool] = lambda: False,
+        timeout_s: float = TIMEOUT_S,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.devices = tuple(devices)
+        self.is_stopping = is_stopping
+        self._home = home
+        self._peer = peer
+        self._signed = signed
+        self._files = files
+        self._threads = threads
+        self._activation_bytes = CPU_ACTIVATION_BYTES // len(devices)
+        self._notebook = notebook
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._most_sequences = signed.manifest.training.sequences_per_step
+        self._starts: list[int] = []
+        self._generation = 0
+        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._group: TeamGroup | None = None
+        self._rank: TeamRank | None = None
+        self._remotes: list[RemoteShard] = []
+        self._corpus: Corpus | None = None
+        torch.set_num_threads(threads)
+        self._folder = SocketFolder.create()
+        self._processes = self._spawned()
+
+    # --- the session's view ---------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> TeamRank:
+        """The leader's own rank in the current generation."""
+        assert self._rank is not None, "between generations"
+        return self._rank
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a generation is connected."""
+        return self._rank is not None
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the other ranks."""
+        return [each.pid for each in self._processes]
+
+    def start(self, corpus: Corpus) -> Found:
+        """Begin the first generation; return what it found of checkpoints. Raises UserError."""
+        self._corpus = corpus
+        try:
+            self._begin()
+        except TeamError as error:
+            if not self.recover(error):
+                raise DeviceError("The peer was stopped while its devices started.", "Start it again.") from error
+        return self.rank.found
+
+    def lead(self) -> None:
+        """Make the session's objects, which outlive generations; call it once, after ``start``."""
+        rank, manifest = self.rank, self._signed.manifest
+        recipe = learner_rules(manifest.outer, manifest.run.tokens).recipe
+        codec, gradient_codec = codecs_of(manifest.codec)
+        shown = "fast" if recipe.mix("fast") is not None else "slow"
+        whole = rank.task.stage_model.whole
+        self._payloads = TeamPayloads(
+            codec,
+            gradient_codec if recipe.mix("pseudo_gradient") is not None else None,
+            matrices_of(whole, rank.sharding.fragments),
+            shown,
+            rank.sharding,
+            self._shards(),
+            self._turn,
+            recipe.mixes_at_any_time(shown),
+        )
+        inbox = TeamInbox(recipe.follow, self._payloads)
+        self.trainer = LeadingTrainer(rank.learner, rank.group, rank.shard, self._payloads, inbox)
+        self.task = LeadingTask(self.devices, self.trainer, lambda: None if self._rank is None else self._rank.task)
+        self.checkpoints = TeamCheckpoints(rank.checkpoints, self.trainer.save)
+        self.trained = TeamCheckpoints(rank.trained, self.trainer.save_trained)
+
+    def recover(self, error: TeamError) -> bool:
+        """End the failed generation and begin another; return False if the owner stops the peer meanwhile.
+
+        The new ranks have loaded the newest checkpoint that all can load. Raises DeviceError after ``MOST_DEATHS``.
+        """
+        while True:
+            self._judge(error)
+            self._end_generation()
+            if self.is_stopping():
+                return False
+            self._generation += 1
+            self._processes = self._spawned()
+            try:
+                self._begin()
+            except TeamError as again:
+                error = again
+                continue
+            if (found := self.rank.found.checkpoint) is not None:
+                self.rank.load(found)
+            return True
+
+    def renew(self) -> None:
+        """Let the session's objects lead the new generation, once no exchange of the old one is under way."""
+        rank = self.rank
+        self._payloads.reconnect(self._shards())
+        self.checkpoints.restart(rank.checkpoints)
+        self.trained.restart(rank.trained)
+        self.trainer.restart(rank.learner, rank.group, rank.shard)
+        self._notebook.note("ranks replaced", generation=self._generation, step=rank.learner.step)
+
+    def close(self) -> None:
+        """End all rank processes at once. Safe to call twice."""
+        self._end_generation()
+        if hasattr(self, "_payloads"):
+            self._payloads.close()
+        self._folder.remove()
+
+    # --- one generation -------------------------------------------------------------------------------------------
+
+    def _spawned(self) -> list[RankProcess]:
+        return [RankProcess(rank, str(device)) for rank, device in enumerate(self.devices) if rank]
+
+    def _begin(self) -> None:
+        """Connect the rank processes and build this process's rank. Raises UserError and TeamError."""
+        assert self._corpus is not None
+        manifest, key = self._signed.manifest, new_key()
+        plans = [self._plan(each.rank, key) for each in self._processes]
+        for process in self._processes:
+            process.wait_ready(READY_S)
+        listener = RankListener(self._folder.path / LEADER_SOCKET, key)
+        try:
+            for process, plan in zip(self._processes, plans, strict=True):
+                process.tell(plan)
+            place = Rendezvous(self._folder.path, 0, len(self.devices), self._generation)
+            self._group = group = TeamGroup(place, self._timeout_s)
+            group.together("opening the text", lambda: None)
+            agreement = agree(
+                group, manifest, self.devices[0], self._activation_bytes, self._most_sequences, self._starts
+            )
+            self._starts = [each.blocks.start for each in agreement.stages]
+            rank = build_rank(
+                group,
+                manifest,
+                self.devices[0],
+                self._corpus,
+                self._peer,
+                agreement,
+                self._home,
+                self._notebook,
+            )
+            connections = listener.connect(len(self.devices), self._timeout_s)
+        finally:
+            listener.close()
+        most = most_message_bytes(manifest)
+        self._remotes = [RemoteShard(number, RankConnection(each, most)) for number, each in enumerate(connections, 1)]
+        self._rank = rank
+
+    def _plan(self, rank: int, key: bytes) -> RankPlan:
+        data, tokenizer = (None if each is None else str(each.absolute()) for each in self._files)
+        return RankPlan(
+            home=str(self._home.path.absolute()),
+            peer=self._peer,
+            rank=rank,
+            devices=[str(each) for each in self.devices],
+            generation=self._generation,
+            folder=str(self._folder.path),
+            key=key.hex(),
+            data=data,
+            tokenizer=tokenizer,
+            threads=self._threads,
+            timeout_s=self._timeout_s,
+            activation_bytes=self._activation_bytes,
+            most_sequences=self._most_sequences,
+            starts=self._starts,
+        )
+
+    def _turn(self) -> int:
+        if (rank := self._rank) is None:
+            raise NetworkError("the ranks of this peer are being replaced")
+        return rank.shard.turn
+
+    def _shards(self) -> list[Shard]:
+        return [self.rank.shard, *self._remotes]
+
+    def _end_generation(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        for remote in self._remotes:
+            remote.close()
+        for process in self._processes:
+            process.kill()
+        self._group, self._rank, self._remotes, self._processes = None, None, [], []
+
+    # --- failures -------------------------------------------------------------------------------------------------
+
+    def _judge(self, error: TeamError) -> None:
+        """Note which rank failed and why. Raises DeviceError if it is the owner's problem, or failed too often."""
+        if self._group is not None:
+            self._group.close()  # so that the other ranks notice at once
+        rank, why, said = (None, str(error), None) if isinstance(error, TeamMemoryError) else culprit(self._processes)
+        if said is not None and said.kind == "user":
+            self._end_generation()
+            raise DeviceError(said.reason, said.remedy)
+        device = self._name(0 if isinstance(error, TeamMemoryError) else None if rank is None else rank.rank)
+        why = why or str(error)
+        self._notebook.note("rank failed", device=device, why=why, collective=error.collective)
+        if (isinstance(error, TeamMemoryError) or (said is not None and said.kind == "memory")) and self._lowered():
+            return
+        self._deaths.append(now := self._clock())
+        if len(self._deaths) == MOST_DEATHS and now - self._deaths[0] < DEATHS_S:
+            self._end_generation()
+            raise DeviceError(
+                f"{device} failed {MOST_DEATHS} times within an hour, the last time because {why.rstrip('.')}.",
+                "Check it with p2ptrain doctor, or start the peer without it; the last checkpoint is in the home.",
+            )
+
+    def _name(self, rank: int | None) -> str:
+        if rank is None:
+            return f"One of the devices {', '.join(map(str, self.devices))}"
+        return f"The device {self.devices[rank]} of rank {rank}"
+
+    def _lowered(self) -> bool:
+        """Let the next generation compute fewer sequences at once; return whether that is possible."""
+        now = self._rank.task.micro_batch if self._rank is not None else self._most_sequences
+        self._most_sequences = max(1, now // 2)
+        return now > 1

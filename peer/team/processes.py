@@ -1,0 +1,128 @@
+"""Rank processes of a team as its leader sees them: started, told their plans, watched and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from queue import Empty, Queue
+
+from p2ptrain.base.errors import TeamError
+from p2ptrain.base.launcher import launched
+from p2ptrain.base.text import printable
+from peer.team.plan import LONGEST_LINE, RankPlan, RankReport, decode_report
+
+READY_S = 300.0
+"""Timeout of a rank's imports. Guess: the slowest disks of volunteers would settle it."""
+MOST_REPORTS = 8
+LAST_WORDS_S = 3.0
+"""Seconds in which ranks that notice a failure report it and end; one that has not is frozen."""
+
+
+class RankProcess:
+    """One rank's process. It ends with this one: its standard input closes, and it gets the parent-death signal."""
+
+    def __init__(self, rank: int, device: str) -> None:
+        self.rank = rank
+        self.device = device
+        command = launched(sys.executable, "-P", "-m", "peer.team.rank")
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._reports: Queue[RankReport | None] = Queue(MOST_REPORTS)
+        self._thread = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the process has imported its libraries. Raises TeamError."""
+        try:
+            said = self._reports.get(timeout=timeout_s)
+        except Empty:
+            raise TeamError("starting the ranks", f"rank {self.rank} did not start in {timeout_s:.0f} s") from None
+        if said is None or said.kind != "ready":
+            raise TeamError("starting the ranks", f"rank {self.rank} ended at its start")
+
+    def tell(self, plan: RankPlan) -> None:
+        """Send the plan. Raises TeamError if the process has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(plan.model_dump_json().encode() + b"\n")
+        except OSError as error:
+            raise TeamError("starting the ranks", f"rank {self.rank} ended at its start") from error
+
+    def last_report(self) -> RankReport | None:
+        """Return the last report that has not been read."""
+        found = None
+        with contextlib.suppress(Empty):
+            while (said := self._reports.get_nowait()) is not None:
+                found = said
+        return found
+
+    def kill(self) -> None:
+        """End the process at once, also if it is stopped, and wait for it. Safe to call twice."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def wait(self, until: float) -> bool:
+        """Wait for the process to end until this time of ``time.monotonic``; return whether it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, until - time.monotonic()))
+        return self.has_ended
+
+    def how_ended(self) -> str:
+        """Say how the process has ended."""
+        code = self._process.returncode
+        return f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        line = bytearray()
+        while chunk := self._process.stdout.read(4096):
+            line += chunk
+            while (end := line.find(b"\n")) >= 0:
+                if (said := decode_report(bytes(line[:end]))) is not None:
+                    self._put(said)
+                del line[: end + 1]
+            if len(line) > LONGEST_LINE:
+                line.clear()
+        self._put(None)
+
+    def _put(self, said: RankReport | None) -> None:
+        while self._reports.full():  # the last ones count
+            with contextlib.suppress(Empty):
+                self._reports.get_nowait()
+        self._reports.put(said)
+
+
+def culprit(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, RankReport | None]:
+    """Return the rank whose failure ended the team, why, and its report; None: the leader itself, or unknown.
+
+    Waits ``LAST_WORDS_S`` for ranks that end because another one failed. Ends those that are left.
+    """
+    until = time.monotonic() + LAST_WORDS_S
+    alive = [each for each in ranks if not each.wait(until)]
+    reports = {each.rank: None if each in alive else each.last_report() for each in ranks}
+    for each in ranks:
+        said = reports[each.rank]
+        if said is not None and said.kind not in ("team", "ready"):
+            return each, printable(said.reason), said
+    for each in ranks:
+        if each not in alive and reports[each.rank] is None:
+            return each, f"its process {each.pid} {each.how_ended()}", None
+    if alive and len(alive) < max(2, len(ranks)):
+        return alive[0], f"its process {alive[0].pid} does not answer", None
+    return None, "", None

@@ -1,0 +1,124 @@
+"""A rank process of a team: ``python -m peer.team.rank``, started by its leader, never by people.
+
+It reads its plan from standard input, which stays open as long as the leader lives: at its end the process ends at
+once, whatever it does. It writes reports to standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+from p2ptrain.base.errors import TeamError, TeamMemoryError, UserError
+from p2ptrain.base.imports import large_imports
+
+with large_imports():
+    import torch
+
+    from p2ptrain.base.ids import PeerId
+    from p2ptrain.base.telemetry import MemoryLog
+    from p2ptrain.data.corpus import open_corpus
+    from p2ptrain.data.stream import cache_directory
+    from p2ptrain.team.connection import RankConnection
+    from p2ptrain.team.handshake import dial
+    from p2ptrain.team.shard_server import ShardServer
+    from p2ptrain.team.trainer import follow
+    from p2ptrain.train import accelerator
+    from p2ptrain.train.team_group import Rendezvous, TeamGroup
+    from peer.home import Home
+    from peer.team.agreement import agree
+    from peer.team.building import build_rank
+    from peer.team.plan import (
+        LEADER_SOCKET,
+        LONGEST_LINE,
+        LONGEST_REASON,
+        RankPlan,
+        RankReport,
+        decode_plan,
+        most_message_bytes,
+    )
+
+
+def report(kind: str, reason: str = "", remedy: str = "") -> None:
+    """Write a report to the leader; if it has died, nobody reads it."""
+    said = RankReport.model_validate(
+        {"kind": kind, "reason": reason[:LONGEST_REASON], "remedy": remedy[:LONGEST_REASON]}
+    )
+    try:
+        sys.stdout.write(said.model_dump_json() + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(1)
+
+
+def watch_leader(pipe: BinaryIO) -> None:
+    """End this process as soon as the leader's end of the pipe is closed, by the leader or by its death."""
+
+    def watch() -> None:
+        while pipe.read(4096):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="leader-watch", daemon=True).start()
+
+
+def live(plan: RankPlan) -> None:
+    """Join the team, and follow its leader until it says stop. Raises UserError and TeamError."""
+    torch.set_num_threads(plan.threads)
+    device = accelerator.choose_device(plan.device)
+    home, folder = Home(Path(plan.home)), Path(plan.folder)
+    signed = home.load_manifest(None)
+    assert signed is not None, "the leader saved it"
+    manifest = signed.manifest
+    group = TeamGroup(Rendezvous(folder, plan.rank, len(plan.devices), plan.generation), plan.timeout_s)
+    try:
+        data, tokenizer = (None if each is None else Path(each) for each in (plan.data, plan.tokenizer))
+        corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
+        agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts)
+        rank = build_rank(group, manifest, device, corpus, PeerId(plan.peer), agreement, home, MemoryLog(100))
+        if rank.found.checkpoint is not None:
+            rank.load(rank.found.checkpoint)
+        connection = dial(folder / LEADER_SOCKET, bytes.fromhex(plan.key), plan.rank, plan.timeout_s)
+        server = ShardServer(rank.shard, RankConnection(connection, most_message_bytes(manifest)))
+        server.start()
+        follow(rank.learner, group, rank.shard, rank.evaluate, rank.save, rank.save_trained)
+    finally:
+        group.close()
+
+
+def main() -> int:
+    pipe = sys.stdin.buffer.raw  # type: ignore[attr-defined]  # unbuffered: the watcher reads the rest
+    report("ready")
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if len(line) > LONGEST_LINE or not (byte := pipe.read(1)):
+            return 1
+        line += byte
+    watch_leader(pipe)
+    try:
+        live(decode_plan(bytes(line)))
+    except TeamMemoryError as error:
+        report("memory", str(error))
+    except TeamError as error:
+        report("team", str(error))
+    except UserError as error:
+        report("user", error.problem, error.remedy)
+    except (RuntimeError, MemoryError) as error:
+        is_device = isinstance(error, torch.AcceleratorError)
+        kind = "memory" if accelerator.is_out_of_memory(error) else "device" if is_device else "error"
+        report(kind, str(error).partition("\n")[0])
+        if kind == "error":
+            raise
+    else:
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of gloo and of the shard server may wait for a peer that is gone
