@@ -14,8 +14,8 @@ from random import Random
 import torch
 
 from p2ptrain.base.errors import HomeError, ManifestError
-from p2ptrain.base.telemetry import EventLog
 from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoint, Checkpoints, CheckpointStore, Found
 from p2ptrain.data.corpus import Corpus, open_corpus
 from p2ptrain.data.rows import TextCounts

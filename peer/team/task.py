@@ -11,7 +11,6 @@ from p2ptrain.team.trainer import LeadingTrainer
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
 from p2ptrain.train.pipeline import PipelineTask
 
-
 FIGURES = ("parameter_count", "computes_in", "skipped_steps", "coverage", "micro_batch", "learning_rate")
 """Names of ``train.tasks.TaskFigures`` that the leader's task has."""
 
