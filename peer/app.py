@@ -66,10 +66,13 @@ from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.team.devices import choose_devices
-from peer.team.endurance import Endurance, TeamStopped
+from peer.team.endurance import Endurance, TeamStoppedError
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
+
+ENDING_S = 0.05
+"""Seconds between two looks at whether the network has ended."""
 
 WrapEnvironment = Callable[[DriverEnvironment, Any, float], DriverEnvironment]
 """Maps an honest peer's environment, its learner and the run's tokens to the environment to use."""
@@ -139,7 +142,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 else:
                     _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
                 Endurance(session.team, session.record).run(session.record.end)
-            except TeamStopped:  # after the last checkpoint no ranks were left to save another
+            except TeamStoppedError:  # after the last checkpoint no ranks were left to save another
                 pass
             except Exception:  # save hours of training, whatever failed
                 if session.team is None or session.team.is_running:
@@ -318,10 +321,11 @@ def _run_in_swarm(
         hooks = replace(_hooks(record), turned=participation.turned)
         try:
             endurance.run(lambda: train(learner, signals, participation.post, hooks))
-        except TeamStopped:
+        except TeamStoppedError:
             participation.post(LeaveRequested())
-            participation.come_back()
-            participation.turned()
+            while not ended.done():  # nothing is left to apply
+                participation.turned()
+                time.sleep(ENDING_S)
             record.why = ended.result()
             raise
         record.why = ended.result()

@@ -88,7 +88,9 @@ class Found(NamedTuple):
 class CheckpointStore(Protocol):
     """Checkpoints of one session: ``Checkpoints``, or those of a team as its leader sees them."""
 
-    digest: str | None
+    @property
+    def digest(self) -> str | None:
+        """Digest of the tensors that were loaded or saved last."""
 
     def load_latest(self) -> Found: ...
 

@@ -1,4 +1,4 @@
-"""Training on when ranks of a team fail: the peer leaves the swarm, a new generation of ranks begins, and it returns."""
+"""Recovery from failed ranks: the peer leaves the swarm, a new generation of ranks begins, and it returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from p2ptrain.base.errors import DeviceError, TeamError
+from p2ptrain.base.errors import DeviceError, P2pTrainError, TeamError
 from p2ptrain.swarm.events import Event
 from peer.session_recorder import SessionRecorder
 from peer.team.generations import Team
@@ -32,7 +32,7 @@ class Attendance(Protocol):
     def post(self, event: Event) -> None: ...
 
 
-class TeamStopped(Exception):
+class TeamStoppedError(P2pTrainError):
     """The owner stopped the peer while its ranks were being replaced: there is nothing newer to save."""
 
 
@@ -50,7 +50,7 @@ class Endurance:
     """None: the run has no exchanges."""
 
     def run(self, act: Callable[[], None]) -> None:
-        """Call ``act`` until it ends without a TeamError. Raises DeviceError, and TeamStopped."""
+        """Call ``act`` until it ends without a TeamError. Raises DeviceError, and TeamStoppedError."""
         team = self.team
         if team is None:
             act()
@@ -73,7 +73,7 @@ class Endurance:
         if self.attendance is not None:
             self.attendance.leave()
         if not team.recover(failure):
-            raise TeamStopped
+            raise TeamStoppedError
         until = time.monotonic() + LEAVING_S
         while self.attendance is not None and not self.attendance.is_away and time.monotonic() < until:
             for event in team.trainer.abandon():

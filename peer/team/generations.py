@@ -22,6 +22,7 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.p2pd.socket_folder import SocketFolder
 from p2ptrain.ports import Clock, Notebook
+from p2ptrain.recipes import Stream
 from p2ptrain.team.checkpoints import TeamCheckpoints
 from p2ptrain.team.connection import RankConnection
 from p2ptrain.team.handshake import RankListener, new_key
@@ -130,7 +131,7 @@ class Team:
         rank, manifest = self.rank, self._signed.manifest
         recipe = learner_rules(manifest.outer, manifest.run.tokens).recipe
         codec, gradient_codec = codecs_of(manifest.codec)
-        shown = "fast" if recipe.mix("fast") is not None else "slow"
+        shown: Stream = "fast" if recipe.mix("fast") is not None else "slow"
         whole = rank.task.stage_model.whole
         self._payloads = TeamPayloads(
             codec,
@@ -188,7 +189,11 @@ class Team:
     # --- one generation -------------------------------------------------------------------------------------------
 
     def _spawned(self) -> list[RankProcess]:
-        return [RankProcess(rank, str(device)) for rank, device in enumerate(self.devices) if rank]
+        return [
+            RankProcess(self._home.path.absolute(), rank, str(device))
+            for rank, device in enumerate(self.devices)
+            if rank
+        ]
 
     def _begin(self) -> None:
         """Connect the rank processes and build this process's rank. Raises UserError and TeamError."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from queue import Empty, Queue
 
 from p2ptrain.base.errors import TeamError
@@ -25,10 +26,10 @@ LAST_WORDS_S = 3.0
 class RankProcess:
     """One rank's process. It ends with this one: its standard input closes, and it gets the parent-death signal."""
 
-    def __init__(self, rank: int, device: str) -> None:
+    def __init__(self, home: Path, rank: int, device: str) -> None:
         self.rank = rank
         self.device = device
-        command = launched(sys.executable, "-P", "-m", "peer.team.rank")
+        command = launched(sys.executable, "-P", "-m", "peer.team.rank", str(home), str(rank))  # named for people
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         self._reports: Queue[RankReport | None] = Queue(MOST_REPORTS)
         self._thread = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)

@@ -1,4 +1,4 @@
-"""A rank process of a team: ``python -m peer.team.rank``, started by its leader, never by people.
+"""A rank process of a team: ``python -m peer.team.rank HOME RANK``, started by its leader, never by people.
 
 It reads its plan from standard input, which stays open as long as the leader lives: at its end the process ends at
 once, whatever it does. It writes reports to standard output.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from p2ptrain.base.errors import TeamError, TeamMemoryError, UserError
 from p2ptrain.base.imports import large_imports
@@ -54,7 +54,7 @@ def report(kind: str, reason: str = "", remedy: str = "") -> None:
         os._exit(1)
 
 
-def watch_leader(pipe: BinaryIO) -> None:
+def watch_leader(pipe: FileIO) -> None:
     """End this process as soon as the leader's end of the pipe is closed, by the leader or by its death."""
 
     def watch() -> None:
@@ -90,7 +90,7 @@ def live(plan: RankPlan) -> None:
 
 
 def main() -> int:
-    pipe = sys.stdin.buffer.raw  # type: ignore[attr-defined]  # unbuffered: the watcher reads the rest
+    pipe = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 -- open as long as the process
     report("ready")
     line = bytearray()
     while not line.endswith(b"\n"):

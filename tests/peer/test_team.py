@@ -22,6 +22,11 @@ def ranks_of(peer: Program) -> list[psutil.Process]:
     return until("a rank", lambda: [each for each in children if "peer.team.rank" in each.cmdline()])
 
 
+def trains(peer: Program) -> None:
+    """Wait for the end of an outer step."""
+    until("an outer step", lambda: [each for each in peer.events("progress") if each["step"]])
+
+
 def test_a_team_trains_in_a_swarm_beside_a_plain_peer_and_exports() -> None:
     with Swarm(**LAYERS, **{"run.tokens": 60_000}) as swarm:
         swarm.bootstrap()
@@ -42,7 +47,7 @@ def test_ctrl_c_saves_and_ends_all_ranks_and_a_single_process_goes_on() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
         team = swarm.peer("team", "--devices", "cpu,cpu")
-        team.wait_for("progress")
+        trains(team)
         ranks = ranks_of(team)
         team.interrupt()
         assert team.end() == 0, team.output
@@ -57,7 +62,7 @@ def test_no_rank_outlives_a_killed_leader() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
         team = swarm.peer("team", "--devices", "cpu,cpu")
-        team.wait_for("progress")
+        trains(team)
         (rank,) = ranks_of(team)
         team.kill()
         rank.wait(10)
