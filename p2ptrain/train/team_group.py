@@ -55,7 +55,7 @@ class Rendezvous:
 
     @property
     def file(self) -> Path:
-        return self.folder / f"generation-{self.generation}"
+        return self.folder / f"generation-{self.generation}.rendezvous"
 
 
 class TeamGroup:

@@ -177,6 +177,7 @@ class Team:
         self.checkpoints.restart(rank.checkpoints)
         self.trained.restart(rank.trained)
         self.trainer.restart(rank.learner, rank.group, rank.shard)
+        self.trainer.inbox.wake()  # ``abandon`` may have removed what wakes the trainer
         self._notebook.note("ranks replaced", generation=self._generation, step=rank.learner.step)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,6 +13,9 @@ from swarm import ENDLESS, Program, Swarm, until
 from p2ptrain import checkpoint
 
 pytestmark = pytest.mark.net
+
+HASTY = Path(__file__).with_name("hasty.py")
+"""Script of a peer whose collectives have a short timeout."""
 
 LAYERS = {"outer.cut": "layers", "outer.fragments": 3, "model.config.num_hidden_layers": 2}
 
@@ -68,16 +72,61 @@ def test_no_rank_outlives_a_killed_leader() -> None:
         rank.wait(10)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL])
-def test_after_a_rank_died_the_peer_leaves_once_and_goes_on_with_a_new_one(how: signal.Signals) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_after_a_rank_failed_the_peer_leaves_once_and_goes_on_with_a_new_one(how: signal.Signals) -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
-        team, plain = swarm.peer("team", "--devices", "cpu,cpu"), swarm.peer("plain")
+        team, plain = swarm.peer("team", "--devices", "cpu,cpu", script=HASTY), swarm.peer("plain")
         team.wait_for("exchanged", 2)
         (rank,) = ranks_of(team)
         os.kill(rank.pid, how)
         failed = team.wait_for("rank failed")
         assert f"process {rank.pid}" in failed["why"]
-        team.wait_for("ranks replaced")
+        assert failed["device"].startswith("The device cpu of rank 1")
+        replaced = team.wait_for("ranks replaced")
+        assert not rank.is_running()
+        caught_up = team.wait_for_more("caught up")
+        assert caught_up["time"] - replaced["time"] < 30
         team.wait_for_more("exchanged", 3)
+        assert len(plain.events("refused", peer=team.peer_id, why="leaving")) <= 1
         assert [team.terminate(), plain.terminate()] == [0, 0], team.output
+        assert "Traceback" not in team.output
+
+
+def test_the_third_death_within_an_hour_ends_the_peer_with_the_devices_name() -> None:
+    with Swarm(**LAYERS, **ENDLESS) as swarm:
+        swarm.bootstrap()
+        team = swarm.peer("team", "--devices", "cpu,cpu")
+        for count in range(3):
+            until(
+                "training",
+                lambda count=count: (
+                    len(team.events("first inner step")) and len(team.events("ranks replaced")) == count
+                ),
+            )
+            (rank,) = ranks_of(team)
+            rank.kill()
+            team.wait_for("rank failed", count)
+        assert team.end() == 2, team.output
+        assert "The device cpu of rank 1 failed 3 times within an hour" in team.output
+        assert "Traceback" not in team.output
+        swarm.programs.remove(team)
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes", "says"),
+    [
+        ("cpu,cuda:7", LAYERS, "cuda:7"),
+        ("cpu,cpu,cpu", LAYERS, "2 layers, too few for a team of 3 devices"),
+        ("cpu,cpu", {**LAYERS, "outer.cut": "equal"}, "outer.cut"),
+        ("cpu,cpu", {**LAYERS, "training.sequences_per_step": 1}, "at most 1 device"),
+        ("cpu,auto", LAYERS, "Name each device"),
+    ],
+)
+def test_devices_that_cannot_train_the_run_are_one_error(devices, changes, says) -> None:
+    with Swarm(**changes) as swarm:
+        swarm.bootstrap()
+        team = swarm.peer("team", "--devices", devices)
+        assert team.end() == 2, team.output
+        assert says in team.output
+        assert "Traceback" not in team.output
