@@ -118,7 +118,7 @@ def test_the_third_death_within_an_hour_ends_the_peer_with_the_devices_name() ->
     [
         ("cpu,cuda:7", LAYERS, "cuda:7"),
         ("cpu,cpu,cpu", LAYERS, "2 layers, too few for a team of 3 devices"),
-        ("cpu,cpu", {**LAYERS, "outer.cut": "equal"}, "outer.cut"),
+        ("cpu,cpu", {**LAYERS, "outer.cut": "even"}, "outer.cut"),
         ("cpu,cpu", {**LAYERS, "training.sequences_per_step": 1}, "at most 1 device"),
         ("cpu,auto", LAYERS, "Name each device"),
     ],
