@@ -23,7 +23,7 @@ from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
-from p2ptrain.ports import Clock, Notebook, PieceStore
+from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
@@ -80,8 +80,6 @@ class TrainingSession:
     compilable: LanguageModelTask | None
     """The task, whose passes the compiler may replace; None: a team's, which are not compiled."""
     team: Team | None = None
-    new_store: Callable[[], PieceStore] | None = None
-    """Returns a store for a donor's weights; None: one in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class _Trained:
     learner: PeerLearner
     task: PeerTask
     checkpoints: CheckpointStore
-    trained: CheckpointStore
+    trained: CheckpointStore | None
     found: Found
     load: Callable[[Checkpoint], None]
     sizes: Sizes
@@ -175,8 +173,7 @@ def build(
         earlier=earlier,
         sampler=_sampler(task),
     )
-    new_store = None if team is None else team.trainer.payloads.new_download
-    return TrainingSession(new_core, record, parts.compilable, team, new_store)
+    return TrainingSession(new_core, record, parts.compilable, team)
 
 
 def _alone(
@@ -213,8 +210,8 @@ def _alone(
     def load(found: Checkpoint) -> None:
         learner.load_state_dict(found.tensors, found.state)
 
-    found, trained = checkpoints.load_latest(), Checkpoints(home.trained)
-    return _Trained(learner, task, checkpoints, trained, found, load, learner.payloads, task)
+    found = checkpoints.load_latest()
+    return _Trained(learner, task, checkpoints, None, found, load, learner.payloads, task)
 
 
 def noting_progress(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:

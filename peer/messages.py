@@ -290,6 +290,10 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "no door": lambda f: (
         f"[owner] no control socket, so p2ptrain status, pause, resume and finish cannot reach this peer: {_why(f)}"
     ),
+    "rank failed": lambda f: (
+        f"[train] {f['device']} failed: {_why(f)}; this peer leaves the swarm, starts its ranks again, and returns"
+    ),
+    "ranks replaced": lambda f: f"[train] training goes on with new ranks from step {f['step']:,}",
     "p2pd died": lambda f: f"[peers] the network daemon died ({_why(f)}) and is restarted; training continues",
     "p2pd is back": lambda f: "[peers] the network daemon is running again",
 }
