@@ -279,7 +279,12 @@ def _run_in_swarm(
             work=work,
             committed=contributions.exchanged,
             downloader=Downloader(
-                dial, sizes, work, record.notebook, contributions.taken, record.learner.payloads.new_download
+                dial,
+                sizes,
+                work,
+                record.notebook,
+                contributions.taken,
+                new_store=learner.payloads.new_download,
             ),
         )
         environment = wrap(environment, learner, float(record.run_tokens))

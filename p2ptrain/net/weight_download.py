@@ -21,7 +21,6 @@ from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import send_message
 from p2ptrain.ports import Link, Notebook, Opaque, PieceStore
 from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, cut
-from p2ptrain.train.piece_store import LocalPieceStore
 from p2ptrain.train.sketch import SKETCH_BYTES, distance
 
 SKETCH_DEADLINE_S = 60.0
@@ -58,7 +57,7 @@ class Downloader:
         work: runs a function off the event loop.
         notebook: receives notes on the number of donors, on repeated requests and on weights that no donor confirmed.
         taken: called with each donor and its bytes of weights.
-        new_store: returns a store for the pieces of a model; None: one in this process.
+        new_store: returns a store for the pieces of a model (``DonorWeights.new_download``).
     """
 
     def __init__(
@@ -68,9 +67,10 @@ class Downloader:
         work: Callable[..., Awaitable[Any]],
         notebook: Notebook,
         taken: Callable[[PeerId, int], None] = lambda peer, size: None,
-        new_store: Callable[[], PieceStore] | None = None,
+        *,
+        new_store: Callable[[], PieceStore],
     ) -> None:
-        self._new_store = new_store or (lambda: LocalPieceStore(sizes))
+        self._new_store = new_store
         self._dial = dial
         self._sizes = tuple(sizes)
         self._work = work

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from p2ptrain.net.weight_download import KEEP_S, REST_S, Downloader, _DonorChann
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
 from p2ptrain.swarm.download_plan import PIECE_BYTES
+from p2ptrain.train.piece_store import LocalPieceStore
 from p2ptrain.train.sketch import sketch
 
 ME, GIVER, A, B, C = (PeerId(name) for name in ("me", "giver", "a", "b", "c"))
@@ -104,7 +106,14 @@ def downloaded(
 
     async def main() -> tuple[list[bytearray], float]:
         network, accepted = await around.open()
-        downloader = Downloader(network.transport(ME).open, sizes or [4 * N] * F, at_once, notebook, around.taken)
+        downloader = Downloader(
+            network.transport(ME).open,
+            sizes or [4 * N] * F,
+            at_once,
+            notebook,
+            around.taken,
+            new_store=partial(LocalPieceStore, sizes or [4 * N] * F),
+        )
         whole = await downloader.download(accepted, dict.fromkeys([GIVER, *others], ()))
         seconds = asyncio.get_running_loop().time()
         await asyncio.sleep(1.0)  # until the end is received
@@ -281,7 +290,9 @@ def test_what_a_failed_pull_had_fetched_is_not_asked_for_again(notebook):
         await promises.transport(A).listen(breaking(given, 3))
         await promises.transport(B).listen(counting)
         await network.transport(B).listen(copies_of(honest(1)).answer)
-        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        downloader = Downloader(
+            network.transport(ME).open, [4 * N] * F, at_once, notebook, new_store=partial(LocalPieceStore, [4 * N] * F)
+        )
         with pytest.raises(NetworkError, match="stopped sending"):
             await downloader.download(await promises.transport(ME).open(A), {})
         await asyncio.sleep(pause_s)
@@ -302,7 +313,14 @@ def test_what_honest_donors_gave_while_the_one_that_promised_lied_is_not_asked_f
 
     async def main() -> tuple[int, list[bytearray]]:
         network, accepted = await around.open()
-        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook, around.taken)
+        downloader = Downloader(
+            network.transport(ME).open,
+            [4 * N] * F,
+            at_once,
+            notebook,
+            around.taken,
+            new_store=partial(LocalPieceStore, [4 * N] * F),
+        )
         others = dict.fromkeys(donors, ())
         with pytest.raises(RemoteError, match="differ too much from those of others"):
             await downloader.download(accepted, others)
@@ -327,7 +345,7 @@ def test_a_pull_that_is_broken_off_keeps_what_it_had_for_a_while_and_leaves_no_t
             await silence(link)
 
         await promises.transport(A).listen(dripping)
-        downloader = Downloader(None, [4 * N] * F, at_once, notebook)
+        downloader = Downloader(None, [4 * N] * F, at_once, notebook, new_store=partial(LocalPieceStore, [4 * N] * F))
         link = await promises.transport(ME).open(A)
         pulling = asyncio.create_task(downloader.download(link, {}))
         await asyncio.sleep(5.0)
@@ -369,7 +387,9 @@ def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
         await promises.transport(GIVER).listen(donor(0))
         await network.transport(GIVER).listen(donor(0))
         await network.transport(A).listen(donor(1))
-        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        downloader = Downloader(
+            network.transport(ME).open, [4 * N] * F, at_once, notebook, new_store=partial(LocalPieceStore, [4 * N] * F)
+        )
         whole = await downloader.download(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(1.0)
         return whole
@@ -413,7 +433,9 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
         await promises.transport(GIVER).listen(accepted)
         await network.transport(GIVER).listen(copies(0))
         await network.transport(A).listen(copies(1))
-        downloader = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        downloader = Downloader(
+            network.transport(ME).open, [4 * N] * F, at_once, notebook, new_store=partial(LocalPieceStore, [4 * N] * F)
+        )
         whole = await downloader.download(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(10.0)
         return whole
