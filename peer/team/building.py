@@ -12,7 +12,7 @@ from p2ptrain.checkpoint import Checkpoint, Found
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.manifest import Manifest
 from p2ptrain.ports import Notebook
-from p2ptrain.team.checkpoints import RankCheckpoints, window_of
+from p2ptrain.team.checkpoints import RankCheckpoints, vector_range_of
 from p2ptrain.team.shard import LocalShard
 from p2ptrain.team.sharding import Sharding, sharding_of
 from p2ptrain.train.batches import CorpusReader
@@ -92,7 +92,7 @@ def build_rank(
         held_out=task.held_out(TRIED_TOKENS, math.inf),
         all_gather=group.gather,
     )
-    window = window_of(model)
+    window = vector_range_of(model)
     store, trained = (RankCheckpoints(each, group, window) for each in (home.checkpoints, home.trained))
     shard = LocalShard(learner.payloads)
     return TeamRank(agreement, group, sharding, task, learner, shard, store, trained, store.load_latest())
