@@ -47,6 +47,7 @@ def _unheard() -> Iterator[None]:
     "--home", type=click.Path(file_okay=False, path_type=UserPath), help="Home of the peer; need not exist yet."
 )
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
+@click.option("--devices", help="Several devices of one peer, as cuda:0,cuda:1, or all cards: all.", metavar="DEVICE,…")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
@@ -59,6 +60,7 @@ def doctor(
     link: str | None,
     home: Path | None,
     device: str | None,
+    devices: str | None,
     port: int | None,
     local: bool,
     data: Path | None,
@@ -88,7 +90,7 @@ def doctor(
     settings = Settings()
     with _errors_as_findings("settings", found):
         settings = SettingsFile(place).load(create=False)
-    device = device or settings.device
+    device = devices or device or settings.device
     with _errors_as_findings("device", found):
         found += machine.device(device)
     with _errors_as_findings("compiler", found):
@@ -156,6 +158,8 @@ def _speed(manifest: Manifest | None, device: str, settings: Settings, others: S
     """Time the run's model, if there is one and it fits."""
     if manifest is None:
         return [skipped("speed", "needs the run's manifest: give a join LINK that answers")]
+    if "," in device or device == "all":
+        return [skipped("speed", "a peer on several devices measures each at its start")]
     if any(each.check in ("device", "memory") and each.state is show.FindingState.BAD for each in others):
         return [skipped("speed", "needs a device that the model fits")]
     found: list[Finding] = []

@@ -75,12 +75,16 @@ def proxies(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def device(name: str) -> list[Finding]:
-    """Report the device that would train, what it computes with, and a GPU that torch cannot use."""
+    """Report the devices that would train, what each computes with, and a GPU that torch cannot use."""
     import torch
 
     from p2ptrain.train import accelerator
+    from peer.team.devices import choose_devices
 
-    chosen = accelerator.choose_device(name)
+    several = choose_devices(name)
+    if len(several) > 1:
+        return [each for chosen in several for each in device(str(chosen))]
+    (chosen,) = several
     kernels = f"; {_kernels(chosen)}"
     if chosen.type != "cpu":
         driver = f", driver {card[1]}" if chosen.type == "cuda" and (card := _driver()) else ""
@@ -125,10 +129,13 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
     Args:
         mode: what the owner wants.
     """
-    from p2ptrain.train.accelerator import choose_device, triton_fault
+    from p2ptrain.train.accelerator import triton_fault
     from p2ptrain.train.compiling import compiler_program
+    from peer.team.devices import choose_devices
 
-    chosen = choose_device(name)
+    chosen, *others = choose_devices(name)
+    if others:
+        return [note("compiler", "the stages of a peer on several devices are not compiled")]
     if chosen.type not in ("cpu", "cuda"):
         return []
     if mode == "off":
@@ -145,15 +152,19 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
 
 def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[Finding]:
     """Check that the run's model fits the memory of this machine and what the owner allows in settings.toml."""
-    from p2ptrain.train.accelerator import choose_device
     from peer.capacity import activation_bytes, check_memory, installed_memory
+    from peer.team.devices import check_team, choose_devices
 
     there = f"{installed_memory() / 1e9:.1f} GB"
     if manifest is None:
         return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
     try:
-        check_memory(manifest, choose_device(name))
-        activation_bytes(manifest, choose_device(name), allowed_bytes)
+        chosen, *others = choose_devices(name)
+        if others:
+            check_team(manifest, [chosen, *others], min(allowed_bytes, installed_memory()))
+        else:
+            check_memory(manifest, chosen)
+            activation_bytes(manifest, chosen, allowed_bytes)
     except DeviceError as error:
         return [bad("memory", error.problem, error.remedy)]
     return [ok("memory", f"{there}, enough for the run's {parameter_count(manifest.model):,} parameters")]

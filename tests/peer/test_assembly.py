@@ -37,8 +37,17 @@ def test_low_rank_messages_are_of_the_models_matrices(
     home = Home(tmp_path / "home")
     home.path.mkdir()
     device = torch.device("cpu")
-    with contextlib.closing(EventLog(home.events)) as log:
-        session = build(PeerOptions(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
+    with contextlib.closing(EventLog(home.events)) as log, contextlib.ExitStack() as stack:
+        session = build(
+            PeerOptions(link=None),
+            [device],
+            home,
+            Identity.load_or_create(home.identity),
+            signed,
+            log,
+            stack,
+            lambda: False,
+        )
     payloads = session.record.learner.payloads
 
     layout = flat_model(signed.manifest.model, signed.manifest.run.seed, device).layout
@@ -72,10 +81,19 @@ def test_the_first_start_tells_how_far_it_is(
     home, device = Home(tmp_path / "home"), torch.device("cpu")
     home.path.mkdir()
     heard: list[str] = []
-    with contextlib.closing(EventLog(home.events)) as log:
+    with contextlib.closing(EventLog(home.events)) as log, contextlib.ExitStack() as stack:
         log.listen(lambda kind, fields: heard.append(kind))
         signed = signed_run(run__tokens=30_000_000)
-        build(PeerOptions(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
+        build(
+            PeerOptions(link=None),
+            [device],
+            home,
+            Identity.load_or_create(home.identity),
+            signed,
+            log,
+            stack,
+            lambda: False,
+        )
     assert "tokenizing" in heard
     assert heard.count("text read") == 1
     assert heard.count("text repeats") == 1

@@ -306,9 +306,9 @@ def test_no_checkpoint_is_made_of_an_outer_step_under_way(
     """Check a trainer that waits for partners: a checkpoint has no room for that state, so it is saved afterwards."""
     signed = home.load_manifest(None)
     assert signed is not None
-    with contextlib.closing(EventLog(home.events)) as log:
+    with contextlib.closing(EventLog(home.events)) as log, contextlib.ExitStack() as stack:
         options, cpu = PeerOptions(None, home.path), torch.device("cpu")
-        session = build(options, cpu, home, Identity.load_or_create(home.identity), signed, log)
+        session = build(options, [cpu], home, Identity.load_or_create(home.identity), signed, log, stack, lambda: False)
         session.record.begin()
         with monkeypatch.context() as patch:
             patch.setattr(type(session.record.learner), "is_waiting", True)

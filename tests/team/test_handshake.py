@@ -199,3 +199,14 @@ def test_an_end_is_an_error(ends):
     theirs.close()
     with pytest.raises(NetworkError, match="ended its connection"):
         ours.receive(1.0)
+
+
+def test_the_socket_of_a_killed_leader_is_replaced_and_that_of_a_living_one_is_not(folder):
+    path = folder / "leader"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    living = RankListener(path, KEY)
+    with pytest.raises(TeamError, match="in use"):
+        RankListener(path, KEY)
+    assert path.is_socket()
+    living.close()

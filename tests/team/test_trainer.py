@@ -10,12 +10,12 @@ import torch
 from test_team_payloads import FRAGMENTS, LINK, begin
 
 from p2ptrain import codec
-from p2ptrain.base.errors import TeamError
+from p2ptrain.base.errors import NetworkError, TeamError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer.step import OuterRule
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learners import QuadraticTask
-from p2ptrain.swarm.events import Applied, Commit, OuterStepDone
+from p2ptrain.swarm.events import Applied, Commit, OuterStepDone, Unfit
 from p2ptrain.team import trainer as trainers
 from p2ptrain.team.inbox import TeamInbox
 from p2ptrain.team.payloads import TeamPayloads
@@ -238,3 +238,39 @@ def test_a_wrong_turn_is_an_error(team, body, why):
 def test_outer_steps_are_the_leaders_to_report(team):
     said = [type(event) for _ in range(4) for event in team.leader.advance()]
     assert said.count(OuterStepDone) == 1
+
+
+def test_what_failed_ranks_had_to_apply_is_reported_and_a_new_generation_goes_on(team):
+    for _ in range(6):
+        team.leader.advance()
+    snapshot, _ = begin(team.payloads, (0, 3))
+    encoded = team.payloads.encode((0, 3), (), (), snapshot)
+    difference = team.payloads.difference(encoded, [bytes(len(part)) for part in encoded.parts])
+    team.shards[1]._exchanges.clear()  # as in a rank that was started again
+    team.leader.inbox.deliver(Commit(LINK, 3.0, 0.5, float("inf"), False, 0, 0), difference)
+    with pytest.raises(TeamError):
+        team.leader.advance()
+    team.thread.join(timeout=20.0)
+    team.leader.inbox.adopt(LINK, 9, 1.0, team.payloads.new_download())
+    changes = team.leader.changes
+    applied, unfit = team.leader.abandon()
+    assert applied == Applied(LINK, team.leader.progress)
+    assert isinstance(unfit, Unfit)
+    assert team.leader.abandon() == []
+    later = ThreadTeam()
+    team.payloads.reconnect(later.shards)
+    team.leader.restart(later.learners[0], later.groups[0], later.shards[0])
+    team.payloads._version = lambda: later.shards[0].turn
+    try:
+        assert team.leader.step == 0
+        assert team.leader.changes > changes
+        for _ in range(4):
+            team.leader.advance()
+        assert team.leader.step == 1
+        begin(team.payloads, (0, 3))
+        with pytest.raises(NetworkError, match="is not open"):
+            team.payloads.difference(encoded, [bytes(len(part)) for part in encoded.parts])
+        team.leader.stop()
+    finally:
+        later.thread.join(timeout=20.0)
+        later.payloads.close()

@@ -166,7 +166,10 @@ def test_the_cut_is_the_best_of_all(data):
     limits = data.draw(st.lists(st.none() | st.integers(0, 60), min_size=count, max_size=count), label="limits")
     micro_batches = data.draw(st.integers(1, 4), label="micro-batches")
     possible = [cut for cut in all_cuts(blocks, count) if fits(costs, limits, micro_batches, cut)]
-    found = balanced_cut(costs, limits, micro_batches)
+    starts = data.draw(st.none() | st.sets(st.integers(0, blocks)), label="starts")
+    if starts is not None:
+        possible = [cut for cut in possible if all(each.is_first or each.blocks.start + 1 in starts for each in cut)]
+    found = balanced_cut(costs, limits, micro_batches, starts)
     if not possible:
         assert found is None
         return
