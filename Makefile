@@ -5,11 +5,12 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := out/demo
 
-.PHONY: help demo lab soak docker-testnet docker-check test check fuzz bench results results-quick install clean
+.PHONY: help demo demo-team lab soak docker-testnet docker-check test check fuzz bench results results-quick install clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a swarm of 3 peers on this machine and compare it with a solo run (minutes)"
+	@echo "make demo-team  the same with a peer on two devices, compared with plain peers (minutes)"
 	@echo "make lab     run fault scenarios with real peers in network namespaces (root; two hours)"
 	@echo "make soak    run four peers for half an hour and check for leaks (root)"
 	@echo "make docker-testnet  run a swarm in containers; one is killed and returns (Docker; PAGE=8080 shows it)"
@@ -24,6 +25,9 @@ help:
 
 demo: $(STAMP)
 	$(BIN)/p2ptrain testnet --preset demo --out $(OUT)
+
+demo-team: $(STAMP)
+	$(BIN)/p2ptrain testnet --preset demo --devices cpu,cpu --out out/demo-team
 
 lab: $(STAMP)
 	.ci/net

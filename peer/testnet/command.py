@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ from p2ptrain.manifest import PRESETS, Manifest, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import FiniteRange
 from peer.testnet import report as reports
-from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
+from peer.testnet.plan import Plan, chosen_manifest, claimed, cut_at_layers, lay_out
 from peer.testnet.processes import PACKAGES
 from peer.testnet.report import TestnetReport
 from peer.testnet.runner import Ending, Means, conduct, page_url
@@ -53,6 +54,11 @@ FILE = InputFile()
     help="Output directory; an earlier testnet there is replaced.",
 )
 @click.option("--no-solo", is_flag=True, help="Skip the solo run.")
+@click.option(
+    "--devices",
+    metavar="DEVICE,…",
+    help="Train the first peer on these, as cpu,cpu; then repeat with plain peers instead of a solo run.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Replaces the manifest's run.seed.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Torch threads per process.")
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the manifest names one by its digest.")
@@ -81,6 +87,7 @@ def testnet(
     seconds: float | None,
     out: Path,
     no_solo: bool,
+    devices: str | None,
     seed: int | None,
     threads: int,
     data: Path | None,
@@ -112,19 +119,44 @@ def testnet(
         check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     data, tokenizer = data or _kept(manifest, chosen, "corpus"), tokenizer or _kept(manifest, chosen, "tokenizer")
     means = Means(threads, data, tokenizer, page or "")
+    if devices is None:
+        report = _conducted(out, chosen, peers, not no_solo, seed, means, seconds, page, console)
+        return EXIT_FAILED if report.failures else 0
+    if page is not None:
+        raise click.UsageError("--page cannot be used with --devices, which runs two testnets.")
+    chosen = cut_at_layers(chosen)
+    with_team, plain = (
+        _conducted(out / name, chosen, peers, False, seed, each, seconds, None, console)
+        for name, each in (("team", replace(means, devices=devices)), ("plain", means))
+    )
+    for line in reports.team_comparison(with_team, plain, devices):
+        console.print(line, markup=False, soft_wrap=True)
+    return EXIT_FAILED if with_team.failures or plain.failures else 0
+
+
+def _conducted(
+    out: Path,
+    manifest: Manifest,
+    peers: int,
+    solo: bool,
+    seed: int | None,
+    means: Means,
+    seconds: float | None,
+    page: str | None,
+    console: Console,
+) -> TestnetReport:
+    """Run one testnet in its directory and print its report."""
     with claimed(out):
-        plan = lay_out(out, chosen, peers, not no_solo, seed)
+        plan = lay_out(out, manifest, peers, solo, seed)
         with Watch(plan.trainers, console) as watch:
             watch.say(_opening(plan))
             try:
                 if page is not None and sys.stdout.isatty():
-                    report = _watched(plan, means, seconds, watch)
-                else:
-                    report = _finish(plan, means, _run(plan, means, seconds, watch), watch)
+                    return _watched(plan, means, seconds, watch)
+                return _finish(plan, means, _run(plan, means, seconds, watch), watch)
             except KeyboardInterrupt:
                 watch.say("interrupted; all processes have stopped")
                 raise
-    return EXIT_FAILED if report.failures else 0
 
 
 def _kept(source: Path | None, manifest: Manifest, what: str) -> Path | None:
@@ -150,7 +182,7 @@ def _laboratory() -> ModuleType:
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
     """Raise click.UsageError for options that have no effect with a scenario, or none without one."""
-    without = ("preset", "manifest", "peers", "seconds", "no_solo", "seed", "data", "tokenizer")
+    without = ("preset", "manifest", "peers", "seconds", "no_solo", "devices", "seed", "data", "tokenizer")
     wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)

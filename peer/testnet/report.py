@@ -215,6 +215,17 @@ def _cells(figures: TrainerFigures | None) -> Sequence[str]:
     ]
 
 
+def team_comparison(team: TestnetReport, plain: TestnetReport, devices: str) -> list[str]:
+    """Return a line that compares a swarm whose first peer trains on several devices with one of plain peers."""
+    if team.measured is None or plain.measured is None:
+        return []
+    ours, theirs = team.measured.averaged_val_loss, plain.measured.averaged_val_loss
+    return [
+        f"Held-out loss of the averaged model: {ours:.4f} with {team.peers[0].name} on {devices}, {theirs:.4f} with plain "
+        f"peers alone (ratio {ours / theirs:.3f})"
+    ]
+
+
 def comparison(report: TestnetReport) -> list[str]:
     """Return lines that compare the averaged model with the solo run and state the peers' disagreement."""
     measured, solo = report.measured, report.solo

@@ -54,6 +54,8 @@ class Means:
     tokenizer: Path | None = None
     page: str = ""
     """Address at which the bootstrap shows the swarm; empty for none."""
+    devices: str = ""
+    """Devices of the first peer; empty: one, as for the others."""
 
     def arguments(self) -> list[str]:
         data = [] if self.data is None else ["--data", str(self.data)]
@@ -120,8 +122,10 @@ async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[st
     if means.page:
         watch.say(f"watch them at {page_url(plan.bootstrap / 'output.log')}")
     shared = ["--share"] if means.page else []
-    for each in plan.peers:
-        cast.trainers[each.name] = await _trainer(each, [link, "--local", "--nickname", each.name, *shared], means)
+    for number, each in enumerate(plan.peers):
+        several = ["--devices", means.devices] if means.devices and number == 0 else []
+        arguments = [link, "--local", "--nickname", each.name, *shared, *several]
+        cast.trainers[each.name] = await _trainer(each, arguments, means)
     return []
 
 
