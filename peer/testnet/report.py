@@ -221,8 +221,8 @@ def team_comparison(team: TestnetReport, plain: TestnetReport, devices: str) -> 
         return []
     ours, theirs = team.measured.averaged_val_loss, plain.measured.averaged_val_loss
     return [
-        f"Held-out loss of the averaged model: {ours:.4f} with {team.peers[0].name} on {devices}, {theirs:.4f} with plain "
-        f"peers alone (ratio {ours / theirs:.3f})"
+        f"Held-out loss of the averaged model: {ours:.4f} with {team.peers[0].name} on {devices}, "
+        f"{theirs:.4f} with plain peers alone (ratio {ours / theirs:.3f})"
     ]
 
 
