@@ -242,9 +242,12 @@ def equal_cut(blocks: int, stages: int) -> tuple[StageRange, ...]:
     return _stages([blocks * index // stages for index in range(stages + 1)])
 
 
-def stages_at(starts: Sequence[int], blocks: int) -> tuple[StageRange, ...]:
-    """Return the stages that begin with these blocks."""
-    return _stages([*starts, blocks])
+def slowest_stage_s(costs: UnitCosts, stages: Sequence[StageRange]) -> float:
+    """Return the seconds of the slowest stage for one micro-batch."""
+    return max(
+        sum(costs.seconds[each.index][each.blocks.start + (not each.is_first) : each.blocks.stop + 1 + each.is_last])
+        for each in stages
+    )
 
 
 def balanced_cut(

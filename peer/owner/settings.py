@@ -149,8 +149,8 @@ class Settings(Section):
 
     device: Annotated[str, AfterValidator(device_name)] = "auto"
     """Device for training, or several for one peer, like "cuda:0,cuda:1". Applies from the next start; --device and
-    --devices take precedence. Allowed: "auto", "cpu", "mps", "cuda", "xpu", "cuda:<number>", "xpu:<number>", several of
-    them with commas, or "all" (all cards)."""
+    --devices take precedence. Allowed: "auto", "cpu", "mps", "cuda", "xpu", "cuda:<number>" or "xpu:<number>", several
+    with commas between them, or "all" (all cards)."""
 
     threads: int = Field(default=0, ge=0, le=MAX_THREADS)
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number

@@ -5,7 +5,7 @@ All ranks compute the same from the same gathered numbers, so nobody decides for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +16,11 @@ from p2ptrain.outer.fragments import layer_slices, stage_starts
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement, cpu_placement
 from p2ptrain.train.stage_costs import unit_costs, unit_seconds
-from p2ptrain.train.stages import StageRange, balanced_cut, divisors_down, fitting_micro_batch, stages_at
+from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, slowest_stage_s
 from p2ptrain.train.team_group import TeamGroup
 
-PIPELINED = 4
-"""Micro-batches of a step per stage, at least, if the sequences allow it: 1F1B then idles for 1 / (4 + 1) of the time
-at most. Guess: tokens per second of cards with larger and fewer micro-batches would settle it."""
+MOST_TRIALS = 4
+"""Maximum of micro-batches that ranks try. Guess: the seconds that trials of large models take would settle it."""
 NO_LIMIT = -1.0
 TYPES = (None, torch.bfloat16, torch.float16)
 
@@ -48,11 +47,11 @@ def agree(
     own = [float(TYPES.index(_type_of(device))), float(_most_at_once(manifest, device, activation_bytes))]
     types, most = group.gather("agreement: types", torch.tensor(own, dtype=torch.float64)).view(-1, 2).unbind(1)
     autocast = TYPES[int(types[0])] if len(set(types.tolist())) == 1 else None
-    placement = Placement(autocast, _micro_batch(manifest, group.size, min(most_sequences, int(most.min()))))
-    if starts:
-        return Agreement(stages_at(starts, manifest.model.config.num_hidden_layers), placement)
-    seconds, limits = _measured(group, manifest, device, placement)
-    return _balanced(manifest, placement, seconds, limits)
+    ways = [
+        Placement(autocast, size) for size in candidates(manifest, group.size, min(most_sequences, int(most.min())))
+    ]
+    seconds, limits = _measured(group, manifest, device, ways)
+    return balanced(manifest, ways, seconds, limits, starts)
 
 
 def _type_of(device: torch.device) -> torch.dtype | None:
@@ -69,12 +68,15 @@ def _most_at_once(manifest: Manifest, device: torch.device, activation_bytes: in
     return cpu_placement(manifest.model, manifest.training, activation_bytes).micro_batch
 
 
-def _micro_batch(manifest: Manifest, ranks: int, most: int) -> int:
-    """Return the largest micro-batch up to ``most`` that keeps the pipeline full, or the nearest to it."""
-    sequences = manifest.training.sequences_per_step
-    filling = fitting_micro_batch(sequences, most, PIPELINED * ranks)
-    found = filling or fitting_micro_batch(sequences, 1, ranks)
-    if found is None:
+def candidates(manifest: Manifest, ranks: int, most: int) -> list[int]:
+    """Return micro-batches up to ``most`` that a pipeline of these ranks may use, the largest first, each at most half
+    of the one before. Raises DeviceError if there is none.
+    """
+    sequences, found = manifest.training.sequences_per_step, list[int]()
+    while len(found) < MOST_TRIALS and (size := fitting_micro_batch(sequences, most, ranks)) is not None:
+        found.append(size)
+        most = size // 2
+    if not found:
         raise DeviceError(
             f"The run has {sequences} sequences per inner step, too few for a pipeline of {ranks} devices.",
             f"Use at most {sequences} devices.",
@@ -83,44 +85,51 @@ def _micro_batch(manifest: Manifest, ranks: int, most: int) -> int:
 
 
 def _measured(
-    group: TeamGroup, manifest: Manifest, device: torch.device, placement: Placement
-) -> tuple[list[list[float]], list[int | None]]:
-    """Return the seconds of each unit and the memory limit of each rank's device; one rank at a time measures."""
+    group: TeamGroup, manifest: Manifest, device: torch.device, ways: Sequence[Placement]
+) -> tuple[list[list[list[float]]], list[int | None]]:
+    """Return the seconds of each unit, by placement and rank, and each rank's memory limit. Ranks measure in turn."""
     length, own = manifest.training.sequence_length, list[float]()
     for rank in range(group.size):
         measures = rank == group.rank
 
         def measure(measures: bool = measures) -> list[float]:
-            return unit_seconds(manifest.model, length, placement, device) if measures else []
+            tried = ways if measures else ()
+            return [each for way in tried for each in unit_seconds(manifest.model, length, way, device)]
 
         own = group.together(f"trial on rank {rank}", measure) or own
     free = accelerator.free_bytes(device) if device.type != "cpu" else None
     limit = NO_LIMIT if free is None else CARD_MEMORY_FRACTION * free
     rows = group.gather("agreement: trials", torch.tensor([*own, limit], dtype=torch.float64)).view(group.size, -1)
     limits = [None if row[-1] == NO_LIMIT else int(row[-1]) for row in rows.tolist()]
-    return rows[:, :-1].tolist(), limits
+    return rows[:, :-1].view(group.size, len(ways), -1).transpose(0, 1).tolist(), limits
 
 
-def _balanced(
-    manifest: Manifest, placement: Placement, seconds: Sequence[Sequence[float]], limits: Sequence[int | None]
+def balanced(
+    manifest: Manifest,
+    ways: Sequence[Placement],  # of falling micro-batches
+    seconds: Sequence[Sequence[Sequence[float]]],  # of each unit, by placement and rank
+    limits: Sequence[int | None],  # bytes of each rank's device
+    starts: Sequence[int] = (),  # first block of each rank; empty: wherever a fragment begins
 ) -> Agreement:
-    """Return the cut whose slowest stage is fastest, with the largest micro-batch that fits all devices."""
-    training, units = manifest.training, manifest.model.unit_parameters()
-    starts = stage_starts(units, layer_slices(units, manifest.outer.fragments))
-    for way in _smaller(placement, training.sequences_per_step):
-        costs = unit_costs(manifest.model, training.sequence_length, way, seconds)
-        cut = balanced_cut(costs, limits, training.sequences_per_step // way.micro_batch, starts)
-        if cut is not None:
-            return Agreement(cut, way)
+    """Return the placement and cut with which an inner step is shortest; recompute activations if nothing else fits.
+
+    In 1F1B a step takes as long as the slowest stage for all micro-batches and for one more per further stage. Raises
+    DeviceError if no cut fits the devices.
+    """
+    sequences, ranks, units = manifest.training.sequences_per_step, len(limits), manifest.model.unit_parameters()
+    allowed = [start + 1 for start in starts] or stage_starts(units, layer_slices(units, manifest.outer.fragments))
+    for recomputes in (False, True):
+        found: list[tuple[float, Agreement]] = []
+        for way, own in zip(ways, seconds, strict=True):
+            micro_batches = sequences // way.micro_batch
+            tried = Placement(way.autocast, way.micro_batch, recomputes)
+            costs = unit_costs(manifest.model, manifest.training.sequence_length, tried, own)
+            if (cut := balanced_cut(costs, limits, micro_batches, allowed)) is not None:
+                step_s = (micro_batches + ranks - 1) * slowest_stage_s(costs, cut)
+                found.append((step_s, Agreement(cut, tried)))
+        if found:
+            return min(found, key=lambda each: each[0])[1]
     raise DeviceError(
-        f"No cut of the run's model into {len(limits)} stages fits the free memory of the devices.",
+        f"No cut of the run's model into {ranks} stages fits the free memory of the devices.",
         "Close other programs that use them, or name more devices.",
     )
-
-
-def _smaller(placement: Placement, sequences: int) -> Iterator[Placement]:
-    """Yield placements with smaller and smaller micro-batches, then with recomputed activations."""
-    sizes = [each for each in divisors_down(sequences) if each <= placement.micro_batch]
-    for recomputes in (False, True):
-        for size in sizes:
-            yield Placement(placement.autocast, size, recomputes)

@@ -115,7 +115,7 @@ def test_a_file_that_is_not_text_or_not_readable_is_named(tmp_path: Path) -> Non
 
 def test_every_option_of_the_command_is_remembered_or_known_not_to_be() -> None:
     options = {parameter.name for parameter in peer.params}
-    assert options - set(NAMES) == {"link", "home", "forget", "verbose"}
+    assert options - set(NAMES) == {"link", "home", "forget", "verbose", "devices"}  # remembered as device
     assert {field.name for field in fields(StartOptions)} <= options
 
 

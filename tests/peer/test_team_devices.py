@@ -10,9 +10,11 @@ import torch
 
 from p2ptrain.base.errors import DeviceError, TeamError
 from p2ptrain.manifest import with_changes
+from p2ptrain.outer.fragments import layer_slices, stage_starts
 from p2ptrain.train import accelerator
+from p2ptrain.train.autofit import Placement
 from peer.owner.settings import device_name
-from peer.team.agreement import _micro_batch
+from peer.team.agreement import balanced, candidates
 from peer.team.devices import choose_devices
 from peer.team.plan import LONGEST_LINE, decode_plan, decode_report
 from peer.team.processes import RankProcess, culprit
@@ -66,17 +68,53 @@ def test_all_needs_a_card(monkeypatch):
 
 @pytest.mark.parametrize(
     ("sequences", "ranks", "most", "expected"),
-    [(64, 2, 64, 8), (64, 2, 4, 4), (8, 2, 8, 1), (4, 4, 4, 1), (12, 3, 12, 1)],
+    [(64, 2, 64, [32, 16, 8, 4]), (64, 2, 4, [4, 2, 1]), (12, 3, 12, [4, 2, 1]), (4, 4, 4, [1])],
 )
-def test_micro_batches_divide_the_step_and_fill_the_pipeline(signed_run, sequences, ranks, most, expected):
+def test_micro_batches_divide_the_step_into_at_least_as_many_as_ranks(signed_run, sequences, ranks, most, expected):
     manifest = with_changes(signed_run().manifest, {"training.sequences_per_step": sequences, "run.tokens": 10**6})
-    assert _micro_batch(manifest, ranks, most) == expected
+    assert candidates(manifest, ranks, most) == expected
 
 
 def test_too_few_sequences_are_one_error(signed_run):
     manifest = with_changes(signed_run().manifest, {"training.sequences_per_step": 2})
     with pytest.raises(DeviceError, match="too few for a pipeline of 3 devices"):
-        _micro_batch(manifest, 3, 2)
+        candidates(manifest, 3, 2)
+
+
+def layered(signed_run, blocks=6, fragments=8):
+    changes = {"model.config.num_hidden_layers": blocks, "outer.cut": "layers", "outer.fragments": fragments}
+    return with_changes(signed_run().manifest, {**changes, "training.sequences_per_step": 8})
+
+
+def test_the_shortest_step_is_chosen_of_full_pipelines_and_large_micro_batches(signed_run):
+    manifest, ways = layered(signed_run), [Placement(None, size) for size in (4, 2, 1)]
+
+    def chosen(*block_s):
+        seconds = [[[0.0, *[each] * 6, 0.0]] * 2 for each in block_s]
+        return balanced(manifest, ways, seconds, [None, None])
+
+    assert chosen(4.0, 2.0, 1.0).placement.micro_batch == 1, "the fullest pipeline, if all are as fast per sequence"
+    assert chosen(4.0, 2.4, 1.8).placement.micro_batch == 4
+    assert chosen(4.0, 2.2, 1.4).placement.micro_batch == 2
+    assert [each.blocks for each in chosen(4.0, 2.0, 1.0).stages] == [range(3), range(3, 6)]
+
+
+def test_a_slow_rank_gets_few_blocks_a_given_cut_is_kept_and_what_fits_nowhere_is_one_error(signed_run):
+    manifest, ways = layered(signed_run), [Placement(None, 1)]
+    seconds = [[[0.0, *[1.0] * 6, 0.0], [0.0, *[5.0] * 6, 0.0]]]
+    assert [each.blocks for each in balanced(manifest, ways, seconds, [None, None]).stages] == [range(5), range(5, 6)]
+    kept = balanced(manifest, ways, seconds, [None, None], [0, 2])
+    assert [each.blocks for each in kept.stages] == [range(2), range(2, 6)]
+    with pytest.raises(DeviceError, match="No cut of the run's model into 2 stages"):
+        balanced(manifest, ways, seconds, [100, 100])
+
+
+def test_a_cut_begins_where_fragments_do(signed_run):
+    manifest = layered(signed_run, fragments=2)
+    units = manifest.model.unit_parameters()
+    starts = stage_starts(units, layer_slices(units, 2))
+    found = balanced(manifest, [Placement(None, 1)], [[[0.0, *[1.0] * 6, 0.0], [0.0, *[9.0] * 6, 0.0]]], [None, None])
+    assert found.stages[1].blocks.start + 1 in starts
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"[]", b'{"kind":"ready","more":1}', b"\xff", b'{"kind":"other"}'])
