@@ -38,8 +38,8 @@ Nesterov momentum on g. Consensus: heavy ball, and the pull towards the partner 
 z-form: a plain step, mixing, then momentum on the iterates before (y) or after (z) mixing."""
 
 Delay = Literal["none", "phase", "phase_own_fresh", "inner_steps"]
-"""Delay of an average of pseudo-gradients: none; one phase; one phase, but the peer's own share fresh; some inner steps,
-one fragment after the other."""
+"""Delay of an average of pseudo-gradients: none; one phase; one phase, but the own share fresh; some inner steps, one
+fragment after the other."""
 
 
 @dataclass(frozen=True, slots=True)

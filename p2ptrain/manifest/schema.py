@@ -201,7 +201,7 @@ class CodecSection(Section):
     """Rank of each matrix with gradients = lowrank."""
 
     adaptive: bool = False
-    """Whether rank and inner_steps fall with the rank of the averages, as in DiLoCoX; for recipe dilocox and lowrank."""
+    """Whether rank and inner_steps fall with the rank of the averages (DiLoCoX); for recipe dilocox and lowrank."""
 
     @model_serializer(mode="wrap")
     def _fixed_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
