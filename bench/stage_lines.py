@@ -21,7 +21,7 @@ INT8_BYTES = 1 + 4 / 2048
 """Bytes of a number that is sent as int8 with an fp32 scale for each token, at width 2048."""
 
 MICRO_BATCHES = 16
-"""Micro-batches of an inner step. Guess: measure pipelines of several hosts."""
+"""Micro-batches of an inner step. Guess: measure the speed of pipelines by this number."""
 
 DIRECTIONS = 2
 """Activations forward and gradients backward."""
@@ -82,7 +82,7 @@ MODELS = (
     StagedModel(4096, 32, 4, 15e12),
     StagedModel(8192, 80, 20, 40e12),
 )
-"""1B, 7B and 65B parameters; 15 and 40 TFLOP/s are guesses for two consumer cards. Measure them on hardware."""
+"""1B, 7B and 65B parameters on consumer cards. Guess: measured training speeds would settle 15 and 40 TFLOP/s."""
 
 LINES_MBIT_S = (20, 100, 300, 1000)
 

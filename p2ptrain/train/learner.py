@@ -118,8 +118,9 @@ class Learner:
         self._guard = PhaseGuard()
         self._inner_steps = rules.inner_steps
         """H of the current phase."""
-        is_adapting = of_gradients is not None and is_adaptive(of_gradients)
-        self._adaptive = AdaptiveRank(of_gradients.rank, rules.inner_steps) if is_adapting else None
+        self._adaptive: AdaptiveRank | None = None
+        if of_gradients is not None and is_adaptive(of_gradients):
+            self._adaptive = AdaptiveRank(of_gradients.rank, rules.inner_steps)
         feeds_back = of_gradients is not None and is_decodable(of_gradients) and of_gradients.needs_feedback
         late = rules.recipe.uses_late_gradients
         self._weights = Weights(task, fragments, self.payloads, feeds_back, all_gather, late)
