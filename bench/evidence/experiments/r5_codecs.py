@@ -51,7 +51,7 @@ DILOCOX_GLOBAL = Contender(
     tuned_as="diloco",
 )
 DILOCOX_CHOICES = tuple((each, Choice(each.forms[0], 0.5, 0.2, 0.012)) for each in (DILOCOX, DILOCOX_GLOBAL))
-"""Best of six runs on the validation split, and no grid: eta .3 to .7, mu .2 to .6, inner rates .006 and .012."""
+"""Best of six runs on the validation split, and no grid: eta .3 to .7, mu 0 to .6, inner rates .006 and .012."""
 
 R5 = Experiment(
     id="R5",
