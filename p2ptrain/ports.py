@@ -138,7 +138,7 @@ class ExchangePayloads(Protocol):
         """Return the bytes of each proposal, equal on both sides; empty if there are none."""
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Return the bytes of each fragment's part, equal on both sides."""
+        """Return the most bytes of each fragment's part, equal on both sides; exact if there are no proposals."""
 
     def current(self, fragments: Sequence[int]) -> Opaque:
         """Return a snapshot of these fragments, with all committed displacements."""

@@ -38,8 +38,8 @@ Nesterov momentum on g. Consensus: heavy ball, and the pull towards the partner 
 z-form: a plain step, mixing, then momentum on the iterates before (y) or after (z) mixing."""
 
 Delay = Literal["none", "phase", "phase_own_fresh", "inner_steps"]
-"""Delay of a global average: none; one phase; one phase, but the peer's own share fresh; some inner steps, one fragment
-after the other."""
+"""Delay of an average of pseudo-gradients: none; one phase; one phase, but the own share fresh; some inner steps, one
+fragment after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,11 @@ class Recipe:
     def blocking(self) -> tuple[Stream, ...]:
         """Streams that are mixed while the trainer waits."""
         return tuple(mix.stream for mix in self.mixes if mix.when == "blocking")
+
+    @property
+    def uses_late_gradients(self) -> bool:
+        """Whether a peer steps by the pseudo-gradient of the phase before, mixed with partners' since."""
+        return self.delay == "phase" and not self.is_collective
 
     @property
     def mixes_before_step(self) -> bool:
@@ -236,6 +241,15 @@ _ALL = (
     _factored("local", "local", 0.5),
     Recipe(
         name="dilocox",
+        mixes=(_OVERLAPPED_RANDOM, Mix("pseudo_gradient", "overlapped", "random")),
+        outer="momentum",
+        delay="phase",
+        source="DiLoCoX, arXiv 2506.21263, with random partners in place of its average of all",
+        summary="Compressed pseudo-gradients, averaged with random peers during the next phase and used one phase late;"
+        " slow weights are averaged beside them.",
+    ),
+    Recipe(
+        name="dilocox_global",
         mixes=(Mix("pseudo_gradient", "overlapped", "all"),),
         outer="momentum",
         delay="phase",

@@ -73,9 +73,16 @@ def test_a_recipe_is_one_that_can_be_carried_out(recipe) -> None:
     if recipe.outer in ("consensus", "y_form", "z_form"):
         assert recipe.blocks, "these forms need what the round brings"
     if recipe.delay != "none":
-        assert recipe.is_collective
+        assert recipe.is_collective or recipe.uses_late_gradients
     if recipe.outer == "hand_over" and not recipe.gradients:
         assert recipe.mix("pseudo_gradient") is None, "theta is handed over: there is no pseudo-gradient"
+
+
+def test_dilocox_gossips_and_its_authors_average_all() -> None:
+    ours, theirs = RECIPES["dilocox"], RECIPES["dilocox_global"]
+    assert (ours.is_random, ours.is_collective, ours.blocks, ours.uses_late_gradients) == (True, False, False, True)
+    assert (theirs.is_random, theirs.is_collective, theirs.uses_late_gradients) == (False, True, False)
+    assert ours.delay == theirs.delay == "phase"
 
 
 def test_recipes_cannot_be_changed() -> None:

@@ -12,7 +12,8 @@ codec has messages that are, as averages over many peers and error feedback requ
 
 docs/ALGORITHMS.md lists the codecs with the bits and the error of an element, and what each may carry.
 ``block size``: elements that share a scale or a step width, 1024 by default. The modular codecs also send proposals
-before the message, one byte per block and 256 bytes per fragment (``codec.negotiation``). Codecs are stateless and
+before the message, one byte per block and 256 bytes per fragment, and an adaptive low-rank codec proposes its rank
+(``codec.negotiation``). Codecs are stateless and
 thread-safe, and work on host memory. Memory beyond input and output is bounded (``base.CHUNK``), except for low-rank
 factors.
 """
@@ -29,33 +30,37 @@ from p2ptrain.codec.negotiation import (
     apart,
     compare,
     first_shape,
+    is_adaptive,
     next_shape,
     proposal_for,
     proposal_size,
     unexplained,
 )
-from p2ptrain.codec.shapes import effective_rank, matrices
+from p2ptrain.codec.shapes import effective_rank, matrices, weighted_ranks
 from p2ptrain.codec.steps import FIRST_PACE, PACE
 from p2ptrain.codec.topk import TopKCodec
 
 
-def get(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RANK) -> Codec:
+def get(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RANK, adaptive: bool = False) -> Codec:
     """Return a codec by the name in the manifest.
 
     Args:
         name: one of ``WEIGHT_CODECS`` or ``GRADIENT_CODECS``.
         block_size: elements that share a scale or a step width; only int8, int4 and the modular codecs read it.
         rank: only lowrank reads it.
+        adaptive: whether lowrank agrees on a rank of each message, at most ``rank``.
 
     Raises:
         ValueError: the name, block size or rank is not valid in a manifest.
     """
     if name in MODULAR_CODECS:
         return ModularCodec(int(name[-1]), block_size)
-    return get_decodable(name, block_size, rank)
+    return get_decodable(name, block_size, rank, adaptive)
 
 
-def get_decodable(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RANK) -> Decodable:
+def get_decodable(
+    name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RANK, adaptive: bool = False
+) -> Decodable:
     """Return one of ``GRADIENT_CODECS`` by name; see ``get``. Raises ValueError also for the modular codecs."""
     match name:
         case "fp32":
@@ -69,7 +74,7 @@ def get_decodable(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = D
         case "topk":
             return TopKCodec()
         case "lowrank":
-            return LowRankCodec(rank)
+            return LowRankCodec(rank, adaptive)
     if name in MODULAR_CODECS:
         raise ValueError(
             f"codec {name} carries weights, and its messages cannot be read alone; "
@@ -98,10 +103,12 @@ __all__ = [
     "first_shape",
     "get",
     "get_decodable",
+    "is_adaptive",
     "is_decodable",
     "matrices",
     "next_shape",
     "proposal_for",
     "proposal_size",
     "unexplained",
+    "weighted_ranks",
 ]

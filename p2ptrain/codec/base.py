@@ -53,6 +53,8 @@ class CodecTerms:
 
     Never sent, since model and fragment determine it.
     """
+    rank: int = 0
+    """Agreed rank, at most the codec's; 0: the codec's. Only an adaptive low-rank codec reads it."""
 
     def __post_init__(self) -> None:
         if self.elements < 1:

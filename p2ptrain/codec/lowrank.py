@@ -89,7 +89,9 @@ class LowRankCodec:
     """
 
     rank: int = DEFAULT_RANK
-    """Largest rank of any matrix. A rank that follows ``effective_rank`` needs a new codec for each value."""
+    """Largest rank of any matrix."""
+    is_adaptive: bool = False
+    """Whether the two sides agree on a rank of each message (``codec.negotiation``)."""
     needs_feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -119,9 +121,9 @@ class LowRankCodec:
         check_snapshot(snapshot, terms)
         check_magnitude(magnitude(snapshot), LARGEST_ELEMENT)
         pieces = self._pieces(terms)
-        starts = _random(self.rank, sum(piece.columns for piece in pieces))
+        starts = _random(self._rank(terms), sum(piece.columns for piece in pieces))
         if start is not None:
-            starts[: len(start)] = start[: self.rank]
+            starts[: len(start)] = start[: self._rank(terms)]
         numbers, column = [], 0
         for piece in pieces:
             values = matrix_at(snapshot, piece.offset, piece.rows, piece.columns)
@@ -171,11 +173,14 @@ class LowRankCodec:
     def _pieces(self, terms: CodecTerms) -> list[_MatrixSlice]:
         pieces, offset = [], 0
         for rows, columns in terms.matrices or (near_square(terms.elements),):
-            rank = min(self.rank, rows, columns)
+            rank = min(self._rank(terms), rows, columns)
             gains = rank * (rows + columns) < rows * columns
             pieces.append(_MatrixSlice(offset, rows, columns, rank if gains else 0))
             offset += rows * columns
         return pieces
+
+    def _rank(self, terms: CodecTerms) -> int:
+        return min(terms.rank or self.rank, self.rank)
 
     def _factor_terms(self, terms: CodecTerms) -> CodecTerms:
         return CodecTerms(sum(sum(piece.sizes) for piece in self._pieces(terms)))

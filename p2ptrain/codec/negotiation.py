@@ -1,7 +1,8 @@
-"""Negotiation of step widths before encoding, with one interface for every codec.
+"""Negotiation of step widths or of a rank before encoding, with one interface for every codec.
 
-Modular codecs keep a shape, one byte per block, for each fragment. For all other codecs shapes and proposals are empty,
-and nothing is sent. The caller need not know the codec::
+Modular codecs keep a shape, one byte per block, for each fragment. An adaptive low-rank codec proposes the rank that
+its side wants, and both use the smaller one. For all other codecs shapes and proposals are empty, and nothing is sent.
+The caller need not know the codec::
 
     shape = first_shape(codec, reference)              once per fragment, before its first exchange
     mine  = proposal_for(codec, shape, snapshot)           our proposal, sent before the message
@@ -14,6 +15,8 @@ and nothing is sent. The caller need not know the codec::
 from __future__ import annotations
 
 from hashlib import blake2b
+from struct import Struct
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,8 +24,12 @@ from torch import Tensor
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.codec import steps
 from p2ptrain.codec.base import Buffer, Codec, CodecTerms, Matrices
+from p2ptrain.codec.lowrank import LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
 from p2ptrain.codec.steps import FIRST_PACE
+
+RANK = Struct("<H")
+"""A proposed rank."""
 
 
 def first_shape(
@@ -41,6 +48,8 @@ def first_shape(
 
 def proposal_size(codec: Codec, elements: int) -> int:
     """Return the bytes of a proposal for a fragment of that many elements."""
+    if is_adaptive(codec):
+        return RANK.size
     return codec.blocks(elements) + steps.SKETCH_BYTES if isinstance(codec, ModularCodec) else 0
 
 
@@ -48,11 +57,14 @@ def proposal_for(
     codec: Codec,
     shape: bytes,
     snapshot: Tensor,  # [n] fp32, host memory
+    rank: int = 0,  # that this side wants; 0: the codec's
 ) -> bytes:
     """Make the proposal for a fragment. It takes one pass over the snapshot, so keep it while both are unchanged.
 
     Encode this snapshot and no newer one, because the partner compares the message with the proposal.
     """
+    if is_adaptive(codec):
+        return RANK.pack(min(rank or codec.rank, codec.rank))
     return shape + steps.sketch(snapshot) if isinstance(codec, ModularCodec) else b""
 
 
@@ -62,6 +74,8 @@ def agree(codec: Codec, elements: int, mine: bytes, theirs: bytes, matrices: Mat
     Raises:
         RemoteError: their proposal is invalid for this codec and fragment.
     """
+    if is_adaptive(codec):
+        return CodecTerms(elements, matrices=matrices, rank=min(_rank(codec, mine), _rank(codec, theirs)))
     if not isinstance(codec, ModularCodec):
         if theirs:
             raise RemoteError(f"it proposes step widths, which codec {codec.name} does not use")
@@ -69,6 +83,21 @@ def agree(codec: Codec, elements: int, mine: bytes, theirs: bytes, matrices: Mat
     shape, level = steps.agreed(mine, theirs)
     seed = blake2b(min(mine, theirs) + max(mine, theirs), digest_size=32).digest()
     return CodecTerms(elements, shape, level, seed, matrices)
+
+
+def is_adaptive(codec: Codec) -> TypeGuard[LowRankCodec]:
+    """Return whether both sides agree on the rank of each message."""
+    return isinstance(codec, LowRankCodec) and codec.is_adaptive
+
+
+def _rank(codec: LowRankCodec, proposal: bytes) -> int:
+    """Read a proposed rank. Raises RemoteError unless it is one that the codec can have."""
+    if len(proposal) != RANK.size:
+        raise RemoteError(f"it proposes a rank in {len(proposal)} bytes, not {RANK.size}")
+    (rank,) = RANK.unpack(proposal)
+    if not 1 <= rank <= codec.rank:
+        raise RemoteError(f"it proposes rank {rank}, but the run allows 1 to {codec.rank}")
+    return int(rank)
 
 
 def apart(codec: Codec, mine: bytes, theirs: bytes) -> Tensor:

@@ -75,6 +75,15 @@ def effective_rank(
     The result is the mean over all matrices, weighted by their elements, without vectors; 0 if there is no nonzero
     matrix. The cost is cubic in the smaller side, so measure it rarely.
     """
+    weighted, counted = weighted_ranks(vector, terms)
+    return weighted / max(1, counted)
+
+
+def weighted_ranks(
+    vector: Tensor,  # [n] fp32
+    terms: CodecTerms,
+) -> tuple[float, int]:
+    """Return the sum of the matrices' effective ranks, each times its elements, and the sum of these elements."""
     weighted, counted, offset = 0.0, 0, 0
     for rows, columns in terms.matrices or (near_square(terms.elements),):
         if min(rows, columns) > 1:
@@ -86,7 +95,7 @@ def effective_rank(
                 weighted += rows * columns * math.exp(float(torch.special.entr(shares).sum()))
                 counted += rows * columns
         offset += rows * columns
-    return weighted / max(1, counted)
+    return weighted, counted
 
 
 def matrix_at(

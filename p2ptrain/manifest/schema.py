@@ -200,11 +200,26 @@ class CodecSection(Section):
     rank: int = Field(ge=1, le=4_096)
     """Rank of each matrix with gradients = lowrank."""
 
+    adaptive: bool = False
+    """Whether rank and inner_steps fall with the rank of the averages (DiLoCoX); for recipe dilocox and lowrank."""
+
+    @model_serializer(mode="wrap")
+    def _fixed_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a fixed rank, so that the RunId of a run with one does not depend on this field."""
+        data: dict[str, Any] = serialize(self)
+        if data.get("adaptive") is False:
+            del data["adaptive"]
+        return data
+
     def recipe_faults(self, name: str) -> list[str]:
         """Return the conflicts of this section with the recipe of that name, one sentence each."""
         recipe = RECIPES.get(name)
         if recipe is None or not recipe.exchanges:  # a solo run may keep its swarm's codecs, to be comparable
             return []
+        if self.adaptive and not recipe.uses_late_gradients:
+            return [f"codec.adaptive: true, and recipe {name} has a fixed rank; leave it out, or choose recipe dilocox"]
+        if self.adaptive and self.gradients != "lowrank":
+            return [f"codec.adaptive: true, and {self.gradients} has no rank; set codec.gradients to lowrank"]
         if self.gradients in UNREAD or recipe.mix("pseudo_gradient") is not None:
             return []
         return [

@@ -117,13 +117,14 @@ class Session:
         proposals: Sequence[bytes] = ()
         their_proposals: Sequence[bytearray] = ()
         try:
-            if sizes:  # a codec that negotiates step widths
+            if sizes:  # a codec that negotiates step widths or a rank
                 proposals = await work(payloads.proposals, swap.fragments, snapshot)
                 _, their_proposals = await concurrently(send_payload(link, proposals), receive_payload(link, sizes))
         except ValueError as error:
             raise _unsendable(error) from error
         encoded = self._encoded(swap, proposals, their_proposals, snapshot)
         mine, others = await concurrently(encoded, link.open_parallel(sum(lengths)))
+        lengths = [len(part) for part in mine.parts]  # shorter if the proposals agreed on a smaller rank
         del snapshot  # a payload may take minutes, and this is a whole model
         if not (self.link.outbound or sizes):  # the initiator may withdraw a late-accepted offer without a payload
             await link.wait_for_frame()

@@ -5,9 +5,10 @@
     q = the mean of the last c effective ranks r' / the mean of the first c
     r_t = r_1 q, rounded up, 1 <= r_t <= r_1        H_t = H_1 r_t / r_1, rounded
 
-Here r' is the effective rank of the averages that have arrived, which are equal for all peers, so that all compute the
-same r_t and H_t without a message. The size of a low-rank message is proportional to its rank: fewer bytes per outer
-step pay for more frequent outer steps, and the bytes per inner step stay the same.
+Here r' is the effective rank of the averages that have arrived. Where all peers average at once, these are equal, so
+that all compute the same r_t and H_t without a message. Peers that average in pairs have averages, ranks and H of their
+own, and two partners use the smaller of both ranks. The size of a low-rank message is proportional to its rank: fewer
+bytes per outer step pay for more frequent outer steps, and the bytes per inner step stay the same.
 
 Source: DiLoCoX (arXiv 2506.21263). Only its abstract was available; it names an adaptive compression and prints no
 rule. The rule is our interpretation: that both follow a window of ranks; r' as the exponential of the entropy of the
@@ -56,3 +57,38 @@ def rank_and_inner_steps(
     rank = max(SMALLEST_RANK, math.ceil(first_rank * last / first))
     halves_up = (2 * first_inner_steps * rank + first_rank) // (2 * first_rank)
     return rank, max(1, halves_up)
+
+
+class AdaptiveRank:
+    """Rank and H of one peer that averages in pairs.
+
+    Args:
+        first_rank: r_1 >= 1.
+        first_inner_steps: H_1 >= 1.
+    """
+
+    def __init__(self, first_rank: int, first_inner_steps: int) -> None:
+        self._first = first_rank, first_inner_steps
+        self.effective_ranks: list[float] = []
+        """r' of the first and of the last ``RANK_WINDOW`` averages."""
+
+    @property
+    def rank(self) -> int:
+        """r of the next messages."""
+        return rank_and_inner_steps(self.effective_ranks, *self._first)[0]
+
+    @property
+    def inner_steps(self) -> int:
+        """H of the phase that begins."""
+        return rank_and_inner_steps(self.effective_ranks, *self._first)[1]
+
+    def follow(self, effective_rank: float) -> None:
+        """Take the effective rank of the average that an outer step used."""
+        self.effective_ranks.append(effective_rank)
+        if len(self.effective_ranks) > 2 * RANK_WINDOW:
+            del self.effective_ranks[RANK_WINDOW]
+
+    def resume(self, effective_ranks: Sequence[float]) -> None:
+        """Restore ``effective_ranks``. Raises ValueError if they are out of range."""
+        rank_and_inner_steps(effective_ranks, *self._first)
+        self.effective_ranks = list(effective_ranks[: 2 * RANK_WINDOW])

@@ -299,16 +299,20 @@ def _collective_faults(scenario: Scenario) -> list[str]:
 
 
 def _rank_faults(scenario: Scenario) -> list[str]:
-    """List what pace.policy rank needs and lacks."""
+    """List what pace.policy rank and codec.adaptive need and lack."""
+    if scenario.codec.adaptive and scenario.learner.kind == "bytes":
+        return ["codec.adaptive: true, but learner.kind bytes has no weights whose rank could fall; leave it out"]
     if scenario.pace.policy != "rank":
         return []
+    if scenario.outer.recipe == "dilocox":
+        return ["pace.policy: rank, but the peers of recipe dilocox have ranks of their own; set codec.adaptive = true"]
     recipe, faults = RECIPES.get(scenario.outer.recipe), []
     mix = recipe.mix("pseudo_gradient") if recipe is not None else None
     everybody = scenario.needs_everybody and mix is not None and mix.who == "all"
     if recipe is not None and (not everybody or recipe.every_step or recipe.delay == "inner_steps"):
         faults.append(
             f"pace.policy: rank, but recipe {recipe.name} has no average of all peers' whole pseudo-gradients between"
-            " inner phases; set it to fixed, or use a recipe with such an average, as dilocox"
+            " inner phases; set it to fixed, or use a recipe with such an average, as dilocox_global"
         )
     if scenario.codec.gradients != "lowrank":
         faults.append(

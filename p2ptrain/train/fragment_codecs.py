@@ -57,12 +57,16 @@ class FragmentCodecs:
         sizes = [proposal_size(self.codec(number), self._length(number)) for number in fragments]
         return sizes if any(sizes) else []
 
+    def terms(self, number: int) -> CodecTerms:
+        """Return the terms of a fragment before anything is negotiated."""
+        return CodecTerms(self._length(number), matrices=self._matrices_of(number))
+
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Return the bytes of each fragment as ``encode`` makes them and as a partner must send them."""
-        return [
-            self.codec(number).encoded_size(CodecTerms(self._length(number), matrices=self._matrices_of(number)))
-            for number in fragments
-        ]
+        """Return the bytes of each fragment as ``encode`` makes them and as a partner must send them.
+
+        If the rank is negotiated, these are the most that it may be.
+        """
+        return [self.codec(number).encoded_size(self.terms(number)) for number in fragments]
 
     def weight_sizes(self) -> list[int]:
         return [4 * length for length in self._lengths]

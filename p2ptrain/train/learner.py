@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from p2ptrain.codec import Codec, Matrices, is_decodable
+from p2ptrain.codec import Codec, Matrices, is_adaptive, is_decodable
+from p2ptrain.outer.adaptive import AdaptiveRank
 from p2ptrain.outer.mixing import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import AllGather, Clock, HeldOut, InnerTask, Notebook, StepResult
 from p2ptrain.recipes import Stream
@@ -115,8 +116,14 @@ class Learner:
         self._showing: tuple[FastCopy, Sequence[Event]] | None = None
         """Copy of the fast weights that is on its way to partners, and the events that wait for it."""
         self._guard = PhaseGuard()
+        self._inner_steps = rules.inner_steps
+        """H of the current phase."""
+        self._adaptive: AdaptiveRank | None = None
+        if of_gradients is not None and is_adaptive(of_gradients):
+            self._adaptive = AdaptiveRank(of_gradients.rank, rules.inner_steps)
         feeds_back = of_gradients is not None and is_decodable(of_gradients) and of_gradients.needs_feedback
-        self._weights = Weights(task, fragments, self.payloads, feeds_back, all_gather)
+        late = rules.recipe.uses_late_gradients
+        self._weights = Weights(task, fragments, self.payloads, feeds_back, all_gather, late)
         self._weights.publish(self.step)
         self.inbox = Inbox(rules.recipe.follow, self.payloads)
 
@@ -143,7 +150,7 @@ class Learner:
         self._unread.append(result)
         self._inner += 1
         due = [ExchangeDue()] * self._due.count(self._inner)
-        if self._inner == self._rules.inner_steps:
+        if self._inner >= self._inner_steps:
             return [*events, *self._finish_showing(), *self._end_phase(), *due]
         if not self._shows_fast or not (due or self._is_time_to_show):
             return [*events, *due]
@@ -194,12 +201,19 @@ class Learner:
         if not recipe.blocks and self.payloads.streams == 1:
             weights.step(recipe, rule, faulty)
             return self._restart()
-        phase = OuterPhase.begin(recipe, rule, weights.states, list(weights.fast), faulty)
+        if self._adaptive is not None and (rank := weights.late_rank()):
+            self._adapt(self._adaptive, rank)
+        phase = OuterPhase.begin(recipe, rule, weights.states, list(weights.fast), faulty, weights.late)
         if not recipe.blocks:
             return self._restart(phase)
         self._weights.phase = phase
         self._weights.publish(self.step, phase)
         return [PhaseDone(self.step + 1, self.progress)]
+
+    def _adapt(self, adaptive: AdaptiveRank, effective_rank: float) -> None:
+        """Choose rank and H of the next phase by the average that this outer step uses."""
+        adaptive.follow(effective_rank)
+        self.payloads.rank, self._inner_steps = adaptive.rank, adaptive.inner_steps
 
     def _read_losses(self) -> None:
         for result in self._unread:
@@ -285,6 +299,8 @@ class Learner:
                 ahead[fragment] = self._move_fast(fragment, displacement_, ready)
             elif ready.difference.mine.step != self.step:
                 continue  # belongs to an earlier step: too late
+            elif recipe.uses_late_gradients:
+                weights.mix_late(fragment, displacement_)
             elif recipe.weights_mix is not None:
                 weights.keep(fragment, late_momentum(weights.state(fragment), displacement_))
             else:
@@ -376,6 +392,7 @@ class Learner:
             "phase_tokens": self._phase_tokens,
             **self._guard.state_dict(),
             "ended": self.ended,
+            **({"effective_ranks": list(self._adaptive.effective_ranks)} if self._adaptive is not None else {}),
         }
         return tensors, numbers
 
@@ -391,6 +408,9 @@ class Learner:
         self._unread.clear()
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._guard.load_state_dict(numbers)
+        if self._adaptive is not None:
+            self._adaptive.resume(numbers["effective_ranks"])
+            self.payloads.rank, self._inner_steps = self._adaptive.rank, self._adaptive.inner_steps
         self._weights.publish(self.step)
         if self._shows_fast:
             self._show()

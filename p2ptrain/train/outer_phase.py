@@ -8,6 +8,8 @@
     g   (DiLoCo, Mix2)           publish g                  dg             fold g + dg
     x and g  (NoLoCo)            publish x, g               dg, pull       fold g + dg and the pull
     x   (GASLoC, D-PSGD)         fold ; publish x           dx             x += dx ; accelerate
+    nothing, but g is late       fold the g before ;        -              -
+    (DiLoCoX)                    publish x, g
 
 All operations are element-wise: the learner holds one peer's fragments [F], the lockstep simulator all peers' [N, F].
 
@@ -53,14 +55,21 @@ class OuterPhase:
         states: Sequence[OuterState],
         thetas: Sequence[Tensor],  # [F] each: fast weights after the inner phase, on the states' device
         faulty: bool = False,
+        late: Sequence[Tensor] = (),  # [F] each: mixed pseudo-gradients of the phase before
     ) -> OuterPhase:
-        """Run the first half. A faulty inner phase has a zero pseudo-gradient or takes no step."""
+        """Run the first half. A faulty inner phase has a zero pseudo-gradient or takes no step.
+
+        If the recipe uses late pseudo-gradients, the states step by ``late``, and ``gradients`` are this phase's.
+        """
         phase = cls(recipe, rule, tuple(states), list(states), [], [])
         if recipe.mix("pseudo_gradient") is not None and recipe.outer != "hand_over":
             phase.gradients = [
                 torch.zeros_like(theta) if faulty else pseudo_gradient(state, theta)
                 for state, theta in zip(states, thetas, strict=True)
             ]
+        if recipe.uses_late_gradients:
+            phase.states = [outer_step(state, g, rule) for state, g in zip(states, late, strict=True)]
+            return phase
         if recipe.mixes_before_step and "slow" in recipe.blocking:
             phase.pulls = [torch.zeros_like(theta) for theta in thetas]
         if not recipe.mixes_before_step and not faulty:

@@ -148,6 +148,9 @@ class Payloads(FragmentCodecs):
     ) -> None:
         super().__init__(lengths, codec, gradient_codec, matrices, shown)
         self.published = Snapshot(0, (), ())
+        self.rank = 0
+        """Rank that this side proposes for low-rank messages, if it is negotiated; 0: the codec's. Only the trainer
+        writes it."""
         self._adds_pending = adds_pending
         self._pending: dict[int, tuple[Commit, Difference]] = {}
         """Committed exchanges that the trainer has not applied yet, by serial number."""
@@ -214,7 +217,7 @@ class Payloads(FragmentCodecs):
         parts = (snapshot or self.published).parts
         shapes = [self._widths.shape(number, self.codec(number), parts[number]) for number in fragments]
         return tuple(
-            proposal_for(self.codec(number), shape, parts[number])
+            proposal_for(self.codec(number), shape, parts[number], self.rank)
             for number, shape in zip(fragments, shapes, strict=True)
         )
 

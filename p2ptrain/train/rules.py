@@ -66,7 +66,7 @@ def learner_rules(outer: OuterSection, run_tokens: float) -> LearnerRules:
 
 def codecs_of(section: manifest.CodecSection) -> tuple[Codec, Codec]:
     weights = codec.get(section.name, section.block_size)
-    return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
+    return weights, codec.get_decodable(section.gradients, section.block_size, section.rank, section.adaptive)
 
 
 def fragments_of(outer: OuterSection, layout: FlatLayout) -> tuple[slice, ...]:

@@ -9,13 +9,14 @@ Legend: P parameters (padded), F elements of one fragment.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from p2ptrain.codec import is_decodable
+from p2ptrain.codec import is_decodable, weighted_ranks
 from p2ptrain.outer.mixing import displaced
 from p2ptrain.outer.step import OuterState, initial_state
 from p2ptrain.ports import AllGather, InnerTask
@@ -44,6 +45,7 @@ class Weights:
         fragments: slices of [0, P), one per fragment.
         payloads: publishes snapshots for partners.
         feeds_back: later pseudo-gradient messages include what earlier ones left out (``Decodable.needs_feedback``).
+        keeps_late: pseudo-gradients are used one phase late (``Recipe.uses_late_gradients``).
         all_gather: joins norms of the fragments with those of the peer's other ranks.
     """
 
@@ -54,6 +56,7 @@ class Weights:
         payloads: Payloads,
         feeds_back: bool,
         all_gather: AllGather = single_rank,
+        keeps_late: bool = False,
     ) -> None:
         self.phase: OuterPhase | None = None
         """Outer step in progress while the recipe waits for partners; displacements of x are then applied to it."""
@@ -63,6 +66,8 @@ class Weights:
         self._all_gather = all_gather
         self.states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         """State of each fragment after the last outer step and the exchanges since."""
+        self.late = [torch.zeros_like(state.slow) for state in self.states] if keeps_late else []
+        """[F] each: pseudo-gradients of the last phase, mixed since, by which the next outer step moves; or empty."""
         self._fast = FastWeights(task, self._slices)
         self._left_out = [torch.zeros_like(state.slow) for state in self.states] if feeds_back else []
         """[F] each: what pseudo-gradient messages have left out so far, if the codec needs that fed back."""
@@ -105,6 +110,8 @@ class Weights:
         """Take the slow weights from an outer step; leave the fast ones unchanged."""
         self.phase = None
         self.states = phase.conclude()
+        if self.late:
+            self.late = list(phase.gradients)
         if self._payloads.lacks_widths:
             pairs = zip(phase.before, self.states, strict=True)
             self._payloads.predict_widths(after.slow - before.slow for before, after in pairs)
@@ -127,6 +134,7 @@ class Weights:
         self.states = tuple(initial_state(weights) for weights in slow)
         self.phase = None
         self._left_out = [torch.zeros_like(part) for part in self._left_out]
+        self.late = [torch.zeros_like(part) for part in self.late]
         self.reset_fast()
 
     # --- displacements ------------------------------------------------------------------------------------------------
@@ -158,6 +166,25 @@ class Weights:
         self._fast.displace(fragment, moved, moved)
         self._publish_fragment(fragment, state.slow)
 
+    def late_rank(self) -> float:
+        """Return the effective rank of the late pseudo-gradients, over all ranks; 0 if all are zero."""
+        terms = [self._payloads.terms(len(self.states) + fragment) for fragment in range(len(self.states))]
+        sums = [weighted_ranks(g, each) for g, each in zip(self.late, terms, strict=True)]
+        gathered = self._all_gather("the rank of the averages", torch.tensor(sums, dtype=torch.float64).view(-1))
+        weighted, counted = gathered.view(-1, 2).T.tolist()
+        return math.fsum(weighted) / max(1.0, math.fsum(counted))
+
+    def mix_late(
+        self,
+        fragment: int,
+        displacement: Tensor,  # [F]
+    ) -> None:
+        """Displace a fragment's late pseudo-gradient; partners from now on get the result."""
+        self.late[fragment] = self.late[fragment] + displacement
+        published, number = self._payloads.published, len(self.states) + fragment
+        parts = (*published.parts[:number], self.late[fragment], *published.parts[number + 1 :])
+        self._payloads.publish(Snapshot(published.step, parts, published.slow, published.applied))
+
     def move_fast(
         self,
         fragment: int,
@@ -188,6 +215,8 @@ class Weights:
         slow = tuple(state.slow for state in (self.states if phase is None else phase.states))
         if phase is not None:
             gradients = phase.snapshots("pseudo_gradient")
+        elif self.late:
+            gradients = tuple(self.late)
         else:
             gradients = tuple(torch.zeros_like(part) for part in slow) if self._payloads.streams == 2 else ()
         if gradients and self._left_out:
@@ -231,6 +260,7 @@ class Weights:
             "momentum": [state.momentum for state in self.states],
             "theta": self._task.theta.detach(),
             **({"left_out": list(self._left_out)} if self._left_out else {}),
+            **({"late": list(self.late)} if self.late else {}),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -241,6 +271,8 @@ class Weights:
         self.states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
         if self._left_out:
             self._left_out = [tensors["left_out"][piece].clone() for piece in self._slices]
+        if self.late:
+            self.late = [tensors["late"][piece].clone() for piece in self._slices]
         self._fast.resume(theta, slow)
 
 

@@ -175,7 +175,10 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
         ),
         ({"outer__recipe": "swarn"}, "outer.recipe: unknown recipe 'swarn'; did you mean swarm?"),
         ({"outer__recipe": "diloco"}, "over the network use diloco with topology complete"),
-        ({"outer__recipe": "dilocox", "outer__exchanges_per_step": 0}, "dilocox averages over all peers at once"),
+        (
+            {"outer__recipe": "dilocox_global", "outer__exchanges_per_step": 0},
+            "dilocox_global averages over all peers at once",
+        ),
         ({"outer__recipe": "gasloc"}, "outer.exchanges_per_step: 1, and recipe gasloc plans its exchanges"),
         (
             {
@@ -206,6 +209,15 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
         ({"codec__block_size": 1000}, "codec.block_size: 1000 does not divide 1024"),
         ({"codec__gradients": "topk"}, "codec.gradients: topk, and recipe swarm mixes no pseudo-gradients"),
         ({"codec__gradients": "lowrank", "outer__recipe": "swarm_both"}, None),
+        ({"codec__gradients": "lowrank", "codec__adaptive": True, "outer__recipe": "dilocox"}, None),
+        (
+            {"codec__gradients": "lowrank", "codec__adaptive": True, "outer__recipe": "swarm_both"},
+            "codec.adaptive: true, and recipe swarm_both has a fixed rank; leave it out, or choose recipe dilocox",
+        ),
+        (
+            {"codec__adaptive": True, "outer__recipe": "dilocox"},
+            "codec.adaptive: true, and int8 has no rank; set codec.gradients to lowrank",
+        ),
         (
             {"codec__gradients": "bf16", "outer__recipe": "gasloc", "outer__exchanges_per_step": 0},
             "codec.gradients: bf16, and recipe gasloc mixes no pseudo-gradients, so it would have no effect; set"

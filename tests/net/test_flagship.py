@@ -71,6 +71,7 @@ class Case:
     topology: str = "random"
     partners: int = 1
     gradients: str = "fp32"
+    adaptive: bool = False
     final_gossip_s: float = 60.0
 
     @property
@@ -120,7 +121,7 @@ def make_peer(peer: PeerId, case: Case) -> tuple[Peer, Learner]:
         parts,
         codec.get(case.codec),
         MemoryLog(),
-        gradient_codec=codec.get(case.gradients),
+        gradient_codec=codec.get(case.gradients, rank=8, adaptive=case.adaptive),
     )
     rules = swarm_rules(RUN, outer, swarm, learner.payloads, TOKENS, float(outer.inner_steps))
     return Peer(peer, rules, Random(f"{case.seed}/{peer}")), learner
@@ -196,6 +197,8 @@ CASES = [
     Case(codec="modular4", fragments=2),
     Case("swarm_both", fragments=2),
     Case("swarm_both", codec="modular8", gradients="topk"),
+    Case("dilocox", codec="modular4", fragments=2),
+    Case("dilocox", gradients="lowrank", adaptive=True),
     Case("ad_psgd"),
     Case("gasloc", partners=2),
     Case("gasloc_y", topology="ring", seed=1),

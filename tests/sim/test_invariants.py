@@ -160,7 +160,7 @@ def test_eager_diloco_is_diloco_when_all_peers_are_one() -> None:
 
 
 def test_dilocox_uses_the_average_of_the_phase_before() -> None:
-    late = lockstep("dilocox", momentum=0.0)
+    late = lockstep("dilocox_global", momentum=0.0)
     late.outer_step()
     assert torch.equal(late.slow, torch.zeros(N, P, dtype=torch.float64)), "there is no average yet"
     late.outer_step()
@@ -169,9 +169,16 @@ def test_dilocox_uses_the_average_of_the_phase_before() -> None:
     torch.testing.assert_close(late.slow, at_once.slow, rtol=0, atol=ROUNDING)
 
 
+def test_dilocox_with_all_as_partners_is_the_average_of_all() -> None:
+    gossip = ran(lockstep("dilocox", topology="complete"))
+    torch.testing.assert_close(gossip, ran(lockstep("dilocox_global")), rtol=0, atol=ROUNDING)
+    pairs = lockstep("dilocox", topology="random")
+    assert float((ran(pairs) - pairs.slow.mean(0)).norm()) > 1e-3, "peers of pairs differ"
+
+
 def test_what_a_step_was_taken_by_is_known_after_it() -> None:
     """Check that a step uses the average that has arrived, and that the first step has none."""
-    late, at_once = lockstep("dilocox", momentum=0.0), lockstep("diloco", momentum=0.0)
+    late, at_once = lockstep("dilocox_global", momentum=0.0), lockstep("diloco", momentum=0.0)
     late.outer_step()
     at_once.outer_step()
     assert len(late.average) == 0
@@ -182,7 +189,7 @@ def test_what_a_step_was_taken_by_is_known_after_it() -> None:
 
 
 def test_an_outer_step_may_have_a_number_of_inner_steps_of_its_own() -> None:
-    for recipe in ("diloco", "dilocox", "streaming_diloco"):
+    for recipe in ("diloco", "dilocox_global", "streaming_diloco"):
         told, ruled = lockstep(recipe), lockstep(recipe, inner_steps=3)
         for _ in range(4):
             told.outer_step(3)
@@ -208,7 +215,7 @@ def test_mixing_weights_are_symmetric_and_doubly_stochastic(topology: str, partn
         assert float(torch.linalg.eigvalsh(weights)[0]) > -1 + 1e-9, "an eigenvalue -1 would never settle"
 
 
-@pytest.mark.parametrize("recipe", ["gasloc", "factored_gossip", "noloco", "swarm_both", "dpsgd"])
+@pytest.mark.parametrize("recipe", ["gasloc", "factored_gossip", "noloco", "swarm_both", "dilocox", "dpsgd"])
 def test_t3_failed_exchanges_leave_the_mean_alone(recipe: str) -> None:
     """Check a learning rate near zero: the mean stays, whichever exchanges fail."""
     tasks = [problem(peer) for peer in range(N)]

@@ -114,7 +114,7 @@ def test_a_message_is_as_long_as_it_was_said_to_be_and_both_sides_read_it() -> N
 
 
 def test_matrices_are_sent_far_better_than_the_flat_vector_in_as_many_bytes() -> None:
-    each = scenario("dilocox", 1)
+    each = scenario("dilocox_global", 1)
     pool = make_pool(each, "cpu")
     vector = of_rank(pool.layout, RANK)[None]
     by_matrix = Lossy(each, matrices_of(pool.layout, slices(pool.layout.total, 1)))
@@ -132,7 +132,7 @@ def test_matrices_are_sent_far_better_than_the_flat_vector_in_as_many_bytes() ->
 
 
 def test_the_effective_rank_is_that_of_the_matrices() -> None:
-    each = scenario("dilocox", 1, pace={"policy": "rank"})
+    each = scenario("dilocox_global", 1, pace={"policy": "rank"})
     simulation = EnsembleSimulation(each)
     pace = simulation._rank_pace
     assert isinstance(pace, RankStepTimes)

@@ -58,6 +58,7 @@ class SwarmCase:
     peer: str = "amber"
     codec: str = "modular4"
     gradients: str = ""
+    adaptive: bool = False
     recipe: str = "swarm"
     optimizer: str = "adamw"
     clip: float = 1.0
@@ -82,6 +83,7 @@ class SwarmCase:
             "outer.exchanges_per_step": 0 if self.recipe in ("noloco", "diloco") else 2,
             "codec.name": self.codec,
             **({"codec.gradients": self.gradients, "codec.rank": 4} if self.gradients else {}),
+            **({"codec.adaptive": True} if self.adaptive else {}),
             "run.tokens": self.run_tokens,
         }
         return with_changes(ModelCase(optimizer=self.optimizer, clip=self.clip).manifest, changes)

@@ -194,8 +194,9 @@ def live_with_both_streams(one, other) -> list:
         (SwarmCase(recipe="noloco", ranks=3), live_in_rounds),
         (SwarmCase(ranks=3), live),
         (SwarmCase(recipe="swarm_both", gradients="lowrank"), live_with_both_streams),
+        (SwarmCase(recipe="dilocox", gradients="lowrank", adaptive=True), live_with_both_streams),
     ],
-    ids=["muon", "noloco-3", "swarm-3", "swarm_both"],
+    ids=["muon", "noloco-3", "swarm-3", "swarm_both", "dilocox"],
 )
 def test_a_team_and_a_plain_peer_end_bitwise_as_two_plain_ones(teams, case, way):
     cases = [case, replace(case, peer="birch")]

@@ -12,13 +12,14 @@ from bench.evidence.experiments.r4_utilization import R4
 from bench.evidence.experiments.r5_codecs import R5
 from bench.evidence.experiments.r6_churn import R6
 from bench.evidence.experiments.r7_larger import R7
+from bench.evidence.experiments.r8_stages import R8
 from bench.evidence.experiments.r9_uneven import R9
 from bench.evidence.experiments.r10_adversaries import R10
 from bench.evidence.layout import Experiment
 from bench.evidence.tuning import TUNING
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {each.id: each for each in (TUNING, R1, R2, R9, R5, R3, R6, R10, R7, R4)}
+    {each.id: each for each in (TUNING, R1, R2, R9, R5, R3, R6, R10, R7, R8, R4)}
 )
 
 __all__ = ["EXPERIMENTS"]

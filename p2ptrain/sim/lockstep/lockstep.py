@@ -148,6 +148,16 @@ class Lockstep:
     def _use_late_average(self) -> None:
         """Step by the average of the previous phase; in the first phase there is none."""
         g = pseudo_gradient(self._states[0], self._theta())
+        mix = self._rules.recipe.mix("pseudo_gradient")
+        if mix is not None and mix.who != "all":
+            mixed = torch.zeros_like(g)
+            if self._before[0] is not None:
+                own = self._before[0][1]
+                mixed = own + self._displacement(mix, own)
+                self.average = mixed[0].clone()
+            self._before[0] = g, g
+            self._states[0] = outer_step(self._states[0], mixed, self._rules.outer)
+            return
         sent = self._send("pseudo_gradient", 0, g)
         mean_before, own_before = self._before[0] or (torch.zeros_like(g), torch.zeros_like(g))
         if self._rules.recipe.delay == "phase_own_fresh":

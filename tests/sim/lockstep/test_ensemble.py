@@ -79,7 +79,7 @@ def test_an_outer_step_takes_the_slowest_phase_and_a_ring_all_reduce_over_the_na
 
 
 def test_what_is_used_late_hides_behind_the_next_phase() -> None:
-    assert simulate(scenario(recipe="dilocox")).simulated_s == pytest.approx(12 * 10 * 0.5)
+    assert simulate(scenario(recipe="dilocox_global")).simulated_s == pytest.approx(12 * 10 * 0.5)
     narrow = [LINE | {"up_mbit_s": 0.01}]
     sent = 2 * 3 / 4 * 4 * PARAMETERS
     assert simulate(scenario(recipe="eager_diloco", peers=narrow)).simulated_s == pytest.approx(
@@ -126,11 +126,11 @@ def test_each_attempt_costs_its_time_and_its_bytes() -> None:
 
 def test_late_averages_hide_their_further_attempts_as_far_as_they_fit() -> None:
     sent = 2 * 3 / 4 * 4 * PARAMETERS
-    wide = simulate(scenario(recipe="dilocox", failed_exchanges=0.3))
+    wide = simulate(scenario(recipe="dilocox_global", failed_exchanges=0.3))
     assert wide.simulated_s == pytest.approx(12 * 5.0)
     assert wide.overall.up.payload == pytest.approx((12 + wide.notes[REPEATED]) * sent)
     narrow = [LINE | {"up_mbit_s": 8 * sent / 1e6 / 6.0}]  # one attempt takes longer than a phase
-    report = simulate(scenario(recipe="dilocox", peers=narrow, failed_exchanges=0.3))
+    report = simulate(scenario(recipe="dilocox_global", peers=narrow, failed_exchanges=0.3))
     assert report.notes == wide.notes
     assert report.simulated_s == pytest.approx((12 + wide.notes[REPEATED]) * 6.0)
 
@@ -181,7 +181,7 @@ def test_data_parallel_training_sends_a_gradient_every_inner_step() -> None:
 
 
 def test_feedback_loses_nothing_in_the_long_run() -> None:
-    send = Lossy(scenario(recipe="dilocox", gradients="topk"))
+    send = Lossy(scenario(recipe="dilocox_global", gradients="topk"))
     values = torch.randn(3, PARAMETERS, generator=torch.Generator().manual_seed(0))
     total = sum(send("pseudo_gradient", 0, values) for _ in range(200))
     assert float((total / 200 - values).norm() / values.norm()) < 0.2
@@ -190,7 +190,7 @@ def test_feedback_loses_nothing_in_the_long_run() -> None:
 
 def following(policy: str = "rank", learner: Mapping[str, Any] | None = None, **changes: Any) -> Scenario:
     """Return a scenario without noise, with one target; its error has ever fewer components (54 to 30)."""
-    settings = {"recipe": "dilocox", "gradients": "lowrank", "rank": 24, "learning_rate": 0.2, "momentum": 0.0}
+    settings = {"recipe": "dilocox_global", "gradients": "lowrank", "rank": 24, "learning_rate": 0.2, "momentum": 0.0}
     data = scenario(**settings | changes).model_dump()
     data["learner"] |= {"learning_rate": 1.0, "noise": 0.0, "spread": 0.0} | dict(learner or {})
     data["run"] |= {"outer_steps": 60, "points": 6}
@@ -280,7 +280,7 @@ def test_the_policy_needs_an_average_and_a_rank() -> None:
         exchanges = 1 if recipe == "swarm" else 0
         assert (
             f"pace.policy: rank, but recipe {recipe} has no average of all peers' whole pseudo-gradients between inner"
-            " phases; set it to fixed, or use a recipe with such an average, as dilocox"
+            " phases; set it to fixed, or use a recipe with such an average, as dilocox_global"
         ) in said(recipe=recipe, exchanges_per_step=exchanges, gradients="int8")
     assert "recipe streaming_diloco has no average of all peers' whole" in said(recipe="streaming_diloco")
     assert "recipe ddp has no average of all peers' whole" in said(recipe="ddp", inner_steps=1)
