@@ -22,7 +22,7 @@ def choose_devices(names: str) -> list[torch.device]:
     twice; the CPU may be.
     """
     if DEVICES_NAME.fullmatch(names) is None:
-        raise DeviceError(f"{names!r} names no devices; names are {DEVICES_WORDS}.", "Give them as cuda:0,cuda:1.")
+        raise DeviceError(f"There is no device {names!r}.", f"Name devices as follows: {DEVICES_WORDS}.")
     parts = names.split(",")
     if len(parts) > 1 and "auto" in parts:
         raise DeviceError(f"{names!r} lets this machine choose one of several devices.", "Name each device.")

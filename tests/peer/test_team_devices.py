@@ -50,9 +50,9 @@ def test_devices_keep_their_order(two_cards, names, devices):
         ("cuda:0,cuda:0", "named twice"),
         ("cuda,cuda:0", "named twice"),
         ("cuda:0,auto", "lets this machine choose"),
-        ("all,cpu", "names no devices"),
-        ("cpu,", "names no devices"),
-        ("", "names no devices"),
+        ("all,cpu", "There is no device"),
+        ("cpu,", "There is no device"),
+        ("", "There is no device"),
     ],
 )
 def test_wrong_names_are_one_error(two_cards, names, says):
