@@ -35,8 +35,5 @@ R7 = Experiment(
             )
         ),
     ),
-    tables=(
-        ResultTable("Loss over that of data parallel", rows(*BETWEEN), columns("loss", MODELS, digits=4), over=_DDP),
-        ResultTable("Loss on the test split", (*rows(*BETWEEN), _DDP), columns("loss", MODELS)),
-    ),
+    tables=(ResultTable("Loss on the test split", (*rows(*BETWEEN), _DDP), columns("loss", MODELS)),),
 )
