@@ -192,7 +192,7 @@ class CatchUp:
 
     def adopted(self, link: LinkId) -> None:
         self.pull = None
-        self._core.settled = self._core.is_counted = True
+        self._core.settled = True
         self._core.record_related()
         self._core.overtakers.clear()
         self._core.counters.pulls += 1
@@ -200,15 +200,22 @@ class CatchUp:
         self._core.note("caught up", link.peer)
 
     def unfit(self, event: Unfit, now: float) -> None:
-        """Try another donor after useless weights. Nobody is at fault if they arrived after this peer's own end."""
+        """Try another donor after useless weights. Nobody is at fault if they arrived after this peer's own end, or if
+        they only do not improve those of a young peer, which then exchanges as before."""
+        core = self._core
         if self.pull is None or self.pull.link != event.link:
             return
         self.pull = None
-        self._core.overtakers.clear()
-        if self._core.state is PeerState.FINISHING:
-            self._core.note("skipped", event.link.peer, event.why)
+        if core.state is PeerState.FINISHING:
+            core.note("skipped", event.link.peer, event.why)
+        elif core.is_young:
+            core.note("skipped", event.link.peer, event.why)
+            core.members.pause(event.link.peer, now + LONG_PAUSE_S, now)
+            if core.overtakers:
+                core.overtakers.clear()
+                core.settled, core.is_counted = True, False
         else:
-            self._core.record_failure(LinkFailed(event.link, event.why), FailureKind.BROKEN, now)
+            core.record_failure(LinkFailed(event.link, event.why), FailureKind.BROKEN, now)
 
     def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:
         core = self._core

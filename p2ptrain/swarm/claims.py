@@ -106,7 +106,9 @@ def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
         core.overtakers &= {known.peer for known in core.members.live(now)}
         if not core.is_young:
             core.overtakers.clear()
-        if core.overtakers and core.settled:
+        if not core.overtakers:  # as before
+            core.settled = True
+        elif core.settled:
             core.settled = False
             return "others were much faster in our first outer steps"
     if core.unrelated_peers and not core.is_outlier:

@@ -80,8 +80,8 @@ class CoreState:
     unrelated_peers: set[PeerId] = field(default_factory=set)
     """Settled partners with unrelated weights since the last committed exchange."""
     is_counted: bool = False
-    """Whether others' mean progress contains this peer's: it began to train with nobody far ahead, or adopted weights,
-    and has not dropped out since."""
+    """Whether others' mean progress contains this peer's, which is its own: it began the run with nobody far ahead, and
+    has not dropped out since."""
     overtakers: set[PeerId] = field(default_factory=set)
     """Partners far ahead with unrelated weights that this peer met in its first outer steps (``Judge``)."""
     implausible_claims: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
@@ -145,7 +145,7 @@ class CoreState:
 
     @property
     def is_young(self) -> bool:
-        """Whether this peer is counted and has made so few outer steps that it loses little by taking weights."""
+        """Whether this peer began with the swarm and made so few outer steps that it loses little by taking weights."""
         return self.is_counted and self.counters.outer_steps < YOUNG_STEPS
 
     def record_unrelated(self, peer: PeerId) -> None:
@@ -173,6 +173,7 @@ class CoreState:
     def drop_out(self) -> None:
         """Make this peer a newcomer again that knows where the swarm was."""
         self.settled, self.was_in_step, self.is_counted = False, True, False
+        self.overtakers.clear()
 
     def drop_unused_links(self) -> None:
         opened = {effect.link for effect in self.effects if isinstance(effect, Open)}

@@ -55,6 +55,7 @@ class Judge:
         return (
             theirs is not None
             and core.is_young
+            and (core.settled or bool(core.overtakers))
             and theirs.step >= 2 * own + BEGINNER_STEPS
             and theirs.progress - core.progress > core.bounds.beginner
         )

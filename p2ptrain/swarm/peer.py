@@ -275,7 +275,8 @@ class Peer:
     def _begin(self, now: float) -> None:
         if not self._training:
             self._training = True
-            self._core.is_counted = not ahead_of(self._core, now)
+            core = self._core
+            core.is_counted = not (core.was_in_step or core.settled or ahead_of(core, now))
             self._stopwatch.begin(now)
             self._core.emit(events.BeginTraining())
         self._enter(PeerEvent.TRAIN, now)

@@ -398,6 +398,11 @@ class Learner:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
+        self.restore(tensors, numbers)
+        self.show_restored()
+
+    def restore(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Do the part of ``load_state_dict`` that needs no other rank. Raises KeyError or ValueError."""
         self._showing = None
         self._weights.load_state_dict(tensors)
         self.task.load_state_dict(
@@ -412,6 +417,9 @@ class Learner:
             self._adaptive.resume(numbers["effective_ranks"])
             self.payloads.rank, self._inner_steps = self._adaptive.rank, self._adaptive.inner_steps
         self._weights.publish(self.step)
+
+    def show_restored(self) -> None:
+        """Show partners the restored fast weights, a collective of a team's ranks."""
         if self._shows_fast:
             self._show()
             self._finish_showing()

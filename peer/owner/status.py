@@ -111,7 +111,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{training['tokens']:,} of them here{skipped}",
             ),
             *_time_rows(training),
-            ("compiler", training.get("compiler", "")),
+            *([("compiler", said)] if (said := training.get("compiler")) else []),
             (
                 "swarm",
                 f"{others:,} other peer{'' if others == 1 else 's'}, {training['exchanges_ok']:,} exchanges, "

@@ -58,8 +58,11 @@ class TeamRank:
         self.trained.write({"slow": self.learner.state_dict()[0]["slow"]}, self.learner.step)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Restore this rank's part of a checkpoint. Raises KeyError or ValueError if it does not fit."""
-        self.learner.load_state_dict(checkpoint.tensors, checkpoint.state)
+        """Restore this rank's part of a checkpoint, a collective. Raises KeyError or ValueError if it does not fit."""
+        self.group.together(
+            "loading the checkpoint", lambda: self.learner.restore(checkpoint.tensors, checkpoint.state)
+        )
+        self.learner.show_restored()
 
 
 def build_rank(

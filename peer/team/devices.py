@@ -11,7 +11,6 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest
 from p2ptrain.outer.fragments import layer_slices, stage_starts
 from p2ptrain.train import accelerator
-from p2ptrain.train.stages import fitting_micro_batch
 from peer.capacity import StagePlace, check_team_memory
 
 
@@ -21,6 +20,7 @@ def choose_devices(names: str) -> list[torch.device]:
     The first one becomes the current device of this thread. Raises DeviceError if one is missing, unusable or named
     twice; the CPU may be.
     """
+    names = names.replace(" ", "")
     if DEVICES_NAME.fullmatch(names) is None:
         raise DeviceError(f"There is no device {names!r}.", f"Name devices as follows: {DEVICES_WORDS}.")
     parts = names.split(",")
@@ -52,21 +52,16 @@ def check_team(manifest: Manifest, devices: Sequence[torch.device], memory_bytes
             f"device, not on {ranks}.",
             'Name one device, or join a run whose manifest has outer.cut = "layers".',
         )
-    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes))
-    if fitting_micro_batch(sequences, sequences, ranks) is None:
-        raise DeviceError(
-            f"The {sequences} sequences of the run's inner steps cannot be divided into micro-batches of one size for "
-            f"{ranks} devices.",
-            f"Use at most {sequences} devices.",
-        )
     units = manifest.model.unit_parameters()
-    starts = stage_starts(units, layer_slices(units, outer.fragments))
-    if len(starts) < ranks:
-        raise DeviceError(
-            f"The run's weights have {outer.fragments} fragments, which begin with only {len(starts)} of the model's "
-            f"layers, too few for {ranks} devices.",
-            f"Use at most {max(1, len(starts))} devices, or join a run with more fragments.",
-        )
+    blocks, starts = manifest.model.config.num_hidden_layers, stage_starts(units, layer_slices(units, outer.fragments))
+    most, why = min(
+        (blocks, f"The run's model has {blocks} layers"),
+        (sequences, f"The run's inner steps have {sequences} sequences"),
+        (max(1, len(starts)), f"The run's {outer.fragments} fragments begin with {len(starts)} of the model's layers"),
+    )
+    if ranks > most:
+        raise DeviceError(f"{why}, too few for a team of {ranks} devices.", f"Use at most {most}.")
+    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes))
 
 
 def _place(device: torch.device) -> StagePlace:

@@ -163,11 +163,11 @@ class Team:
             self._processes = self._spawned()
             try:
                 self._begin()
+                if (found := self.rank.found.checkpoint) is not None:
+                    self.rank.load(found)
             except TeamError as again:
                 error = again
                 continue
-            if (found := self.rank.found.checkpoint) is not None:
-                self.rank.load(found)
             return True
 
     def renew(self) -> None:

@@ -79,11 +79,11 @@ def live(plan: RankPlan) -> None:
         corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
         agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts)
         rank = build_rank(group, manifest, device, corpus, PeerId(plan.peer), agreement, home, MemoryLog(100))
-        if rank.found.checkpoint is not None:
-            rank.load(rank.found.checkpoint)
         connection = dial(folder / LEADER_SOCKET, bytes.fromhex(plan.key), plan.rank, plan.timeout_s)
         server = ShardServer(rank.shard, RankConnection(connection, most_message_bytes(manifest)))
         server.start()
+        if rank.found.checkpoint is not None:
+            rank.load(rank.found.checkpoint)
         follow(rank.learner, group, rank.shard, rank.evaluate, rank.save, rank.save_trained)
     finally:
         group.close()

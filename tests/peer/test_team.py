@@ -62,6 +62,29 @@ def test_ctrl_c_saves_and_ends_all_ranks_and_a_single_process_goes_on() -> None:
         assert alone.terminate() == 0
 
 
+def test_a_team_resumes_and_replaced_ranks_resume_the_checkpoint() -> None:
+    with Swarm(**LAYERS, **ENDLESS, **{"outer.recipe": "swarm"}) as swarm:
+        swarm.bootstrap()
+        team = swarm.peer("team", "--devices", "cpu,cpu")
+        trains(team)
+        team.interrupt()
+        assert team.end() == 0, team.output
+        found = checkpoint.load_latest(team.home / "checkpoints").checkpoint
+        assert found is not None
+        saved = found.state["step"]
+        team = swarm.peer("team", "--devices", "cpu,cpu", link=None)
+        assert team.wait_for("resumed")["step"] == saved
+        trains(team)
+        (rank,) = ranks_of(team)
+        rank.kill()
+        assert team.wait_for("ranks replaced")["step"] >= saved
+        steps = len(team.events("progress"))
+        until("training", lambda: len(team.events("progress")) > steps)
+        assert len(team.events("rank failed")) == 1
+        assert team.terminate() == 0, team.output
+        assert "Traceback" not in team.output
+
+
 def test_no_rank_outlives_a_killed_leader() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
@@ -119,7 +142,7 @@ def test_the_third_death_within_an_hour_ends_the_peer_with_the_devices_name() ->
         ("cpu,cuda:7", LAYERS, "cuda:7"),
         ("cpu,cpu,cpu", LAYERS, "2 layers, too few for a team of 3 devices"),
         ("cpu,cpu", {**LAYERS, "outer.cut": "even"}, "outer.cut"),
-        ("cpu,cpu", {**LAYERS, "training.sequences_per_step": 1}, "at most 1 device"),
+        ("cpu,cpu", {**LAYERS, "training.sequences_per_step": 1}, "Use at most 1."),
         ("cpu,auto", LAYERS, "Name each device"),
     ],
 )
