@@ -66,7 +66,7 @@ from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.team.devices import choose_devices
-from peer.team.endurance import Endurance, TeamStoppedError
+from peer.team.recovery import Recovery, TeamStoppedError
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
@@ -141,7 +141,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                     _run_alone(session, signals, owner)
                 else:
                     _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
-                Endurance(session.team, session.record).run(session.record.end)
+                Recovery(session.team, session.record).run(session.record.end)
             except TeamStoppedError:  # after the last checkpoint no ranks were left to save another
                 pass
             except Exception:  # save hours of training, whatever failed
@@ -223,11 +223,11 @@ def _run_alone(session: TrainingSession, signals: Signals, owner: OwnerControl) 
             signals.finished.set()
             record.learner.inbox.wake()  # the trainer may be about to wait
 
-    endurance = Endurance(session.team, record)
-    endurance.run(record.begin)
+    recovery = Recovery(session.team, record)
+    recovery.run(record.begin)
     signals.begin.set()
     owner.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.inbox.wake)))
-    endurance.run(lambda: train(record.learner, signals, post, _hooks(record)))
+    recovery.run(lambda: train(record.learner, signals, post, _hooks(record)))
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
 
@@ -318,14 +318,14 @@ def _run_in_swarm(
                 cache_task.cancel()
                 connection.save_cache(records())
 
-        endurance = Endurance(session.team, record, participation)
-        endurance.run(record.begin)
+        recovery = Recovery(session.team, record, participation)
+        recovery.run(record.begin)
         owner.take(TrainingHandle(record, participation, control, lambda: admission.status))
         ended: Future[str] = network.thread.submit(live())
         ended.add_done_callback(end)
         hooks = replace(_hooks(record), turned=participation.turned)
         try:
-            endurance.run(lambda: train(learner, signals, participation.post, hooks))
+            recovery.run(lambda: train(learner, signals, participation.post, hooks))
         except TeamStoppedError:
             participation.post(LeaveRequested())
             while not ended.done():  # nothing is left to apply

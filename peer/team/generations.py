@@ -38,14 +38,14 @@ from peer.home import Home
 from peer.team.agreement import agree
 from peer.team.building import TeamRank, build_rank
 from peer.team.plan import LEADER_SOCKET, RankPlan, most_message_bytes
-from peer.team.processes import READY_S, RankProcess, culprit
+from peer.team.processes import READY_S, RankProcess, failed_rank
 from peer.team.task import LeadingTask
 
 TIMEOUT_S = 60.0
 """Longest wait for another rank in a collective, after which it counts as frozen. Guess: the longest pass of a
 micro-batch through a stage on a slow device would settle it."""
-MOST_DEATHS, DEATHS_S = 3, 3600.0
-"""Deaths of ranks within so many seconds after which the peer gives up."""
+MAX_FAILURES, FAILURES_WITHIN_S = 3, 3600.0
+"""Failures of ranks within so many seconds after which the peer gives up."""
 
 
 class TeamFiles(NamedTuple):
@@ -90,7 +90,7 @@ class Team:
         self._most_sequences = signed.manifest.training.sequences_per_step
         self._starts: list[int] = []
         self._generation = 0
-        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
         self._group: TeamGroup | None = None
         self._rank: TeamRank | None = None
         self._remotes: list[RemoteShard] = []
@@ -152,7 +152,7 @@ class Team:
     def recover(self, error: TeamError) -> bool:
         """End the failed generation and begin another; return False if the owner stops the peer meanwhile.
 
-        The new ranks have loaded the newest checkpoint that all can load. Raises DeviceError after ``MOST_DEATHS``.
+        The new ranks have loaded the newest checkpoint that all can load. Raises DeviceError after ``MAX_FAILURES``.
         """
         while True:
             self._judge(error)
@@ -273,7 +273,9 @@ class Team:
         """Note which rank failed and why. Raises DeviceError if it is the owner's problem, or failed too often."""
         if self._group is not None:
             self._group.close()  # so that the other ranks notice at once
-        rank, why, said = (None, str(error), None) if isinstance(error, TeamMemoryError) else culprit(self._processes)
+        rank, why, said = (
+            (None, str(error), None) if isinstance(error, TeamMemoryError) else failed_rank(self._processes)
+        )
         if said is not None and said.kind == "user":
             self._end_generation()
             raise DeviceError(said.reason, said.remedy)
@@ -282,11 +284,11 @@ class Team:
         self._notebook.note("rank failed", device=device, why=why, collective=error.collective)
         if (isinstance(error, TeamMemoryError) or (said is not None and said.kind == "memory")) and self._lowered():
             return
-        self._deaths.append(now := self._clock())
-        if len(self._deaths) == MOST_DEATHS and now - self._deaths[0] < DEATHS_S:
+        self._failures.append(now := self._clock())
+        if len(self._failures) == MAX_FAILURES and now - self._failures[0] < FAILURES_WITHIN_S:
             self._end_generation()
             raise DeviceError(
-                f"{device} failed {MOST_DEATHS} times within an hour, the last time because {why.rstrip('.')}.",
+                f"{device} failed {MAX_FAILURES} times within an hour, the last time because {why.rstrip('.')}.",
                 "Check it with p2ptrain doctor, or start the peer without it; the last checkpoint is in the home.",
             )
 

@@ -19,7 +19,7 @@ from peer.team.plan import LONGEST_LINE, RankPlan, RankReport, decode_report
 READY_S = 300.0
 """Timeout of a rank's imports. Guess: the slowest disks of volunteers would settle it."""
 MOST_REPORTS = 8
-LAST_WORDS_S = 3.0
+FINAL_REPORT_S = 3.0
 """Seconds in which ranks that notice a failure report it and end; one that has not is frozen."""
 
 
@@ -109,12 +109,12 @@ class RankProcess:
         self._reports.put(said)
 
 
-def culprit(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, RankReport | None]:
+def failed_rank(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, RankReport | None]:
     """Return the rank whose failure ended the team, why, and its report; None: the leader itself, or unknown.
 
-    Waits ``LAST_WORDS_S`` for ranks that end because another one failed. Ends those that are left.
+    Waits ``FINAL_REPORT_S`` for ranks that end because another one failed. Ends those that are left.
     """
-    until = time.monotonic() + LAST_WORDS_S
+    until = time.monotonic() + FINAL_REPORT_S
     alive = [each for each in ranks if not each.wait(until)]
     reports = {each.rank: None if each in alive else each.last_report() for each in ranks}
     for each in ranks:

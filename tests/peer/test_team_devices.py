@@ -17,7 +17,7 @@ from peer.owner.settings import device_name
 from peer.team.agreement import balanced, candidates
 from peer.team.devices import choose_devices
 from peer.team.plan import LONGEST_LINE, decode_plan, decode_report
-from peer.team.processes import RankProcess, culprit
+from peer.team.processes import RankProcess, failed_rank
 
 CARDS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 
@@ -134,7 +134,7 @@ def rank_running(monkeypatch, tmp_path):
         started.append(RankProcess(tmp_path, rank, "cpu"))
         return started[-1]
 
-    monkeypatch.setattr("peer.team.processes.LAST_WORDS_S", 1.0)
+    monkeypatch.setattr("peer.team.processes.FINAL_REPORT_S", 1.0)
     yield start
     for each in started:
         each.kill()
@@ -158,7 +158,7 @@ DIES = "import os; os.kill(os.getpid(), 9)"
     ],
 )
 def test_of_several_ranks_the_one_that_failed_is_found(rank_running, programs, rank, why):
-    found, said, _ = culprit([rank_running(number, each) for number, each in enumerate(programs, 1)])
+    found, said, _ = failed_rank([rank_running(number, each) for number, each in enumerate(programs, 1)])
     assert (None if found is None else found.rank) == rank
     assert why in said
 

@@ -19,7 +19,7 @@ LEAVING_S = 60.0
 POLL_S = 0.05
 
 
-class Attendance(Protocol):
+class SwarmMembership(Protocol):
     """Whether the peer is in the swarm (``participation.Participation``)."""
 
     @property
@@ -37,7 +37,7 @@ class TeamStoppedError(P2pTrainError):
 
 
 @dataclass(frozen=True, slots=True)
-class Endurance:
+class Recovery:
     """Repeats what failed because of a rank. Belongs to the trainer thread.
 
     Args:
@@ -46,7 +46,7 @@ class Endurance:
 
     team: Team | None
     record: SessionRecorder
-    attendance: Attendance | None = None
+    membership: SwarmMembership | None = None
     """None: the run has no exchanges."""
 
     def run(self, act: Callable[[], None]) -> None:
@@ -70,17 +70,17 @@ class Endurance:
 
     def _recover(self, team: Team, failure: TeamError) -> None:
         self.record.interrupted()
-        if self.attendance is not None:
-            self.attendance.leave()
+        if self.membership is not None:
+            self.membership.leave()
         if not team.recover(failure):
             raise TeamStoppedError
         until = time.monotonic() + LEAVING_S
-        while self.attendance is not None and not self.attendance.is_away and time.monotonic() < until:
+        while self.membership is not None and not self.membership.is_away and time.monotonic() < until:
             for event in team.trainer.abandon():
-                self.attendance.post(event)
+                self.membership.post(event)
             time.sleep(POLL_S)
         team.trainer.abandon()
         team.renew()
         self.record.recovered()
-        if self.attendance is not None:
-            self.attendance.come_back()
+        if self.membership is not None:
+            self.membership.come_back()
