@@ -36,7 +36,7 @@ from p2ptrain.base.documents import document
 from p2ptrain.base.errors import DeviceError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.launcher import launched
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 from p2ptrain.net.p2pd import control, unary
 from p2ptrain.net.p2pd.dial_backoff import BackoffReasons
 from p2ptrain.net.p2pd.dialing import DialPolicy
@@ -58,23 +58,31 @@ PULSE_DEADLINE_S = 20.0
 MAX_MISSED = 2
 """Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
 
-_ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
-"""Disables reuse of the listening port for dialing. With reuse, two peers that dial each other at the same instant may
-get one connection on which both act as initiator, and both dials fail. Without it they get two connections."""
+_REUSE = "LIBP2P_TCP_REUSEPORT"
+"""Reuse of the listening port for dialing. With reuse, two peers that dial each other at the same instant may get one
+connection on which both act as initiator, and both dials fail; without it they get two connections. Nobody dials a
+sheltered peer at its own address, and hole punching needs connections that leave from the listening port."""
 
 
 class _HivemindP2P(P2P):
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **_ENVIRONMENT)
+        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **{_REUSE: "false"})
+
+
+class _ShelteredP2P(P2P):
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **{_REUSE: "true"})
 
 
 class Daemon:
     """A running p2pd. ``close`` ends the process and removes its socket folder."""
 
-    def __init__(self, p2p: P2P, folder: SocketFolder, caution: DialPolicy) -> None:
+    def __init__(self, p2p: P2P, folder: SocketFolder, caution: DialPolicy, sheltered: Sequence[str] = ()) -> None:
         self.p2p = p2p
         self.caution = caution
+        self._sheltered = tuple(sheltered)
         self._folder = folder
         self._serials = itertools.count()
         self._reasons = BackoffReasons()
@@ -84,17 +92,26 @@ class Daemon:
             task.add_done_callback(self._connection_ended)
 
     @classmethod
-    async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
+    async def start(
+        cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = (), sheltered: bool = False
+    ) -> Daemon:
         """Start p2pd; without listen addresses it only dials, and is dialed through relays.
+
+        ``sheltered``: whether nobody can dial the node, so that p2pd is to punch holes (libp2p specification:
+        relay/DCUtR). It then dials from its listening port, which must be given, and names private addresses alone to
+        others, whose dials to a public one would collide with its own.
 
         Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
         """
+        if sheltered:
+            announce = interfaces.unreachable_from_afar(interfaces.listening(listen))
         _check_binary()
         _report_missing_filter()
         unary.install()
         folder = SocketFolder.create()
         # P2P reads the socket folder from the class.
-        kind: Any = type("_Daemon", (_HivemindP2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/"})
+        base = _ShelteredP2P if sheltered else _HivemindP2P
+        kind: Any = type("_Daemon", (base,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/"})
         try:
             async with asyncio.timeout(STARTUP_TIMEOUT_S + 10):
                 p2p = await kind.create(
@@ -106,7 +123,7 @@ class Daemon:
                     dht_mode="server",  # libp2p's DHT, which dials peers known only by id
                     no_listen=not listen,
                     use_relay=False,  # would relay for everybody; circuits are dialed anyway (net.relay)
-                    auto_nat=False,
+                    auto_nat=sheltered,  # the only switch that turns hole punching on
                     force_reachability="private",  # otherwise p2pd relays instead of net.relay
                     nat_port_map=False,  # needs UDP; net.port_mapping does it
                 )
@@ -118,7 +135,13 @@ class Daemon:
             raise
         assert isinstance(p2p._client.control, unary.Control)  # holds for the installed version of hivemind
         # A node that listens on loopback only, or nowhere (the doctor), may dial anything.
-        return cls(p2p, folder, DialPolicy(local=all(map(address.is_loopback, listen))))
+        policy = DialPolicy(local=all(map(address.is_loopback, listen)))
+        return cls(p2p, folder, policy, listen if sheltered else ())
+
+    @property
+    def is_sheltered(self) -> bool:
+        """Whether p2pd punches holes; see ``start``."""
+        return bool(self._sheltered)
 
     @property
     def alive(self) -> bool:
@@ -147,7 +170,7 @@ class Daemon:
             _, addresses = await self.p2p._client.identify()
         except (P2PDaemonError, ControlFailure, OSError, EOFError) as error:
             raise NetworkError(f"p2pd does not answer: {error}") from error
-        own = [str(each) for each in addresses]
+        own = interfaces.listening(self._sheltered) if self._sheltered else [str(each) for each in addresses]
         self.caution.stand_at([*own, *address.way_out()])
         return own
 

@@ -1,0 +1,46 @@
+"""This machine's addresses, read from its network interfaces rather than from p2pd, which names the announced ones."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+
+import psutil
+
+from p2ptrain.net import address
+
+
+def listening(listen: Iterable[str], hosts: Iterable[str] | None = None) -> list[str]:
+    """Return the multiaddresses at which a node with these listen addresses accepts connections.
+
+    An unspecified host (``0.0.0.0``, ``::``) stands for all addresses of its family, link-local ones excepted.
+
+    Args:
+        listen: multiaddresses with their ports.
+        hosts: IP addresses of this machine; None: ask the operating system.
+    """
+    own = [ipaddress.ip_address(each) for each in (interface_hosts() if hosts is None else hosts)]
+    found = []
+    for each in listen:
+        host = address.ip_of(each)
+        if host is None or not host.is_unspecified:
+            found.append(each)
+            continue
+        port = address.port_of([each])
+        alike = [mine for mine in own if mine.version == host.version and not mine.is_link_local]
+        found += [address.multiaddress(str(mine), port) for mine in alike]
+    return list(dict.fromkeys(found))
+
+
+def unreachable_from_afar(places: Iterable[str]) -> list[str]:
+    """Return those of a node's own addresses that nobody on the internet dials: private ones, or else loopback."""
+    places = list(places)
+    near = [each for each in address.announceable(places) if not address.is_public(each)]
+    return near or [address.multiaddress("127.0.0.1", address.port_of(places))]
+
+
+def interface_hosts() -> list[str]:
+    """Return the IP addresses of all interfaces that are up."""
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = [each.address.partition("%")[0] for name in up for each in psutil.net_if_addrs().get(name, ())]
+    return [each for each in found if address.ip_of(f"/ip{6 if ':' in each else 4}/{each}") is not None]
