@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Self
 
 from lab.namespaces import Namespace
+from lab.routers import RouterKind, ruleset, translates
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.launcher import launched
 
@@ -41,23 +42,6 @@ SMALLEST_BURST = 32_000
 """Bytes that pass a slow link at once, about twenty packets. Guess: bursts on measured home links would settle it."""
 LINE_DEADLINE_S = 90.0
 """Time for a link process to start: .05 s, and once more than 20 s on two cores with a load of 24 (measured)."""
-
-_ROUTER_FILTER = """
-table ip router {
-    chain out { type nat hook postrouting priority 100; policy accept; oifname "wan0" masquerade; }
-    chain through {
-        type filter hook forward priority 0; policy drop;
-        ct state established,related accept
-        iifname "lan0" accept
-    }
-    chain in {
-        type filter hook input priority 0; policy drop;
-        ct state established,related accept
-        iifname "lan0" accept
-    }
-}
-"""
-"""Home router with factory settings: everything may go out, no new connection may come in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +55,8 @@ class Access:
     """Delay, one way."""
     loss: float = 0.0
     """Share of packets lost, each way."""
-    router: bool = False
-    """Whether the host is behind a router that masquerades and drops unsolicited packets."""
+    router: bool | RouterKind = False
+    """Kind of the router that the host is behind; True: ``keep``, False: none."""
 
 
 @dataclass(slots=True)
@@ -140,12 +124,18 @@ class Network:
         host = Host(name, Namespace(name), public, public)
         self.hosts[name] = host  # from here on close() covers it, whatever fails below
         edge = host.namespace
+        kind: RouterKind = "keep" if access.router is True else access.router or "keep"
         if access.router:
             edge = host._router = Namespace(f"{name}'s router")
         host._line = self._connect(edge, number, access, seed)
         edge.ip(["link set lo up", f"route add default via 11.0.{number}.1"])
         if host._router is not None:
-            _connect_behind_router(host, host._router)
+            if translates(kind):
+                _connect_behind_router(host, host._router)
+            else:
+                self._connect_behind_firewall(host, host._router, number)
+            host._router.forward()
+            host._router.run("nft", "-f", "-", given=ruleset(kind))
         return host
 
     def _connect(self, edge: Namespace, number: int, access: Access, seed: int) -> subprocess.Popen[bytes] | None:
@@ -160,6 +150,12 @@ class Network:
         _limit_rate(edge, "wan0", access.up_mbit_s)
         _limit_rate(self._backbone, far, access.down_mbit_s)
         return line
+
+    def _connect_behind_firewall(self, host: Host, router: Namespace, number: int) -> None:
+        """Connect a host with a public address of its own, 11.1.<number>.2, to a router that routes this network."""
+        host.address = host.public = f"11.1.{number}.2"
+        self._backbone.ip([f"route add 11.1.{number}.0/30 via 11.0.{number}.2"])
+        _connect_by(host, router, f"11.1.{number}.1", 30)
 
     def cut(self, name: str, is_cut: bool = True) -> None:
         """Drop all packets of a host's link, or none again. Open connections are not closed."""
@@ -213,23 +209,25 @@ def check_network_support() -> None:
 def _connect_behind_router(host: Host, router: Namespace) -> None:
     """Connect a host to its router by a private network, with the same addresses behind every router, as at home."""
     host.address = "192.168.1.2"
+    _connect_by(host, router, "192.168.1.1", 24)
+
+
+def _connect_by(host: Host, router: Namespace, gateway: str, prefix: int) -> None:
     router.ip(
         [
             f"link add lan0 type veth peer name wan0 netns {host.namespace.path}",
-            "address add 192.168.1.1/24 dev lan0",
+            f"address add {gateway}/{prefix} dev lan0",
             "link set lan0 up",
         ]
     )
     host.namespace.ip(
         [
             "link set lo up",
-            f"address add {host.address}/24 dev wan0",
+            f"address add {host.address}/{prefix} dev wan0",
             "link set wan0 up",
-            "route add default via 192.168.1.1",
+            f"route add default via {gateway}",
         ]
     )
-    router.forward()
-    router.run("nft", "-f", "-", given=_ROUTER_FILTER)
 
 
 def _limit_rate(namespace: Namespace, link: str, mbit_s: float | None) -> None:

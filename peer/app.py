@@ -169,6 +169,7 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
         nickname=options.nickname or settings.nickname,
         memory_bytes=settings.memory_bytes,
         compile=compile_mode(settings.compile, os.environ),
+        punch=settings.punch,
     )
 
 

@@ -70,6 +70,8 @@ class PeerOptions(StartOptions):
     memory_bytes: float = math.inf
     """Host memory that the peer plans with."""
     compile: CompileMode = "auto"
+    punch: bool = True
+    """Whether p2pd may punch holes through the router."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,6 +212,10 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[peers] nobody can dial this peer{' at ' + f['where'] if f['where'] else ''} ({_why(f)}), so others reach it "
         f"through a relay. For direct exchanges, {_forward(f)} (for IPv6 see {document('ERRORS.md')})"
     ),
+    "punching": lambda f: (
+        "[peers] this peer now connects directly to others through both routers where these allow it; such partners "
+        "learn its public IP address (punch = false in settings.toml turns this off)"
+    ),
     "relayed": lambda f: f"[peers] others reach this peer through the relay {_peer(f)}",
     "relay lost": lambda f: f"[peers] lost the relay {_peer(f)}: {_why(f)}; looking for another one",
     "no relay": lambda f: (

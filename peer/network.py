@@ -25,6 +25,7 @@ from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.relay.dial_back import serve_reach
 from p2ptrain.net.relay.reachability import ReachabilityManager
 from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.relay.upgrade import Upgrades
 from p2ptrain.net.supervisor import NodeSupervisor
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
@@ -49,6 +50,8 @@ class Connection:
         rates: throttles of all streams, which also count bytes.
         relay: limits of our relay for peers that nobody can dial; None: do not relay.
         paths: records whether links are direct or relayed.
+        punch: whether p2pd may punch holes through a router that lets nobody in.
+        sheltered: whether nobody could dial this peer in the last session.
         on_move: called in the loop when ``addresses`` change; may raise HomeError.
     """
 
@@ -68,6 +71,8 @@ class Connection:
         rates: Throttles | None = None,
         relay: RelayLimits | None = None,
         paths: Paths | None = None,
+        punch: bool = False,
+        sheltered: bool = False,
         on_move: Callable[[], None] = lambda: None,
     ) -> None:
         self._identity = identity
@@ -83,6 +88,10 @@ class Connection:
         self._rates = rates or Throttles()
         self._relay = relay
         self._paths = paths if paths is not None else Paths()
+        self._punch = punch and not announce and not local
+        self.sheltered = sheltered
+        """Whether nobody can dial this peer, by the last verdict."""
+        self._has_left_shelter = False  # p2pd is restarted for this once a session, as verdicts may alternate
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: SignedManifest | None = None
@@ -94,6 +103,7 @@ class Connection:
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
         self._gate: Gate | None = None
         self._reachability: ReachabilityManager | None = None
+        self._before: bool | None = None  # verdict that made us replace the last node
         self._announced: Announce | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -245,7 +255,8 @@ class Connection:
     async def _start_services(self, node: Node) -> None:
         services = self._supervisor.services
         self.port = node.port or self.port
-        self._transport = P2PTransport(node, rates=self._rates)
+        upgrades = Upgrades(node.daemon, lambda: self._is_hopeful)
+        self._transport = P2PTransport(node, rates=self._rates, upgrades=upgrades)
         self._parallel_streams = ParallelStreams(node, self._rates)
         services += [self._transport, self._parallel_streams]
         await self._parallel_streams.listen()
@@ -255,23 +266,51 @@ class Connection:
             node.stand_at(self._gate)
         for protocol in tuple(self._handlers):  # ``serve`` may add others meanwhile, on this node
             await self._serve_on(node, protocol)
+        before, self._before = self._before, None
         self._reachability = ReachabilityManager(
-            node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
+            node,
+            self._notebook,
+            by_owner=bool(self._announce),
+            relays=self._relay is not None,
+            may_change=self._punch and not (node.daemon.is_sheltered and self._has_left_shelter),
+            reachable=before,
+            on_change=self._moved,
         )
         if self._handler is not None:
             await self._transport.listen(self._accept_link)
         if self._signed is not None:
             await self._serve_manifest_on(node, self._signed)
 
-    async def _watch_node(self, node: Node) -> None:
-        assert self._reachability is not None  # set by _start_services
-        managing = asyncio.create_task(self._reachability.run())
+    @property
+    def _is_hopeful(self) -> bool:
+        """Whether circuits may become direct connections."""
+        found = self._reachability
+        return found is not None and (found.is_punching or found.reachable is not False)
+
+    async def _watch_node(self, node: Node) -> bool:
+        """Manage reachability while p2pd runs; return whether to replace the node by one in the other mode."""
+        reachability = self._reachability
+        assert reachability is not None  # set by _start_services
+        managing, dying = asyncio.create_task(reachability.run()), asyncio.create_task(node.died())
         managing.add_done_callback(_report)
         try:
-            await node.died()
+            await asyncio.wait([managing, dying], return_when=asyncio.FIRST_COMPLETED)
+            if dying.done() or not reachability.is_misplaced:
+                await dying
+                return False
         finally:
-            managing.cancel()
-            await asyncio.wait([managing])
+            for task in (managing, dying):
+                task.cancel()
+            await asyncio.wait([managing, dying])
+        self._change_mode(reachability.reachable)
+        return True
+
+    def _change_mode(self, reachable: bool | None) -> None:
+        self._transport = self._parallel_streams = self._reachability = None
+        self.sheltered, self._before = not reachable, reachable
+        self._has_left_shelter = self._has_left_shelter or not self.sheltered
+        if self.sheltered:
+            self._notebook.note("punching")
 
     def _node_died(self, why: str, pause_s: float) -> None:
         self._notebook.note("p2pd died", why=why)
@@ -295,6 +334,7 @@ class Connection:
                     known=self._cache.load(self._run),
                     local=self._local,
                     rates=self._rates,
+                    sheltered=self._punch and self.sheltered,
                 )
             except UserError:
                 if self._listen or address.port_of(choice) == 0:

@@ -51,7 +51,9 @@ def connect(
     thread = stack.enter_context(NetworkThread())
     paths = Paths()
 
-    book = AddressBook(home, lambda: Addresses(connection.addresses, tuple(bootstraps), connection.port))
+    book = AddressBook(
+        home, lambda: Addresses(connection.addresses, tuple(bootstraps), connection.port, connection.sheltered)
+    )
     connection = Connection(
         identity,
         run,
@@ -66,6 +68,8 @@ def connect(
         rates=rates,
         relay=RelayLimits() if options.relay else None,
         paths=paths,
+        punch=options.punch,
+        sheltered=last.sheltered,
         on_move=book.keep,
     )
 

@@ -28,12 +28,13 @@ class Service(Protocol):
 
 
 class NodeSupervisor:
-    """Keeper of a process's current node.
+    """Keeper of a process's current node. A node that is replaced on purpose is followed by another at once.
 
     Args:
         start: starts a node.
         equip: starts the services of a new node and adds them to ``services``.
-        attend: runs while p2pd does; ``Node.died`` does nothing else.
+        attend: runs while p2pd does; ``Node.died`` does nothing else. Returns True if the node is to be replaced on
+            purpose, and anything else if p2pd has ended.
         on_death: called with why p2pd died or did not start, and the seconds until the next try.
         on_return: called when another node is equipped.
     """
@@ -78,20 +79,22 @@ class NodeSupervisor:
         loop, pauses_s = asyncio.get_running_loop(), backoff(*RESTART_S)
         while True:
             started_at = loop.time()
-            await self._attend(self.node)
+            is_on_purpose = await self._attend(self.node) is True
             if loop.time() - started_at > STABLE_S:
                 pauses_s = backoff(*RESTART_S)
-            why = self.node.daemon.ending
+            if is_on_purpose:
+                await self.close()
+                why = await self._try_to_start()
+            else:
+                why = self.node.daemon.ending
+            if not why:
+                continue
             while why:
                 pause_s = next(pauses_s)
                 self._on_death(why, pause_s)
                 await self.close()
                 await asyncio.sleep(pause_s)
-                try:
-                    await self._start_one()
-                    why = ""
-                except Exception as error:  # any error, ours or hivemind's, only delays the next try
-                    why = str(error) or type(error).__name__
+                why = await self._try_to_start()
             self._on_return()
 
     async def close(self) -> None:
@@ -106,6 +109,14 @@ class NodeSupervisor:
         finally:  # p2pd must end even if the closing is cancelled
             if node is not None:
                 await node.close()
+
+    async def _try_to_start(self) -> str:
+        """Start another node; return why it failed, or an empty string."""
+        try:
+            await self._start_one()
+        except Exception as error:  # any error, ours or hivemind's, only delays the next try
+            return str(error) or type(error).__name__
+        return ""
 
     async def _start_one(self) -> None:
         self.current = await self._start()

@@ -26,6 +26,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.control import read_opener
 from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter, origin
+from p2ptrain.net.relay.upgrade import Upgrades
 from p2ptrain.net.throttle import Throttles
 
 logger = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class P2PTransport:
 
     Args:
         serves_others: whether inbound traffic serves others alone and is counted so.
+        upgrades: waits for direct connections before streams are opened; None: no waits.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class P2PTransport:
         limits: Limits | None = None,
         rates: Throttles | None = None,
         serves_others: bool = False,
+        upgrades: Upgrades | None = None,
     ) -> None:
         self._node = node
         self._protocol = protocol
         self._limits = limits or Limits()
         self._rates = rates or Throttles()
         self._serves_others = serves_others
+        self._upgrades = upgrades
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], _InboundSlot | None] = {}
@@ -101,6 +105,8 @@ class P2PTransport:
             async with asyncio.timeout(self._limits.dial_s):
                 if others:
                     await daemon.connect(peer, others)
+                if self._upgrades is not None:
+                    await self._upgrades.wait(peer)
                 far_end, stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None

@@ -40,7 +40,7 @@ MIN_WATTS, MAX_WATTS = 10, 2000
 MIN_MEMORY_GB = 0.25
 MAX_MINUTES = 1440
 
-WAITING = frozenset({"nickname", "device", "threads", "memory_gb", "compile"})
+WAITING = frozenset({"nickname", "device", "threads", "memory_gb", "compile", "punch"})
 """Names of the options whose edits apply only from the next start."""
 
 CompileMode = Literal["auto", "on", "off"]
@@ -164,6 +164,11 @@ class Settings(Section):
     """Whether a C++ compiler makes training faster, in the background, on a CUDA card with Triton; "auto": if at least
     10 minutes of training remain. Applies from the next start; the environment variable P2PTRAIN_COMPILE takes
     precedence. Allowed: "auto", "on" or "off"."""
+
+    punch: bool = True
+    """Whether this peer, if nobody can dial it, connects directly to others through its router and theirs. A direct
+    partner learns this computer's public IP address; through a relay it does not. Applies from the next start. Allowed:
+    true or false."""
 
     share_figures: bool = False
     """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,

@@ -83,6 +83,8 @@ class Daemon:
         self.p2p = p2p
         self.caution = caution
         self._sheltered = tuple(sheltered)
+        self.dials_circuits = not sheltered
+        """Whether ``connect`` uses circuits; p2pd upgrades only those made since it punches holes."""
         self._folder = folder
         self._serials = itertools.count()
         self._reasons = BackoffReasons()
@@ -176,7 +178,10 @@ class Daemon:
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to the peer by the addresses that the dial policy allows. Raises NetworkError; no deadline."""
-        dialable = [address.packed(each) for each in await self.caution.chosen(addresses)]
+        usable = [each for each in addresses if self.dials_circuits or address.relay_of(each) is None]
+        if addresses and not usable:
+            raise NetworkError("this peer does not use circuits yet, as it has just started")
+        dialable = [address.packed(each) for each in await self.caution.chosen(usable)]
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
             connect=p2pd_pb2.ConnectRequest(peer=control.raw(peer), addrs=dialable),

@@ -2,14 +2,15 @@
 
 p2pd punches holes only with addresses that observers at four different IP addresses have named (go-libp2p 0.32,
 identify/obsaddr.go), while a small swarm has one bootstrap. Observers count by IP address, so four mirrors connect to
-p2pd over loopback, from 127.0.0.2 to 127.0.0.5, and name the address that other nodes reported (``net.relay.dial_back``).
-Where these cannot be bound, as on macOS, p2pd waits for four real observers.
+p2pd over loopback, from 127.0.0.2 to 127.0.0.5, and name the address that other nodes reported
+(``net.relay.dial_back``). Where these cannot be bound, as on macOS, p2pd waits for four real observers.
 
 A mirror is the least that libp2p calls a node: it negotiates TLS 1.3 (multistream-select, libp2p specification: tls),
 with yamux by ALPN, answers p2pd's identify question with ``observedAddr`` alone, and refuses all other protocols. It
 asks p2pd the same question, to learn when p2pd has begun to punch.
 
-Resources: ``Mirrors.close`` ends all tasks, which close their connections. A mirror whose connection ends makes another.
+Resources: ``Mirrors.close`` ends all tasks, which close their connections. A mirror whose connection ends makes a new
+one.
 """
 
 from __future__ import annotations

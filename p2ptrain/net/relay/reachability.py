@@ -8,7 +8,11 @@ Dial-backs from the same private network say nothing about the internet, since f
 public address. A node that only such neighbours can reach also takes reservations if the swarm has public addresses.
 Without a majority of successful dial-backs a node takes reservations, too: an unneeded circuit costs little.
 
-Resources: ``run`` ends by cancellation and holds nothing else open. It handles NetworkError and RemoteError.
+A node that nobody can dial is replaced by one whose p2pd punches holes (``sheltered``, ``net.p2pd.daemon``); mirrors
+(``net.relay.mirror``) then name its public address. It takes no reservation and dials no circuit until p2pd punches, as
+p2pd upgrades only later ones.
+
+Resources: ``run`` ends its mirrors, and holds nothing else open. It handles NetworkError and RemoteError.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from p2ptrain.net import address
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay.candidates import Candidate, candidates, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
+from p2ptrain.net.relay.mapping import mapped_places
+from p2ptrain.net.relay.mirror import Mirrors, can_mirror
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.ports import Notebook
 
@@ -53,6 +59,8 @@ node recovers soon after an outage on either side."""
 MAX_CLOCK_OFF_S = 30.0
 """Clock error beyond which the owner is warned. Records live for 75 s from their issuer's time (``swarm.rules``) and
 must still be valid when a lookup finds them after half of that; a reported clock may be 10 s old."""
+PUNCHING_S = 10.0
+"""Longest wait until p2pd punches holes; half a second on an idle machine. Guess: measure starts on busy machines."""
 MAX_REFUSED = 512
 MAX_OWN = 4
 """Direct addresses in a record with circuits; a record has room for eight addresses."""
@@ -132,6 +140,9 @@ class ReachabilityManager:
     Args:
         by_owner: whether the owner set the node's addresses (a forwarded port); they are then announced unchanged.
         relays: whether this node relays; the log entry about reachability says so.
+        may_change: whether the node may be replaced by one in the other mode: sheltered if nobody can dial it, and not
+            if others can.
+        reachable: verdict about the node before, which this one replaces; None if there is none.
         on_change: called when ``addresses`` have changed.
     """
 
@@ -142,6 +153,8 @@ class ReachabilityManager:
         *,
         by_owner: bool = False,
         relays: bool = False,
+        may_change: bool = False,
+        reachable: bool | None = None,
         on_change: Callable[[], Awaitable[None]] | None = None,
         random: Random | None = None,
     ) -> None:
@@ -149,19 +162,23 @@ class ReachabilityManager:
         self._notebook = notebook
         self._by_owner = by_owner
         self._relays = relays
+        self._may_change = may_change
+        self._mirrors = Mirrors(node.port) if node.daemon.is_sheltered and can_mirror() else None
         self._on_change = on_change
         self._random = random or Random()
         self._seen: tuple[str, ...] = ()
         self._held: BoundedDict[PeerId, Candidate] = BoundedDict(WANTED)  # relays at which we hold a reservation
         self._refused: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REFUSED)
         """Nodes that refused a reservation: end of their current backoff, and the next ones."""
+        self._began_at = time.monotonic()
+        self._has_witness = False  # whether a node has reported our address
         self._judged_at = -math.inf
         self._is_near = False  # whether only nodes of a private network reported
         self._own: frozenset[str | int] = frozenset()  # our addresses and the mapped port
         self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
         self._clock_is_wrong = False
-        self.reachable: bool | None = None
+        self.reachable = reachable
         """Whether others can dial us; None if unknown."""
 
     @property
@@ -169,13 +186,40 @@ class ReachabilityManager:
         circuits = [address.through(relay, best_place(each.addresses)) for relay, each in self._held.items()]
         return announced(self._node.addresses, self._seen, circuits, self.reachable, self._by_owner)
 
+    @property
+    def is_punching(self) -> bool:
+        """Whether p2pd punches holes through the router."""
+        return self._mirrors is not None and self._mirrors.is_punching.is_set()
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether the node should be replaced by one in the other mode."""
+        is_sheltered = self._node.daemon.is_sheltered
+        return self._may_change and self._node.port > 0 and self.reachable is is_sheltered
+
     async def run(self) -> None:
-        """Keep the addresses up to date while p2pd runs."""
+        """Keep the addresses up to date while p2pd runs. Returns early if ``is_misplaced``."""
+        try:
+            await self._run()
+        finally:
+            if self._mirrors is not None:
+                await self._mirrors.close()
+
+    async def _run(self) -> None:
         while self._node.alive:
             before = self.addresses
             await self._look_at_itself()
             await self._judge(time.monotonic())
-            if self._needs_places:
+            if self.is_misplaced:
+                await self._node.port_mapping_tried()
+                await self._look_at_itself()
+                if math.isfinite(self._judged_at):  # no mapping has come meanwhile
+                    return
+                continue
+            await self._await_punching(time.monotonic())
+            if not self._node.daemon.dials_circuits:
+                pass  # no circuit yet
+            elif self._needs_places:
                 await self._renew()
                 await self._fill(time.monotonic())
             else:
@@ -185,6 +229,19 @@ class ReachabilityManager:
                     await self._on_change()
             is_settled = self.reachable or self._held
             await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
+
+    async def _await_punching(self, now: float) -> None:
+        """Use circuits once p2pd punches holes, or if it probably will not soon."""
+        daemon, mirrors = self._node.daemon, self._mirrors
+        if daemon.dials_circuits:
+            return
+        if mirrors is not None and mirrors.places:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PUNCHING_S):
+                    await mirrors.is_punching.wait()
+        elif mirrors is not None and not self._has_witness and now - self._began_at < PUNCHING_S:
+            return
+        daemon.dials_circuits = True
 
     async def _look_at_itself(self) -> None:
         """Update our addresses; new ones invalidate the last check, and like a restored connection end backoffs."""
@@ -205,6 +262,7 @@ class ReachabilityManager:
             answers = await asyncio.gather(*map(self._ask, self._probers()))
             reports = [each for each in answers if each is not None]
             self._mind_the_clock(reports)
+            self._show_places([each.place for each in reports if each.place])
         found = verdict(reports) if self._port else False
         if found is None:
             return
@@ -220,6 +278,12 @@ class ReachabilityManager:
         else:
             why = next((each.why for each in reports if each.dialed is DialOutcome.NO), "it does not listen")
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
+
+    def _show_places(self, places: Sequence[str]) -> None:
+        """Have the mirrors name our public addresses, of which nodes reported ``places``."""
+        if places and self._mirrors is not None:
+            self._has_witness = True
+            self._mirrors.show([*mapped_places(places), *self._own_ipv6])
 
     def _mind_the_clock(self, reports: Sequence[ReachabilityReport]) -> None:
         off = clock_off(reports, time.time())
@@ -297,6 +361,11 @@ class ReachabilityManager:
         """Port for a dial-back: set by the owner, mapped by the router, or our listening port; 0 if there is none."""
         told = self._node.addresses if self._by_owner else tuple(filter(address.is_public, self._node.addresses))
         return self._node.mapped_port or address.port_of(told) or self._node.port
+
+    @property
+    def _own_ipv6(self) -> list[str]:
+        """This node's first public IPv6 address, which no router maps; empty if there is none."""
+        return [each for each in self._node.addresses if "/ip6/" in each and address.is_public(each)][:1]
 
     @property
     def _own_host(self) -> str:
