@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Literal
 
 RouterKind = Literal["keep", "other", "keep_reset", "other_reset", "firewall", "firewall_reset", "symmetric"]
-"""keep: the public port is the host's own. other: another one, the same for all destinations, as in providers' networks.
-symmetric: another one for each destination. firewall: no translation, the host's address is public. _reset: the router
-answers unasked packets with a TCP reset, as OpenWrt does; without it it drops them."""
+"""keep: the public port is the host's own. other: another one, the same for all destinations, as in providers'
+networks. symmetric: another one for each destination. firewall: no translation, the host's address is public. _reset:
+the router answers unasked packets with a TCP reset, as OpenWrt does; without it it drops them."""
 
 _MASQUERADE = {
     "keep": "masquerade",

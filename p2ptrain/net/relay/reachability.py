@@ -209,6 +209,7 @@ class ReachabilityManager:
         while self._node.alive:
             before = self.addresses
             await self._look_at_itself()
+            await self._find_places()
             await self._judge(time.monotonic())
             if self.is_misplaced:
                 await self._node.port_mapping_tried()
@@ -259,7 +260,7 @@ class ReachabilityManager:
             return
         reports: list[ReachabilityReport] = []
         if self._port:
-            answers = await asyncio.gather(*map(self._ask, self._probers()))
+            answers = await asyncio.gather(*(self._ask(each, self._port) for each in self._probers()))
             reports = [each for each in answers if each is not None]
             self._mind_the_clock(reports)
             self._show_places([each.place for each in reports if each.place])
@@ -279,6 +280,13 @@ class ReachabilityManager:
             why = next((each.why for each in reports if each.dialed is DialOutcome.NO), "it does not listen")
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
 
+    async def _find_places(self) -> None:
+        """Ask once, without a dial-back, which takes five seconds behind a router that drops packets."""
+        if self._mirrors is not None and not self._has_witness:
+            answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
+            self._show_places([each.place for each in answers if each is not None and each.place])
+            await self._await_punching(time.monotonic())
+
     def _show_places(self, places: Sequence[str]) -> None:
         """Have the mirrors name our public addresses, of which nodes reported ``places``."""
         if places and self._mirrors is not None:
@@ -292,9 +300,9 @@ class ReachabilityManager:
         self._clock_is_wrong = not self._clock_is_wrong
         self._notebook.note("wrong clock" if self._clock_is_wrong else "right clock", off_s=off, nodes=len(reports))
 
-    async def _ask(self, prober: Candidate) -> ReachabilityReport | None:
+    async def _ask(self, prober: Candidate, port: int) -> ReachabilityReport | None:
         try:
-            return await look(self._node, prober.peer, prober.addresses, self._port)
+            return await look(self._node, prober.peer, prober.addresses, port)
         except (NetworkError, RemoteError):
             return None
 
