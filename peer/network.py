@@ -273,7 +273,7 @@ class Connection:
             by_owner=bool(self._announce),
             relays=self._relay is not None,
             may_change=self._punch and not (node.daemon.is_sheltered and self._has_left_shelter),
-            reachable=before,
+            told=before,
             on_change=self._moved,
         )
         if self._handler is not None:

@@ -142,7 +142,7 @@ class ReachabilityManager:
         relays: whether this node relays; the log entry about reachability says so.
         may_change: whether the node may be replaced by one in the other mode: sheltered if nobody can dial it, and not
             if others can.
-        reachable: verdict about the node before, which this one replaces; None if there is none.
+        told: verdict about the node that this one replaces, which is not reported again; None if there is none.
         on_change: called when ``addresses`` have changed.
     """
 
@@ -154,7 +154,7 @@ class ReachabilityManager:
         by_owner: bool = False,
         relays: bool = False,
         may_change: bool = False,
-        reachable: bool | None = None,
+        told: bool | None = None,
         on_change: Callable[[], Awaitable[None]] | None = None,
         random: Random | None = None,
     ) -> None:
@@ -178,8 +178,10 @@ class ReachabilityManager:
         self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
         self._clock_is_wrong = False
-        self.reachable = reachable
-        """Whether others can dial us; None if unknown."""
+        self._told = told
+        self.reachable: bool | None = False if node.daemon.is_sheltered else None
+        """Whether others can dial us; None if unknown. A sheltered node begins with the verdict that made it one."""
+        self._last = frozenset(self.addresses)  # addresses at the last update
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -207,9 +209,10 @@ class ReachabilityManager:
 
     async def _run(self) -> None:
         while self._node.alive:
-            before = self.addresses
             await self._look_at_itself()
             await self._find_places()
+            if self.reachable is False and not self._held:  # as the last verdict says; another takes five seconds
+                await self._update_places()
             await self._judge(time.monotonic())
             if self.is_misplaced:
                 await self._node.port_mapping_tried()
@@ -218,18 +221,23 @@ class ReachabilityManager:
                     return
                 continue
             await self._await_punching(time.monotonic())
-            if not self._node.daemon.dials_circuits:
-                pass  # no circuit yet
-            elif self._needs_places:
-                await self._renew()
-                await self._fill(time.monotonic())
-            else:
-                self._held.clear()  # the reservations expire at the relays
-            if set(self.addresses) != set(before) and self._on_change is not None:
-                with contextlib.suppress(NetworkError):  # the record is announced three times in its lifetime anyway
-                    await self._on_change()
+            await self._update_places()
             is_settled = self.reachable or self._held
             await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
+
+    async def _update_places(self) -> None:
+        """Take or renew reservations if they are needed, and announce the addresses if they have changed."""
+        if not self._node.daemon.dials_circuits:
+            pass  # no circuit yet
+        elif self._needs_places:
+            await self._renew()
+            await self._fill(time.monotonic())
+        else:
+            self._held.clear()  # the reservations expire at the relays
+        before, self._last = self._last, frozenset(self.addresses)
+        if self._last != before and self._on_change is not None:
+            with contextlib.suppress(NetworkError):  # the record is announced three times in its lifetime anyway
+                await self._on_change()
 
     async def _await_punching(self, now: float) -> None:
         """Use circuits once p2pd punches holes, or if it probably will not soon."""
@@ -270,9 +278,10 @@ class ReachabilityManager:
         self._judged_at = now
         self._seen = places_seen(reports, self._port)
         self._is_near = not speaks_for_the_internet(reports)
-        if found == self.reachable:
-            return
         self.reachable = found
+        if found == self._told:
+            return
+        self._told = found
         where = next((address.host_of(each.place) for each in reports if each.place), "")
         if found:
             self._notebook.note("reachable", where=f"{where}:{self._port}", relays=self._relays)
