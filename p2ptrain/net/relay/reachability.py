@@ -8,11 +8,9 @@ Dial-backs from the same private network say nothing about the internet, since f
 public address. A node that only such neighbours can reach also takes reservations if the swarm has public addresses.
 Without a majority of successful dial-backs a node takes reservations, too: an unneeded circuit costs little.
 
-A node that nobody can dial is replaced by one whose p2pd punches holes (``sheltered``, ``net.p2pd.daemon``); mirrors
-(``net.relay.mirror``) then name its public address. It takes no reservation and dials no circuit until p2pd punches, as
-p2pd upgrades only later ones.
+A node that nobody can dial is replaced by a sheltered one, whose p2pd punches holes (``net.relay.hole_punching``).
 
-Resources: ``run`` ends its mirrors, and holds nothing else open. It handles NetworkError and RemoteError.
+Resources: ``run`` closes the hole punching, and holds nothing else open. It handles NetworkError and RemoteError.
 """
 
 from __future__ import annotations
@@ -34,8 +32,7 @@ from p2ptrain.net import address
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay.candidates import Candidate, candidates, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
-from p2ptrain.net.relay.mapping import mapped_places
-from p2ptrain.net.relay.mirror import Mirrors, can_mirror
+from p2ptrain.net.relay.hole_punching import HolePunching
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.ports import Notebook
 
@@ -59,8 +56,6 @@ node recovers soon after an outage on either side."""
 MAX_CLOCK_OFF_S = 30.0
 """Clock error beyond which the owner is warned. Records live for 75 s from their issuer's time (``swarm.rules``) and
 must still be valid when a lookup finds them after half of that; a reported clock may be 10 s old."""
-PUNCHING_S = 10.0
-"""Longest wait until p2pd punches holes; half a second on an idle machine. Guess: measure starts on busy machines."""
 MAX_REFUSED = 512
 MAX_OWN = 4
 """Direct addresses in a record with circuits; a record has room for eight addresses."""
@@ -163,15 +158,13 @@ class ReachabilityManager:
         self._by_owner = by_owner
         self._relays = relays
         self._may_change = may_change
-        self._mirrors = Mirrors(node.port) if node.daemon.is_sheltered and can_mirror() else None
+        self._punching = HolePunching(node)
         self._on_change = on_change
         self._random = random or Random()
         self._seen: tuple[str, ...] = ()
         self._held: BoundedDict[PeerId, Candidate] = BoundedDict(WANTED)  # relays at which we hold a reservation
         self._refused: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REFUSED)
         """Nodes that refused a reservation: end of their current backoff, and the next ones."""
-        self._began_at = time.monotonic()
-        self._has_witness = False  # whether a node has reported our address
         self._judged_at = -math.inf
         self._is_near = False  # whether only nodes of a private network reported
         self._own: frozenset[str | int] = frozenset()  # our addresses and the mapped port
@@ -191,7 +184,7 @@ class ReachabilityManager:
     @property
     def is_punching(self) -> bool:
         """Whether p2pd punches holes through the router."""
-        return self._mirrors is not None and self._mirrors.is_punching.is_set()
+        return self._punching.is_active
 
     @property
     def is_misplaced(self) -> bool:
@@ -204,13 +197,12 @@ class ReachabilityManager:
         try:
             await self._run()
         finally:
-            if self._mirrors is not None:
-                await self._mirrors.close()
+            await self._punching.close()
 
     async def _run(self) -> None:
         while self._node.alive:
             await self._look_at_itself()
-            await self._find_places()
+            await self._prepare_punching()
             if self.reachable is False and not self._held:  # as the last verdict says; another takes five seconds
                 await self._update_places()
             await self._judge(time.monotonic())
@@ -220,16 +212,15 @@ class ReachabilityManager:
                 if math.isfinite(self._judged_at):  # no mapping has come meanwhile
                     return
                 continue
-            await self._await_punching(time.monotonic())
             await self._update_places()
             is_settled = self.reachable or self._held
             await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
 
     async def _update_places(self) -> None:
         """Take or renew reservations if they are needed, and announce the addresses if they have changed."""
-        if not self._node.daemon.dials_circuits:
-            pass  # no circuit yet
-        elif self._needs_places:
+        if not await self._punching.ready():
+            return
+        if self._needs_places:
             await self._renew()
             await self._fill(time.monotonic())
         else:
@@ -238,19 +229,6 @@ class ReachabilityManager:
         if self._last != before and self._on_change is not None:
             with contextlib.suppress(NetworkError):  # the record is announced three times in its lifetime anyway
                 await self._on_change()
-
-    async def _await_punching(self, now: float) -> None:
-        """Use circuits once p2pd punches holes, or if it probably will not soon."""
-        daemon, mirrors = self._node.daemon, self._mirrors
-        if daemon.dials_circuits:
-            return
-        if mirrors is not None and mirrors.places:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PUNCHING_S):
-                    await mirrors.is_punching.wait()
-        elif mirrors is not None and not self._has_witness and now - self._began_at < PUNCHING_S:
-            return
-        daemon.dials_circuits = True
 
     async def _look_at_itself(self) -> None:
         """Update our addresses; new ones invalidate the last check, and like a restored connection end backoffs."""
@@ -271,7 +249,7 @@ class ReachabilityManager:
             answers = await asyncio.gather(*(self._ask(each, self._port) for each in self._probers()))
             reports = [each for each in answers if each is not None]
             self._mind_the_clock(reports)
-            self._show_places([each.place for each in reports if each.place])
+            self._punching.show([each.place for each in reports if each.place])
         found = verdict(reports) if self._port else False
         if found is None:
             return
@@ -289,18 +267,11 @@ class ReachabilityManager:
             why = next((each.why for each in reports if each.dialed is DialOutcome.NO), "it does not listen")
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
 
-    async def _find_places(self) -> None:
-        """Ask once, without a dial-back, which takes five seconds behind a router that drops packets."""
-        if self._mirrors is not None and not self._has_witness:
+    async def _prepare_punching(self) -> None:
+        """Learn our public address without a dial-back, which takes five seconds behind a router that drops packets."""
+        if self._punching.needs_witness:
             answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
-            self._show_places([each.place for each in answers if each is not None and each.place])
-            await self._await_punching(time.monotonic())
-
-    def _show_places(self, places: Sequence[str]) -> None:
-        """Have the mirrors name our public addresses, of which nodes reported ``places``."""
-        if places and self._mirrors is not None:
-            self._has_witness = True
-            self._mirrors.show([*mapped_places(places), *self._own_ipv6])
+            self._punching.show([each.place for each in answers if each is not None and each.place])
 
     def _mind_the_clock(self, reports: Sequence[ReachabilityReport]) -> None:
         off = clock_off(reports, time.time())

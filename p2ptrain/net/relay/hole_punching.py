@@ -1,0 +1,75 @@
+"""Hole punching of a sheltered node: what p2pd needs for it, and since when circuits are used.
+
+p2pd punches holes by itself (libp2p specification: relay/DCUtR): whoever is dialed through a circuit asks the other
+side to dial at the same instant. It begins once it knows its public address, which mirrors name
+(``net.relay.mirror``), and upgrades only circuits made since. A sheltered node therefore takes no reservation and dials
+no circuit until then, or until it is clear that no hole can be punched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from p2ptrain.net import address
+from p2ptrain.net.node import Node
+from p2ptrain.net.relay.mapping import mapped_places
+from p2ptrain.net.relay.mirror import Mirrors, can_mirror
+
+PUNCHING_S = 10.0
+"""Longest wait until a node reports our address, and until p2pd punches holes; half a second on an idle machine. Guess:
+measure starts on busy machines."""
+
+
+class HolePunching:
+    """Hole punching of one node; nothing to do for a node that is not sheltered. ``close`` ends the mirrors."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._mirrors = Mirrors(node.port) if node.daemon.is_sheltered and can_mirror() else None
+        self._began_at = time.monotonic()
+        self._has_witness = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether p2pd punches holes."""
+        return self._mirrors is not None and self._mirrors.is_punching.is_set()
+
+    @property
+    def needs_witness(self) -> bool:
+        """Whether the node is sheltered and nobody has reported our address yet."""
+        return self._mirrors is not None and not self._has_witness
+
+    def show(self, places: Sequence[str]) -> None:
+        """Have the mirrors name our public addresses.
+
+        Args:
+            places: the addresses from which nodes saw our connections come. p2pd dials from its listening port, so they
+                show how the router maps it. IPv6 addresses are our own, as few routers translate them.
+        """
+        if self._mirrors is None or not places:
+            return
+        self._has_witness = True
+        own_ipv6 = [each for each in self._node.addresses if "/ip6/" in each and address.is_public(each)]
+        named = [*mapped_places(places), *own_ipv6[:1]]
+        self._mirrors.show(dict.fromkeys(named))
+
+    async def ready(self) -> bool:
+        """Wait until p2pd punches holes, if it will; return whether circuits may be used."""
+        daemon, mirrors = self._node.daemon, self._mirrors
+        if daemon.dials_circuits:
+            return True
+        if mirrors is not None and mirrors.places:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PUNCHING_S):
+                    await mirrors.is_punching.wait()
+        elif self.needs_witness and time.monotonic() - self._began_at < PUNCHING_S:
+            return False
+        daemon.dials_circuits = True
+        return True
+
+    async def close(self) -> None:
+        if self._mirrors is not None:
+            await self._mirrors.close()
