@@ -282,8 +282,7 @@ class Connection:
         self._notebook.note("p2pd is back")
 
     async def _start_node(self) -> Node:
-        host = "127.0.0.1" if self._local else "0.0.0.0"
-        choices = [self._listen] if self._listen else [(address.multiaddress(host, port),) for port in {self.port, 0}]
+        choices = [self._listen] if self._listen else [address.listening(port, self._local) for port in {self.port, 0}]
         for choice in sorted(choices, reverse=True):  # the last port before any free one
             try:
                 return await Node.start(

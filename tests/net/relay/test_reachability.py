@@ -394,3 +394,4 @@ def test_a_house_is_one_origin() -> None:
     assert origin("/ip4/8.8.8.8/tcp/5") == origin("/ip4/8.8.8.8/tcp/6") != origin("/ip4/8.8.8.9/tcp/5")
     assert origin("/ip6/2001:db8::1/tcp/5") == origin("/ip6/2001:db8::ffff:1/tcp/5")
     assert origin("/ip6/2001:db8::1/tcp/5") != origin("/ip6/2001:db8:0:1::1/tcp/5")
+    assert origin("/ip6/::ffff:8.8.8.8/tcp/5") == origin("/ip4/8.8.8.8/tcp/5")
