@@ -47,6 +47,7 @@ from p2ptrain.base.text import command_line, first_sentence, printable
 from p2ptrain.data.early import check_text
 from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, named_files
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, advice, load_run
+from p2ptrain.net import address
 from p2ptrain.net.address import multiaddress, port_of, with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
@@ -66,8 +67,8 @@ from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Link
 
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
-PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
-"""Default address; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
+PUBLIC_LISTEN = address.listening(31337)
+"""Default addresses; the port is fixed so that a router can forward it, unassigned, and easy to remember."""
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """Environment variable that our container images set."""
 OWN_WORD_S = 10.0
@@ -100,7 +101,7 @@ class BootstrapOptions(RememberedOptions):
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses to listen on."""
-        return self.listen or (LOCAL_LISTEN if self.local else PUBLIC_LISTEN,)
+        return self.listen or ((LOCAL_LISTEN,) if self.local else PUBLIC_LISTEN)
 
     @property
     def other(self) -> JoinLink | None:

@@ -27,7 +27,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
 @click.command(short_help="Run a swarm's entry point and print its join link.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=UserPath))
 @click.option(
-    "--listen", multiple=True, metavar="MULTIADDR", help="Address to listen on; default /ip4/0.0.0.0/tcp/31337."
+    "--listen", multiple=True, metavar="MULTIADDR", help="Address to listen on; default port 31337 everywhere."
 )
 @click.option(
     "--announce",

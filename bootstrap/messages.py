@@ -21,17 +21,20 @@ Say = Callable[[str, str], None]
 
 
 def link_addresses(addresses: Sequence[str], announced: Sequence[str], local: bool) -> tuple[str, ...]:
-    """Return the addresses for the join link: the owner's, else our best one. Raises UserError if others reach none."""
+    """Return the addresses for the join link: the owner's, else our best one of IPv4 and of IPv6.
+
+    Raises UserError if others reach none.
+    """
     if announced:
         wanted = [each for each in announced if address.announceable([each], local)]
     else:
-        wanted = address.announceable(addresses, local)[:1]
+        wanted = address.best_of_each_family(address.announceable(addresses, local))
     if not wanted:
         found = ", ".join(address.host_port(each) for each in announced or addresses) or "none"
         raise UserError(
             f"No other machine can reach this one at any of its addresses (found: {found}).",
-            "Connect it to a network; if that has IPv6 only, start with --listen /ip6/::/tcp/31337. Or name the address"
-            " that others use with --announce /ip4/PUBLIC_IP/tcp/PORT; for a swarm on this machine only, add --local.",
+            "Connect it to a network. Or name the address that others use with --announce /ip4/PUBLIC_IP/tcp/PORT; for"
+            " a swarm on this machine only, add --local.",
         )
     return tuple(wanted)
 
@@ -63,7 +66,8 @@ def join_lines(link: JoinLink, local: bool, contained: bool = False) -> list[str
     command = f"p2ptrain peer '{link}'"
     if local:
         return [f"{command} --local", "This swarm runs on this machine only (--local)."]
-    if any(map(address.is_public, link.addresses)):
+    public = {address.family_of(each) for each in link.addresses if address.is_public(each)}
+    if public and public != {6}:
         return [command]
     port = address.port_of(link.addresses)
     if contained:
@@ -76,6 +80,8 @@ def join_lines(link: JoinLink, local: bool, contained: bool = False) -> list[str
             "This address works inside your own network only. To let others in from the internet, forward TCP port"
             f" {port} of your router to this machine and start again with --announce /ip4/PUBLIC_IP/tcp/{port}"
         )
+    if public:  # the private IPv4 address is for our own network
+        why = f"Computers without IPv6 cannot join from the internet. {why.partition('. ')[2]}"
     return [command, why]
 
 

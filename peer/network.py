@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from p2ptrain.admission import Gate
 from p2ptrain.base.errors import HomeError, NetworkError, UserError
@@ -103,7 +103,7 @@ class Connection:
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
         self._gate: Gate | None = None
         self._reachability: ReachabilityManager | None = None
-        self._before: bool | None = None  # verdict that made us replace the last node
+        self._before: Mapping[int, bool] | None = None  # verdicts that made us replace the last node
         self._announced: Announce | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -302,12 +302,12 @@ class Connection:
             for task in (managing, dying):
                 task.cancel()
             await asyncio.wait([managing, dying])
-        self._change_mode(reachability.reachable)
+        self._change_mode(reachability)
         return True
 
-    def _change_mode(self, reachable: bool | None) -> None:
+    def _change_mode(self, reachability: ReachabilityManager) -> None:
         self._transport = self._parallel_streams = self._reachability = None
-        self.sheltered, self._before = not reachable, reachable
+        self.sheltered, self._before = not reachability.reachable, reachability.verdicts
         self._has_left_shelter = self._has_left_shelter or not self.sheltered
         if self.sheltered:
             self._notebook.note("punching")
@@ -321,8 +321,7 @@ class Connection:
         self._notebook.note("p2pd is back")
 
     async def _start_node(self) -> Node:
-        host = "127.0.0.1" if self._local else "0.0.0.0"
-        choices = [self._listen] if self._listen else [(address.multiaddress(host, port),) for port in {self.port, 0}]
+        choices = [self._listen] if self._listen else [address.listening(port, self._local) for port in {self.port, 0}]
         for choice in sorted(choices, reverse=True):  # the last port before any free one
             try:
                 return await Node.start(

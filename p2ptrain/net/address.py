@@ -10,12 +10,14 @@ reads.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import base58
@@ -32,6 +34,10 @@ _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
 _BRIDGES = ("docker", "br-", "virbr", "veth", "podman", "cni", "lxcbr", "lxdbr")
 _SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")  # Linux; one line each: address, index, prefix, scope, flags, name
+_FLEETING = 0x01 | 0x08 | 0x20 | 0x40  # linux/if_addr.h: temporary, duplicate, deprecated, tentative
+_FAR = (("8.8.8.8", socket.AF_INET), ("2001:4860:4860::8888", socket.AF_INET6))  # on the internet; nothing is sent
+_PORT_TRIES = 20
 
 
 def packed(address: str) -> bytes:
@@ -87,6 +93,14 @@ def ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     except ValueError:
         return None
     return getattr(host, "ipv4_mapped", None) or host
+
+
+def family_of(address: str) -> Literal[4, 6] | None:
+    """Return the version of IP by which the address's first hop is dialed; None for any other text, or either."""
+    host = ip_of(address)
+    if host is not None:
+        return 4 if host.version == 4 else 6
+    return {"dns4": 4, "dns6": 6}.get(address.split("/")[1] if "/" in address else "")  # type: ignore[return-value]
 
 
 def is_loopback(address: str) -> bool:
@@ -169,11 +183,50 @@ def multiaddress(host: str, port: int) -> str:
     return f"/ip{version}/{host}/tcp/{port}"
 
 
+def listening(port: int, local: bool = False) -> tuple[str, ...]:
+    """Return the default addresses to listen on: all interfaces by IPv4 and IPv6, or loopback if ``local``."""
+    return tuple(multiaddress(host, port) for host in (("127.0.0.1",) if local else ("0.0.0.0", "::")))
+
+
+def with_one_port(listen: Sequence[str]) -> tuple[str, ...]:
+    """Return listening addresses whose ports 0, if several, are replaced by one port that is free for each of them.
+
+    Raises UserError if none is found. Another program may still take the port before it is used.
+    """
+    free = [each for each in listen if host_port(each).endswith(":0")]
+    if len(free) < 2:
+        return tuple(listen)
+    for _ in range(_PORT_TRIES):
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        found = {each: multiaddress(host_of(each), port) for each in free}
+        if not any(map(is_taken, found.values())):
+            return tuple(found.get(each, each) for each in listen)
+    raise UserError("No TCP port is free by both IPv4 and IPv6.", "Choose one address with --listen.")
+
+
+def is_taken(place: str) -> bool:
+    """Return whether another program listens at this address of ours; False also if it cannot be tested."""
+    host, port = host_of(place), port_of([place])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may linger
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            probe.bind((host, port))
+    except (OSError, ValueError) as error:  # among others: the kernel has no IPv6
+        return getattr(error, "errno", None) == errno.EADDRINUSE
+    return False
+
+
 def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterable[str] | None = None) -> list[str]:
     """Return those of a node's own addresses that others can use, public ones first.
 
     Loopback, unspecified and link-local addresses, port 0 and bridges to this machine's containers are left out.
     Docker's default range counts only if there is nothing else, because then the node itself is in a container.
+    An IPv6 address that soon ends, as privacy extensions make (RFC 8981), counts only if no lasting one is known.
 
     Args:
         addresses: addresses that the node listens on.
@@ -187,7 +240,24 @@ def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterabl
         if rank is not None:
             ranked.append((rank, address))
     best = sorted(ranked, key=lambda entry: entry[0])
+    fleeting = fleeting_addresses()
+    lasting = [entry for entry in best if host_of(entry[1]) not in fleeting]
+    if any(family_of(address) == 6 and is_public(address) for _, address in lasting):
+        best = lasting
     return [address for rank, address in best if rank < 3] or [address for _, address in best]
+
+
+def best_of_each_family(addresses: Sequence[str]) -> list[str]:
+    """Return the first address of IPv4 and the first of IPv6, in the given order; names count as both.
+
+    A private IPv6 address beside a private IPv4 address is left out: whoever uses one can use the other.
+    """
+    found: dict[int, str] = {}
+    for each in addresses:
+        for family in {family_of(each) or 4, family_of(each) or 6}:
+            found.setdefault(family, each)
+    best = [each for each in addresses if each in found.values()]
+    return best if any(map(is_public, best)) else best[:1]
 
 
 def is_of_use(address: str) -> bool:
@@ -196,13 +266,28 @@ def is_of_use(address: str) -> bool:
 
 
 def way_out() -> list[str]:
-    """Return this machine's source address towards the internet, with a meaningless port, and send nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    """Return this machine's source addresses towards the internet, at most one per family, and send nothing.
+
+    The port is meaningless. IPv4 comes first.
+    """
+    found = []
+    for far, family in _FAR:
         try:
-            probe.connect(("8.8.8.8", 53))
-        except OSError:
-            return []
-        return [multiaddress(probe.getsockname()[0], 53)]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((far, 53))
+                found.append(multiaddress(probe.getsockname()[0], 53))
+        except OSError:  # no route, or no such family
+            continue
+    return found
+
+
+def fleeting_addresses(table: Path = _IPV6_ADDRESSES) -> set[str]:
+    """Return this machine's IPv6 addresses that soon end or cannot be used yet (empty except on Linux)."""
+    try:
+        rows = [line.split() for line in table.read_text().splitlines()]
+    except OSError:
+        return set()
+    return {str(ipaddress.IPv6Address(int(row[0], 16))) for row in rows if int(row[4], 16) & _FLEETING}
 
 
 def bridge_addresses() -> list[str]:

@@ -86,7 +86,7 @@ class Node:
         identity: Identity,
         run: RunId,
         *,
-        listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+        listen: Sequence[str] | None = None,
         announce: Sequence[str] = (),
         bootstraps: Sequence[str] = (),
         known: Iterable[Presence] = (),
@@ -97,7 +97,8 @@ class Node:
         """Start a node and its keeper.
 
         Args:
-            listen: multiaddresses to listen on, with port 0 for any free port; empty: only dial out or use relays.
+            listen: multiaddresses to listen on, with port 0 for any free port, the same one for all of them; empty:
+                only dial out or use relays; None: all interfaces, by IPv4 and IPv6.
             announce: addresses to announce instead of our own, such as a forwarded port; empty: our own.
             bootstraps: multiaddresses with ``/p2p/``.
             known: formerly seen peers (``directory.PeerCache``).
@@ -107,7 +108,9 @@ class Node:
 
         Raises UserError for unusable addresses, DeviceError if p2pd cannot run, NetworkError if it does not answer.
         """
+        listen = address.listening(0) if listen is None else listen
         address.check(listen, announce, bootstraps)
+        listen = address.with_one_port(listen)
         use_hivemind_log_handler("nowhere")  # hivemind's messages go to the root logger only
         daemon = await Daemon.start(identity.path, listen, announce, sheltered and address.port_of(listen) > 0)
         try:

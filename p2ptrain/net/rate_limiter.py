@@ -142,7 +142,7 @@ class SlidingWindowLimit:
 
 def origin(place: str) -> str:
     """Return the origin of a multiaddress: its IPv4 address, or its IPv6 /64, since one household has all of that."""
-    host = address.host_of(place)
-    if place.startswith("/ip6/"):
-        return str(ipaddress.ip_network((host, 64), strict=False))
-    return host
+    host = address.ip_of(place)  # for an IPv4 address that is written as IPv6, the IPv4 address
+    if host is not None and host.version == 6:
+        return str(ipaddress.ip_network((int(host), 64), strict=False))
+    return address.host_of(place) if host is None else str(host)

@@ -73,8 +73,7 @@ def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examin
 
 async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Examined:
     identity = Identity.load_or_create(folder / "identity.key")
-    host = "127.0.0.1" if local else "0.0.0.0"
-    listen = [] if port is None else [address.multiaddress(host, port)]
+    listen = () if port is None else address.listening(port, local)
     node = await Node.start(identity, link.run_id, listen=listen, bootstraps=link.addresses, local=local)
     try:
         return await _look_around(node, link, home, 0 if port is None else node.port)

@@ -46,7 +46,7 @@ def test_a_swarm_on_one_machine_listens_where_it_did_if_nobody_else_does(tmp_pat
         (tmp_path / LINK_FILE.name).write_text(f"{JoinLink('a' * 64, (with_peer(public, me),))}\n")
         assert app.as_before(here, me) == here.addresses
     (tmp_path / LINK_FILE.name).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
-    assert app.as_before(replace(here, local=False), me) == (app.PUBLIC_LISTEN,)
+    assert app.as_before(replace(here, local=False), me) == app.PUBLIC_LISTEN
     chosen = replace(here, listen=("/ip4/127.0.0.1/tcp/4001",))
     assert app.as_before(chosen, me) == chosen.addresses
     (tmp_path / LINK_FILE.name).write_text("no link")

@@ -27,14 +27,15 @@ from p2ptrain.swarm.messages import PeerState, Presence
 RUN = RunId("ab" * 32)
 ID = "12D3KooWPKW6a218aXBfTyERGQHu5bituwTmktMG1Wjqemw5Z91h"
 LOOPBACK, PRIVATE, PUBLIC = "/ip4/127.0.0.1/tcp/31337", "/ip4/192.168.1.7/tcp/31337", "/ip4/8.8.8.8/tcp/31337"
+PUBLIC_6 = "/ip6/2600:1900::7/tcp/31337"
 
 
 def record(peer: str = "peerabcdef", state: PeerState = PeerState.TRAINING, nickname: str = "fox") -> Presence:
     return Presence(PeerId(peer), RUN, (PUBLIC,), state, 12, 340.0, True, nickname, 1.7e9, 60.0)
 
 
-def link(address: str) -> JoinLink:
-    return JoinLink(RUN, (f"{address}/p2p/{ID}",))
+def link(*addresses: str) -> JoinLink:
+    return JoinLink(RUN, tuple(f"{each}/p2p/{ID}" for each in addresses))
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,9 @@ def link(address: str) -> JoinLink:
         ([LOOPBACK, PRIVATE], [], True, (LOOPBACK,)),
         ([PRIVATE], [PUBLIC, "/dns/example.org/tcp/1"], False, (PUBLIC, "/dns/example.org/tcp/1")),
         ([PRIVATE], [LOOPBACK, PUBLIC], False, (PUBLIC,)),
+        ([PRIVATE, PUBLIC, PUBLIC_6], [], False, (PUBLIC, PUBLIC_6)),
+        ([PRIVATE, PUBLIC_6], [], False, (PUBLIC_6, PRIVATE)),
+        ([PRIVATE, "/ip6/fd00::7/tcp/31337"], [], False, (PRIVATE,)),
     ],
 )
 def test_the_link_holds_what_others_can_use(own, announced, local, chosen) -> None:
@@ -57,7 +61,6 @@ def test_loopback_is_never_printed_unless_local(own, announced) -> None:
         link_addresses(own, announced, local=False)
     assert "--announce" in caught.value.remedy
     assert "--local" in caught.value.remedy
-    assert "--listen /ip6/::/tcp/31337" in caught.value.remedy  # the default listens on IPv4 only
 
 
 OTHER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -79,6 +82,12 @@ def test_a_copied_identity_is_refused(named) -> None:
 
 def test_a_public_address_needs_no_advice() -> None:
     assert join_lines(link(PUBLIC), local=False) == [f"p2ptrain peer '{link(PUBLIC)}'"]
+
+
+def test_who_lacks_ipv6_cannot_use_a_public_ipv6_address() -> None:
+    _, why = join_lines(link(PUBLIC_6, PRIVATE), local=False)
+    assert why.startswith("Computers without IPv6 cannot join from the internet. To let others in")
+    assert len(join_lines(link(PUBLIC_6, PUBLIC), local=False)) == 1
 
 
 def test_a_private_address_says_how_to_be_reached() -> None:

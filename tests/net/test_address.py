@@ -1,6 +1,8 @@
 """Multiaddresses: binary form, choice and printable form."""
 
 import contextlib
+import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -194,3 +196,53 @@ RELAYED = f"/ip4/8.8.8.8/tcp/5/p2p/{PEER}/p2p-circuit"
 )
 def test_how_others_come_to_a_peer(addresses: list[str], way: str) -> None:
     assert address.way_to(addresses) == way
+
+
+def test_one_free_port_is_taken_for_both_families() -> None:
+    both = address.with_one_port(address.listening(0))
+    ports = {address.port_of([each]) for each in both}
+    assert len(both) == 2
+    assert len(ports) == 1
+    assert 0 not in ports
+    assert address.with_one_port(["/ip4/127.0.0.1/tcp/0"]) == ("/ip4/127.0.0.1/tcp/0",)
+    assert address.with_one_port(["/ip4/10.0.0.1/tcp/7", "/ip6/::/tcp/0"]) == ("/ip4/10.0.0.1/tcp/7", "/ip6/::/tcp/0")
+
+
+def test_a_port_is_taken_by_family() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert address.is_taken(f"/ip4/127.0.0.1/tcp/{port}")
+        assert not address.is_taken(f"/ip6/::/tcp/{port}")
+
+
+def test_addresses_that_soon_end_are_not_announced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    table = tmp_path / "if_inet6"
+    table.write_text(
+        "26001900000000000000000000000007 02 40 00 00     eth0\n"
+        "26001900000000000000000000000008 02 40 00 01     eth0\n"
+        "26001900000000000000000000000009 02 40 00 20     eth0\n"
+    )
+    fleeting = address.fleeting_addresses(table)
+    assert fleeting == {"2600:1900::8", "2600:1900::9"}
+    assert address.fleeting_addresses(tmp_path / "none") == set()
+    monkeypatch.setattr(address, "fleeting_addresses", lambda: fleeting)
+    own = [f"/ip6/2600:1900::{number}/tcp/7" for number in (8, 9, 7)]
+    assert address.announceable(own) == [own[2]]
+    assert address.announceable(own[:2]) == own[:2]  # better than none
+
+
+@pytest.mark.parametrize(
+    ("place", "family"),
+    [
+        ("/ip4/8.8.8.8/tcp/7", 4),
+        ("/ip6/2600:1900::7/tcp/7", 6),
+        ("/ip6/::ffff:8.8.8.8/tcp/7", 4),
+        ("/dns4/example.org/tcp/7", 4),
+        ("/dns6/example.org/tcp/7", 6),
+        ("/dns/example.org/tcp/7", None),
+        ("nonsense", None),
+        ("", None),
+    ],
+)
+def test_the_family_of_an_address(place: str, family: int | None) -> None:
+    assert address.family_of(place) == family

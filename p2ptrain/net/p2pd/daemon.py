@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import itertools
 import logging
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
@@ -108,6 +106,7 @@ class Daemon:
         if sheltered:
             announce = interfaces.unreachable_from_afar(interfaces.listening(listen))
         _check_binary()
+        _check_free(listen)
         _report_missing_filter()
         unary.install()
         folder = SocketFolder.create()
@@ -327,25 +326,21 @@ def _report_missing_filter() -> None:
         logger.warning("p2pd runs without the filter that forbids it UDP: %s; see %s", reason, page)
 
 
-def _is_taken(place: str) -> bool:
-    host, _, port = address.host_port(place).rpartition(":")
-    host = host.strip("[]")
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, int(port)))
-    except OSError as error:
-        return error.errno == errno.EADDRINUSE
-    except ValueError:  # it has no port
-        return False
-    return False
+def _check_free(listen: Sequence[str]) -> None:
+    """Raise UserError if an address is in use: p2pd would start with the others alone."""
+    if taken := [each for each in listen if address.is_taken(each)]:
+        raise _in_use(", ".join(map(address.host_port, taken)))
+
+
+def _in_use(places: str) -> UserError:
+    return UserError(f"{places} is in use by another program.", "Stop it, or choose another port with --listen.")
 
 
 def _explained(reason: str, listen: Sequence[str]) -> UserError:
     places = ", ".join(map(address.host_port, listen))
     silent = not reason.strip()  # p2pd ended before its output was read
-    if "address already in use" in reason or (silent and any(map(_is_taken, listen))):
-        return UserError(f"{places} is in use by another program.", "Stop it, or choose another port with --listen.")
+    if "address already in use" in reason or (silent and any(map(address.is_taken, listen))):
+        return _in_use(places)
     if "cannot assign requested address" in reason:
         return UserError(f"{places} is not an address of this machine.", "Choose one of its own with --listen.")
     if "permission denied" in reason and "listen" in reason:

@@ -13,9 +13,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.base.ids import PeerId, short
+from p2ptrain.base.ids import PeerId, key_of, short
 from p2ptrain.framing import FrameKind
 from p2ptrain.net import address
 from p2ptrain.net.links import Limits, StreamLink
@@ -99,8 +100,9 @@ async def answer(
         gives: whether samples are answered.
     """
     match await receive_message(link, _ABOUT, _MAX_BYTES):
-        case ["look", int(port)] if 0 <= port < 2**16:
-            dialed, why = await _dial(link.peer, place, port, allowances, dial, clock)
+        case ["look", int(port), *expected] if 0 <= port < 2**16 and _is_peer(expected):
+            peer = PeerId(expected[0]) if expected else link.peer
+            dialed, why = await _dial(peer, place, port, allowances, dial, clock)
             await send_message(link, [place, dialed.value, why, wall()])
         case ["give" | "take" as action, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
             if not gives or not allowances.samples.take(origin(place), clock()):
@@ -121,9 +123,12 @@ async def look(node: Node, peer: PeerId, addresses: Sequence[str], port: int = 0
     return await ask_to_look(P2PTransport(node, REACH_PROTOCOL, LIMITS), peer, addresses, port)
 
 
-async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
-    """Ask for a report over any transport; see ``look``."""
-    match await request(transport, peer, addresses, ["look", port], about=_ABOUT, most_bytes=_MAX_BYTES):
+async def ask_to_look(
+    transport: Transport, peer: PeerId, addresses: Sequence[str], port: int, expected: PeerId | None = None
+) -> ReachabilityReport:
+    """Ask for a report over any transport; see ``look``. ``expected`` must answer the dial-back; None: the asker."""
+    question = ["look", port] if expected is None else ["look", port, expected]
+    match await request(transport, peer, addresses, question, about=_ABOUT, most_bytes=_MAX_BYTES):
         case [str(place), str(dialed), str(why), float(clock)] if dialed in set(DialOutcome) and 0 < clock < _LAST_S:
             seen = place if address.is_dialable(place) else ""
             reason = "".join(filter(str.isprintable, why))[:_MAX_WORDS]
@@ -164,6 +169,10 @@ async def _sample(transport: P2PTransport, peer: PeerId, addresses: Sequence[str
         return size / max(asyncio.get_running_loop().time() - began, 1e-6)
     finally:
         await link.close()
+
+
+def _is_peer(expected: list[Any]) -> bool:
+    return not expected or (len(expected) == 1 and type(expected[0]) is str and key_of(PeerId(expected[0])) is not None)
 
 
 async def _dial(

@@ -4,6 +4,10 @@ A node asks a few others for a dial-back (``net.relay.dial_back``). If they cann
 relays (``net.relay.relay``) and announces circuits through them. The circuits that other peers announce show which
 nodes relay; other nodes refuse at once. One reservation is enough; two keep the node reachable when a relay fails.
 
+IPv4 and IPv6 are judged separately, since a router may admit one and not the other. A node that can be dialed by one of
+them announces that, and also takes reservations if others may lack it. Private addresses are announced only in a swarm
+within one private network; on the internet ``net.relay.neighbours`` finds the peers of the same network.
+
 Dial-backs from the same private network say nothing about the internet, since few routers lead a machine back in by its
 public address. A node that only such neighbours can reach also takes reservations if the swarm has public addresses.
 Without a majority of successful dial-backs a node takes reservations, too: an unneeded circuit costs little.
@@ -20,7 +24,7 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from statistics import median_high, median_low
 
@@ -34,6 +38,7 @@ from p2ptrain.net.relay.candidates import Candidate, candidates, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
 from p2ptrain.net.relay.hole_punching import HolePunching
 from p2ptrain.net.relay.relay import reserve
+from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.ports import Notebook
 
 WANTED = 2
@@ -61,12 +66,26 @@ MAX_OWN = 4
 """Direct addresses in a record with circuits; a record has room for eight addresses."""
 
 
+FAMILIES = (4, 6)
+
+
 def verdict(reports: Iterable[ReachabilityReport]) -> bool | None:
     """Return whether most dial-backs reached us, those from public addresses if any; None if no node tried."""
     judged = _judges(reports)
     if not judged:
         return None
     return 2 * sum(each.dialed is DialOutcome.YES for each in judged) > len(judged)
+
+
+def verdicts(reports: Sequence[ReachabilityReport]) -> dict[int, bool]:
+    """Return the verdict for each address family by which a node tried to dial us: 4, 6."""
+    found = {family: verdict(by_family(reports, family)) for family in FAMILIES}
+    return {family: each for family, each in found.items() if each is not None}
+
+
+def by_family(reports: Iterable[ReachabilityReport], family: int) -> list[ReachabilityReport]:
+    """Return the reports over IPv4 or IPv6; an unknown place counts as IPv4."""
+    return [each for each in reports if (address.family_of(each.place) or 4) == family]
 
 
 def speaks_for_the_internet(reports: Iterable[ReachabilityReport]) -> bool:
@@ -78,46 +97,59 @@ def _judges(reports: Iterable[ReachabilityReport]) -> list[ReachabilityReport]:
     return [each for each in tried if address.is_public(each.place)] or tried
 
 
-def places_seen(reports: Iterable[ReachabilityReport], port: int) -> tuple[str, ...]:
+def places_seen(reports: Iterable[ReachabilityReport], ports: Mapping[int, int]) -> tuple[str, ...]:
     """Return our addresses at which dial-backs succeeded, each confirmed by a majority.
 
     Without a majority, a single report could direct the whole swarm at any address, loopback included. Public and
-    private addresses, and IPv4 and IPv6, are counted separately.
+    private addresses, and IPv4 and IPv6, are counted separately. Our own IPv6 addresses that soon end are left out: the
+    lasting ones, which we announce, are behind the same firewall.
+
+    Args:
+        ports: the port that was dialed, by address family.
     """
     found: dict[tuple[bool, bool], Counter[str]] = {}
+    fleeting = address.fleeting_addresses()
     for host in (address.ip_of(each.place) for each in reports if each.dialed is DialOutcome.YES):
-        place = address.multiaddress(str(host), port)
-        if host is not None and address.is_of_use(place):
+        if host is None or host.version not in ports or str(host) in fleeting:
+            continue
+        place = address.multiaddress(str(host), ports[host.version])
+        if address.is_of_use(place):
             found.setdefault((host.is_global, host.version == 6), Counter())[place] += 1
     leading = [(*places.most_common(1)[0], places.total()) for places in found.values()]
     return tuple(place for place, times, of in leading if 2 * times > of)
 
 
-def best_place(addresses: Sequence[str]) -> str:
-    """Return the address of a relay that most peers can dial: a public one if there is one."""
-    return min(addresses, key=lambda each: not address.is_public(each))
+def best_places(addresses: Sequence[str]) -> list[str]:
+    """Return a relay's best address of IPv4 and of IPv6, public ones if there are any."""
+    return address.best_of_each_family(sorted(addresses, key=lambda each: not address.is_public(each)))
 
 
 def announced(
-    own: Sequence[str], seen: Sequence[str], circuits: Sequence[str], reachable: bool | None, by_owner: bool
+    own: Sequence[str],
+    seen: Sequence[str],
+    circuits: Sequence[str],
+    verdicts: Mapping[int, bool],
+    shared: Collection[int] = FAMILIES,
 ) -> tuple[str, ...]:
     """Return the addresses for a presence record, best first.
 
     Args:
-        own: listen addresses that others may use, or the addresses that the owner announces.
+        own: listen addresses that others may use.
         seen: addresses at which dial-backs succeeded.
         circuits: circuits through our relays.
-        reachable: whether others can dial us; None if unknown.
-        by_owner: whether the owner set ``own``, which is then announced unchanged.
+        verdicts: by address family, whether others can dial us; absent if unknown.
+        shared: families whose private addresses are announced, because the swarm is within our private network.
     """
-    if by_owner:
-        return tuple(dict.fromkeys([*own, *circuits]))
-    if reachable is False:
-        # Unreachable public addresses would only cost dials. Neighbours use private addresses.
-        near = [each for each in own if not address.is_public(each)]
-        return tuple(dict.fromkeys([*circuits, *near[:MAX_OWN]]))
-    kept = own[:MAX_OWN] if circuits else own  # only neighbours reported: the circuits are for all others
-    return tuple(dict.fromkeys([*circuits, *seen, *kept]))
+    direct = list(dict.fromkeys([*seen, *own]))
+    # Public addresses that nobody can dial would only cost dials.
+    public = [each for each in direct if address.is_public(each) and verdicts.get(address.family_of(each) or 4, True)]
+    private = [each for each in direct if not address.is_public(each) and (address.family_of(each) or 4) in shared]
+    if circuits:
+        # A dial tries four addresses: the best ones, then the circuits.
+        best = address.best_of_each_family(public)
+        public = [each for each in public if each not in best][: MAX_OWN - len(best)]
+        return tuple(dict.fromkeys([*best, *circuits, *public, *private[:MAX_OWN]]))
+    return (*public, *private)
 
 
 def clock_off(reports: Iterable[ReachabilityReport], now: float) -> float | None:
@@ -137,7 +169,7 @@ class ReachabilityManager:
         relays: whether this node relays; the log entry about reachability says so.
         may_change: whether the node may be replaced by one in the other mode: sheltered if nobody can dial it, and not
             if others can.
-        told: verdict about the node that this one replaces, which is not reported again; None if there is none.
+        told: verdicts about the node that this one replaces, which are not reported again; None if there is none.
         on_change: called when ``addresses`` have changed.
     """
 
@@ -149,7 +181,7 @@ class ReachabilityManager:
         by_owner: bool = False,
         relays: bool = False,
         may_change: bool = False,
-        told: bool | None = None,
+        told: Mapping[int, bool] | None = None,
         on_change: Callable[[], Awaitable[None]] | None = None,
         random: Random | None = None,
     ) -> None:
@@ -167,19 +199,37 @@ class ReachabilityManager:
         """Nodes that refused a reservation: end of their current backoff, and the next ones."""
         self._judged_at = -math.inf
         self._is_near = False  # whether only nodes of a private network reported
+        self._seen_outside: frozenset[int] = frozenset()  # families by which a node sees us at a public address
         self._own: frozenset[str | int] = frozenset()  # our addresses and the mapped port
         self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self._told = told
-        self.reachable: bool | None = False if node.daemon.is_sheltered else None
-        """Whether others can dial us; None if unknown. A sheltered node begins with the verdict that made it one."""
+        self.verdicts: dict[int, bool] = dict.fromkeys(FAMILIES, False) if node.daemon.is_sheltered else {}
+        """By address family (4, 6), whether others can dial us by it; absent if unknown. A sheltered node begins with
+        the verdict that made it one."""
         self._last = frozenset(self.addresses)  # addresses at the last update
 
     @property
+    def reachable(self) -> bool | None:
+        """Whether others can dial us, by IPv4 or IPv6; None if unknown."""
+        return any(self.verdicts.values()) if self.verdicts else None
+
+    @property
     def addresses(self) -> tuple[str, ...]:
-        circuits = [address.through(relay, best_place(each.addresses)) for relay, each in self._held.items()]
-        return announced(self._node.addresses, self._seen, circuits, self.reachable, self._by_owner)
+        circuits = [
+            address.through(relay, place) for relay, each in self._held.items() for place in best_places(each.addresses)
+        ]
+        if self._by_owner:
+            return tuple(dict.fromkeys([*self._node.addresses, *circuits]))
+        return announced(self._node.addresses, self._seen, circuits, self.verdicts, self._shared)
+
+    @property
+    def _shared(self) -> set[int]:
+        """Families whose private addresses the swarm's nodes can use, as they see us there, or have no others."""
+        known = (each for places in self._node.known.values() for each in places)
+        is_private = not any(map(address.is_public, known))
+        return {each for each in FAMILIES if each not in self._seen_outside and (each in self.verdicts or is_private)}
 
     @property
     def is_punching(self) -> bool:
@@ -245,27 +295,44 @@ class ReachabilityManager:
         if now - self._judged_at < VERDICT_S:
             return
         reports: list[ReachabilityReport] = []
-        if self._port:
-            answers = await asyncio.gather(*(self._ask(each, self._port) for each in self._probers()))
+        ports = self._ports
+        if ports:
+            asked = self._probers()
+            answers = await asyncio.gather(*map(self._ask, asked))
             reports = [each for each in answers if each is not None]
             self._mind_the_clock(reports)
             self._punching.show([each.place for each in reports if each.place])
-        found = verdict(reports) if self._port else False
-        if found is None:
+            if found := verdicts(reports):
+                for family in ports.keys() - found.keys():
+                    reports += await look_by(family, self._node, asked, ports[family])
+        found = verdicts(reports) if ports else {4: False}
+        if not found:
             return
         self._judged_at = now
-        self._seen = places_seen(reports, self._port)
+        self._seen = places_seen(reports, ports)
         self._is_near = not speaks_for_the_internet(reports)
-        self.reachable = found
-        if found == self._told:
-            return
-        self._told = found
-        where = next((address.host_of(each.place) for each in reports if each.place), "")
-        if found:
-            self._notebook.note("reachable", where=f"{where}:{self._port}", relays=self._relays)
+        self._seen_outside = frozenset(
+            family for family in FAMILIES if any(address.is_public(each.place) for each in by_family(reports, family))
+        )
+        self.verdicts = found
+        if found != self._told:
+            self._told = found
+            self._tell(reports, ports)
+
+    def _tell(self, reports: Sequence[ReachabilityReport], ports: Mapping[int, int]) -> None:
+        """Note whether others can dial us, and at which address."""
+        told = [each for each in reports if each.place] or list(reports)
+        if self.reachable:
+            told = [each for each in told if each.dialed is DialOutcome.YES]
+            hosts = {address.family_of(each.place) or 4: address.host_port(each.place) for each in reversed(told)}
+            where = " and ".join(
+                f"{hosts[family].rpartition(':')[0]}:{ports[family]}" for family in FAMILIES if family in hosts
+            )
+            self._notebook.note("reachable", where=where, relays=self._relays)
         else:
+            where = next((address.host_of(each.place) for each in told if each.place), "")
             why = next((each.why for each in reports if each.dialed is DialOutcome.NO), "it does not listen")
-            self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
+            self._notebook.note("unreachable", where=where, why=why, port=ports.get(4, 0), own=self._own_host)
 
     async def _prepare_punching(self) -> None:
         """Learn our public address without a dial-back, which takes five seconds behind a router that drops packets."""
@@ -280,8 +347,16 @@ class ReachabilityManager:
         self._clock_is_wrong = not self._clock_is_wrong
         self._notebook.note("wrong clock" if self._clock_is_wrong else "right clock", off_s=off, nodes=len(reports))
 
-    async def _ask(self, prober: Candidate, port: int) -> ReachabilityReport | None:
+    async def _ask(self, prober: Candidate, port: int | None = None) -> ReachabilityReport | None:
         try:
+            if port == 0:
+                return await look(self._node, prober.peer, prober.addresses)
+            ports = set(self._ports.values())
+            if len(ports) == 1:
+                return await look(self._node, prober.peer, prober.addresses, *ports)
+            # The family of our connection decides which port the node must dial.
+            seen = await look(self._node, prober.peer, prober.addresses, 0)
+            port = self._ports.get(address.family_of(seen.place) or 4, 0)
             return await look(self._node, prober.peer, prober.addresses, port)
         except (NetworkError, RemoteError):
             return None
@@ -310,7 +385,7 @@ class ReachabilityManager:
                 self._notebook.note("relayed", peer=candidate.peer)
         if not self._held and not self._has_told_of_none and self.reachable is False:
             self._has_told_of_none = True
-            self._notebook.note("no relay", port=self._port, own=self._own_host)
+            self._notebook.note("no relay", port=self._ports.get(4, 0), own=self._own_host)
 
     async def _reserve(self, relay: Candidate) -> str:
         """Take or renew one reservation; return why it failed, or an empty string."""
@@ -340,21 +415,31 @@ class ReachabilityManager:
     @property
     def _needs_places(self) -> bool:
         """Whether some known nodes may be unable to dial us."""
-        if not self.reachable or not self._is_near:
+        if not self.reachable:
             return self.reachable is False
-        return any(address.is_public(each) for places in self._node.known.values() for each in places)
+        public = [[*map(address.family_of, filter(address.is_public, each))] for each in self._node.known.values()]
+        if self._is_near:
+            return any(public)
+        lacks_4 = not self.verdicts.get(4, 4 in self._ports)  # by which all others can dial, unless they have IPv6 only
+        only_6 = any(each and set(each) == {6} for each in public)
+        return (lacks_4 and any({4, None} & {*each} for each in public)) or (not self.verdicts.get(6, True) and only_6)
 
     @property
-    def _port(self) -> int:
-        """Port for a dial-back: set by the owner, mapped by the router, or our listening port; 0 if there is none."""
-        told = self._node.addresses if self._by_owner else tuple(filter(address.is_public, self._node.addresses))
-        return self._node.mapped_port or address.port_of(told) or self._node.port
+    def _ports(self) -> dict[int, int]:
+        """Port for a dial-back by address family: set by the owner, mapped by the router, or our listening port.
 
-    @property
-    def _own_ipv6(self) -> list[str]:
-        """This node's first public IPv6 address, which no router maps; empty if there is none."""
-        return [each for each in self._node.addresses if "/ip6/" in each and address.is_public(each)][:1]
+        Empty if we do not listen.
+        """
+        told, port = self._node.addresses, self._node.port
+        if self._by_owner:
+            return {address.family_of(each) or 4: address.port_of([each]) for each in reversed(told)}
+        families = {address.family_of(each) for each in told if address.family_of(each) == 4 or address.is_public(each)}
+        ports = dict.fromkeys([each for each in FAMILIES if each in families] or [4], port) if port else {}
+        if self._node.mapped_port:
+            ports[4] = self._node.mapped_port
+        return ports
 
     @property
     def _own_host(self) -> str:
-        return next(map(address.host_of, self._node.addresses), "")
+        own = [each for each in self._node.addresses if address.family_of(each) != 6] or self._node.addresses
+        return next(map(address.host_of, own), "")

@@ -21,7 +21,14 @@ from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay import reachability
 from p2ptrain.net.relay.candidates import MAX_ADDRESSES_EACH, PROBERS, Candidate, candidates, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
-from p2ptrain.net.relay.reachability import ReachabilityManager, announced, best_place, clock_off, verdict
+from p2ptrain.net.relay.reachability import (
+    ReachabilityManager,
+    announced,
+    best_places,
+    clock_off,
+    verdict,
+    verdicts,
+)
 from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 ME, RELAY, BOOTSTRAP, OTHER, HIDDEN = map(
@@ -35,6 +42,8 @@ ME, RELAY, BOOTSTRAP, OTHER, HIDDEN = map(
     ),
 )
 PUBLIC, PRIVATE = "/ip4/8.8.8.8/tcp/5", "/ip4/192.168.1.2/tcp/5"
+PUBLIC_6 = "/ip6/2600:1900::7/tcp/5"
+CIRCUIT = address.through(RELAY, PUBLIC)
 
 
 def sight(dialed: DialOutcome, place: str = PUBLIC) -> ReachabilityReport:
@@ -86,11 +95,53 @@ def yes(*hosts: str) -> list[ReachabilityReport]:
     ],
 )
 def test_we_are_where_most_who_dialed_us_found_us_and_where_others_may_dial(hosts: list[str], found: list[str]) -> None:
-    assert list(reachability.places_seen(yes(*hosts), 31337)) == [address.multiaddress(host, 31337) for host in found]
+    assert list(reachability.places_seen(yes(*hosts), {4: 31337, 6: 31337})) == [
+        address.multiaddress(host, 31337) for host in found
+    ]
 
 
 def test_who_did_not_find_us_does_not_say_where_we_are() -> None:
-    assert reachability.places_seen([sight(DialOutcome.NO), sight(DialOutcome.DECLINED)], 31337) == ()
+    assert reachability.places_seen([sight(DialOutcome.NO), sight(DialOutcome.DECLINED)], {4: 31337}) == ()
+
+
+def test_a_node_open_by_ipv6_takes_places_for_those_who_lack_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a closed IPv4 router and open IPv6: our connections use IPv6, and a second p2pd asks by IPv4."""
+    node, log, second = FakeNode(PUBLIC_6, PRIVATE), MemoryLog(), []
+    node.known = {OTHER: (PUBLIC, "/ip6/2600:1900::9/tcp/5")}
+
+    async def look(*_: object) -> ReachabilityReport:
+        return sight(DialOutcome.YES, "/ip6/2600:1900::7/tcp/4000")
+
+    async def look_by(family: int, node: object, probers: Sequence[Candidate], port: int) -> list[ReachabilityReport]:
+        second.append((family, port))
+        return [sight(DialOutcome.NO)]
+
+    async def reserve(*_: object, redial: bool) -> None:
+        pass
+
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "look_by", look_by)
+    monkeypatch.setattr(reachability, "reserve", reserve)
+
+    async def main() -> None:
+        here = ReachabilityManager(cast(Any, node), log, random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(60.0)
+        assert second == [(4, 5)]
+        assert here.verdicts == {4: False, 6: True}
+        circuits = {address.through(OTHER, each) for each in node.known[OTHER]}
+        assert here.addresses[0] == PUBLIC_6
+        assert set(here.addresses[1:]) == circuits
+        node.known = {OTHER: ("/ip6/2600:1900::9/tcp/5",)}
+        await asyncio.sleep(60.0)
+        assert here.addresses == (PUBLIC_6,)
+        node.alive = False
+        await task
+
+    virtual_time.run(main())
+    assert [fields for kind, fields in log.notes if kind == "reachable"] == [
+        {"where": "[2600:1900::7]:5", "relays": False}
+    ]
 
 
 def test_an_address_with_a_zone_is_none_that_anybody_takes() -> None:
@@ -193,7 +244,7 @@ def test_a_strangers_nonsense_does_not_spoil_our_own_record(spoiled: str) -> Non
     for known in ({RELAY: [PUBLIC, spoiled]}, {RELAY: [spoiled, PUBLIC]}, {RELAY: [PUBLIC], HIDDEN: [named_by_others]}):
         [found] = candidates(known, [], ME, Random(0))
         assert found == Candidate(RELAY, (PUBLIC,))
-        assert best_place(found.addresses) == PUBLIC
+        assert best_places(found.addresses) == [PUBLIC]
     assert candidates({RELAY: [spoiled]}, [], ME, Random(0)) == []
     assert candidates({HIDDEN: [named_by_others]}, [], ME, Random(0)) == []
     assert candidates({HIDDEN: [f"{PUBLIC}/p2p/nobody/p2p-circuit"]}, [], ME, Random(0)) == []
@@ -251,7 +302,7 @@ def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.Monk
         assert len(asked) == 2
         assert asked[-1] - moved_at < 1.25 * reachability.ROUND_S
         assert here.reachable is False
-        assert told[-1] == (address.through(OTHER, PUBLIC), PRIVATE)
+        assert told[-1] == (address.through(OTHER, PUBLIC),)
         node.addresses = [PRIVATE]
         await asyncio.sleep(100.0)
         assert len(asked) == 2
@@ -285,7 +336,7 @@ def test_a_mapped_port_is_dialed_and_announced_at_the_address_that_others_see(mo
         node.mapped_port = 7777
         await asyncio.sleep(20.0)
         assert here.reachable is True
-        assert here.addresses == ("/ip4/9.9.9.9/tcp/7777", PRIVATE)
+        assert here.addresses == ("/ip4/9.9.9.9/tcp/7777",)
         assert asked == [node.port, 7777]
         node.alive = False
         await task
@@ -357,19 +408,45 @@ def test_the_links_one_relay_is_asked_again_soon_after_it_was_away(
 
 
 def test_the_address_that_most_can_dial_is_announced_of_a_relay() -> None:
-    assert best_place([PRIVATE, PUBLIC]) == PUBLIC
-    assert best_place([PRIVATE]) == PRIVATE
+    assert best_places([PRIVATE, PUBLIC]) == [PUBLIC]
+    assert best_places([PRIVATE]) == [PRIVATE]
+    assert best_places([PRIVATE, PUBLIC_6, PUBLIC]) == [PUBLIC_6, PUBLIC]
 
 
 def test_what_is_announced() -> None:
     circuit = address.through(RELAY, PUBLIC)
     seen = "/ip4/9.9.9.9/tcp/5"
-    assert announced([PUBLIC, PRIVATE], [], [], None, False) == (PUBLIC, PRIVATE)
-    assert announced([PRIVATE], [seen], [], True, False) == (seen, PRIVATE)
-    assert announced([PRIVATE], [PRIVATE], [circuit], True, False) == (circuit, PRIVATE)  # only neighbours were asked
-    # Public addresses of ours that failed are dropped; neighbours still use the private ones.
-    assert announced([PUBLIC, PRIVATE], [], [circuit], False, False) == (circuit, PRIVATE)
-    assert announced([PUBLIC], [], [circuit], False, True) == (PUBLIC, circuit)  # the owner named it
+    assert announced([PUBLIC, PRIVATE], [], [], {}) == (PUBLIC, PRIVATE)
+    assert announced([PRIVATE], [seen], [], {4: True}, shared=()) == (seen,)
+    assert announced([PRIVATE], [PRIVATE], [circuit], {4: True}) == (circuit, PRIVATE)  # only neighbours were asked
+    # Public addresses of ours that failed are dropped.
+    assert announced([PUBLIC, PRIVATE], [], [circuit], {4: False}) == (circuit, PRIVATE)
+    assert announced([PUBLIC, PRIVATE], [], [circuit], {4: False}, shared=()) == (circuit,)
+
+
+@pytest.mark.parametrize(
+    ("found", "circuits", "told"),
+    [
+        ({4: False, 6: True}, True, (PUBLIC_6, CIRCUIT)),
+        ({4: True, 6: False}, False, (PUBLIC,)),
+        ({4: False, 6: False}, True, (CIRCUIT,)),
+        ({4: True, 6: True}, False, (PUBLIC_6, PUBLIC)),
+        ({4: False}, True, (PUBLIC_6, CIRCUIT)),
+        ({6: True}, False, (PUBLIC_6, PUBLIC)),
+    ],
+)
+def test_an_open_family_is_announced_beside_a_closed_one(
+    found: dict[int, bool], circuits: bool, told: tuple[str, ...]
+) -> None:
+    own = [PUBLIC_6, PUBLIC, PRIVATE]
+    assert announced(own, [], [CIRCUIT] if circuits else [], found, shared=()) == told
+
+
+def test_each_family_has_a_verdict_of_its_own() -> None:
+    reports = [sight(DialOutcome.YES, PUBLIC_6), sight(DialOutcome.NO), sight(DialOutcome.NO, PRIVATE)]
+    assert verdicts(reports) == {4: False, 6: True}
+    assert verdicts([sight(DialOutcome.DECLINED, PUBLIC_6)]) == {}
+    assert verdicts([sight(DialOutcome.YES, "")]) == {4: True}
 
 
 def test_an_allowance_is_bounded_overall_and_for_each() -> None:
@@ -394,3 +471,4 @@ def test_a_house_is_one_origin() -> None:
     assert origin("/ip4/8.8.8.8/tcp/5") == origin("/ip4/8.8.8.8/tcp/6") != origin("/ip4/8.8.8.9/tcp/5")
     assert origin("/ip6/2001:db8::1/tcp/5") == origin("/ip6/2001:db8::ffff:1/tcp/5")
     assert origin("/ip6/2001:db8::1/tcp/5") != origin("/ip6/2001:db8:0:1::1/tcp/5")
+    assert origin("/ip6/::ffff:8.8.8.8/tcp/5") == origin("/ip4/8.8.8.8/tcp/5")
