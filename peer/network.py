@@ -38,6 +38,10 @@ CACHE_PERIOD_S = 10.0
 """Seconds between two writes of the peer cache: a peer that ran this long rejoins without a bootstrap after SIGKILL.
 Guess: how soon after joining peers are killed."""
 
+SETTLING_S = 30.0
+"""Seconds after a node's start for which a presence record without addresses is held back. Guess: how long the first
+verdict about reachability takes."""
+
 _report = reporting("the network's background work")
 
 
@@ -103,6 +107,7 @@ class Connection:
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
         self._gate: Gate | None = None
         self._reachability: ReachabilityManager | None = None
+        self._started_at = 0.0  # of the current node, monotonic clock
         self._before: Mapping[int, bool] | None = None  # verdicts that made us replace the last node
         self._announced: Announce | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -217,6 +222,9 @@ class Connection:
         return self.node.directory.size
 
     async def announce(self, presence: Presence) -> None:
+        is_settled = self._reachability is None or self._reachability.is_settled
+        if not (presence.addresses or is_settled) and time.monotonic() - self._started_at < SETTLING_S:
+            return  # others would only fail to dial; ``_moved`` announces the first address
         await self.node.directory.announce(presence)
 
     async def lookup(self) -> list[Presence]:
@@ -255,6 +263,7 @@ class Connection:
     async def _start_services(self, node: Node) -> None:
         services = self._supervisor.services
         self.port = node.port or self.port
+        self._started_at = time.monotonic()
         upgrades = Upgrades(node.daemon, lambda: self._is_hopeful)
         self._transport = P2PTransport(node, rates=self._rates, upgrades=upgrades)
         self._parallel_streams = ParallelStreams(node, self._rates)

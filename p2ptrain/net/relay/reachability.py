@@ -237,6 +237,11 @@ class ReachabilityManager:
         return self._punching.is_active
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it is known how others reach this node, or that they cannot."""
+        return bool(self.reachable or self._held or self._has_told_of_none)
+
+    @property
     def is_misplaced(self) -> bool:
         """Whether the node should be replaced by one in the other mode."""
         is_sheltered = self._node.daemon.is_sheltered
@@ -263,8 +268,8 @@ class ReachabilityManager:
                     return
                 continue
             await self._update_places()
-            is_settled = self.reachable or self._held
-            await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
+            is_served = self.reachable or self._held
+            await asyncio.sleep((ROUND_S if is_served else HURRY_S) * self._random.uniform(0.75, 1.25))
 
     async def _update_places(self) -> None:
         """Take or renew reservations if they are needed, and announce the addresses if they have changed."""
