@@ -28,6 +28,7 @@ from p2ptrain.page.untrusted import number, paragraph, words
 from p2ptrain.page.view import (
     MOST_PEERS,
     MOST_SHOWN,
+    PUNCHED,
     CheckpointRow,
     ExchangeRow,
     FailureRow,
@@ -283,7 +284,7 @@ class SwarmView:
                         seconds=float(seconds),
                         bytes=int(size),
                         distance=number(distance, 0.0, MOST_SHOWN),
-                        path="relayed" if path == "relayed" else "direct",
+                        path=path if path in ("relayed", PUNCHED) else "direct",
                     )
         return None
 

@@ -74,8 +74,10 @@ def _exchanged(fields: Mapping[str, Any]) -> str:
 
 
 def _path(fields: Mapping[str, Any]) -> str:
-    """Name the relay that carried the bytes; empty for a direct link."""
-    return f" (relayed by {short(str(fields['relay']))})" if fields.get("relay") else ""
+    """Name the relay that carried the bytes, or say that both routers let them through; empty for other links."""
+    if fields.get("relay"):
+        return f" (relayed by {short(str(fields['relay']))})"
+    return f" ({PUNCHED})" if fields.get("punched") else ""
 
 
 def _tokenizing(fields: Mapping[str, Any]) -> str:

@@ -207,7 +207,7 @@ class Connection:
         if self._transport is None or self._parallel_streams is None:
             raise NetworkError("p2pd is being restarted")
         streams, link = self._parallel_streams, await self._transport.open(peer, addresses)
-        self._paths.note(link)
+        self._note_path(link, addresses)
         return streams.of(link, ours=True)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
@@ -251,8 +251,13 @@ class Connection:
     async def _accept_link(self, link: StreamLink) -> None:
         assert self._handler is not None  # set by listen
         assert self._parallel_streams is not None
-        self._paths.note(link)
+        self._note_path(link)
         await self._handler(self._parallel_streams.of(link, ours=False))
+
+    def _note_path(self, link: StreamLink, addresses: Sequence[str] = ()) -> None:
+        node = self.node
+        announced = addresses or node.known.get(link.peer, ())
+        self._paths.note(link, node.daemon.is_sheltered, announced)
 
     # --- the current node -------------------------------------------------------------------------------------------
 

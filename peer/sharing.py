@@ -80,7 +80,7 @@ class Sharing:
         async def update_peers() -> None:
             while True:
                 records = participation.live_records(steady())
-                self.state.update_peers(records, lambda peer: paths.relay(peer) is not None)
+                self.state.update_peers(records, paths.way_to)
                 await asyncio.sleep(MEET_S)
 
         await connection.serve(FIGURES_PROTOCOL, LIMITS, FiguresService(report).answer)

@@ -20,6 +20,7 @@ from p2ptrain.net import address
 from p2ptrain.page.untrusted import paragraph, words
 from p2ptrain.page.view import (
     MOST_FAILURES,
+    PUNCHED,
     CheckpointRow,
     ExchangeRow,
     FailureRow,
@@ -146,10 +147,14 @@ class StatusView:
             for listener in self._listeners:
                 listener(event)
 
-    def update_peers(self, records: Sequence[Presence], relayed: Callable[[PeerId], bool]) -> None:
-        """Update the live peers from their presence records, and the traffic curve. Call it periodically."""
+    def update_peers(self, records: Sequence[Presence], way_to: Callable[[PeerId], str]) -> None:
+        """Update the live peers from their presence records, and the traffic curve. Call it periodically.
+
+        Args:
+            way_to: returns the path of the latest link with a peer; empty if its record tells enough.
+        """
         now = self._wall()
-        rows = [row_of(each, now, relayed(each.peer)) for each in records]
+        rows = [row_of(each, now, way_to(each.peer)) for each in records]
         with self._lock:
             self._view.place([self._own_row(), *rows], total=len(rows) + 1, at=now)
             if self._sources is not None:
@@ -220,7 +225,7 @@ class StatusView:
             seconds=float(fields.get("seconds", 0.0)),
             bytes=int(fields.get("sent_bytes", 0)) + int(fields.get("received_bytes", 0)),
             distance=distance,
-            path="relayed" if fields.get("relay") else "direct",
+            path="relayed" if fields.get("relay") else PUNCHED if fields.get("punched") else "direct",
         )
         view.add(row)
         self._distances.append(distance)
@@ -274,8 +279,8 @@ class StatusView:
         }
 
 
-def row_of(record: Presence, now: float, relayed: bool) -> PeerRow:
-    """Return the page's row for a presence record; its claims are unverified."""
+def row_of(record: Presence, now: float, path: str) -> PeerRow:
+    """Return the page's row for a presence record, whose claims are unverified; ``path`` may be empty."""
     return PeerRow(
         id=record.peer,
         nickname=words(record.nickname, 32),
@@ -283,5 +288,5 @@ def row_of(record: Presence, now: float, relayed: bool) -> PeerRow:
         step=record.step,
         progress=record.progress,
         age_s=max(now - record.issued_at, 0.0),
-        path="relayed" if relayed else address.way_to(record.addresses),
+        path=path or address.way_to(record.addresses),
     )

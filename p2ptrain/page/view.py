@@ -29,6 +29,9 @@ MOST_CHECKPOINTS = 16
 MOST_SHOWN = 100.0
 """Maximum of a loss in nats, and of a disagreement; larger claims are ignored. No model starts near it."""
 
+PUNCHED = "direct, through both routers"
+"""Path between two peers that nobody can dial, made by hole punching."""
+
 Kind = Literal["peer", "bootstrap", "simulation"]
 
 
@@ -57,7 +60,8 @@ class PeerRow:
     age_s: float = 0.0
     """Time since its record was issued or since its last report, whichever is later."""
     path: str = ""
-    """Reachability: direct, relayed, or dials out (cannot be reached, only dials others); empty: unknown."""
+    """Reachability: direct, relayed, ``PUNCHED``, or dials out (cannot be reached, only dials others); empty:
+    unknown."""
     device: str | None = None
     tokens: int | None = None
     tokens_per_s: float | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import uvloop
 
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
-from p2ptrain.base.ids import PeerId, short
+from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.data.file_store import named_files
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
@@ -110,7 +111,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     seen = [each for each in asked if isinstance(each, Observation)]
     silent = [each for each in asked if isinstance(each, str)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
-    findings += [verdicts.clock(seen), verdicts.router(seen, own)]
+    findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, targets, bool(port)))]
     has_relay = await _has_relay(node, targets) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
     findings.append(verdicts.rates(await _measured(node, peers | answered)))
@@ -220,6 +221,42 @@ async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int)
         return f"{short(peer)}: {why}"
     left = sent_from(address.host_of(ends[0]), address.port_of(ends)) if ends else 0
     return Observation(sight, ahead_s, left)
+
+
+async def _mapped(run: RunId, targets: NodeAddresses, listens: bool) -> tuple[list[str], int]:
+    """Return the addresses that nodes see of connections from one local port, and that port; 0 if it was not tried.
+
+    A second node, under another temporary key, dials from its listening port.
+    """
+    if not (targets and listens):
+        return [], 0
+    listen = [address.multiaddress("0.0.0.0", each) for each in [_free_port()]]
+    with tempfile.TemporaryDirectory(prefix="p2pt-") as folder:
+        identity = Identity.load_or_create(Path(folder) / "identity.key")
+        try:
+            node = await Node.start(identity, run, listen=listen, sheltered=True)
+        except (UserError, NetworkError):
+            return [], 0
+        node.daemon.caution.trust([each for places in targets.values() for each in places])
+        try:
+            answers = await asyncio.gather(*(_place_seen(node, *each) for each in targets.items()))
+        finally:
+            await node.close()
+    return [each for each in answers if each], node.port
+
+
+async def _place_seen(node: Node, peer: PeerId, places: Sequence[str]) -> str:
+    try:
+        async with asyncio.timeout(COMPANY_S):
+            return (await look(node, peer, places)).place
+    except (NetworkError, RemoteError, TimeoutError):
+        return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        return int(probe.getsockname()[1])
 
 
 def sent_from(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> int:

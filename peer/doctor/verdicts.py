@@ -10,6 +10,7 @@ from p2ptrain.admission import Refusal, remedy
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
+from p2ptrain.net.relay.mapping import direct, is_symmetric
 from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S, verdict
 from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.messages import size
@@ -73,24 +74,37 @@ def clock(seen: Sequence[Observation]) -> Finding:
     return ok("clock", f"agrees with {_nodes(len(seen))}")
 
 
-def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
-    """Report the kind of router that this machine, with its ``own`` addresses, is behind, if any."""
-    direct = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
-    if direct and all(address.is_loopback(each.sight.place) for each in direct):
+def router(seen: Sequence[Observation], own: Sequence[str], mapped: Sequence[str] = (), port: int = 0) -> Finding:
+    """Report the kind of router that this machine, with its ``own`` addresses, is behind, if any.
+
+    Args:
+        mapped: the addresses that nodes saw of connections from one local port, ``port``.
+    """
+    links = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
+    if links and all(address.is_loopback(each.sight.place) for each in links):
         return skipped("router", "only nodes on this machine answered, which see no router")
-    far = [each for each in direct if address.is_public(each.sight.place)] or direct
+    far = [each for each in links if address.is_public(each.sight.place)] or links
     if not far:
         return skipped("router", "no node answered, so this machine's public address is unknown")
     hosts = list(dict.fromkeys(address.host_of(each.sight.place) for each in far))
     if all(host in own for host in hosts):
         return ok("router", f"none: others see this machine's own address, {hosts[0]}")
     known = [each for each in far if each.sent_from]
-    if not known:
-        return note("router", f"others see {', '.join(hosts)}, the address of a router")
-    keeps = all(address.port_of([each.sight.place]) == each.sent_from for each in known)
-    habit = "keeps ports" if keeps else "changes ports"
-    several = "; several addresses, as in a large provider's network" if len(hosts) > 1 else ""
-    return note("router", f"others see {', '.join(hosts)}, the address of a router that {habit}{several}")
+    words = f"others see {', '.join(hosts)}, the address of a router"
+    if known:
+        keeps = all(address.port_of([each.sight.place]) == each.sent_from for each in known)
+        words += " that keeps ports" if keeps else " that changes ports"
+    if len(hosts) > 1:
+        words += "; several addresses, as in a large provider's network"
+    if is_symmetric(mapped):
+        fix = "Forward a port, or use IPv6; otherwise relays carry exchanges with peers that cannot be dialed either."
+        return note("router", f"{words}; it uses another port for each destination, so it lets no hole be punched", fix)
+    witnesses = direct(mapped)
+    if len(witnesses) > 1 or address.port_of(witnesses) == port > 0:
+        words += (
+            "; it uses one port for all destinations, so most peers behind routers can connect to this one directly"
+        )
+    return note("router", words)
 
 
 def reach(

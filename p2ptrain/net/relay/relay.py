@@ -48,6 +48,8 @@ PLACE_S = 120.0
 QUESTIONS = 4
 """Concurrent streams of a peer or an IP address beyond its circuits: a renewal, and circuits being opened. Guess: count
 the streams per peer at a busy relay."""
+IDLE_BYTES = 4096
+"""Ten times the bytes of a circuit on which p2pd only pings: each side every 30 s, 46 bytes encrypted, and answers."""
 MAX_TARGET_BYTES = 64
 """Longest peer id in a request; ours have 38 bytes."""
 
@@ -69,6 +71,9 @@ class RelayLimits:
     circuits_per_origin: int = 32
     """Concurrent circuits opened from one IP address: a home with several peers, and at most half of all."""
     seconds: float = 1800.0  # longest duration of a circuit; a peer that still needs it dials again
+    idle_s: float = 60.0
+    """Time in which a circuit that carries less than ``IDLE_BYTES`` ends: p2pd keeps the circuit of a pair that has
+    become directly connected, and tries to connect a pair directly only when it makes a circuit."""
     size_bytes: int = 4 << 30
     """Most bytes of a circuit, both directions together: the weights of a model of 1e9 parameters."""
 
@@ -266,8 +271,15 @@ class Relay:
     async def _carry(self, one: Stream, other: Stream) -> None:
         left = [self._limits.size_bytes]
         ways = [asyncio.ensure_future(self._pump(*way, left)) for way in ((one, other), (other, one))]
+        clock, limits = asyncio.get_running_loop().time, self._limits
+        until = clock() + limits.seconds
         try:
-            await asyncio.wait(ways, timeout=self._limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            while (rest_s := until - clock()) > 0:
+                before = left[0]
+                patience_s = min(limits.idle_s, rest_s)
+                done, _ = await asyncio.wait(ways, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if done or before - left[0] < IDLE_BYTES:
+                    break
         finally:
             for way in ways:
                 way.cancel()
