@@ -10,6 +10,7 @@ from p2ptrain.base.documents import document
 from p2ptrain.base.ids import short
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 from p2ptrain.net.p2pd.error_text import short_reason
+from p2ptrain.page.view import PUNCHED
 
 PARTS = " · "
 """Separator of the parts of a progress line."""
