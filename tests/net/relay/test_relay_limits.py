@@ -21,6 +21,7 @@ from p2ptrain.net.rate_limiter import PER_PEER
 from p2ptrain.net.relay.circuit_v2 import CircuitStatus
 from p2ptrain.net.relay.relay import (
     ASK_DEADLINE_S,
+    IDLE_BYTES,
     LAST_WORD_S,
     NO_RELAY,
     QUESTIONS,
@@ -210,6 +211,24 @@ def test_circuits_are_counted_by_address_and_end_with_their_streams() -> None:
         await asyncio.sleep(0.1)
         assert [each.ends[0] for each in line.relay._circuits] == [peer(200)]
         assert (await line.dials(peer(100), HERE, peer(1))).status == CircuitStatus.OK
+
+    virtual_time.run(main())
+
+
+def test_a_circuit_without_traffic_ends_and_one_with_some_stays() -> None:
+    """Check that pings, which a circuit carries after its pair has become directly connected, do not keep it."""
+
+    async def main() -> None:
+        line = Line()
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
+        idle, busy = await line.dials(peer(2), HERE, peer(1)), await line.dials(peer(3), HERE, peer(1))
+        for _ in range(12):
+            idle.sends(bytes(50))
+            busy.sends(bytes(2 * IDLE_BYTES))
+            await asyncio.sleep(LIMITS.idle_s / 3)
+        assert [each.ends[0] for each in line.relay._circuits] == [peer(3)]
+        assert not idle.is_open
+        busy.close()
 
     virtual_time.run(main())
 

@@ -1,0 +1,63 @@
+"""Waiting for a direct connection, with a fake p2pd in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import virtual_time
+
+from p2ptrain.base.ids import PeerId
+from p2ptrain.net.p2pd.control import FarEnd
+from p2ptrain.net.relay.upgrade import AGAIN_S, WAIT_S, Upgrades
+
+PEER, OTHER = PeerId("12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"), PeerId("12D3KooWother")
+DIRECT = FarEnd(PEER, "/ip4/46.10.1.2/tcp/1")
+CIRCUIT = FarEnd(PEER, f"/ip4/45.67.89.1/tcp/1/p2p/{PEER}/p2p-circuit")
+NOISE = FarEnd(OTHER, "/ip4/46.10.1.9/tcp/1")
+
+
+def waits(
+    *ends: tuple[float, list[FarEnd]], hopeful: bool = True, times: int = 1, between_s: float = 0.0
+) -> list[float]:
+    """Return how long each wait took, with a p2pd whose connections become ``ends`` at those times."""
+    found: list[float] = []
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+
+        class Daemon:
+            async def connections(self) -> list[FarEnd]:
+                return [NOISE, *[held for at, held in ends if began + at <= clock()][-1]]
+
+        upgrades = Upgrades(cast(Any, Daemon()), lambda: hopeful)
+        for _ in range(times):
+            asked = clock()
+            await upgrades.wait(PEER)
+            found.append(clock() - asked)
+            await asyncio.sleep(between_s)
+
+    virtual_time.run(main())
+    return found
+
+
+def test_a_direct_connection_and_none_at_all_cost_nothing() -> None:
+    assert waits((0.0, [CIRCUIT, DIRECT])) == [0.0]
+    assert waits((0.0, [])) == [0.0]
+
+
+def test_a_circuit_is_waited_for_until_it_is_upgraded() -> None:
+    [took_s] = waits((0.0, [CIRCUIT]), (0.7, [CIRCUIT, DIRECT]))
+    assert 0.7 <= took_s < 1.0
+
+
+def test_one_that_is_not_upgraded_is_waited_for_once_in_a_while() -> None:
+    first, *others = waits((0.0, [CIRCUIT]), times=3)
+    assert WAIT_S <= first < WAIT_S + 0.5
+    assert others == [0.0, 0.0]
+    assert min(waits((0.0, [CIRCUIT]), times=2, between_s=AGAIN_S + 1)) >= WAIT_S
+
+
+def test_without_hope_nobody_waits() -> None:
+    assert waits((0.0, [CIRCUIT]), hopeful=False) == [0.0]
