@@ -87,7 +87,7 @@ async def main(folder: Path, name: str, bootstrap: str, others: list[str]) -> No
         listen=["/ip4/0.0.0.0/tcp/31337"] if is_server else [],
         port=31337,
         relay=RelayLimits() if is_server else None,
-        punch=os.environ.get("PUNCH", "1") == "1",
+        punch=not is_server and os.environ.get("PUNCH", "1") == "1",
         sheltered=os.environ.get("SHELTERED", "1") == "1",
     )
     await connection.start()

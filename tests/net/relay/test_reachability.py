@@ -16,7 +16,6 @@ from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net import address
-from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay import reachability
 from p2ptrain.net.relay.candidates import MAX_ADDRESSES_EACH, PROBERS, Candidate, candidates, probers
@@ -162,7 +161,7 @@ def test_the_others_median_tells_how_far_off_our_clock_is() -> None:
 def test_a_wrong_clock_is_told_once_and_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 5000.0)
     log = MemoryLog()
-    reachability = ReachabilityManager(cast(Node, None), log)
+    reachability = ReachabilityManager(cast(Any, FakeNode()), log)
     for clocks in ([5020.0], [], [8600.0, 8600.0], [8600.0], [5000.0], [5000.0]):
         reachability._mind_the_clock([told(each) for each in clocks])
     assert list(log.notes) == [
