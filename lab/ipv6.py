@@ -33,22 +33,22 @@ table ip6 firewall {
 def connect_line(backbone: Namespace, edge: Namespace, number: int) -> None:
     """Give IPv6 addresses to both ends of access link ``number``, which is up."""
     _forward(backbone)
-    backbone.ip([f"-6 address add 2600:11:{number:x}::1/64 dev line{number} nodad"])
-    edge.ip([f"-6 address add 2600:11:{number:x}::2/64 dev wan0 nodad"])
-    edge.ip([f"-6 route add default via 2600:11:{number:x}::1 dev wan0"])
+    backbone.ip([f"address add 2600:11:{number:x}::1/64 dev line{number} nodad"])
+    edge.ip([f"address add 2600:11:{number:x}::2/64 dev wan0 nodad"])
+    edge.ip([f"route add default via 2600:11:{number:x}::1 dev wan0"])
 
 
 def connect_router(backbone: Namespace, router: Namespace, number: int) -> None:
     """Give the network behind a router a public prefix."""
     _forward(router)
-    router.ip([f"-6 address add 2600:12:{number:x}::1/64 dev lan0 nodad"])
-    backbone.ip([f"-6 route add 2600:12:{number:x}::/64 via 2600:11:{number:x}::2 dev line{number}"])
+    router.ip([f"address add 2600:12:{number:x}::1/64 dev lan0 nodad"])
+    backbone.ip([f"route add 2600:12:{number:x}::/64 via 2600:11:{number:x}::2 dev line{number}"])
 
 
 def connect_host(host: Namespace, number: int, place: int) -> str:
     """Give host ``place`` behind the router of access link ``number`` an address, and return it."""
-    host.ip([f"-6 address add 2600:12:{number:x}::{place:x}/64 dev wan0 nodad"])
-    host.ip([f"-6 route add default via 2600:12:{number:x}::1 dev wan0"])
+    host.ip([f"address add 2600:12:{number:x}::{place:x}/64 dev wan0 nodad"])
+    host.ip([f"route add default via 2600:12:{number:x}::1 dev wan0"])
     return f"2600:12:{number:x}::{place:x}"
 
 
