@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from p2ptrain.admission import Gate
 from p2ptrain.base.errors import HomeError, NetworkError, UserError
@@ -22,7 +23,8 @@ from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
-from p2ptrain.net.relay.dial_back import serve_reach
+from p2ptrain.net.relay.dial_back import ask_neighbours, serve_reach
+from p2ptrain.net.relay.neighbours import NeighbourFinder
 from p2ptrain.net.relay.reachability import ReachabilityManager
 from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
 from p2ptrain.net.supervisor import NodeSupervisor
@@ -265,13 +267,16 @@ class Connection:
 
     async def _watch_node(self, node: Node) -> None:
         assert self._reachability is not None  # set by _start_services
-        managing = asyncio.create_task(self._reachability.run())
-        managing.add_done_callback(_report)
+        finder = NeighbourFinder(node, partial(ask_neighbours, node))
+        managing = [asyncio.create_task(each.run()) for each in (self._reachability, finder)]
+        for task in managing:
+            task.add_done_callback(_report)
         try:
             await node.died()
         finally:
-            managing.cancel()
-            await asyncio.wait([managing])
+            for task in managing:
+                task.cancel()
+            await asyncio.wait(managing)
 
     def _node_died(self, why: str, pause_s: float) -> None:
         self._notebook.note("p2pd died", why=why)

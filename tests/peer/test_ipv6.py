@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from swarm import ENDLESS, Program
+from swarm import ENDLESS, Program, until
 from test_behind_routers import FarFlung
 
 from lab.hosts import Access, Network
@@ -31,6 +32,11 @@ def network() -> Iterator[Network]:
 def own(program: Program) -> list[str]:
     """Return the addresses that a peer announced last."""
     return [address.split_peer(each)[0] for each in Home(program.home).load_addresses().own]
+
+
+def direct(one: Program, two: Program) -> list[dict[str, Any]]:
+    """Return the exchanges of one peer with another without a relay."""
+    return [each for each in one.events("exchanged", peer=two.peer_id) if not each.get("relay")]
 
 
 def test_a_swarm_without_ipv4(network: Network) -> None:
@@ -70,3 +76,20 @@ def test_a_peer_open_by_one_family_announces_that_and_circuits_for_those_who_lac
         assert others
         assert all(map(address.relay_of, others))
         assert all(map(address.relay_of, own(only4)))  # no private address
+
+
+def test_two_peers_in_one_home_meet_at_their_private_addresses(network: Network) -> None:
+    """Check a router that leads nobody back in by its public address; a third peer is in another home."""
+    network.add("bootstrap")
+    for name in ("alice", "bob"):
+        network.add(name, Access(router=True, home="one"))
+    network.add("carol", Access(router=True))
+    with FarFlung(network, **ENDLESS) as swarm:
+        swarm.bootstrap()
+        alice, bob, carol = (swarm.peer(name) for name in ("alice", "bob", "carol"))
+        for each, other in (alice, bob), (bob, alice):
+            until("direct exchanges", lambda one=each, two=other: len(direct(one, two)) >= 3)
+        alice.wait_for("exchanged", peer=carol.peer_id)
+        assert alice.events("exchanged", peer=carol.peer_id)[-1]["relay"]
+        for each in alice, bob, carol:
+            assert all(map(address.relay_of, own(each)))
