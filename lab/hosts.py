@@ -23,12 +23,13 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lab import ipv6
 from lab.namespaces import Namespace
 from lab.routers import RouterKind, ruleset, translates
 from p2ptrain.base.errors import DeviceError
@@ -57,6 +58,12 @@ class Access:
     """Share of packets lost, each way."""
     router: bool | RouterKind = False
     """Kind of the router that the host is behind; True: ``keep``, False: none."""
+    home: str = ""
+    """Hosts with the same name here share the router and the access link of the first of them; empty: its own."""
+    ipv4: bool = True
+    """Whether the access link has IPv4."""
+    ipv6: ipv6.IPv6 = "none"
+    """Whether it has IPv6, and who may connect by it."""
 
 
 @dataclass(slots=True)
@@ -69,8 +76,12 @@ class Host:
     """Address of the host; private behind a router."""
     public: str
     """Address that others see; behind a router, the router's."""
+    ipv6: str = ""
+    """IPv6 address of the host, which others see, too; empty without IPv6."""
     _line: subprocess.Popen[bytes] | None = None
     _router: Namespace | None = None
+    _lodgers: int = 1
+    """Hosts behind the router."""
 
     def inside(self, *command: str) -> list[str]:
         """Return the command that runs ``command`` (an absolute path and arguments) on this host."""
@@ -98,6 +109,8 @@ class Network:
 
     hosts: dict[str, Host] = field(default_factory=dict)
     _backbone: Namespace = field(init=False)
+    _homes: dict[str, Host] = field(default_factory=dict)
+    """First host of each home."""
     _asleep: set[str] = field(default_factory=set)
     _partitions: dict[int, list[list[str]]] = field(default_factory=dict)
 
@@ -122,21 +135,39 @@ class Network:
             raise ValueError(f"{name} exists, or there are already {MOST_HOSTS} hosts")
         public = f"11.0.{number}.2"
         host = Host(name, Namespace(name), public, public)
+        first = self._homes.get(access.home)
         self.hosts[name] = host  # from here on close() covers it, whatever fails below
+        if first is not None:
+            _move_in(host, first, access)
+            return host
         edge = host.namespace
-        kind: RouterKind = "keep" if access.router is True else access.router or "keep"
         if access.router:
             edge = host._router = Namespace(f"{name}'s router")
+        if access.home:
+            self._homes[access.home] = host
         host._line = self._connect(edge, number, access, seed)
-        edge.ip(["link set lo up", f"route add default via 11.0.{number}.1"])
-        if host._router is not None:
-            if translates(kind):
-                _connect_behind_router(host, host._router)
-            else:
-                self._connect_behind_firewall(host, host._router, number)
-            host._router.forward()
-            host._router.run("nft", "-f", "-", given=ruleset(kind))
+        edge.ip(["link set lo up", *([f"route add default via 11.0.{number}.1"] if access.ipv4 else [])])
+        if access.router and host._router is not None:
+            kind: RouterKind = "keep" if access.router is True else access.router
+            if not translates(kind):
+                self._backbone.ip([f"route add 11.1.{number}.0/24 via {public}"])
+                host.public = f"11.1.{number}.2"
+            _connect_behind_router(host, host._router, kind)
+        if access.ipv6 != "none":
+            self._connect_ipv6(host, number, access)
         return host
+
+    def _connect_ipv6(self, host: Host, number: int, access: Access) -> None:
+        router = host._router
+        edge = router or host.namespace
+        ipv6.connect_line(self._backbone, edge, number)
+        if router is None:
+            host.ipv6 = f"2600:11:{number:x}::2"
+        else:
+            ipv6.connect_router(self._backbone, router, number)
+            host.ipv6 = ipv6.connect_host(host.namespace, number, 2)
+        if access.ipv6 == "firewall":
+            ipv6.close_to_strangers(edge, router is not None)
 
     def _connect(self, edge: Namespace, number: int, access: Access, seed: int) -> subprocess.Popen[bytes] | None:
         """Make the access link: wan0 at the edge, line<number> at the backbone."""
@@ -145,17 +176,14 @@ class Network:
             line = _start_link_process(edge, self._backbone, far, access, seed)
         else:
             self._backbone.ip([f"link add {far} type veth peer name wan0 netns {edge.path}"])
-        self._backbone.ip([f"address add 11.0.{number}.1/30 dev {far}", f"link set {far} up"])
-        edge.ip([f"address add 11.0.{number}.2/30 dev wan0", "link set wan0 up"])
+        self._backbone.ip([f"link set {far} up"])
+        edge.ip(["link set wan0 up"])
+        if access.ipv4:
+            self._backbone.ip([f"address add 11.0.{number}.1/30 dev {far}"])
+            edge.ip([f"address add 11.0.{number}.2/30 dev wan0"])
         _limit_rate(edge, "wan0", access.up_mbit_s)
         _limit_rate(self._backbone, far, access.down_mbit_s)
         return line
-
-    def _connect_behind_firewall(self, host: Host, router: Namespace, number: int) -> None:
-        """Connect a host with a public address of its own, 11.1.<number>.2, to a router that routes this network."""
-        host.address = host.public = f"11.1.{number}.2"
-        self._backbone.ip([f"route add 11.1.{number}.0/30 via 11.0.{number}.2"])
-        _connect_by(host, router, f"11.1.{number}.1", 30)
 
     def cut(self, name: str, is_cut: bool = True) -> None:
         """Drop all packets of a host's link, or none again. Open connections are not closed."""
@@ -174,17 +202,25 @@ class Network:
     def _filter(self) -> None:
         """Replace all of the backbone's drop rules atomically."""
         rules = []
-        for name in sorted(self._asleep):
-            rules += [f"ip saddr {self.hosts[name].public} drop", f"ip daddr {self.hosts[name].public} drop"]
-        for sides in self._partitions.values():
-            for side in sides:
-                ours = ", ".join(self.hosts[name].public for name in side)
-                theirs = ", ".join(self.hosts[name].public for other in sides if other is not side for name in other)
-                if ours and theirs:
-                    rules.append(f"ip saddr {{ {ours} }} ip daddr {{ {theirs} }} drop")
+        for family, places in ("ip", self._public), ("ip6", self._ipv6):
+            for name in sorted(self._asleep):
+                rules += [f"{family} {way} {place} drop" for place in places([name]) for way in ("saddr", "daddr")]
+            for sides in self._partitions.values():
+                for side in sides:
+                    ours = ", ".join(places(side))
+                    theirs = ", ".join(places(name for other in sides if other is not side for name in other))
+                    if ours and theirs:
+                        rules.append(f"{family} saddr {{ {ours} }} {family} daddr {{ {theirs} }} drop")
         body = "\n".join(["type filter hook forward priority 0; policy accept;", *rules])
-        table = f"table ip lab\ndelete table ip lab\ntable ip lab {{\nchain apart {{\n{body}\n}}\n}}\n"
+        table = f"table inet lab\ndelete table inet lab\ntable inet lab {{\nchain apart {{\n{body}\n}}\n}}\n"
         self._backbone.run("nft", "-f", "-", given=table)
+
+    def _public(self, names: Iterable[str]) -> list[str]:
+        """Return IPv4 addresses that others see, each once; hosts of one home share theirs."""
+        return list(dict.fromkeys(self.hosts[name].public for name in names))
+
+    def _ipv6(self, names: Iterable[str]) -> list[str]:
+        return [place for name in names if (place := self.hosts[name].ipv6)]
 
     def close(self) -> None:
         """Close all hosts and the backbone. May be called twice."""
@@ -206,26 +242,46 @@ def check_network_support() -> None:
         ) from error
 
 
-def _connect_behind_router(host: Host, router: Namespace) -> None:
-    """Connect a host to its router by a private network, with the same addresses behind every router, as at home."""
-    host.address = "192.168.1.2"
-    _connect_by(host, router, "192.168.1.1", 24)
+def _connect_behind_router(host: Host, router: Namespace, kind: RouterKind) -> None:
+    """Connect a host to its router by a private network, with the same addresses behind every router, as at home.
+
+    Behind a firewall that does not translate addresses the host has a public one.
+    """
+    network = "192.168.1" if translates(kind) else host.public.rpartition(".")[0]
+    router.ip(["link add lan0 type bridge", f"address add {network}.1/24 dev lan0", "link set lan0 up"])
+    _plug_in(host, router, 2, network)
+    router.forward()
+    router.run("nft", "-f", "-", given=ruleset(kind))
 
 
-def _connect_by(host: Host, router: Namespace, gateway: str, prefix: int) -> None:
+def _move_in(host: Host, first: Host, access: Access) -> None:
+    """Connect one more host to the router of a home."""
+    assert first._router is not None  # a home has a router
+    first._lodgers += 1
+    place = first._lodgers + 1
+    host.public = first.public
+    _plug_in(host, first._router, place)
+    if access.ipv6 != "none":
+        number = int(first.public.split(".")[2])
+        host.ipv6 = ipv6.connect_host(host.namespace, number, place)
+
+
+def _plug_in(host: Host, router: Namespace, place: int, network: str = "192.168.1") -> None:
+    """Connect a host to the router's network, at the address that ends with ``place``."""
+    host.address = f"{network}.{place}"
     router.ip(
         [
-            f"link add lan0 type veth peer name wan0 netns {host.namespace.path}",
-            f"address add {gateway}/{prefix} dev lan0",
-            "link set lan0 up",
+            f"link add port{place} type veth peer name wan0 netns {host.namespace.path}",
+            f"link set port{place} master lan0",
+            f"link set port{place} up",
         ]
     )
     host.namespace.ip(
         [
             "link set lo up",
-            f"address add {host.address}/{prefix} dev wan0",
+            f"address add {host.address}/24 dev wan0",
             "link set wan0 up",
-            f"route add default via {gateway}",
+            f"route add default via {network}.1",
         ]
     )
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from p2ptrain.admission import Gate
 from p2ptrain.base.errors import HomeError, NetworkError, UserError
@@ -22,7 +23,8 @@ from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
-from p2ptrain.net.relay.dial_back import serve_reach
+from p2ptrain.net.relay.dial_back import ask_neighbours, serve_reach
+from p2ptrain.net.relay.neighbours import NeighbourFinder
 from p2ptrain.net.relay.reachability import ReachabilityManager
 from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
 from p2ptrain.net.relay.upgrade import Upgrades
@@ -305,17 +307,20 @@ class Connection:
         """Manage reachability while p2pd runs; return whether to replace the node by one in the other mode."""
         reachability = self._reachability
         assert reachability is not None  # set by _start_services
-        managing, dying = asyncio.create_task(reachability.run()), asyncio.create_task(node.died())
-        managing.add_done_callback(_report)
+        finder = NeighbourFinder(node, partial(ask_neighbours, node))
+        managing, finding = (asyncio.create_task(each.run()) for each in (reachability, finder))
+        dying = asyncio.create_task(node.died())
+        for task in (managing, finding):
+            task.add_done_callback(_report)
         try:
             await asyncio.wait([managing, dying], return_when=asyncio.FIRST_COMPLETED)
             if dying.done() or not reachability.is_misplaced:
                 await dying
                 return False
         finally:
-            for task in (managing, dying):
+            for task in (managing, finding, dying):
                 task.cancel()
-            await asyncio.wait([managing, dying])
+            await asyncio.wait([managing, finding, dying])
         self._change_mode(reachability)
         return True
 

@@ -78,6 +78,8 @@ class Node:
         self._mapper: PortMapper | None = None
         self._announced = tuple(announce)
         self._is_owners_word = bool(announce)
+        self.neighbours: dict[PeerId, tuple[str, ...]] = {}
+        """Peers behind the same router, with the addresses at which we reach them (``net.relay.neighbours``)."""
         self.port = 0  # TCP port that the node listens on; 0 if none
 
     @classmethod

@@ -101,6 +101,7 @@ class P2PTransport:
         daemon = self._node.daemon
         # No circuit through this node.
         others = [each for each in addresses if address.relay_of(each) != self._node.peer_id]
+        others = [*self._node.neighbours.get(peer, ()), *others]
         try:
             async with asyncio.timeout(self._limits.dial_s):
                 if others:

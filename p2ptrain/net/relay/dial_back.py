@@ -1,4 +1,6 @@
-"""Dial-back protocol: another node reports our address, whether it can dial us, and its clock; and measures bandwidth.
+"""Dial-back protocol: another node reports our address, whether it can dial us, its clock, and our neighbours.
+
+It also measures bandwidth.
 
 Every node answers; ``p2ptrain doctor`` and ``net.relay.reachability`` ask. The protocol is separate from the exchange
 protocol, so that it survives changes of the latter (docs/PROTOCOL.md). A node dials only the address that the request
@@ -22,6 +24,7 @@ from p2ptrain.net import address
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
+from p2ptrain.net.relay.neighbours import Neighbourhoods
 from p2ptrain.net.relay.probe import probe
 from p2ptrain.net.rpc import receive_message, request, send_message
 from p2ptrain.net.throttle import Throttles
@@ -41,6 +44,7 @@ SAMPLE_DEADLINE_S = 60.0
 _CHUNK_BYTES = 64 << 10
 _ABOUT = "reach"
 _MAX_BYTES = 1024  # three times an address, a reason and a clock
+_MAX_NEAR_BYTES = 1 << 14  # sixteen peers with four addresses each
 _MAX_WORDS = 120
 _LAST_S = 1e11  # upper bound of a plausible clock, the year 5138
 
@@ -72,10 +76,10 @@ class DialBackLimits:
 
 async def serve_reach(node: Node, rates: Throttles | None = None) -> P2PTransport:
     """Answer requests until the returned transport is closed. Samples are refused while ``rates.gives`` is false."""
-    allowances, rates = DialBackLimits(), rates or Throttles()
+    allowances, rates, neighbourhoods = DialBackLimits(), rates or Throttles(), Neighbourhoods()
 
     async def serve(link: StreamLink) -> None:
-        await answer(link, link.far_end.place, allowances, gives=rates.gives)
+        await answer(link, link.far_end.place, allowances, gives=rates.gives, neighbourhoods=neighbourhoods)
 
     transport = P2PTransport(node, REACH_PROTOCOL, LIMITS, rates, serves_others=True)
     await transport.listen(serve)
@@ -90,6 +94,7 @@ async def answer(
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
     gives: bool = True,
+    neighbourhoods: Neighbourhoods | None = None,
 ) -> None:
     """Answer one request that came from the multiaddress ``place``. Raises NetworkError and RemoteError.
 
@@ -98,12 +103,16 @@ async def answer(
         clock: monotonic clock, for the rate limits.
         wall: seconds since 1970, for the report.
         gives: whether samples are answered.
+        neighbourhoods: peers that asked for neighbours; None: nobody is remembered.
     """
     match await receive_message(link, _ABOUT, _MAX_BYTES):
         case ["look", int(port), *expected] if 0 <= port < 2**16 and _is_peer(expected):
             peer = PeerId(expected[0]) if expected else link.peer
             dialed, why = await _dial(peer, place, port, allowances, dial, clock)
             await send_message(link, [place, dialed.value, why, wall()])
+        case ["near", [*addresses]] if all(type(each) is str for each in addresses):
+            met = [] if neighbourhoods is None else neighbourhoods.meet(link.peer, place, addresses)
+            await send_message(link, met)
         case ["give" | "take" as action, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
             if not gives or not allowances.samples.take(origin(place), clock()):
                 raise NetworkError(f"{short(link.peer)} exceeded the rate limit for samples")
@@ -135,6 +144,12 @@ async def ask_to_look(
             return ReachabilityReport(seen, DialOutcome(dialed), reason, clock)
         case other:
             raise RemoteError(f"expected a dial-back report, not {str(other)[:_MAX_WORDS]}")
+
+
+async def ask_neighbours(node: Node, peer: PeerId, addresses: Sequence[str], own: Sequence[str]) -> list[Any]:
+    """Tell a node our addresses and return its list of our neighbours. Raises NetworkError and RemoteError."""
+    transport = P2PTransport(node, REACH_PROTOCOL, LIMITS)
+    return await request(transport, peer, addresses, ["near", list(own)], about=_ABOUT, most_bytes=_MAX_NEAR_BYTES)
 
 
 async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s: float) -> tuple[float, float]:
