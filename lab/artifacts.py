@@ -158,6 +158,8 @@ class ExchangeArtifact:
     distance: float
     """||theirs - ours|| / ||ours|| before the exchange."""
     is_relayed: bool
+    is_punched: bool
+    """Whether it went directly between two peers that nobody can dial."""
     sent_bytes: int
     """Bytes of the sent payload."""
 
@@ -224,6 +226,7 @@ def _exchange(note: Note) -> ExchangeArtifact:
         partner=str(note.get("peer", "")),
         distance=float(note.get("distance", 0.0)),
         is_relayed=bool(note.get("relay")),
+        is_punched=bool(note.get("punched")),
         sent_bytes=int(note.get("sent_bytes", 0)),
     )
 

@@ -23,6 +23,9 @@ NEWCOMER_S = 60.0
 """A peer that starts this shortly before the end need not have downloaded weights. Guess: starting takes 3 s, and 30 s
 on a busy machine; start times of lab runs would settle it."""
 
+PUNCHING_S = 5.0
+"""Time since their first exchange within which two peers whose routers allow it should be directly connected."""
+
 WAITS = ("blocked_share", "longest_stall")
 """Figures of how much, and for how long at once, exchanges held up the trainer."""
 
@@ -94,6 +97,8 @@ def figures_of(
         "exchanges_made": _sum(list(peers.values()), "exchanges_made"),
         "relayed_exchanges": _sum(ours, "relayed_exchanges"),
         "exchanges_between_routers": between_routers(honest),
+        "punched_exchanges": _sum(ours, "punched_exchanges"),
+        "relayed_past_punchable": relayed_past_punchable(honest),
         "fewest_exchanges": min((each["exchanges_made"] for each in staying), default=0),
         "fewest_exchanges_afterwards": min((each["exchanges_afterwards"] for each in staying), default=0),
         "exchanges_per_outer_step": _min(each["exchanges_per_outer_step"] for each in staying),
@@ -140,6 +145,22 @@ def between_routers(honest: Sequence[Artifacts]) -> int:
     """Count exchanges between two peers behind routers; each of the two counts them."""
     behind = {each.peer_id for each in honest if each.peer.settings.router}
     return sum(made.partner in behind for each in honest if each.peer_id in behind for made in each.exchanges())
+
+
+def relayed_past_punchable(honest: Sequence[Artifacts]) -> int:
+    """Count relayed exchanges between two peers whose routers let holes be punched; each of the two counts them.
+
+    An exchange that begins within ``PUNCHING_S`` of the pair's first one does not count.
+    """
+    punchable = {each.peer_id for each in honest if each.peer.settings.router not in (False, "symmetric")}
+    count = 0
+    for each in honest:
+        made = [one for one in each.exchanges() if each.peer_id in punchable and one.partner in punchable]
+        first: dict[str, float] = {}
+        for one in made:
+            first[one.partner] = min(first.get(one.partner, one.began), one.began)
+        count += sum(one.is_relayed and one.began > first[one.partner] + PUNCHING_S for one in made)
+    return count
 
 
 def _newcomer_figures(
@@ -277,6 +298,7 @@ def _peer_figures(
         "exchanges_afterwards": sum(each.began > last_act for each in while_training),
         "uplink_share": artifacts.uplink_share(),
         "relayed_exchanges": sum(each.is_relayed for each in artifacts.exchanges()),
+        "punched_exchanges": sum(each.is_punched for each in artifacts.exchanges()),
         "exchanges_per_outer_step": len(while_training) / steps if steps else None,
         "solo_share": summary["solo_steps"] / steps if steps and "solo_steps" in summary else None,
         "exchanges_failed": artifacts.count("failed"),

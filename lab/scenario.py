@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from lab.quotas import LEAST_CORES
+from lab.routers import RouterKind
 from p2ptrain.manifest.section import Section
 from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
 from p2ptrain.sim.scenario_file import parsed, read
@@ -75,8 +76,8 @@ class RealGroup(Group):
     clock_off_s: float = Field(default=0.0, ge=-1e9, le=1e9)
     """Seconds by which their clocks are fast; negative if they are slow."""
 
-    router: bool = False
-    """Whether each is behind a home router of its own, which masquerades and admits no new inbound connection."""
+    router: bool | RouterKind = False
+    """Kind of the home router that each is behind, which admits no new inbound connection; true: keep."""
 
     packet_loss: float = Field(default=0.0, ge=0, lt=1)
     """Share of the packets that its line loses, each way."""

@@ -29,7 +29,7 @@ def test_a_home_is_read_up_to_a_torn_line(tmp_path: Path) -> None:
 def test_times_of_a_wrong_clock_are_corrected(tmp_path: Path) -> None:
     part = ScriptedPeer("anna", "anna", RealGroup(count=1, step_s=1.0, clock_off_s=3600), "anna")
     (tmp_path / "events.jsonl").write_text('{"kind": "exchanged", "time": 3605.0, "seconds": 1.0}\n{"kind": "found"}\n')
-    assert read_artifacts(part, "id", tmp_path).exchanges() == [ExchangeArtifact(4.0, 5.0, "", 0.0, False, 0)]
+    assert read_artifacts(part, "id", tmp_path).exchanges() == [ExchangeArtifact(4.0, 5.0, "", 0.0, False, False, 0)]
 
 
 def test_messages_to_owners_are_read_from_notes_and_output(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from lab import hosts, namespaces
 from lab.cell import cell_command, empty_directory
 from lab.hosts import Access, Network
+from lab.routers import RouterKind
 from p2ptrain.base.errors import DeviceError
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
@@ -96,6 +97,7 @@ def test_reachability_of_hosts() -> None:
 FROZEN = """
 import os, pathlib, signal, subprocess, sys, time
 from lab.hosts import Access, Network
+from lab.routers import RouterKind
 network = Network()
 host = network.add("a", Access(delay_s=0.01))
 pathlib.Path(os.environ["TMPDIR"], "debris").touch()
@@ -185,3 +187,48 @@ def test_missing_tools_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(DeviceError, match="Not installed: ip, tc, nft, nsenter") as caught:
         namespaces.check_support()
     assert "apt-get install iproute2 nftables util-linux" in caught.value.remedy
+
+
+LOOK = """
+import socket, sys
+ports = []
+for place in sys.argv[2:]:
+    with socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        link.bind(("0.0.0.0", int(sys.argv[1])))
+        link.settimeout(15)
+        link.connect((place, 7777))
+        ports.append(link.recv(99).decode())
+print(" ".join(ports))
+"""
+PORTS = SERVER.replace("host.encode()", "str(port).encode()")
+
+
+@root
+@pytest.mark.net
+@pytest.mark.parametrize(
+    ("kind", "keeps", "one_for_all"),
+    [("keep", True, True), ("other", False, True), ("firewall", True, True), ("symmetric", False, False)],
+)
+def test_kinds_of_routers_map_ports_as_they_say(kind: RouterKind, keeps: bool, one_for_all: bool) -> None:
+    with Network() as network:
+        servers = []
+        try:
+            for name in ("one", "two"):
+                network.add(name)
+                command = network.hosts[name].inside(sys.executable, "-c", PORTS)
+                servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+                assert servers[-1].stdout is not None
+                assert servers[-1].stdout.readline() == "up\n"
+            home = network.add("home", Access(router=kind))
+            places = [network.hosts[name].public for name in ("one", "two")]
+            command = home.inside(sys.executable, "-c", LOOK, "40123", *places)
+            seen = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+            assert (seen[0] == "40123") is keeps
+            assert (len(set(seen)) == 1) is one_for_all
+        finally:
+            for each in servers:
+                each.kill()
+                each.wait()
+                assert each.stdout is not None
+                each.stdout.close()

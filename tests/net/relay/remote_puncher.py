@@ -95,7 +95,7 @@ async def main(folder: Path, name: str, bootstrap: str, others: list[str]) -> No
         await connection.listen(answer)
         stop = folder / "stop"
         began = time.monotonic()
-        while not connection.addresses and not stop.exists():
+        while not is_settled(connection) and not stop.exists():
             await asyncio.sleep(0.1)
         written(folder / f"{name}.json", [identity.peer_id, connection.addresses, time.monotonic() - began])
         contacts = []
@@ -114,6 +114,11 @@ async def main(folder: Path, name: str, bootstrap: str, others: list[str]) -> No
             await asyncio.sleep(0.1)
     finally:
         await connection.close()
+
+
+def is_settled(connection: Connection) -> bool:
+    found = connection._reachability
+    return found is not None and (found.is_settled or connection._relay is not None)
 
 
 def written(path: Path, document: object) -> None:
