@@ -90,6 +90,7 @@ class P2PTransport:
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], _InboundSlot | None] = {}
         """Slot of each stream, the oldest first; None: initiator not known yet, or stream about to end."""
+        self._links: Counter[PeerId] = Counter()  # outbound ones
         self._partings: dict[StreamLink, asyncio.Task[None]] = {}
         self._hanging: BoundedDict[PeerId, list[float]] = BoundedDict(MAX_REMEMBERED)
         """Times, on the loop's clock, at which unread streams ended since the connection to the peer was last
@@ -104,6 +105,8 @@ class P2PTransport:
         others = [*self._node.neighbours.get(peer, ()), *others]
         try:
             async with asyncio.timeout(self._limits.dial_s):
+                if self._upgrades is not None and others and not self._has_links(peer):
+                    await self._upgrades.renew(peer)
                 if others:
                     await daemon.connect(peer, others)
                 if self._upgrades is not None:
@@ -111,7 +114,8 @@ class P2PTransport:
                 far_end, stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
-        return StreamLink(far_end, stream, self._limits, self._rates, on_end=self._on_link_end)
+        self._links[peer] += 1
+        return StreamLink(far_end, stream, self._limits, self._rates, on_end=self._on_outbound_end)
 
     async def listen(self, handler: Handler) -> None:
         """Serve inbound links until ``close``. Raises ValueError on a second call."""
@@ -189,6 +193,15 @@ class P2PTransport:
             return False
         self._inbound[task] = _InboundSlot(link, where)
         return True
+
+    def _has_links(self, peer: PeerId) -> bool:
+        inbound = (place.link.peer for place in self._inbound.values() if place is not None)
+        return self._links[peer] > 0 or peer in inbound
+
+    def _on_outbound_end(self, link: StreamLink) -> None:
+        self._links[link.peer] -= 1
+        self._links += Counter()  # drops zeros
+        self._on_link_end(link)
 
     def _on_link_end(self, link: StreamLink) -> None:
         task = self._partings[link] = asyncio.get_running_loop().create_task(self._part(link))

@@ -2,13 +2,16 @@
 
 A stream stays on the connection on which it was opened. A bulk transfer therefore waits a moment for the direct
 connection, and uses the circuit if none comes: behind a router with another port for each destination none ever does.
+p2pd tries only when it makes a circuit, so after a while a later transfer makes a fresh one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net.p2pd.daemon import Daemon
@@ -17,8 +20,8 @@ WAIT_S = 3.0
 """Longest wait for a direct connection; p2pd needs two to three round trips. Guess: measure upgrades between homes."""
 POLL_S = 0.1
 """Interval of the question which connections p2pd has. Guess: measure its cost with hundreds of connections."""
-AGAIN_S = 600.0
-"""Time after a wait in vain until the next one with the same peer. Guess: measure how often a later attempt works."""
+AGAIN_S = (60.0, 3600.0)
+"""First and longest backoff after a wait in vain, by peer; it doubles. Guess: measure how often a later try works."""
 MAX_REMEMBERED = 1024
 """Most peers with which a wait was in vain."""
 
@@ -33,14 +36,26 @@ class Upgrades:
     def __init__(self, daemon: Daemon, is_hopeful: Callable[[], bool]) -> None:
         self._daemon = daemon
         self._is_hopeful = is_hopeful
-        self._in_vain: BoundedDict[PeerId, float] = BoundedDict(MAX_REMEMBERED)  # loop's clock
+        self._in_vain: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REMEMBERED)
+        """End of the current backoff, on the loop's clock, and the next ones."""
+
+    async def renew(self, peer: PeerId) -> None:
+        """Close the circuits to a peer if the next one may be upgraded. Raises NetworkError.
+
+        Streams on them end: call it only while no transfer uses them.
+        """
+        until, _ = self._in_vain.get(peer, (math.inf, None))
+        is_due = until <= asyncio.get_running_loop().time() and self._is_hopeful()
+        if is_due and not await self._is_direct(peer):
+            await self._daemon.disconnect(peer)
 
     async def wait(self, peer: PeerId) -> None:
         """Wait for a direct connection if the peer is connected by circuits alone. Raises NetworkError."""
         if await self._is_direct(peer) or not self._is_hopeful():
             return
         clock = asyncio.get_running_loop().time
-        if clock() - self._in_vain.get(peer, -AGAIN_S) < AGAIN_S:
+        tried_until, pauses_s = self._in_vain.get(peer, (0.0, backoff(*AGAIN_S)))
+        if clock() < tried_until:
             return
         until = clock() + WAIT_S
         while clock() < until:
@@ -48,7 +63,7 @@ class Upgrades:
             if await self._is_direct(peer):
                 self._in_vain.pop(peer, None)
                 return
-        self._in_vain[peer] = clock()
+        self._in_vain[peer] = clock() + next(pauses_s), pauses_s
 
     async def _is_direct(self, peer: PeerId) -> bool:
         """Return whether a connection to the peer is direct, or there is none."""

@@ -56,7 +56,39 @@ def test_one_that_is_not_upgraded_is_waited_for_once_in_a_while() -> None:
     first, *others = waits((0.0, [CIRCUIT]), times=3)
     assert WAIT_S <= first < WAIT_S + 0.5
     assert others == [0.0, 0.0]
-    assert min(waits((0.0, [CIRCUIT]), times=2, between_s=AGAIN_S + 1)) >= WAIT_S
+    again, longest = AGAIN_S
+    assert min(waits((0.0, [CIRCUIT]), times=2, between_s=again + 1)) >= WAIT_S
+    assert waits((0.0, [CIRCUIT]), times=3, between_s=again + 1)[2] == 0.0  # the pauses grow
+    assert min(waits((0.0, [CIRCUIT]), times=9, between_s=longest + 1)) >= WAIT_S
+
+
+def test_a_fresh_circuit_is_made_once_the_pause_after_a_wait_in_vain_is_over() -> None:
+    closed: list[float] = []
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        ends = [CIRCUIT]
+
+        class Daemon:
+            async def connections(self) -> list[FarEnd]:
+                return ends
+
+            async def disconnect(self, peer: PeerId) -> None:
+                closed.append(clock())
+
+        upgrades = Upgrades(cast(Any, Daemon()), lambda: True)
+        await upgrades.renew(PEER)
+        await upgrades.wait(PEER)
+        await upgrades.renew(PEER)
+        assert closed == []
+        await asyncio.sleep(AGAIN_S[0] + 1)
+        await upgrades.renew(PEER)
+        assert len(closed) == 1
+        ends[:] = [DIRECT]
+        await upgrades.renew(PEER)
+        assert len(closed) == 1
+
+    virtual_time.run(main())
 
 
 def test_without_hope_nobody_waits() -> None:
