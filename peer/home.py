@@ -156,14 +156,14 @@ class Home:
         try:
             entry = json.loads((self.path / "addresses.json").read_text())
             own, joined_by = (tuple(map(str, entry[name])) for name in ("own", "joined_by"))
-            return Addresses(own, joined_by, int(entry.get("port", 0)), entry.get("sheltered") is True)
+            return Addresses(own, joined_by, int(entry.get("port", 0)), entry.get("unreachable") is True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Addresses((), ())
 
     def save_addresses(self, addresses: Addresses, lasting: bool = True) -> None:
         """Write addresses.json. ``lasting`` waits for the disk: not on the event loop. Raises HomeError."""
         document = {"own": addresses.own, "joined_by": addresses.joined_by, "port": addresses.port}
-        document["sheltered"] = addresses.sheltered
+        document["unreachable"] = addresses.unreachable
         self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode(), lasting)
 
     def save_summary(self, summary: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Addresses:
     joined_by: tuple[str, ...]
     port: int = 0
     """Port of the last session, 0 if there was none; kept so that a forwarded port stays right."""
-    sheltered: bool = False
+    unreachable: bool = False
     """Whether nobody could dial the peer; p2pd then punches holes from its start."""
 
     def link_addresses(self, most: int = 16) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class Connection:
         relay: limits of our relay for peers that nobody can dial; None: do not relay.
         paths: records whether links are direct or relayed.
         punch: whether p2pd may punch holes through a router that lets nobody in.
-        sheltered: whether nobody could dial this peer in the last session.
+        unreachable: whether nobody could dial this peer in the last session.
         on_move: called in the loop when ``addresses`` change; may raise HomeError.
     """
 
@@ -78,7 +78,7 @@ class Connection:
         relay: RelayLimits | None = None,
         paths: Paths | None = None,
         punch: bool = False,
-        sheltered: bool = False,
+        unreachable: bool = False,
         on_move: Callable[[], None] = lambda: None,
     ) -> None:
         self._identity = identity
@@ -95,9 +95,9 @@ class Connection:
         self._relay = relay
         self._paths = paths if paths is not None else Paths()
         self._punch = punch and not announce and not local
-        self.sheltered = sheltered
+        self.unreachable = unreachable
         """Whether nobody can dial this peer, by the last verdict."""
-        self._has_left_shelter = False  # p2pd is restarted for this once a session, as verdicts may alternate
+        self._has_stopped_punching = False  # p2pd is restarted for this once a session, as verdicts may alternate
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: SignedManifest | None = None
@@ -259,7 +259,7 @@ class Connection:
     def _note_path(self, link: StreamLink, addresses: Sequence[str] = ()) -> None:
         node = self.node
         announced = addresses or node.known.get(link.peer, ())
-        self._paths.note(link, node.daemon.is_sheltered, announced)
+        self._paths.note(link, node.daemon.punches, announced)
 
     # --- the current node -------------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Connection:
             self._notebook,
             by_owner=bool(self._announce),
             relays=self._relay is not None,
-            may_change=self._punch and not (node.daemon.is_sheltered and self._has_left_shelter),
+            may_change=self._punch and not (node.daemon.punches and self._has_stopped_punching),
             told=before,
             on_change=self._moved,
         )
@@ -326,9 +326,9 @@ class Connection:
 
     def _change_mode(self, reachability: ReachabilityManager) -> None:
         self._transport = self._parallel_streams = self._reachability = None
-        self.sheltered, self._before = not reachability.reachable, reachability.verdicts
-        self._has_left_shelter = self._has_left_shelter or not self.sheltered
-        if self.sheltered:
+        self.unreachable, self._before = not reachability.reachable, reachability.verdicts
+        self._has_stopped_punching = self._has_stopped_punching or not self.unreachable
+        if self.unreachable:
             self._notebook.note("punching")
 
     def _node_died(self, why: str, pause_s: float) -> None:
@@ -352,7 +352,7 @@ class Connection:
                     known=self._cache.load(self._run),
                     local=self._local,
                     rates=self._rates,
-                    sheltered=self._punch and self.sheltered,
+                    punches=self._punch and self.unreachable,
                 )
             except UserError:
                 if self._listen or address.port_of(choice) == 0:

@@ -52,7 +52,7 @@ def connect(
     paths = Paths()
 
     book = AddressBook(
-        home, lambda: Addresses(connection.addresses, tuple(bootstraps), connection.port, connection.sheltered)
+        home, lambda: Addresses(connection.addresses, tuple(bootstraps), connection.port, connection.unreachable)
     )
     connection = Connection(
         identity,
@@ -69,7 +69,7 @@ def connect(
         relay=RelayLimits() if options.relay else None,
         paths=paths,
         punch=options.punch,
-        sheltered=last.sheltered,
+        unreachable=last.unreachable,
         on_move=book.keep,
     )
 

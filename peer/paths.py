@@ -30,16 +30,16 @@ class Paths:
     def __init__(self) -> None:
         self._paths: BoundedDict[PeerId, _Path] = BoundedDict(MAX_PATHS)
 
-    def note(self, link: StreamLink, is_sheltered: bool = False, addresses: Sequence[str] = ()) -> None:
+    def note(self, link: StreamLink, is_unreachable: bool = False, addresses: Sequence[str] = ()) -> None:
         """Note a link.
 
         Args:
-            is_sheltered: whether nobody can dial this peer.
+            is_unreachable: whether nobody can dial this peer.
             addresses: those that the partner announces; circuits alone if nobody can dial it either.
         """
         far_end = link.far_end
         is_far = far_end.relay is None and address.is_public(far_end.place)
-        is_punched = is_far and is_sheltered and address.way_to(addresses) == "relayed"
+        is_punched = is_far and is_unreachable and address.way_to(addresses) == "relayed"
         self._paths[link.peer] = _Path(far_end.relay, is_punched)
 
     def relay(self, peer: PeerId) -> PeerId | None:

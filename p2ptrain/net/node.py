@@ -94,7 +94,7 @@ class Node:
         known: Iterable[Presence] = (),
         local: bool = False,
         rates: Throttles | None = None,
-        sheltered: bool = False,
+        punches: bool = False,
     ) -> Node:
         """Start a node and its keeper.
 
@@ -106,7 +106,7 @@ class Node:
             known: formerly seen peers (``directory.PeerCache``).
             local: whether the swarm runs on this machine alone; then loopback addresses may be announced.
             rates: throttles that count the DHT's bytes and limit its responses.
-            sheltered: whether nobody can dial this node, so that p2pd is to punch holes; needs a listening port.
+            punches: whether nobody can dial this node, so that p2pd is to punch holes; needs a listening port.
 
         Raises UserError for unusable addresses, DeviceError if p2pd cannot run, NetworkError if it does not answer.
         """
@@ -114,7 +114,7 @@ class Node:
         address.check(listen, announce, bootstraps)
         listen = address.with_one_port(listen)
         use_hivemind_log_handler("nowhere")  # hivemind's messages go to the root logger only
-        daemon = await Daemon.start(identity.path, listen, announce, sheltered and address.port_of(listen) > 0)
+        daemon = await Daemon.start(identity.path, listen, announce, punches and address.port_of(listen) > 0)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 validator = PresenceValidator(run)

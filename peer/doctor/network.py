@@ -234,7 +234,7 @@ async def _mapped(run: RunId, targets: NodeAddresses, listens: bool) -> tuple[li
     with tempfile.TemporaryDirectory(prefix="p2pt-") as folder:
         identity = Identity.load_or_create(Path(folder) / "identity.key")
         try:
-            node = await Node.start(identity, run, listen=listen, sheltered=True)
+            node = await Node.start(identity, run, listen=listen, punches=True)
         except (UserError, NetworkError):
             return [], 0
         node.daemon.caution.trust([each for places in targets.values() for each in places])

@@ -99,8 +99,8 @@ def router(seen: Sequence[Observation], own: Sequence[str], mapped: Sequence[str
     if is_symmetric(mapped):
         fix = "Forward a port, or use IPv6; otherwise relays carry exchanges with peers that cannot be dialed either."
         return note("router", f"{words}; it uses another port for each destination, so it lets no hole be punched", fix)
-    witnesses = direct(mapped)
-    if len(witnesses) > 1 or address.port_of(witnesses) == port > 0:
+    observers = direct(mapped)
+    if len(observers) > 1 or address.port_of(observers) == port > 0:
         words += (
             "; it uses one port for all destinations, so most peers behind routers can connect to this one directly"
         )

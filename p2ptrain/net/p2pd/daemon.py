@@ -59,7 +59,7 @@ MAX_MISSED = 2
 _REUSE = "LIBP2P_TCP_REUSEPORT"
 """Reuse of the listening port for dialing. With reuse, two peers that dial each other at the same instant may get one
 connection on which both act as initiator, and both dials fail; without it they get two connections. Nobody dials a
-sheltered peer at its own address, and hole punching needs connections that leave from the listening port."""
+peer that punches holes at its own address, and hole punching needs connections that leave from the listening port."""
 
 
 class _HivemindP2P(P2P):
@@ -68,7 +68,7 @@ class _HivemindP2P(P2P):
         return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **{_REUSE: "false"})
 
 
-class _ShelteredP2P(P2P):
+class _PunchingP2P(P2P):
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **{_REUSE: "true"})
@@ -77,11 +77,11 @@ class _ShelteredP2P(P2P):
 class Daemon:
     """A running p2pd. ``close`` ends the process and removes its socket folder."""
 
-    def __init__(self, p2p: P2P, folder: SocketFolder, caution: DialPolicy, sheltered: Sequence[str] = ()) -> None:
+    def __init__(self, p2p: P2P, folder: SocketFolder, caution: DialPolicy, punches_at: Sequence[str] = ()) -> None:
         self.p2p = p2p
         self.caution = caution
-        self._sheltered = tuple(sheltered)
-        self.dials_circuits = not sheltered
+        self._punches_at = tuple(punches_at)
+        self.dials_circuits = not punches_at
         """Whether ``connect`` uses circuits; p2pd upgrades only those made since it punches holes."""
         self._folder = folder
         self._serials = itertools.count()
@@ -93,17 +93,17 @@ class Daemon:
 
     @classmethod
     async def start(
-        cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = (), sheltered: bool = False
+        cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = (), punches: bool = False
     ) -> Daemon:
         """Start p2pd; without listen addresses it only dials, and is dialed through relays.
 
-        ``sheltered``: whether nobody can dial the node, so that p2pd is to punch holes (libp2p specification:
+        ``punches``: whether nobody can dial the node, so that p2pd is to punch holes (libp2p specification:
         relay/DCUtR). It then dials from its listening port, which must be given, and names private addresses alone to
         others, whose dials to a public one would collide with its own.
 
         Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
         """
-        if sheltered:
+        if punches:
             announce = interfaces.unreachable_from_afar(interfaces.listening(listen))
         _check_binary()
         _check_free(listen)
@@ -111,7 +111,7 @@ class Daemon:
         unary.install()
         folder = SocketFolder.create()
         # P2P reads the socket folder from the class.
-        base = _ShelteredP2P if sheltered else _HivemindP2P
+        base = _PunchingP2P if punches else _HivemindP2P
         kind: Any = type("_Daemon", (base,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/"})
         try:
             async with asyncio.timeout(STARTUP_TIMEOUT_S + 10):
@@ -124,7 +124,7 @@ class Daemon:
                     dht_mode="server",  # libp2p's DHT, which dials peers known only by id
                     no_listen=not listen,
                     use_relay=False,  # would relay for everybody; circuits are dialed anyway (net.relay)
-                    auto_nat=sheltered,  # the only switch that turns hole punching on
+                    auto_nat=punches,  # the only switch that turns hole punching on
                     force_reachability="private",  # otherwise p2pd relays instead of net.relay
                     nat_port_map=False,  # needs UDP; net.port_mapping does it
                 )
@@ -137,12 +137,12 @@ class Daemon:
         assert isinstance(p2p._client.control, unary.Control)  # holds for the installed version of hivemind
         # A node that listens on loopback only, or nowhere (the doctor), may dial anything.
         policy = DialPolicy(local=all(map(address.is_loopback, listen)))
-        return cls(p2p, folder, policy, listen if sheltered else ())
+        return cls(p2p, folder, policy, listen if punches else ())
 
     @property
-    def is_sheltered(self) -> bool:
+    def punches(self) -> bool:
         """Whether p2pd punches holes; see ``start``."""
-        return bool(self._sheltered)
+        return bool(self._punches_at)
 
     @property
     def alive(self) -> bool:
@@ -171,7 +171,7 @@ class Daemon:
             _, addresses = await self.p2p._client.identify()
         except (P2PDaemonError, ControlFailure, OSError, EOFError) as error:
             raise NetworkError(f"p2pd does not answer: {error}") from error
-        own = interfaces.listening(self._sheltered) if self._sheltered else [str(each) for each in addresses]
+        own = interfaces.listening(self._punches_at) if self._punches_at else [str(each) for each in addresses]
         self.caution.stand_at([*own, *address.way_out()])
         return own
 

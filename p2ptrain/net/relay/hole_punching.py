@@ -1,8 +1,8 @@
-"""Hole punching of a sheltered node: what p2pd needs for it, and since when circuits are used.
+"""Hole punching of a node that nobody can dial: what p2pd needs for it, and since when circuits are used.
 
 p2pd punches holes by itself (libp2p specification: relay/DCUtR): whoever is dialed through a circuit asks the other
 side to dial at the same instant. It begins once it knows its public address, which mirrors name
-(``net.relay.mirror``), and upgrades only circuits made since. A sheltered node therefore takes no reservation and dials
+(``net.relay.mirror``), and upgrades only circuits made since. Such a node therefore takes no reservation and dials
 no circuit until then, or until it is clear that no hole can be punched.
 """
 
@@ -24,13 +24,13 @@ measure starts on busy machines."""
 
 
 class HolePunching:
-    """Hole punching of one node; nothing to do for a node that is not sheltered. ``close`` ends the mirrors."""
+    """Hole punching of one node; nothing to do if its p2pd does not punch holes. ``close`` ends the mirrors."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._mirrors = Mirrors(node.port) if node.daemon.is_sheltered and can_mirror() else None
+        self._mirrors = Mirrors(node.port) if node.daemon.punches and can_mirror() else None
         self._began_at = time.monotonic()
-        self._has_witness = False
+        self._has_observer = False
 
     @property
     def is_active(self) -> bool:
@@ -38,9 +38,9 @@ class HolePunching:
         return self._mirrors is not None and self._mirrors.is_punching.is_set()
 
     @property
-    def needs_witness(self) -> bool:
-        """Whether the node is sheltered and nobody has reported our address yet."""
-        return self._mirrors is not None and not self._has_witness
+    def needs_observer(self) -> bool:
+        """Whether p2pd is to punch holes and nobody has reported our address yet."""
+        return self._mirrors is not None and not self._has_observer
 
     def show(self, places: Sequence[str]) -> None:
         """Have the mirrors name our public addresses.
@@ -51,7 +51,7 @@ class HolePunching:
         """
         if self._mirrors is None or not places:
             return
-        self._has_witness = True
+        self._has_observer = True
         own_ipv6 = [each for each in self._node.addresses if "/ip6/" in each and address.is_public(each)]
         named = [*mapped_places(places), *own_ipv6[:1]]
         self._mirrors.show(dict.fromkeys(named))
@@ -65,7 +65,7 @@ class HolePunching:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PUNCHING_S):
                     await mirrors.is_punching.wait()
-        elif self.needs_witness and time.monotonic() - self._began_at < PUNCHING_S:
+        elif self.needs_observer and time.monotonic() - self._began_at < PUNCHING_S:
             return False
         daemon.dials_circuits = True
         return True

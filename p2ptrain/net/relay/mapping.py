@@ -14,12 +14,12 @@ from p2ptrain.net import address
 
 
 def mapped_places(places: Iterable[str]) -> tuple[str, ...]:
-    """Return the public addresses, at most one per family, on which most witnesses agree.
+    """Return the public addresses, at most one per family, on which most observers agree.
 
-    Without a majority there is none: the witnesses see different ports, or some of them lie.
+    Without a majority there is none: the observers see different ports, or some of them lie.
 
     Args:
-        places: the multiaddresses from which each witness saw a connection come, circuits included, which do not count.
+        places: the multiaddresses from which each observer saw a connection come, circuits included, which do not count.
     """
     seen: dict[int, Counter[str]] = {}
     for place in direct(places):
@@ -31,7 +31,7 @@ def mapped_places(places: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_symmetric(places: Iterable[str]) -> bool:
-    """Return whether witnesses saw IPv4 connections from different ports, and most of them agree on none."""
+    """Return whether observers saw IPv4 connections from different ports, and most of them agree on none."""
     ports = [place for place in direct(places) if "/ip4/" in place]
     return len(set(ports)) > 1 and not mapped_places(ports)
 

@@ -12,7 +12,7 @@ Dial-backs from the same private network say nothing about the internet, since f
 public address. A node that only such neighbours can reach also takes reservations if the swarm has public addresses.
 Without a majority of successful dial-backs a node takes reservations, too: an unneeded circuit costs little.
 
-A node that nobody can dial is replaced by a sheltered one, whose p2pd punches holes (``net.relay.hole_punching``).
+A node that nobody can dial is replaced by one whose p2pd punches holes (``net.relay.hole_punching``).
 
 Resources: ``run`` closes the hole punching, and holds nothing else open. It handles NetworkError and RemoteError.
 """
@@ -167,8 +167,8 @@ class ReachabilityManager:
     Args:
         by_owner: whether the owner set the node's addresses (a forwarded port); they are then announced unchanged.
         relays: whether this node relays; the log entry about reachability says so.
-        may_change: whether the node may be replaced by one in the other mode: sheltered if nobody can dial it, and not
-            if others can.
+        may_change: whether the node may be replaced by one in the other mode: its p2pd punches holes if nobody can
+            dial it, and does not if others can.
         told: verdicts about the node that this one replaces, which are not reported again; None if there is none.
         on_change: called when ``addresses`` have changed.
     """
@@ -205,9 +205,9 @@ class ReachabilityManager:
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self._told = told
-        self.verdicts: dict[int, bool] = dict.fromkeys(FAMILIES, False) if node.daemon.is_sheltered else {}
-        """By address family (4, 6), whether others can dial us by it; absent if unknown. A sheltered node begins with
-        the verdict that made it one."""
+        self.verdicts: dict[int, bool] = dict.fromkeys(FAMILIES, False) if node.daemon.punches else {}
+        """By address family (4, 6), whether others can dial us by it; absent if unknown. A node whose p2pd punches
+        holes begins with the verdict that made it so."""
         self._last = frozenset(self.addresses)  # addresses at the last update
 
     @property
@@ -244,8 +244,7 @@ class ReachabilityManager:
     @property
     def is_misplaced(self) -> bool:
         """Whether the node should be replaced by one in the other mode."""
-        is_sheltered = self._node.daemon.is_sheltered
-        return self._may_change and self._node.port > 0 and self.reachable is is_sheltered
+        return self._may_change and self._node.port > 0 and self.reachable is self._node.daemon.punches
 
     async def run(self) -> None:
         """Keep the addresses up to date while p2pd runs. Returns early if ``is_misplaced``."""
@@ -341,7 +340,7 @@ class ReachabilityManager:
 
     async def _prepare_punching(self) -> None:
         """Learn our public address without a dial-back, which takes five seconds behind a router that drops packets."""
-        if self._punching.needs_witness:
+        if self._punching.needs_observer:
             answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
             self._punching.show([each.place for each in answers if each is not None and each.place])
 

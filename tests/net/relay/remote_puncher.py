@@ -88,7 +88,7 @@ async def main(folder: Path, name: str, bootstrap: str, others: list[str]) -> No
         port=31337,
         relay=RelayLimits() if is_server else None,
         punch=not is_server and os.environ.get("PUNCH", "1") == "1",
-        sheltered=os.environ.get("SHELTERED", "1") == "1",
+        unreachable=os.environ.get("UNREACHABLE", "1") == "1",
     )
     await connection.start()
     try:

@@ -1,4 +1,4 @@
-"""The router's mapping, from what witnesses see."""
+"""The router's mapping, from what observers see."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ RELAY = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
 CIRCUIT = f"{HERE}/p2p/{RELAY}/p2p-circuit"
 
 
-def test_the_place_that_most_witnesses_see_is_the_mapping() -> None:
+def test_the_place_that_most_observers_see_is_the_mapping() -> None:
     assert mapped_places([HERE]) == (HERE,)
     assert mapped_places([HERE, HERE, THERE]) == (HERE,)  # one of them lies
     assert mapped_places([HERE, IPV6]) == (HERE, IPV6)  # families are counted apart
     assert not any(map(is_symmetric, ([], [HERE], [HERE, HERE], [HERE, HERE, THERE], [HERE, IPV6])))
 
 
-def test_witnesses_that_see_different_ports_show_a_symmetric_router() -> None:
+def test_observers_that_see_different_ports_show_a_symmetric_router() -> None:
     for places in ([HERE, THERE], [HERE, THERE, ELSEWHERE]):
         assert mapped_places(places) == ()
         assert is_symmetric(places)

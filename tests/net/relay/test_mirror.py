@@ -30,10 +30,10 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def mirrored(folder: Path, sheltered: bool = True) -> AsyncIterator[tuple[Daemon, Mirrors]]:
+async def mirrored(folder: Path, punches: bool = True) -> AsyncIterator[tuple[Daemon, Mirrors]]:
     port = free_port()
     identity = Identity.load_or_create(folder / "identity.key")
-    daemon = await Daemon.start(identity.path, [address.multiaddress("0.0.0.0", port)], sheltered=sheltered)
+    daemon = await Daemon.start(identity.path, [address.multiaddress("0.0.0.0", port)], punches=punches)
     mirrors = Mirrors(port)
     try:
         yield daemon, mirrors
@@ -77,9 +77,9 @@ def test_three_mirrors_are_too_few(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     asyncio.run(main())
 
 
-def test_a_node_that_is_not_sheltered_never_punches(tmp_path: Path) -> None:
+def test_a_node_that_is_not_to_punch_never_does(tmp_path: Path) -> None:
     async def main() -> None:
-        async with mirrored(tmp_path, sheltered=False) as (daemon, mirrors):
+        async with mirrored(tmp_path, punches=False) as (daemon, mirrors):
             mirrors.show([PLACE])
             assert not await seen(mirrors, SHORT_S)
             assert daemon.dials_circuits
@@ -87,7 +87,7 @@ def test_a_node_that_is_not_sheltered_never_punches(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_sheltered_node_names_no_public_address_and_dials_no_circuit_at_first(tmp_path: Path) -> None:
+def test_a_node_that_punches_names_no_public_address_and_dials_no_circuit_at_first(tmp_path: Path) -> None:
     async def main() -> None:
         async with mirrored(tmp_path) as (daemon, _):
             _, told = await daemon.p2p._client.identify()

@@ -262,7 +262,7 @@ class FakeNode:
         self.addresses: Sequence[str] = addresses
         self.known, self.bootstraps, self.peer_id, self.port = {OTHER: (PUBLIC,)}, (OTHER,), ME, 5
         self.mapped_port = 0
-        self.daemon = SimpleNamespace(is_sheltered=False, dials_circuits=True)
+        self.daemon = SimpleNamespace(punches=False, dials_circuits=True)
         self.has_company = True
         self.looks = 0
 
