@@ -14,6 +14,7 @@ from swarm import ENDLESS, Program, Swarm, until
 
 from lab.hosts import Access, Network
 from lab.namespaces import check_support
+from lab.routers import RouterKind
 from p2ptrain.net.address import relay_of
 from peer.home import Home
 
@@ -22,7 +23,9 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's"),
 ]
 
-BEHIND_A_ROUTER = Access(router=True)
+BEHIND_A_ROUTER = Access(router="keep")
+BEHIND_AN_UNFIT_ROUTER = Access(router="symmetric")
+"""Behind a router that uses another port for each destination, so that no hole can be punched."""
 
 
 class FarFlung(Swarm):
@@ -65,7 +68,7 @@ def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_wh
         for name in ("bootstrap", "volunteer"):
             network.add(name)
         for name in ("alice", "bob"):
-            network.add(name, BEHIND_A_ROUTER)
+            network.add(name, BEHIND_AN_UNFIT_ROUTER)
         with FarFlung(network, **ENDLESS) as swarm:
             bootstrap = swarm.bootstrap()
             alice, bob = swarm.peer("alice"), swarm.peer("bob")
@@ -87,6 +90,48 @@ def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_wh
             alice.wait_for_more("exchanged", more=3, peer=bob.peer_id, relay=volunteer.peer_id)
 
 
+@pytest.mark.parametrize(("one", "other"), [("keep", "other"), ("firewall", "keep_reset")])
+def test_two_peers_behind_routers_exchange_directly(one: RouterKind, other: RouterKind) -> None:
+    check_support()
+    with Network() as network:
+        network.add("bootstrap")
+        network.add("alice", Access(router=one))
+        network.add("bob", Access(router=other))
+        with FarFlung(network, **ENDLESS) as swarm:
+            swarm.bootstrap()
+            alice, bob = swarm.peer("alice", "-v"), swarm.peer("bob")
+            for each, partner in ((alice, bob), (bob, alice)):
+                each.wait_for("punching")
+                each.wait_for("exchanged", peer=partner.peer_id, punched=True)
+            alice.wait_for_more("exchanged", more=5, peer=bob.peer_id, punched=True)
+            assert "(direct, through both routers)" in alice.output
+            assert not alice.events("p2pd died")
+            assert Home(alice.home).load_addresses().unreachable  # the next start punches at once
+            alice.terminate()
+            alice = swarm.peer("alice")
+            alice.wait_for("exchanged", peer=bob.peer_id, punched=True)
+            assert not alice.events("punching")
+
+
+def test_whoever_does_not_want_to_be_known_exchanges_through_the_relay() -> None:
+    check_support()
+    with Network() as network:
+        network.add("bootstrap")
+        for name in ("alice", "bob"):
+            network.add(name, BEHIND_A_ROUTER)
+        with FarFlung(network, **ENDLESS) as swarm:
+            swarm.bootstrap()
+            home = swarm.root / "alice"
+            home.mkdir()
+            (home / "settings.toml").write_text("punch = false\n")
+            alice, bob = swarm.peer("alice"), swarm.peer("bob")
+            alice.wait_for("exchanged", peer=bob.peer_id)
+            bob.wait_for("punching")
+            alice.wait_for_more("exchanged", more=3, peer=bob.peer_id)
+            assert all(note.get("relay") for note in alice.events("exchanged", peer=bob.peer_id))
+            assert not alice.events("punching")
+
+
 def test_the_doctor_says_on_which_side_of_a_router_it_is_and_how_to_be_reached() -> None:
     check_support()
     with Network() as network:
@@ -102,5 +147,6 @@ def test_the_doctor_says_on_which_side_of_a_router_it_is_and_how_to_be_reached()
             assert (status, found["reach"]["state"]) == (0, "note"), found  # reachable through the bootstrap's relay
             assert "Forward TCP port 31337 on your router to 192.168.1.2" in found["reach"]["fix"]
             assert found["router"]["found"].startswith("others see 11.0.3.2, the address of a router that keeps ports")
+            assert "it uses one port for all destinations" in found["router"]["found"]
             assert {found[check]["state"] for check in ("link", "clock", "rates", "memory")} == {"ok"}
             assert not list((swarm.root / "home").glob("*"))

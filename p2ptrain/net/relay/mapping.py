@@ -19,7 +19,7 @@ def mapped_places(places: Iterable[str]) -> tuple[str, ...]:
     Without a majority there is none: the observers see different ports, or some of them lie.
 
     Args:
-        places: the multiaddresses from which each observer saw a connection come, circuits included, which do not count.
+        places: the multiaddresses from which each observer saw a connection come; circuits do not count.
     """
     seen: dict[int, Counter[str]] = {}
     for place in direct(places):
