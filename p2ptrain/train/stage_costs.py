@@ -81,16 +81,18 @@ def _pass(
     model = stage_model(description, 0, device, stage)
     recompute_activations(model.flat.module, placement.recomputes)
     forward_pass = StagePass(model, placement.autocast)
-    given, returned = (torch.zeros(each.shape, dtype=each.dtype) for each in forward_pass.shapes(sequences, tokens))
-    targets = torch.zeros(sequences * tokens, dtype=torch.int64, device=device)
+    hidden_shape = sequences, tokens, description.config.hidden_size
+    given, returned = torch.zeros(hidden_shape), torch.zeros(hidden_shape)
+    ids, targets = (torch.zeros(sequences, tokens, dtype=torch.int64, device=device) for _ in range(2))
 
     def compute() -> None:
-        received = given if stage.is_first else given.detach().requires_grad_()
+        received = ids if stage.is_first else given.to(device).requires_grad_()
         hidden = forward_pass(received)
         if stage.is_last:
-            summed_cross_entropy(hidden.flatten(0, 1), model.output, targets, placement.autocast).backward()
+            total = summed_cross_entropy(hidden.flatten(0, 1), model.output, targets.flatten(), placement.autocast)
+            total.backward()
         else:
-            hidden.backward(returned)
+            hidden.backward(returned.to(hidden))
 
     return compute
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
-from p2ptrain.train.boundary import Boundary
+from p2ptrain.train.boundary import EXACT, Boundary
 from p2ptrain.train.model import FlatModel, autocast_to, build_module, shape_module
 from p2ptrain.train.partial_build import AllocationRecord
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from p2ptrain.manifest import Decoder
-
-
-EXACT = Boundary("fp32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +171,8 @@ def _prune(module: PreTrainedModel, names: PartNames, stage: StageRange) -> Tens
     return guest
 
 
-class StagePass(nn.Module):
-    """Forward pass of one stage between tensors on the host, which gloo sends and receives.
+class StagePass:
+    """Forward pass of one stage on its device, and the form in which its tensors travel between hosts.
 
     Args:
         model: the stage.
@@ -184,37 +181,41 @@ class StagePass(nn.Module):
     """
 
     def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: Boundary = EXACT) -> None:
-        super().__init__()
         self.stage = model.stage
-        base: Any = model.flat.module.base_model
-        self.base = base
         self.boundary = boundary
+        self.autocast = autocast
+        base: Any = model.flat.module.base_model
+        self._base = base
         self._width: int = base.config.hidden_size
         self._device = model.flat.theta.device
-        self.autocast = autocast
 
-    def forward(
+    def __call__(
         self,
-        received: Tensor,  # [b, T] int64 on the first stage, packed activations [b, T, W] on the others
+        given: Tensor,  # [b, T] int64 on the first stage, activations [b, T, D] on the others; on the device
     ) -> Tensor:
-        """Return packed activations [b, T, W] on the host; the last stage's [b, T, D] on the device, for the loss."""
+        """Return activations [b, T, D], with a graph."""
         with autocast_to(self._device, self.autocast):
-            if self.stage.is_first:
-                given = {"input_ids": received.to(self._device)}
-            else:
-                given = {"inputs_embeds": self.boundary.unpack(received.to(self._device), self._width)}
-            hidden: Tensor = self.base(**given, use_cache=False).last_hidden_state
-        return hidden if self.stage.is_last else self.boundary.pack(hidden).to("cpu")
+            name = "input_ids" if self.stage.is_first else "inputs_embeds"
+            hidden: Tensor = self._base(**{name: given}, use_cache=False).last_hidden_state
+        return hidden
 
-    def shapes(self, sequences: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return what goes in and comes out for ``sequences`` sequences, as tensors without memory.
+    def buffer(self, sequences: int, tokens: int) -> Tensor:
+        """Return memory on the host for what another stage sends of a micro-batch, [b, T, W]."""
+        return torch.empty(sequences, tokens, self.boundary.elements(self._width), dtype=self.boundary.dtype)
 
-        With both, torch's pipeline need not ask other stages for shapes, which it would receive as pickled objects.
-        """
-        ids = torch.empty(sequences, tokens, dtype=torch.int64, device="meta")
-        width, kind = self.boundary.elements(self._width), self.boundary.dtype
-        hidden = torch.empty(sequences, tokens, width, dtype=kind, device="meta", requires_grad=True)
-        return ids if self.stage.is_first else hidden, hidden
+    def received(
+        self,
+        packed: Tensor,  # [b, T, W] on the host
+    ) -> Tensor:
+        """Return activations or gradients [b, T, D] on the device, in fp32."""
+        return self.boundary.unpack(packed.to(self._device))
+
+    def packed(
+        self,
+        values: Tensor,  # [b, T, D] on the device
+    ) -> Tensor:
+        """Return activations or gradients as they travel, [b, T, W] on the host."""
+        return self.boundary.pack(values).to("cpu")
 
 
 # --- where to cut -----------------------------------------------------------------------------------------------------

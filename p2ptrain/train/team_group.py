@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import psutil
 import torch
@@ -30,6 +30,9 @@ from torch import Tensor
 from p2ptrain.base.errors import TeamError
 
 T = TypeVar("T")
+
+Direction = Literal["forward", "backward"]
+"""Of tensors between stages: each has a group, because one gloo connection carries one direction at a time."""
 
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
@@ -76,6 +79,8 @@ class TeamGroup:
         with self.named("connecting the team"), _gloo_on(loopback_interface()):
             store = dist.FileStore(str(rendezvous.file), self.size)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+            forward, backward = (dist.new_group(timeout=wait, backend="gloo") for _ in range(2))
+        self._directions: dict[Direction, dist.ProcessGroup] = {"forward": forward, "backward": backward}
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
@@ -180,6 +185,38 @@ class TeamGroup:
         with self.named(name):
             dist.recv(into, source)
         return into
+
+    def begin_send(self, name: str, values: Tensor, to: int, direction: Direction, number: int) -> Transfer:
+        """Send values that do not change until the transfer ends, without waiting; see ``begin_receive``."""
+        with self.named(name):
+            return Transfer(self, name, values, dist.isend(values, to, self._directions[direction], number))
+
+    def begin_receive(self, name: str, into: Tensor, source: int, direction: Direction, number: int) -> Transfer:
+        """Receive without waiting.
+
+        Args:
+            into: contiguous, on the CPU; overwritten.
+            number: by which sends and receives of one direction find each other.
+        """
+        with self.named(name):
+            return Transfer(self, name, into, dist.irecv(into, source, self._directions[direction], number))
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Values on their way to or from another rank, which must not be read or changed until ``wait`` returns."""
+
+    group: TeamGroup
+    name: str
+    values: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        """Return the values once they have been sent or received. Raises TeamError."""
+        assert self.work is not None, "this rank belongs to the group"
+        with self.group.named(self.name):
+            self.work.wait()
+        return self.values
 
 
 def _release_frames(error: BaseException) -> None:
