@@ -22,7 +22,8 @@ def test_numbers_arrive(name, width):
     hidden = torch.randn(2, 3, width, generator=generator) * torch.logspace(-30, 30, 3)[:, None]
     sent = boundary.pack(hidden.requires_grad_())
     assert (sent.dtype, sent.shape) == (boundary.dtype, (2, 3, boundary.elements(width)))
-    assert sent.is_contiguous() and not sent.requires_grad
+    assert sent.is_contiguous()
+    assert not sent.requires_grad
     assert sent.nbytes == 6 * boundary.bytes_per_token(width)
     found = boundary.unpack(sent)
     assert found.dtype == torch.float32
