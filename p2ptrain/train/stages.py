@@ -28,6 +28,7 @@ from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.train.boundary import EXACT, Boundary
 from p2ptrain.train.model import FlatModel, autocast_to, build_module, shape_module
 from p2ptrain.train.partial_build import AllocationRecord
+from p2ptrain.train.pipeline_schedule import warm_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -256,11 +257,12 @@ def balanced_cut(
     limits_bytes: Sequence[int | None],  # of each device, in the order of the stages; None: no limit
     micro_batches: int,  # of an inner step
     starts: Container[int] | None = None,  # units where a stage may begin (``fragments.stage_starts``); None: all
+    is_eager: bool = False,  # the longer warm-up of ``pipeline_schedule``
 ) -> tuple[StageRange, ...] | None:
     """Cut so that the slowest stage is as fast as possible and each fits its device; None if no cut fits.
 
-    Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. In 1F1B
-    stage s of S keeps the activations of up to S - s micro-batches.
+    Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. A stage
+    keeps the activations of as many micro-batches as its warm-up has.
 
     A dynamic program over the cuts, O(S L^2) for L blocks: the best cut of a prefix into s stages is the best over the
     start of the last one.
@@ -270,7 +272,7 @@ def balanced_cut(
         return None
     best: list[dict[int, tuple[tuple[float, float], list[int]]]] = [{0: ((0.0, 0.0), [0])}]
     for index, limit in enumerate(limits_bytes):
-        kept = min(micro_batches, count - index)
+        kept = warm_up(index, count, micro_batches, is_eager)
         sizes = [state + kept * own for state, own in zip(costs.state_bytes, costs.activation_bytes, strict=True)]
         needs, takes = _sums(sizes), _sums(costs.seconds[index])
         ends: Sequence[int] = [blocks]

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import psutil
 import torch
@@ -75,15 +75,19 @@ class TeamGroup:
         self.rank = rendezvous.rank
         self.size = rendezvous.size
         self.timeout_s = timeout_s
+        self.is_local = True
+        """Whether all ranks are on one computer."""
+        self._directions: dict[Direction, dist.ProcessGroup] = {}
         wait = timedelta(seconds=timeout_s)
         with self.named("connecting the team"), _gloo_on(loopback_interface()):
             store = dist.FileStore(str(rendezvous.file), self.size)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
-            forward, backward = (dist.new_group(timeout=wait, backend="gloo") for _ in range(2))
-        self._directions: dict[Direction, dist.ProcessGroup] = {"forward": forward, "backward": backward}
+            for direction in get_args(Direction):
+                self._directions[direction] = dist.new_group(timeout=wait, backend="gloo")
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
+        self._directions.clear()  # gloo closes connections only when nothing refers to their group
         if dist.is_initialized():
             dist.destroy_process_group()
 
