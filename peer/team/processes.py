@@ -68,6 +68,10 @@ class RankProcess:
                 found = said
         return found
 
+    def begin_kill(self) -> None:
+        """Send the signal of ``kill``, without waiting. Any thread may call it."""
+        self._process.kill()
+
     def kill(self) -> None:
         """End the process at once, also if it is stopped, and wait for it. Safe to call twice."""
         self._process.kill()
