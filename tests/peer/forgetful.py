@@ -21,9 +21,9 @@ def noting(team: Team) -> None:
         team._notebook.note("left of the old rank", parts=left)
     begin(team)
     rank = team.rank
-    for name, part in {"learner": rank.learner, "model": rank.task.stage_model.flat, "shard": rank.shard}.items():
-        parts[name] = weakref.ref(part)
-    parts["weights"] = weakref.ref(rank.task.stage_model.flat.theta)
+    flat = rank.task.stage_model.flat
+    kept = {"learner": rank.learner, "task": rank.task, "model": flat.module, "weights": flat.theta, "shard": rank.shard}
+    parts.update({name: weakref.ref(part) for name, part in kept.items()})
 
 
 if __name__ == "__main__":
