@@ -96,6 +96,8 @@ class Team:
         self._most_sequences = signed.manifest.training.sequences_per_step
         self._starts: list[int] = []
         self._generation = 0
+        self._importing_s = 0.0
+        """Seconds in which the current ranks imported their libraries."""
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
         self._group: TeamGroup | None = None
         self._rank: TeamRank | None = None
@@ -188,7 +190,12 @@ class Team:
         self.trained.restart(rank.trained)
         self.trainer.restart(rank.learner, rank.group, rank.shard)
         self.trainer.inbox.wake()  # ``abandon`` may have removed what wakes the trainer
-        self._notebook.note("ranks replaced", generation=self._generation, step=rank.learner.step)
+        self._notebook.note(
+            "ranks replaced",
+            generation=self._generation,
+            step=rank.learner.step,
+            importing_s=round(self._importing_s, 3),
+        )
 
     def close(self) -> None:
         """End all rank processes at once. Safe to call twice."""
@@ -235,8 +242,10 @@ class Team:
         assert self._corpus is not None
         manifest, key = self._signed.manifest, new_key()
         plans = [self._plan(each.rank, key) for each in self._processes]
+        began = self._clock()
         for process in self._processes:
             process.wait_ready(READY_S)
+        self._importing_s = self._clock() - began
         listener = RankListener(self._folder.path / LEADER_SOCKET, key)
         try:
             for process, plan in zip(self._processes, plans, strict=True):

@@ -22,7 +22,13 @@ def noting(team: Team) -> None:
     begin(team)
     rank = team.rank
     flat = rank.task.stage_model.flat
-    kept = {"learner": rank.learner, "task": rank.task, "model": flat.module, "weights": flat.theta, "shard": rank.shard}
+    kept = {
+        "learner": rank.learner,
+        "task": rank.task,
+        "model": flat.module,
+        "weights": flat.theta,
+        "shard": rank.shard,
+    }
     parts.update({name: weakref.ref(part) for name, part in kept.items()})
 
 
