@@ -106,7 +106,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards", card_name(devices[0]))
+        sensors = Sensors(cache_directory() / "cards", [name for each in devices if (name := card_name(each))])
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
