@@ -62,6 +62,7 @@ class Recovery:
             except TeamError as error:
                 failure = bare(error)
             except torch.AcceleratorError as error:  # the context of this process's card is lost
+                team.close()  # nothing can be saved, and the ranks wait for this one
                 raise DeviceError(
                     f"The device {team.devices[0]} failed: {str(error).partition(chr(10))[0]}.",
                     "Start the peer again; if it fails again, check the card with its maker's tools.",

@@ -35,6 +35,9 @@ class FakeTeam:
         self.did.append("recover")
         return True
 
+    def close(self) -> None:
+        self.did.append("close")
+
     def renew(self) -> None:
         self.did.append("renew")
 
@@ -98,6 +101,6 @@ def test_a_farewell_that_does_not_end_ends_with_a_stop() -> None:
 def test_a_lost_card_of_the_leader_is_an_error_with_its_name_and_no_recovery() -> None:
     team, membership = FakeTeam(), FakeMembership(0)
     lost = torch.AcceleratorError("CUDA error: unspecified launch failure\nCompile with ...")
-    with pytest.raises(DeviceError, match=r"The device cpu failed: CUDA error: unspecified launch failure\.$"):
+    with pytest.raises(DeviceError, match=r"The device cpu failed: CUDA error: unspecified launch failure\.\n"):
         recovery(team, membership).run(failing(1, lost))
-    assert team.did == membership.did == []
+    assert (team.did, membership.did) == (["close"], [])

@@ -19,16 +19,20 @@ pytestmark = pytest.mark.net
 HASTY = Path(__file__).with_name("hasty.py")
 """Script of a peer whose collectives have a short timeout."""
 
-STALLED, FORGETFUL = (Path(__file__).with_name(f"{name}.py") for name in ("stalled", "forgetful"))
-"""Scripts of a peer whose ranks never start again, and of one that notes what is left of an old rank."""
+STALLED = Path(__file__).with_name("stalled.py")
+"""Script of a peer whose ranks never start again."""
+FORGETFUL = Path(__file__).with_name("forgetful.py")
+"""Script of a peer that notes what is left of an old rank."""
+LOST_CARD = Path(__file__).with_name("lost_card.py")
+"""Script of a peer whose leader's card fails."""
 
 LAYERS = {"outer.cut": "layers", "outer.fragments": 3, "model.config.num_hidden_layers": 2}
 
 
 def ranks_of(peer: Program) -> list[psutil.Process]:
     """Return the processes of a team's other ranks."""
-    children = psutil.Process(peer.process.pid).children()
-    return until("a rank", lambda: [each for each in children if "peer.team.rank" in each.cmdline()])
+    leader = psutil.Process(peer.process.pid)
+    return until("a rank", lambda: [each for each in leader.children() if "peer.team.rank" in each.cmdline()])
 
 
 def sleepers_of(peer: Program) -> list[psutil.Process]:
@@ -172,6 +176,20 @@ def test_a_stop_while_ranks_start_again_ends_the_peer_soon_and_names_what_is_kep
             "no checkpoint had been saved" in team.output if kept is None else f"step {kept:,} is kept" in team.output
         )
         assert "Traceback" not in team.output
+
+
+def test_a_leader_that_loses_its_card_ends_with_one_error_and_so_do_its_ranks() -> None:
+    with Swarm(**LAYERS, **ENDLESS) as swarm:
+        swarm.bootstrap()
+        team = swarm.peer("team", "--devices", "cpu,cpu", script=LOST_CARD)
+        (rank,) = ranks_of(team)
+        failed = time.monotonic() if team.wait_for("first inner step") else 0.0
+        assert team.end() == 2, team.output
+        assert time.monotonic() - failed < 30
+        assert "The device cpu failed: CUDA error: an illegal memory access was encountered." in team.output
+        assert "Traceback" not in team.output
+        assert not rank.is_running()
+        swarm.programs.remove(team)
 
 
 def test_nothing_is_left_of_a_rank_when_the_next_one_is_built() -> None:
