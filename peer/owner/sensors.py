@@ -155,7 +155,7 @@ def is_on_battery() -> bool:
 
 
 def temperatures(cards: Sequence[str]) -> dict[str, float]:
-    """Return the temperatures of processor and hottest card in °C. Raises ToolError if a card's, or all, are unknown."""
+    """Return the °C of the processor and of the hottest card. Raises ToolError if a card's, or all, are unknown."""
     found = {}
     chips = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     for name in CPU_SENSORS:
