@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -101,14 +103,48 @@ def test_a_team_resumes_and_replaced_ranks_resume_the_checkpoint() -> None:
         assert "Traceback" not in team.output
 
 
-def test_no_rank_outlives_a_killed_leader() -> None:
+def test_no_rank_outlives_a_killed_leader_and_no_folder_is_left() -> None:
+    with Swarm(**LAYERS, **ENDLESS) as swarm:
+        bootstrap = swarm.bootstrap()
+        own = len(swarm.socket_folders())
+        team = swarm.peer("team", "--devices", "cpu,cpu")
+        trains(team)
+        (rank,) = ranks_of(team)
+        assert len(swarm.socket_folders()) == own + 2
+        team.kill()
+        rank.wait(10)
+        assert len(swarm.socket_folders()) == own
+        assert bootstrap.process.poll() is None
+
+
+def test_a_teams_model_is_exported_and_continues_a_text_while_it_trains_and_after_a_kill() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
         team = swarm.peer("team", "--devices", "cpu,cpu")
         trains(team)
-        (rank,) = ranks_of(team)
+        team.interrupt()
+        assert team.end() == 0, team.output
+        team = swarm.peer("team", "--devices", "cpu,cpu", link=None)
+        team.wait_for_more("progress", 2)
+        steps = [each["step"] for each in team.events("resumed")]
+
+        def call(*words: str) -> str:
+            command = [sys.executable, "-m", "p2ptrain.cli", *words]
+            done = subprocess.run(command, env=swarm.environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        call("export", str(team.home), str(swarm.root / "while"))
+        said = call("generate", str(team.home), "To be", "--tokens", "20")
+        assert said.startswith("To be")
+        assert team.process.poll() is None
         team.kill()
-        rank.wait(10)
+        call("export", str(team.home), str(swarm.root / "after"))
+        weights = [(swarm.root / each / "model.safetensors").read_bytes() for each in ("while", "after")]
+        assert weights[0] == weights[1], "no checkpoint was due meanwhile"
+        assert call("generate", str(team.home), "To be", "--tokens", "20") == said
+        assert f"{steps[-1]}" in call("status", str(team.home))
+        swarm.programs.remove(team)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
