@@ -1,4 +1,4 @@
-"""A large model in a team of ranks on the CPU or one card: an outer step, checkpoint, resumption and export, with memory.
+"""A large model in a team on the CPU or on one card: an outer step, checkpoint, resumption, export, and their memory.
 
     python -m bench.large_team [--layers 16] [--ranks 2] [--device cuda:0] [--out out/large_team]
 

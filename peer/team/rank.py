@@ -7,6 +7,7 @@ once, whatever it does. It writes reports to standard output.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -74,6 +75,7 @@ def watch_leader(pipe: FileIO, folder: Path) -> None:
             time.sleep(0.02)
         os._exit(1)
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the leader still saves
     threading.Thread(target=watch, name="leader-watch", daemon=True).start()
 
 

@@ -71,9 +71,12 @@ def test_ctrl_c_saves_and_ends_all_ranks_and_a_single_process_goes_on() -> None:
         team = swarm.peer("team", "--devices", "cpu,cpu")
         trains(team)
         ranks = ranks_of(team)
+        for each in ranks:
+            each.terminate()  # as a service manager does to all processes
         team.interrupt()
         assert team.end() == 0, team.output
         assert "Traceback" not in team.output
+        assert not team.events("rank failed")
         assert not [each for each in ranks if each.is_running()]
         alone = swarm.peer("team", "--device", "cpu", link=None)
         assert alone.wait_for("resumed")["step"] > 0
