@@ -129,7 +129,6 @@ def test_a_teams_model_is_exported_and_continues_a_text_while_it_trains_and_afte
         assert team.end() == 0, team.output
         team = swarm.peer("team", "--devices", "cpu,cpu", link=None)
         team.wait_for_more("progress", 2)
-        steps = [each["step"] for each in team.events("resumed")]
 
         def call(*words: str) -> str:
             command = [sys.executable, "-m", "p2ptrain.cli", *words]
@@ -140,13 +139,12 @@ def test_a_teams_model_is_exported_and_continues_a_text_while_it_trains_and_afte
         call("export", str(team.home), str(swarm.root / "while"))
         said = call("generate", str(team.home), "To be", "--tokens", "20")
         assert said.startswith("To be")
-        assert team.process.poll() is None
+        assert "device    cpu + cpu" in call("status", str(team.home))
         team.kill()
         call("export", str(team.home), str(swarm.root / "after"))
         weights = [(swarm.root / each / "model.safetensors").read_bytes() for each in ("while", "after")]
         assert weights[0] == weights[1], "no checkpoint was due meanwhile"
         assert call("generate", str(team.home), "To be", "--tokens", "20") == said
-        assert f"{steps[-1]}" in call("status", str(team.home))
         swarm.programs.remove(team)
 
 
