@@ -7,9 +7,12 @@ the learner (``TeamPayloads``, ``TeamInbox``, ``LeadingTrainer``) stays and lead
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +34,7 @@ from p2ptrain.team.payloads import TeamPayloads
 from p2ptrain.team.remote_shard import RemoteShard
 from p2ptrain.team.shard import Shard
 from p2ptrain.team.trainer import LeadingTrainer
+from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
@@ -46,6 +50,8 @@ TIMEOUT_S = 60.0
 micro-batch through a stage on a slow device would settle it."""
 MAX_FAILURES, FAILURES_WITHIN_S = 3, 3600.0
 """Failures of ranks within so many seconds after which the peer gives up."""
+STOP_POLL_S = 0.2
+"""Seconds between two looks, while ranks start, at whether the owner has stopped the peer."""
 
 
 class TeamFiles(NamedTuple):
@@ -90,6 +96,8 @@ class Team:
         self._most_sequences = signed.manifest.training.sequences_per_step
         self._starts: list[int] = []
         self._generation = 0
+        self._importing_s = 0.0
+        """Seconds in which the current ranks imported their libraries."""
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
         self._group: TeamGroup | None = None
         self._rank: TeamRank | None = None
@@ -157,6 +165,7 @@ class Team:
         while True:
             self._judge(error)
             self._end_generation()
+            self._release()
             if self.is_stopping():
                 return False
             self._generation += 1
@@ -166,7 +175,10 @@ class Team:
                 if (found := self.rank.found.checkpoint) is not None:
                     self.rank.load(found)
             except TeamError as again:
-                error = again
+                if self.is_stopping():
+                    self._end_generation()
+                    return False
+                error = bare(again)
                 continue
             return True
 
@@ -178,7 +190,12 @@ class Team:
         self.trained.restart(rank.trained)
         self.trainer.restart(rank.learner, rank.group, rank.shard)
         self.trainer.inbox.wake()  # ``abandon`` may have removed what wakes the trainer
-        self._notebook.note("ranks replaced", generation=self._generation, step=rank.learner.step)
+        self._notebook.note(
+            "ranks replaced",
+            generation=self._generation,
+            step=rank.learner.step,
+            importing_s=round(self._importing_s, 3),
+        )
 
     def close(self) -> None:
         """End all rank processes at once. Safe to call twice."""
@@ -196,19 +213,45 @@ class Team:
             if rank
         ]
 
+    @contextmanager
+    def _ending_at_stop(self) -> Iterator[None]:
+        """End the rank processes that start in the body when the owner stops the peer: then nothing waits for them."""
+        has_begun, processes = threading.Event(), tuple(self._processes)
+
+        def watch() -> None:
+            while not has_begun.wait(STOP_POLL_S):
+                if self.is_stopping():
+                    for each in processes:
+                        each.begin_kill()
+                    return
+
+        thread = threading.Thread(target=watch, name="stop-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            has_begun.set()
+            thread.join()
+
     def _begin(self) -> None:
         """Connect the rank processes and build this process's rank. Raises UserError and TeamError."""
+        with self._ending_at_stop():
+            self._connect_and_build()
+
+    def _connect_and_build(self) -> None:
         assert self._corpus is not None
         manifest, key = self._signed.manifest, new_key()
         plans = [self._plan(each.rank, key) for each in self._processes]
+        began = self._clock()
         for process in self._processes:
             process.wait_ready(READY_S)
+        self._importing_s = self._clock() - began
         listener = RankListener(self._folder.path / LEADER_SOCKET, key)
         try:
             for process, plan in zip(self._processes, plans, strict=True):
                 process.tell(plan)
             place = Rendezvous(self._folder.path, 0, len(self.devices), self._generation)
-            self._group = group = TeamGroup(place, self._timeout_s)
+            self._group = group = TeamGroup(place, self._timeout_s, self.is_stopping)
             group.together("opening the text", lambda: None)
             agreement = agree(
                 group, manifest, self.devices[0], self._activation_bytes, self._most_sequences, self._starts
@@ -224,7 +267,7 @@ class Team:
                 self._home,
                 self._notebook,
             )
-            connections = listener.connect(len(self.devices), self._timeout_s)
+            connections = listener.connect(len(self.devices), self._timeout_s, self.is_stopping)
         finally:
             listener.close()
         most = most_message_bytes(manifest)
@@ -267,6 +310,13 @@ class Team:
             process.kill()
         self._group, self._rank, self._remotes, self._processes = None, None, [], []
 
+    def _release(self) -> None:
+        """Free the memory of this process's rank in the generation that has ended, before another one is built."""
+        if hasattr(self, "trainer"):
+            self.trainer.interrupt()
+        gc.collect()  # modules, pipeline and gradients refer to each other
+        accelerator.empty_cache(self.devices[0])
+
     # --- failures -------------------------------------------------------------------------------------------------
 
     def _judge(self, error: TeamError) -> None:
@@ -302,3 +352,9 @@ class Team:
         now = self._rank.task.micro_batch if self._rank is not None else self._most_sequences
         self._most_sequences = max(1, now // 2)
         return now > 1
+
+
+def bare(error: TeamError) -> TeamError:
+    """Return the error without the frames and causes that keep the failed rank's weights alive."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
