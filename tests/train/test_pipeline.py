@@ -111,7 +111,13 @@ def test_a_team_trains_bitwise_as_one_process(team, case):
     numbers = [10.0, 20.0, 21.0][: 1 if case.ranks == 2 else 3]
     said = [numbers, 8 - case.ranks, "", "turn", "turn: 13 bytes, at most 4 expected"]
     for answer in answers:
-        assert answer == {"losses": losses, "held_out": held_out, "listens_on": ["127.0.0.1"], "said": said}
+        assert answer == {
+            "losses": losses,
+            "held_out": held_out,
+            "listens_on": ["127.0.0.1"],
+            "said": said,
+            "is_line_fast": True,
+        }
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel"])
