@@ -218,7 +218,9 @@ def kill_leader(who: str, pid: int) -> None:
         process.kill()
     if alive or not orphans:
         left = ", ".join(str(each.pid) for each in alive) or "there were none"
-        raise DeviceError(f"The processes of the other devices of {who} did not end by themselves: {left}.", "")
+        raise DeviceError(
+            f"The processes of the other devices of {who} did not end by themselves: {left}.", "See what they logged."
+        )
 
 
 def signal_last_rank(pid: int, number: signal.Signals) -> None:
