@@ -18,6 +18,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,9 +214,12 @@ def kill_leader(who: str, pid: int) -> None:
     for each in (pid, *daemons(pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-    _, alive = psutil.wait_procs(orphans, timeout=ORPHANS_S)
+    until = time.monotonic() + ORPHANS_S
+    while (alive := [each for each in orphans if _runs(each)]) and time.monotonic() < until:
+        time.sleep(0.02)
     for process in alive:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     if alive or not orphans:
         left = ", ".join(str(each.pid) for each in alive) or "there were none"
         raise DeviceError(
@@ -268,6 +272,13 @@ def _program(pid: int) -> str:
         return Path(f"/proc/{pid}/exe").readlink().name
     except OSError:  # the process has ended or is a zombie
         return ""
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _arguments(pid: int) -> list[bytes]:

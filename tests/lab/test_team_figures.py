@@ -45,8 +45,9 @@ def test_a_recovery_lasts_until_the_next_step_without_imports() -> None:
 LEADER = """
 import subprocess, sys
 rank = "import sys; print(flush=True); {} # peer"
-processes = [subprocess.Popen([sys.executable, "-c", rank, "peer.team.rank"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)]
-processes[0].stdout.readline()
+pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+process = subprocess.Popen([sys.executable, "-c", rank, "peer.team.rank"], **pipes)
+process.stdout.readline()
 print(flush=True)
 sys.stdin.read()
 """
