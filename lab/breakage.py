@@ -215,7 +215,7 @@ def kill_leader(who: str, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
     until = time.monotonic() + ORPHANS_S
-    while (alive := [each for each in orphans if _runs(each)]) and time.monotonic() < until:
+    while (alive := [each for each in orphans if runs(each)]) and time.monotonic() < until:
         time.sleep(0.02)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -274,7 +274,8 @@ def _program(pid: int) -> str:
         return ""
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; one that nobody has waited for has."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
