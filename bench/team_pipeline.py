@@ -30,6 +30,7 @@ import psutil
 import torch
 
 from bench.environment import ROOT, environment
+from bench.goodput_line import STOP_S
 from bench.large_team import corpus
 from lab.cell import run_in_cell, unblock_sigterm
 from lab.hosts import Access, Network
@@ -50,8 +51,6 @@ from peer.team.agreement import agree
 CPU = torch.device("cpu")
 RANKS = 2
 TIMEOUT_S = 60.0
-STOP_S = 10.0
-"""Time for the hosts' processes to end after an interrupt. Guess: measure it on an overloaded machine."""
 LINE_STEPS = 5
 Order = dict[str, Any]
 """What a process does next: one line of JSON."""
@@ -72,7 +71,7 @@ def rest(run: Manifest) -> tuple[Any, ...]:
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
-class Process:
+class OrderedProcess:
     """One process that follows orders."""
 
     def __init__(self, command: Sequence[str], threads: int) -> None:
@@ -107,7 +106,7 @@ def child(*words: str) -> list[str]:
     return [sys.executable, "-m", "bench.team_pipeline", "child", *words]
 
 
-def together(processes: Sequence[Process], **order: Any) -> list[Any]:
+def together(processes: Sequence[OrderedProcess], **order: Any) -> list[Any]:
     for each in processes:
         each.tell(**order)
     return [each.answer() for each in processes]
@@ -188,8 +187,8 @@ def box(pairs: int, exact: bool, micro_batch: int) -> None:
     """Compare two ranks of one thread with one process of two threads."""
     tokens = manifest().training.tokens_per_step
     with tempfile.TemporaryDirectory() as folder:
-        one = Process(child("whole", folder, "0"), RANKS)
-        ranks = [Process(child("rank", folder, str(rank)), 1) for rank in range(RANKS)]
+        one = OrderedProcess(child("whole", folder, "0"), RANKS)
+        ranks = [OrderedProcess(child("rank", folder, str(rank)), 1) for rank in range(RANKS)]
         try:
             one.tell(exact=exact)
             click.echo(f"one process: {one.answer()}", err=True)
@@ -244,7 +243,7 @@ def inside(folder: Path, order: Order, mbit_s: float) -> None:
         with Network() as network:
             hosts = [network.add(name, Access(limit, limit)) for name in ("near", "far")]
             ranks = [
-                Process(host.inside(*child("line", str(folder), str(rank), host.address)), 1)
+                OrderedProcess(host.inside(*child("line", str(folder), str(rank), host.address)), 1)
                 for rank, host in enumerate(hosts)
             ]
             try:

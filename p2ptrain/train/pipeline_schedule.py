@@ -23,11 +23,10 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from p2ptrain.train.team_group import Direction, TeamGroup, Transfer
+from p2ptrain.train.team_group import Direction, TeamGroup, TensorTransfer
 
 RECEIVES_AHEAD = 2
-"""Tensors of each direction that may arrive before they are needed. Guess: lines of other rates and delays would settle
-it."""
+"""Tensors of each direction that may arrive before they are needed. Guess: lines with delay."""
 
 Computation = tuple[Literal["forward", "backward"], int]
 """What to compute next, of which micro-batch."""
@@ -66,7 +65,7 @@ def computations(first: int, micro_batches: int) -> Iterator[Computation]:
 
 
 @dataclass(slots=True)
-class Receiver:
+class TensorReceiver:
     """Tensors of one direction from a neighbour, received ahead."""
 
     group: TeamGroup
@@ -75,9 +74,9 @@ class Receiver:
     """Rank; None: nothing comes from this side."""
     micro_batches: int
     what: str
-    """Of the step and the tensors, for errors."""
+    """Name of the step and the tensors, for errors."""
     computation: StageComputation
-    _coming: deque[Transfer] = field(default_factory=deque)
+    _coming: deque[TensorTransfer] = field(default_factory=deque)
     _begun: int = 0
 
     def begin(self) -> None:
@@ -107,11 +106,11 @@ def run_schedule(
     """Compute one step's micro-batches on this rank's stage, a collective. Raises TeamError."""
     stage, last = group.rank, group.size - 1
     before, after = (stage - 1 if stage else None), (stage + 1 if stage < last else None)
-    activations = Receiver(group, "forward", before, micro_batches, f"{name}, activations", computation)
-    gradients = Receiver(group, "backward", after, micro_batches, f"{name}, gradient", computation)
+    activations = TensorReceiver(group, "forward", before, micro_batches, f"{name}, activations", computation)
+    gradients = TensorReceiver(group, "backward", after, micro_batches, f"{name}, gradient", computation)
     activations.begin()
     gradients.begin()
-    sends = deque[Transfer]()
+    sends = deque[TensorTransfer]()
     most_sends = 4 * group.size  # both neighbours have received older ones, or no tensor of ours keeps them from it
     for what, index in computations(warm_up(stage, group.size, micro_batches, is_eager), micro_batches):
         if what == "forward":

@@ -12,7 +12,7 @@ import time
 import torch
 
 from p2ptrain.train.boundary import BOUNDARIES, Boundary
-from p2ptrain.train.team_group import Direction, TeamGroup, Transfer
+from p2ptrain.train.team_group import Direction, TeamGroup, TensorTransfer
 
 TRIAL_BYTES = 1 << 20
 """Bytes of a trial, each way: 80 ms of a line of 100 Mbit/s."""
@@ -20,7 +20,7 @@ TRIALS = 3
 """Trials, of which the shortest counts: the first opens TCP's window."""
 SPARE = 0.8
 """Most of a micro-batch's computation that its tensor may travel, so that delays of a line seldom delay a stage. Guess:
-lines with other traffic would settle it."""
+busy lines."""
 
 
 def line_bytes_per_s(group: TeamGroup) -> float:
@@ -35,7 +35,7 @@ def line_bytes_per_s(group: TeamGroup) -> float:
     }
     for trial in range(TRIALS):
         group.least(name, 0)  # all begin
-        began, transfers = time.perf_counter(), list[Transfer]()
+        began, transfers = time.perf_counter(), list[TensorTransfer]()
         for direction, (source, to) in neighbours.items():
             if 0 <= source < group.size:
                 into = torch.empty(TRIAL_BYTES, dtype=torch.uint8)

@@ -32,7 +32,7 @@ from p2ptrain.base.errors import TeamError
 T = TypeVar("T")
 
 Direction = Literal["forward", "backward"]
-"""Of tensors between stages: each has a group, because one gloo connection carries one direction at a time."""
+"""Direction of tensors between stages. Each has a group: one gloo connection carries one direction at a time."""
 
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
@@ -207,12 +207,12 @@ class TeamGroup:
             dist.recv(into, source)
         return into
 
-    def begin_send(self, name: str, values: Tensor, to: int, direction: Direction, number: int) -> Transfer:
+    def begin_send(self, name: str, values: Tensor, to: int, direction: Direction, number: int) -> TensorTransfer:
         """Send values that do not change until the transfer ends, without waiting; see ``begin_receive``."""
         with self.named(name):
-            return Transfer(self, name, values, dist.isend(values, to, self._directions[direction], number))
+            return TensorTransfer(self, name, values, dist.isend(values, to, self._directions[direction], number))
 
-    def begin_receive(self, name: str, into: Tensor, source: int, direction: Direction, number: int) -> Transfer:
+    def begin_receive(self, name: str, into: Tensor, source: int, direction: Direction, number: int) -> TensorTransfer:
         """Receive without waiting.
 
         Args:
@@ -220,11 +220,11 @@ class TeamGroup:
             number: by which sends and receives of one direction find each other.
         """
         with self.named(name):
-            return Transfer(self, name, into, dist.irecv(into, source, self._directions[direction], number))
+            return TensorTransfer(self, name, into, dist.irecv(into, source, self._directions[direction], number))
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TensorTransfer:
     """Values on their way to or from another rank, which must not be read or changed until ``wait`` returns."""
 
     group: TeamGroup

@@ -23,7 +23,7 @@ from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch,
 from p2ptrain.train.team_group import TeamGroup
 
 MOST_TRIALS = 4
-"""Maximum of micro-batches that ranks try. Guess: the seconds that trials of large models take would settle it."""
+"""Maximum of micro-batches that ranks try. Guess: trials of large models."""
 NO_LIMIT = -1.0
 TYPES = (None, torch.bfloat16, torch.float16)
 
