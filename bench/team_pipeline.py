@@ -180,7 +180,7 @@ def box_rank(folder: Path, rank: int, address: str) -> None:
 
 
 @main.command()
-@click.option("--pairs", default=12, show_default=True)
+@click.option("--pairs", default=12, show_default=True, type=click.IntRange(min=2))
 @click.option("--exact", is_flag=True, help="Compute in fp32 on both sides.")
 @click.option("--micro-batch", default=0, help="Of the team; 0: as its ranks agree.")
 def box(pairs: int, exact: bool, micro_batch: int) -> None:
