@@ -39,6 +39,7 @@ from p2ptrain.train.team_group import TeamGroup
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
+    from p2ptrain.train.replicas import Replicas
 
 HOST = torch.device("cpu")
 
@@ -56,6 +57,7 @@ class PipelineTask(LanguageModelTask):
         placement: the same autocast type and micro-batch on all ranks. The micro-batch is lowered to one that divides
             the step's sequences into at least as many as stages. Raises DeviceError if there are fewer sequences.
         boundary: form of the activations between stages.
+        replicas: this stage's ranks, if there are several pipelines; ``group`` is this one's.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class PipelineTask(LanguageModelTask):
         reader: CorpusReader,
         placement: Placement,
         boundary: Boundary = EXACT,
+        replicas: Replicas | None = None,
     ) -> None:
         stage, sequences = model.stage, training.sequences_per_step
         micro_batch = fitting_micro_batch(sequences, placement.micro_batch, stage.count)
@@ -80,6 +83,10 @@ class PipelineTask(LanguageModelTask):
         self.stage_model = model
         self.forward_pass = StagePass(model, placement.autocast, boundary)
         self.group = group
+        self.replicas = replicas
+        own = range(sequences // micro_batch) if replicas is None else replicas.own
+        self._own = slice(own.start * micro_batch, own.stop * micro_batch)
+        """Sequences of an inner step that this pipeline computes."""
         self.announce_reading: Callable[[int], object] = lambda tokens: None
         """Called with the most tokens before the held-out loss is read; the leader's lets the other ranks read, too."""
         self._mean = torch.zeros((), device=self.theta.device)
@@ -88,9 +95,9 @@ class PipelineTask(LanguageModelTask):
         """Norm of the current step's gradient over all ranks."""
         given, returned = self.forward_pass.shapes(micro_batch, training.sequence_length)
         pipeline_stage = PipelineStage(
-            self.forward_pass, stage.index, stage.count, HOST, input_args=given, output_args=returned
+            self.forward_pass, stage.index, stage.count, HOST, given, returned, group=group.within
         )
-        self._schedule = Schedule1F1B(pipeline_stage, sequences // micro_batch, loss_fn=self._loss, scale_grads=False)
+        self._schedule = Schedule1F1B(pipeline_stage, len(own), loss_fn=self._loss, scale_grads=False)
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -140,8 +147,10 @@ class PipelineTask(LanguageModelTask):
         self.refresh_guest()
         self._gradient.zero_()
         self._mean.zero_()
-        self._run_schedule(batch)
+        self._run_schedule(batch[self._own])
         self._sum_tied_gradients()
+        if self.replicas is not None:
+            self.replicas.sum(f"inner step {self.step}: gradient", self._gradient)
         if self.loss_scale.is_dynamic:
             self._gradient.div_(self.loss_scale.factor)
         loss, self._norm = self._all_reduce()
@@ -209,6 +218,8 @@ class PipelineTask(LanguageModelTask):
         begin = model.first_parameter
         values[begin : begin + len(norms)] = norms.to(HOST)
         if model.stage.is_last:
+            if self.replicas is not None:
+                self.replicas.sum(f"inner step {self.step}: loss", self._mean.view(1))
             values[-1] = self._mean
         self.group.sum(f"inner step {self.step}: gradient norms and loss", values)
         device = self.theta.device

@@ -10,11 +10,12 @@ alone. Objects are never sent, because torch would pickle them.
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from p2ptrain.base.errors import TeamError
 
@@ -72,10 +74,29 @@ class TeamGroup:
         self.rank = rendezvous.rank
         self.size = rendezvous.size
         self.timeout_s = timeout_s
+        self.within: dist.ProcessGroup | None = None
+        """The group among all connected ranks; None: all of them."""
         wait = timedelta(seconds=timeout_s)
         with self.named("connecting the team"), _gloo_on(loopback_interface()):
             store = dist.FileStore(str(rendezvous.file), self.size)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+
+    def part(self, name: str, parts: Sequence[Sequence[int]]) -> TeamGroup:
+        """Return this rank's group among ``parts`` of the team, a collective of all ranks; ``close`` ends it, too.
+
+        Args:
+            name: of the connection, for errors.
+            parts: numbers of ranks; each rank is in one of them, and counts from 0 in their order.
+        """
+        own = next(part for part in parts if self.rank in part)
+        group = copy.copy(self)
+        group.rank, group.size = own.index(self.rank), len(own)
+        wait = timedelta(seconds=self.timeout_s)
+        with self.named(name), _gloo_on(loopback_interface()):
+            for part in parts:
+                made = dist.new_group(list(part), timeout=wait, backend="gloo")
+                group.within = made if part is own else group.within
+        return group
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
@@ -119,14 +140,14 @@ class TeamGroup:
     ) -> Tensor:
         """All-reduce: return the sums over the ranks, the same bits on each."""
         with self.named(name):
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.within)
         return values
 
     def least(self, name: str, number: int) -> int:
         """Return the least number of all ranks."""
         values = torch.tensor([number], dtype=torch.int64)
         with self.named(name):
-            dist.all_reduce(values, dist.ReduceOp.MIN)
+            dist.all_reduce(values, dist.ReduceOp.MIN, group=self.within)
         return int(values)
 
     def gather(
@@ -142,7 +163,7 @@ class TeamGroup:
         padded = torch.zeros_like(parts[0])
         padded[: len(values)] = values
         with self.named(name):
-            dist.all_gather(parts, padded)
+            dist.all_gather(parts, padded, group=self.within)
         return torch.cat([part[:length] for part, length in zip(parts, counts.tolist(), strict=True)])
 
     def broadcast(self, name: str, body: bytes, at_most: int) -> bytes:
@@ -152,15 +173,47 @@ class TeamGroup:
         """
         length = torch.tensor([len(body)], dtype=torch.int64)
         with self.named(name):
-            dist.broadcast(length, 0)
+            dist.broadcast(length, group=self.within, group_src=0)
             if length > at_most:
                 raise ValueError(f"{name}: {int(length)} bytes, at most {at_most} expected")
             values = torch.empty(int(length), dtype=torch.uint8)
             if self.rank == 0:
                 values.numpy()[:] = memoryview(body)
             if len(values):
-                dist.broadcast(values, 0)
+                dist.broadcast(values, group=self.within, group_src=0)
         return values.numpy().tobytes()
+
+    def copy_first(
+        self,
+        name: str,
+        values: Tensor,  # contiguous, on the CPU; overwritten on all ranks but the first
+    ) -> Tensor:
+        """Broadcast: return rank 0's values on all ranks."""
+        with self.named(name):
+            dist.broadcast(values, group=self.within, group_src=0)
+        return values
+
+    def sum_in_order(
+        self,
+        name: str,
+        values: Tensor,  # [k] contiguous, on the CPU, equally long on all ranks; overwritten
+    ) -> Tensor:
+        """All-reduce that adds the ranks' values in the order of the ranks: return the sums, the same bits on each.
+
+        Each rank adds one slice and gathers the others; gloo's own all-reduce begins each slice at another rank.
+        """
+        if self.size <= 2:  # two numbers have one order
+            return self.sum(name, values)
+        length = -(-len(values) // self.size)
+        given = functional.pad(values, (0, length * self.size - len(values)))
+        parts = torch.empty(self.size, length, dtype=values.dtype)
+        with self.named(name):
+            dist.all_to_all_single(parts.view(-1), given, group=self.within)
+            total = parts[0]
+            for part in parts[1:]:
+                total += part
+            dist.all_gather(list(given.view(self.size, length)), total, group=self.within)
+        return values.copy_(given[: len(values)])
 
     def send(
         self,
@@ -169,16 +222,22 @@ class TeamGroup:
         to: int,
     ) -> None:
         with self.named(name):
-            dist.send(values, to)
+            dist.send(values, group=self.within, group_dst=to)
 
     def receive(
         self,
         name: str,
         into: Tensor,  # contiguous, on the CPU; overwritten
         source: int,
+        patience_s: float | None = None,  # None: the group's timeout
     ) -> Tensor:
         with self.named(name):
-            dist.recv(into, source)
+            if patience_s is None:
+                dist.recv(into, group=self.within, group_src=source)
+            else:
+                coming = dist.irecv(into, group=self.within, group_src=source)
+                assert coming is not None, "this rank is in the group"
+                coming.wait(timedelta(seconds=patience_s))
         return into
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -15,6 +16,7 @@ from p2ptrain.manifest import Manifest
 from p2ptrain.outer.fragments import layer_slices, stage_starts
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement, cpu_placement
+from p2ptrain.train.replicas import Mesh, shares
 from p2ptrain.train.stage_costs import unit_costs, unit_seconds
 from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, slowest_stage_s
 from p2ptrain.train.team_group import TeamGroup
@@ -28,7 +30,10 @@ TYPES = (None, torch.bfloat16, torch.float16)
 @dataclass(frozen=True, slots=True)
 class Agreement:
     stages: tuple[StageRange, ...]
+    """The same cut for all replicas."""
     placement: Placement
+    counts: tuple[int, ...]
+    """Micro-batches of an inner step that each replica computes."""
 
 
 def agree(
@@ -38,11 +43,12 @@ def agree(
     activation_bytes: int,
     most_sequences: int,
     starts: Sequence[int],
+    stages: int,
 ) -> Agreement:
     """Measure this rank's device and return what all ranks agree on, a collective. Raises DeviceError and TeamError.
 
     Args:
-        activation_bytes, most_sequences, starts: as in ``RankPlan``.
+        activation_bytes, most_sequences, starts, stages: as in ``RankPlan``.
     """
     own = [float(TYPES.index(_type_of(device))), float(_most_at_once(manifest, device, activation_bytes))]
     types, most = group.gather("agreement: types", torch.tensor(own, dtype=torch.float64)).view(-1, 2).unbind(1)
@@ -51,7 +57,7 @@ def agree(
         Placement(autocast, size) for size in candidates(manifest, group.size, min(most_sequences, int(most.min())))
     ]
     seconds, limits = _measured(group, manifest, device, ways)
-    return balanced(manifest, ways, seconds, limits, starts)
+    return balanced(manifest, ways, seconds, limits, starts, stages)
 
 
 def _type_of(device: torch.device) -> torch.dtype | None:
@@ -78,7 +84,7 @@ def candidates(manifest: Manifest, ranks: int, most: int) -> list[int]:
         most = size // 2
     if not found:
         raise DeviceError(
-            f"The run has {sequences} sequences per inner step, too few for a pipeline of {ranks} devices.",
+            f"The run has {sequences} sequences per inner step, too few for {ranks} devices.",
             f"Use at most {sequences} devices.",
         )
     return found
@@ -109,27 +115,45 @@ def balanced(
     ways: Sequence[Placement],  # of falling micro-batches
     seconds: Sequence[Sequence[Sequence[float]]],  # of each unit, by placement and rank
     limits: Sequence[int | None],  # bytes of each rank's device
-    starts: Sequence[int] = (),  # first block of each rank; empty: wherever a fragment begins
+    starts: Sequence[int] = (),  # first block of each stage; empty: wherever a fragment begins
+    stages: int | None = None,  # None: as many as ranks
 ) -> Agreement:
-    """Return the placement and cut with which an inner step is shortest; recompute activations if nothing else fits.
+    """Return placement, cut and shares with which an inner step is shortest; recompute activations if nothing else fits.
 
-    In 1F1B a step takes as long as the slowest stage for all micro-batches and for one more per further stage. Raises
-    DeviceError if no cut fits the devices.
+    In 1F1B a step takes as long as the slowest stage for all micro-batches and for one more per further stage. All
+    replicas have one cut, by the mean times of their devices. Raises DeviceError if no cut fits the devices.
     """
-    sequences, ranks, units = manifest.training.sequences_per_step, len(limits), manifest.model.unit_parameters()
-    allowed = [start + 1 for start in starts] or stage_starts(units, layer_slices(units, manifest.outer.fragments))
+    mesh = Mesh.of(len(limits), stages or len(limits))
+    model, sequences, length = manifest.model, manifest.training.sequences_per_step, manifest.training.sequence_length
+    allowed = [start + 1 for start in starts]
+    if not starts and mesh.stages > 1:
+        units = model.unit_parameters()
+        allowed = [*stage_starts(units, layer_slices(units, manifest.outer.fragments))]
+    bounds = [
+        min((each for each in limits[stage :: mesh.stages] if each is not None), default=None)
+        for stage in range(mesh.stages)
+    ]
     for recomputes in (False, True):
         found: list[tuple[float, Agreement]] = []
         for way, own in zip(ways, seconds, strict=True):
             micro_batches = sequences // way.micro_batch
             tried = Placement(way.autocast, way.micro_batch, recomputes)
-            costs = unit_costs(manifest.model, manifest.training.sequence_length, tried, own)
-            if (cut := balanced_cut(costs, limits, micro_batches, allowed)) is not None:
-                step_s = (micro_batches + ranks - 1) * slowest_stage_s(costs, cut)
-                found.append((step_s, Agreement(cut, tried)))
+            means = [
+                [fmean(each) for each in zip(*own[stage :: mesh.stages], strict=True)] for stage in range(mesh.stages)
+            ]
+            cut = balanced_cut(unit_costs(model, length, tried, means), bounds, micro_batches, allowed)
+            if cut is None:
+                continue
+            slowest = [
+                slowest_stage_s(unit_costs(model, length, tried, own[first : first + mesh.stages]), cut)
+                for first in range(0, mesh.ranks, mesh.stages)
+            ]
+            counts = shares(micro_batches, mesh.stages, slowest)
+            step_s = max((count + mesh.stages - 1) * each for count, each in zip(counts, slowest, strict=True))
+            found.append((step_s, Agreement(cut, tried, counts)))
         if found:
             return min(found, key=lambda each: each[0])[1]
     raise DeviceError(
-        f"No cut of the run's model into {ranks} stages fits the free memory of the devices.",
+        f"No cut of the run's model into {mesh.stages} stages fits the free memory of the devices.",
         "Close other programs that use them, or name more devices.",
     )

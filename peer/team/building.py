@@ -19,6 +19,7 @@ from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.pipeline import PipelineTask
+from p2ptrain.train.replicas import Mesh, ReplicatedTask, Replicas
 from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
 from p2ptrain.train.stages import StageRange, stage_model
 from p2ptrain.train.team_group import TeamGroup
@@ -35,6 +36,7 @@ class TeamRank:
 
     agreement: Agreement
     group: TeamGroup
+    """The ranks of the first replica."""
     sharding: Sharding
     task: PipelineTask
     learner: Learner
@@ -65,28 +67,37 @@ class TeamRank:
         self.learner.show_restored()
 
 
-def build_rank(
+def build_task(
     group: TeamGroup,
     manifest: Manifest,
     device: torch.device,
     corpus: Corpus,
     peer: PeerId,
     agreement: Agreement,
-    home: Home,
-    notebook: Notebook,
-) -> TeamRank:
-    """Build one rank, a collective of all. Raises UserError and TeamError."""
-    description, seed, stage = manifest.model, manifest.run.seed, agreement.stages[group.rank]
+) -> PipelineTask:
+    """Build the stage of one rank, a collective of all. Raises UserError and TeamError."""
+    mesh = Mesh.of(group.size, len(agreement.stages))
+    description, seed, stage = manifest.model, manifest.run.seed, agreement.stages[mesh.stage(group.rank)]
     model = group.together("building the model", lambda: stage_model(description, seed, device, stage))
+    rest = corpus, manifest.training, manifest.run.tokens, CorpusReader(seed, peer), agreement.placement
+    if mesh.replicas == 1:
+        return PipelineTask(model, group, *rest)
+    pipeline = group.part("connecting the stages", mesh.pipelines)
+    return ReplicatedTask(model, pipeline, *rest, replicas=Replicas.of(group, mesh, agreement.counts))
+
+
+def build_rank(
+    task: PipelineTask, manifest: Manifest, agreement: Agreement, home: Home, notebook: Notebook
+) -> TeamRank:
+    """Build what a rank of the first replica has besides its task, a collective of these. Raises UserError, TeamError."""
+    model, group = task.stage_model, task.group
     fragments = fragments_of(manifest.outer, model.whole)
     sharding = sharding_of(fragments, offsets(agreement.stages, model.whole.unit_lengths), model.whole.unit_lengths)
     own = sharding.slices(group.rank)
-    training, tokens = manifest.training, manifest.run.tokens
-    task = PipelineTask(model, group, corpus, training, tokens, CorpusReader(seed, peer), agreement.placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     learner = Learner(
         task,
-        learner_rules(manifest.outer, tokens),
+        learner_rules(manifest.outer, manifest.run.tokens),
         own,
         weight_codec,
         notebook,

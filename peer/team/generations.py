@@ -32,11 +32,12 @@ from p2ptrain.team.remote_shard import RemoteShard
 from p2ptrain.team.shard import Shard
 from p2ptrain.team.trainer import LeadingTrainer
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
+from p2ptrain.train.replicas import Mesh
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 from peer.home import Home
 from peer.team.agreement import agree
-from peer.team.building import TeamRank, build_rank
+from peer.team.building import TeamRank, build_rank, build_task
 from peer.team.plan import LEADER_SOCKET, RankPlan, most_message_bytes
 from peer.team.processes import READY_S, RankProcess, failed_rank
 from peer.team.task import LeadingTask
@@ -57,6 +58,7 @@ class Team:
     """A leader's team. Its methods belong to the trainer thread; ``close`` it.
 
     Args:
+        mesh: arrangement of the ranks.
         devices: of the ranks; the first is this process's.
         files: the run's files that the owner named.
         threads: of each rank.
@@ -65,6 +67,7 @@ class Team:
 
     def __init__(
         self,
+        mesh: Mesh,
         devices: Sequence[torch.device],
         home: Home,
         peer: PeerId,
@@ -76,6 +79,7 @@ class Team:
         timeout_s: float = TIMEOUT_S,
         clock: Clock = time.monotonic,
     ) -> None:
+        self.mesh = mesh
         self.devices = tuple(devices)
         self.is_stopping = is_stopping
         self._home = home
@@ -211,20 +215,18 @@ class Team:
             self._group = group = TeamGroup(place, self._timeout_s)
             group.together("opening the text", lambda: None)
             agreement = agree(
-                group, manifest, self.devices[0], self._activation_bytes, self._most_sequences, self._starts
-            )
-            self._starts = [each.blocks.start for each in agreement.stages]
-            rank = build_rank(
                 group,
                 manifest,
                 self.devices[0],
-                self._corpus,
-                self._peer,
-                agreement,
-                self._home,
-                self._notebook,
+                self._activation_bytes,
+                self._most_sequences,
+                self._starts,
+                self.mesh.stages,
             )
-            connections = listener.connect(len(self.devices), self._timeout_s)
+            self._starts = [each.blocks.start for each in agreement.stages]
+            task = build_task(group, manifest, self.devices[0], self._corpus, self._peer, agreement)
+            rank = build_rank(task, manifest, agreement, self._home, self._notebook)
+            connections = listener.connect(self.mesh.stages, self._timeout_s)
         finally:
             listener.close()
         most = most_message_bytes(manifest)
@@ -238,6 +240,7 @@ class Team:
             peer=self._peer,
             rank=rank,
             devices=[str(each) for each in self.devices],
+            stages=self.mesh.stages,
             generation=self._generation,
             folder=str(self._folder.path),
             key=key.hex(),

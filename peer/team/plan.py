@@ -27,6 +27,8 @@ class RankPlan(TeamRecord):
     """The peer's id, by which it draws batches."""
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)]
     devices: Annotated[list[str], Field(min_length=2, max_length=MOST_RANKS)]
+    stages: Annotated[int, Field(ge=1)]
+    """Stages of the pipeline; the devices are replicas of so many."""
     generation: Count
     folder: str
     """Private folder of the rendezvous and of the leader's socket."""

@@ -27,10 +27,11 @@ with large_imports():
     from p2ptrain.team.shard_server import ShardServer
     from p2ptrain.team.trainer import follow
     from p2ptrain.train import accelerator
+    from p2ptrain.train.replicas import ReplicatedTask
     from p2ptrain.train.team_group import Rendezvous, TeamGroup
     from peer.home import Home
     from peer.team.agreement import agree
-    from peer.team.building import build_rank
+    from peer.team.building import build_rank, build_task
     from peer.team.plan import (
         LEADER_SOCKET,
         LONGEST_LINE,
@@ -77,14 +78,17 @@ def live(plan: RankPlan) -> None:
     try:
         data, tokenizer = (None if each is None else Path(each) for each in (plan.data, plan.tokenizer))
         corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
-        agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts)
-        rank = build_rank(group, manifest, device, corpus, PeerId(plan.peer), agreement, home, MemoryLog(100))
+        agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts, plan.stages)
+        task = build_task(group, manifest, device, corpus, PeerId(plan.peer), agreement)
+        if isinstance(task, ReplicatedTask) and plan.rank >= plan.stages:
+            task.follow_replica()
+        rank = build_rank(task, manifest, agreement, home, MemoryLog(100))
         connection = dial(folder / LEADER_SOCKET, bytes.fromhex(plan.key), plan.rank, plan.timeout_s)
         server = ShardServer(rank.shard, RankConnection(connection, most_message_bytes(manifest)))
         server.start()
         if rank.found.checkpoint is not None:
             rank.load(rank.found.checkpoint)
-        follow(rank.learner, group, rank.shard, rank.evaluate, rank.save, rank.save_trained)
+        follow(rank.learner, rank.group, rank.shard, rank.evaluate, rank.save, rank.save_trained)
     finally:
         group.close()
 
