@@ -94,6 +94,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         start = StartFile(home.path)
         saved = StartOptions() if options.forget else start.load(settings)
         is_first = not start.path.exists()
+        if options.device is not None:
+            saved = replace(saved, stages=None)  # they were of other devices
         given, remembered = options, merged(options, saved)
         options = _completed(remembered, settings)
         devices = choose_devices(options.device or "auto")
@@ -166,6 +168,7 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
     return replace(
         options,
         device=device,
+        stages=options.stages or settings.stages or None,
         nickname=options.nickname or settings.nickname,
         memory_bytes=settings.memory_bytes,
         compile=compile_mode(settings.compile, os.environ),

@@ -114,10 +114,10 @@ def build(
         is_stopping: whether the owner stops the peer.
     """
     manifest, team = signed.manifest, None
-    if len(devices) > 1:
-        check_team(manifest, devices, min(options.memory_bytes, installed_memory()))
+    if len(devices) > 1 or (options.stages or 1) > 1:
+        mesh = check_team(manifest, devices, options.stages, min(options.memory_bytes, installed_memory()))
         files, threads = TeamFiles(options.data, options.tokenizer), rank_threads(devices)
-        team = Team(devices, home, identity.peer_id, signed, files, threads, log, is_stopping)
+        team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, is_stopping)
         stack.enter_context(closing(team))
     else:
         check_memory(manifest, devices[0])

@@ -38,6 +38,7 @@ TOKENIZER = click.option(
 )
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--devices", help="Train on several, as cuda:0,cuda:1, or on all cards: all.", metavar="DEVICE,…")
+@click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
@@ -60,6 +61,7 @@ def peer(
     home: Path | None,
     device: str | None,
     devices: str | None,
+    stages: int | None,
     data: Path | None,
     tokenizer: Path | None,
     listen: tuple[str, ...],
@@ -102,6 +104,7 @@ def peer(
         forget,
         verbose,
         device=device if devices is None else devices,
+        stages=stages,
         data=data,
         tokenizer=tokenizer,
         listen=listen or None,

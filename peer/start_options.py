@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from p2ptrain.net.start_options import NodeOptions, OptionsFile
-from peer.owner.settings import Settings, device_name, nickname_text
+from peer.owner.settings import MAX_STAGES, Settings, device_name, nickname_text
 
-SETTING_OF = {"device": "device", "nickname": "nickname", "share": "share_figures"}
+SETTING_OF = {"device": "device", "stages": "stages", "nickname": "nickname", "share": "share_figures"}
 """Options that override a setting. A setting that is edited later takes precedence over the saved option."""
 
 
@@ -20,6 +20,8 @@ class StartOptions(NodeOptions):
     """Options that are remembered; None: not given."""
 
     device: Annotated[str, AfterValidator(device_name)] | None = None
+    stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] | None = None
+    """Pipeline stages of a peer on several devices."""
     nickname: Annotated[str, AfterValidator(nickname_text)] | None = None
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""

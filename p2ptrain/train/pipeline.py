@@ -98,6 +98,7 @@ class PipelineTask(LanguageModelTask):
             self.forward_pass, stage.index, stage.count, HOST, given, returned, group=group.within
         )
         self._schedule = Schedule1F1B(pipeline_stage, len(own), loss_fn=self._loss, scale_grads=False)
+        group.when_closed(lambda: self.__dict__.pop("_schedule", None))
 
     @property
     def autocast(self) -> torch.dtype | None:

@@ -26,7 +26,7 @@ from p2ptrain.train.team_group import TeamGroup
 SLICE = 1 << 24
 """Elements of a vector that are on their way at once: 64 MB."""
 PATIENCE_S = 10 * 365 * 86_400.0
-"""Longest wait for the next inner step. While a peer rests or evaluates, silence means nothing; a leading rank that dies
+"""Longest wait for the next inner step. Silence means nothing while a peer rests or evaluates; a leading rank that dies
 closes its connections, and the leader misses one that freezes."""
 
 
@@ -43,6 +43,10 @@ class Mesh:
         if stages < 1 or ranks % stages:
             raise ValueError(f"{stages} stages do not divide {ranks} ranks")
         return cls(stages, ranks // stages)
+
+    def __str__(self) -> str:
+        stages = f"{self.stages} stage{'s' if self.stages > 1 else ''}"
+        return stages if self.replicas == 1 else f"{self.replicas} replicas of {stages}"
 
     @property
     def ranks(self) -> int:

@@ -76,6 +76,8 @@ class TeamGroup:
         self.timeout_s = timeout_s
         self.within: dist.ProcessGroup | None = None
         """The group among all connected ranks; None: all of them."""
+        self._releases: list[Callable[[], None]] = []
+        """What drops references to parts of the group; gloo closes a connection only with the last one."""
         wait = timedelta(seconds=timeout_s)
         with self.named("connecting the team"), _gloo_on(loopback_interface()):
             store = dist.FileStore(str(rendezvous.file), self.size)
@@ -96,10 +98,20 @@ class TeamGroup:
             for part in parts:
                 made = dist.new_group(list(part), timeout=wait, backend="gloo")
                 group.within = made if part is own else group.within
+        self.when_closed(group._forget)
         return group
+
+    def when_closed(self, release: Callable[[], None]) -> None:
+        """Call ``release``, which drops references to ``within``, when the group or the team is closed."""
+        self._releases.append(release)
+
+    def _forget(self) -> None:
+        self.within = None
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
+        while self._releases:
+            self._releases.pop()()
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -18,7 +18,7 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CARD_MEMORY_FRACTION, Placement, cpu_placement
 from p2ptrain.train.replicas import Mesh, shares
 from p2ptrain.train.stage_costs import unit_costs, unit_seconds
-from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, slowest_stage_s
+from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, least_limit, slowest_stage_s
 from p2ptrain.train.team_group import TeamGroup
 
 MOST_TRIALS = 4
@@ -118,7 +118,7 @@ def balanced(
     starts: Sequence[int] = (),  # first block of each stage; empty: wherever a fragment begins
     stages: int | None = None,  # None: as many as ranks
 ) -> Agreement:
-    """Return placement, cut and shares with which an inner step is shortest; recompute activations if nothing else fits.
+    """Return placement, cut and shares for the shortest inner step; recompute activations if nothing else fits.
 
     In 1F1B a step takes as long as the slowest stage for all micro-batches and for one more per further stage. All
     replicas have one cut, by the mean times of their devices. Raises DeviceError if no cut fits the devices.
@@ -129,10 +129,7 @@ def balanced(
     if not starts and mesh.stages > 1:
         units = model.unit_parameters()
         allowed = [*stage_starts(units, layer_slices(units, manifest.outer.fragments))]
-    bounds = [
-        min((each for each in limits[stage :: mesh.stages] if each is not None), default=None)
-        for stage in range(mesh.stages)
-    ]
+    bounds = [least_limit(limits[stage :: mesh.stages]) for stage in range(mesh.stages)]
     for recomputes in (False, True):
         found: list[tuple[float, Agreement]] = []
         for way, own in zip(ways, seconds, strict=True):

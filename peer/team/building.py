@@ -19,7 +19,7 @@ from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.pipeline import PipelineTask
-from p2ptrain.train.replicas import Mesh, ReplicatedTask, Replicas
+from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask
 from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
 from p2ptrain.train.stages import StageRange, stage_model
 from p2ptrain.train.team_group import TeamGroup
@@ -89,7 +89,7 @@ def build_task(
 def build_rank(
     task: PipelineTask, manifest: Manifest, agreement: Agreement, home: Home, notebook: Notebook
 ) -> TeamRank:
-    """Build what a rank of the first replica has besides its task, a collective of these. Raises UserError, TeamError."""
+    """Build a rank of the first replica around its task, a collective of these. Raises UserError and TeamError."""
     model, group = task.stage_model, task.group
     fragments = fragments_of(manifest.outer, model.whole)
     sharding = sharding_of(fragments, offsets(agreement.stages, model.whole.unit_lengths), model.whole.unit_lengths)

@@ -149,7 +149,9 @@ class Team:
         )
         inbox = TeamInbox(recipe.follow, self._payloads)
         self.trainer = LeadingTrainer(rank.learner, rank.group, rank.shard, self._payloads, inbox)
-        self.task = LeadingTask(self.devices, self.trainer, lambda: None if self._rank is None else self._rank.task)
+        self.task = LeadingTask(
+            self.devices, self.mesh, self.trainer, lambda: None if self._rank is None else self._rank.task
+        )
         self.checkpoints = TeamCheckpoints(rank.checkpoints, self.trainer.save)
         self.trained = TeamCheckpoints(rank.trained, self.trainer.save_trained)
 
