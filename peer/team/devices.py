@@ -61,12 +61,11 @@ def check_team(manifest: Manifest, devices: Sequence[torch.device], stages: int 
     possible = [each for each in divisors_down(ranks) if each <= most]
     stages = possible[0] if stages is None else stages
     words = ", ".join(map(str, reversed(possible)))
+    remedy = f"Choose the number of stages among {words}."
     if ranks % stages:
-        raise DeviceError(
-            f"{stages} stages do not divide {ranks} devices.", f"Use one of these with --stages: {words}."
-        )
+        raise DeviceError(f"{stages} stages do not divide {ranks} device{'s' if ranks > 1 else ''}.", remedy)
     if stages > most:
-        raise DeviceError(f"{why}, too few for {stages} stages.", f"Use one of these with --stages: {words}.")
+        raise DeviceError(f"{why}, too few for {stages} stages.", remedy)
     mesh = Mesh.of(ranks, stages)
     check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes), mesh.replicas)
     return mesh
