@@ -47,7 +47,8 @@ def test_replicas_are_bitwise_equal_and_train_as_one_process_up_to_rounding(team
     assert answer["losses"] == pytest.approx(losses, rel=tolerance)
     for name, tensor in expected.items():
         assert all(torch.equal(each[name], replicas[0][name]) for each in replicas[1:]), name
-        assert (replicas[0][name] - tensor).norm() < tolerance * tensor.norm(), name
+        if name != "gradient" or case.optimizer == "adamw":  # Muon's is orthogonalized, its small directions too
+            assert (replicas[0][name] - tensor).norm() < tolerance * tensor.norm(), name
 
 
 @pytest.mark.net
@@ -75,6 +76,7 @@ def test_a_failed_rank_of_another_replica_is_noticed(team, case):
     assert answers[0]["error"].startswith("inner step 1: ")
     for rank in range(len(team.ranks) - 1, 2, -1):
         team.lose(rank)
+    live(team, Case(ranks=4, replicas=2, steps=1))  # the same ranks, and a new one
 
 
 def test_a_mesh_has_replicas_of_stages():
