@@ -95,7 +95,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         saved = StartOptions() if options.forget else start.load(settings)
         is_first = not start.path.exists()
         if options.device is not None:
-            saved = replace(saved, stages=None)  # they were of other devices
+            saved = saved.without_stages()
         given, remembered = options, merged(options, saved)
         options = _completed(remembered, settings)
         devices = choose_devices(options.device or "auto")

@@ -26,6 +26,10 @@ class StartOptions(NodeOptions):
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""
 
+    def without_stages(self) -> StartOptions:
+        """Return the options for other devices, of which the stages are not known to be a divisor."""
+        return replace(self, stages=None)
+
 
 class StartFile:
     """The file of a peer's home."""
@@ -38,7 +42,8 @@ class StartFile:
         """Return the saved options, without those whose setting was edited since. Raises HomeError if it is faulty."""
         options, before = self._file.load()
         edited = [name for name, setting in SETTING_OF.items() if before.get(setting) != getattr(settings, setting)]
-        return replace(options, **dict.fromkeys(edited))
+        found = replace(options, **dict.fromkeys(edited))
+        return found.without_stages() if "device" in edited else found
 
     def save(self, options: StartOptions, settings: Settings) -> None:
         """Save options for the next start, readable by their owner alone. Raises HomeError."""

@@ -151,6 +151,6 @@ def balanced(
         if found:
             return min(found, key=lambda each: each[0])[1]
     raise DeviceError(
-        f"No cut of the run's model into {mesh.stages} stages fits the free memory of the devices.",
+        f"No cut of the run's model into {Mesh(mesh.stages)} fits the free memory of the devices.",
         "Close other programs that use them, or name more devices.",
     )

@@ -24,6 +24,7 @@ from peer.start_options import StartFile, StartOptions
 NAMES = names(StartOptions)
 EVERYTHING = StartOptions(
     device="cpu",
+    stages=2,
     nickname="Ada's",
     data=Path("/data/my corpus.txt"),
     tokenizer=Path("/data/tokenizer.json"),
@@ -73,7 +74,9 @@ def test_a_setting_that_was_edited_later_takes_precedence(tmp_path: Path) -> Non
     file = StartFile(tmp_path)
     file.save(EVERYTHING, Settings(nickname="before"))
     loaded = file.load(Settings(nickname="after", share_figures=True))
-    assert (loaded.nickname, loaded.share, loaded.device) == (None, None, "cpu")
+    assert (loaded.nickname, loaded.share, loaded.device, loaded.stages) == (None, None, "cpu", 2)
+    others = file.load(Settings(nickname="before", device="cpu,cpu,cpu"))
+    assert (others.nickname, others.device, others.stages) == ("Ada's", None, None), "stages belong to their devices"
 
 
 @pytest.mark.parametrize(
