@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from team_processes import Team
-from team_rank import SEQUENCES, Case, results, train, whole_task
+from team_rank import CPU, SEQUENCES, Case, rest, results, stages, train, whole_task
 
-from p2ptrain.train.replicas import Mesh, shares
+from p2ptrain.base.errors import TeamError
+from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask, shares
+from p2ptrain.train.stages import stage_model
+from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +57,10 @@ def test_replicas_are_bitwise_equal_and_train_as_one_process_up_to_rounding(team
 
 
 @pytest.mark.net
-def test_two_replicas_of_one_micro_batch_each_are_bitwise_one_process(team):
-    answer, replicas, expected, losses = live(team, Case(ranks=2, replicas=2, micro_batch=SEQUENCES // 2))
+@pytest.mark.parametrize("count", [2, 4])
+def test_replicas_of_one_micro_batch_each_are_bitwise_one_process(team, count):
+    """Check that sums over replicas have the order of the micro-batches."""
+    answer, replicas, expected, losses = live(team, Case(ranks=count, replicas=count, micro_batch=SEQUENCES // count))
     assert answer["losses"] == losses
     for name, tensor in expected.items():
         assert torch.equal(replicas[0][name], tensor), name
@@ -77,6 +84,20 @@ def test_a_failed_rank_of_another_replica_is_noticed(team, case):
     for rank in range(len(team.ranks) - 1, 2, -1):
         team.lose(rank)
     live(team, Case(ranks=4, replicas=2, steps=1))  # the same ranks, and a new one
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("order", [[math.nan, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, math.inf]])
+def test_invalid_orders_end_a_replica(tmp_path, monkeypatch, order):
+    case, group = Case(ranks=1), TeamGroup(Rendezvous(tmp_path, 0, 1), 10.0)
+    try:
+        model = stage_model(case.manifest.model, case.manifest.run.seed, CPU, stages(case)[0])
+        replicas = Replicas(group, [SEQUENCES // case.micro_batch])
+        monkeypatch.setattr(replicas, "order", lambda name, numbers: order)
+        with pytest.raises(TeamError, match="the first replica's order is invalid"):
+            ReplicatedTask(model, group, *rest(case), replicas=replicas).follow_replica()
+    finally:
+        group.close()
 
 
 def test_a_mesh_has_replicas_of_stages():
