@@ -20,8 +20,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import psutil
 import torch
@@ -32,6 +33,9 @@ from torch.nn import functional
 from p2ptrain.base.errors import TeamError
 
 T = TypeVar("T")
+
+Direction = Literal["forward", "backward"]
+"""Of tensors between stages: each has a group, because one gloo connection carries one direction at a time."""
 
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
@@ -76,12 +80,14 @@ class TeamGroup:
         self.timeout_s = timeout_s
         self.within: dist.ProcessGroup | None = None
         """The group among all connected ranks; None: all of them."""
-        self._releases: list[Callable[[], None]] = []
-        """What drops references to parts of the group; gloo closes a connection only with the last one."""
+        self._parts: list[TeamGroup] = []
+        self.is_local = True
+        """Whether all ranks are on one computer."""
         wait = timedelta(seconds=timeout_s)
         with self.named("connecting the team"), _gloo_on(loopback_interface()):
             store = dist.FileStore(str(rendezvous.file), self.size)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+            self._directions = self._joined([range(self.size)])
 
     def part(self, name: str, parts: Sequence[Sequence[int]]) -> TeamGroup:
         """Return this rank's group among ``parts`` of the team, a collective of all ranks; ``close`` ends it, too.
@@ -90,28 +96,33 @@ class TeamGroup:
             name: of the connection, for errors.
             parts: numbers of ranks; each rank is in one of them, and counts from 0 in their order.
         """
-        own = next(part for part in parts if self.rank in part)
         group = copy.copy(self)
+        own = next(part for part in parts if self.rank in part)
         group.rank, group.size = own.index(self.rank), len(own)
-        wait = timedelta(seconds=self.timeout_s)
         with self.named(name), _gloo_on(loopback_interface()):
             for part in parts:
-                made = dist.new_group(list(part), timeout=wait, backend="gloo")
+                made = dist.new_group(list(part), timeout=timedelta(seconds=self.timeout_s), backend="gloo")
                 group.within = made if part is own else group.within
-        self.when_closed(group._forget)
+            group._directions = self._joined(parts)
+        self._parts.append(group)
         return group
 
-    def when_closed(self, release: Callable[[], None]) -> None:
-        """Call ``release``, which drops references to ``within``, when the group or the team is closed."""
-        self._releases.append(release)
-
-    def _forget(self) -> None:
-        self.within = None
+    def _joined(self, parts: Sequence[Sequence[int]]) -> dict[Direction, dist.ProcessGroup]:
+        """Return the groups of both directions among this rank's part."""
+        found: dict[Direction, dist.ProcessGroup] = {}
+        for direction, part in product(get_args(Direction), parts):
+            made = dist.new_group(list(part), timeout=timedelta(seconds=self.timeout_s), backend="gloo")
+            if self.rank in part:
+                found[direction] = made
+        return found
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
-        while self._releases:
-            self._releases.pop()()
+        self._directions.clear()  # gloo closes connections only when nothing refers to their group
+        while self._parts:
+            part = self._parts.pop()
+            part.within = None
+            part._directions.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -251,6 +262,40 @@ class TeamGroup:
                 assert coming is not None, "this rank is in the group"
                 coming.wait(timedelta(seconds=patience_s))
         return into
+
+    def begin_send(self, name: str, values: Tensor, to: int, direction: Direction, number: int) -> Transfer:
+        """Send values that do not change until the transfer ends, without waiting; see ``begin_receive``."""
+        with self.named(name):
+            work = dist.isend(values, group=self._directions[direction], tag=number, group_dst=to)
+            return Transfer(self, name, values, work)
+
+    def begin_receive(self, name: str, into: Tensor, source: int, direction: Direction, number: int) -> Transfer:
+        """Receive without waiting.
+
+        Args:
+            into: contiguous, on the CPU; overwritten.
+            number: by which sends and receives of one direction find each other.
+        """
+        with self.named(name):
+            work = dist.irecv(into, group=self._directions[direction], tag=number, group_src=source)
+            return Transfer(self, name, into, work)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Values on their way to or from another rank, which must not be read or changed until ``wait`` returns."""
+
+    group: TeamGroup
+    name: str
+    values: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        """Return the values once they have been sent or received. Raises TeamError."""
+        assert self.work is not None, "this rank belongs to the group"
+        with self.group.named(self.name):
+            self.work.wait()
+        return self.values
 
 
 def _release_frames(error: BaseException) -> None:

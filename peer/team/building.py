@@ -79,7 +79,16 @@ def build_task(
     mesh = Mesh.of(group.size, len(agreement.stages))
     description, seed, stage = manifest.model, manifest.run.seed, agreement.stages[mesh.stage(group.rank)]
     model = group.together("building the model", lambda: stage_model(description, seed, device, stage))
-    rest = corpus, manifest.training, manifest.run.tokens, CorpusReader(seed, peer), agreement.placement
+    reader = CorpusReader(seed, peer)
+    rest = (
+        corpus,
+        manifest.training,
+        manifest.run.tokens,
+        reader,
+        agreement.placement,
+        agreement.boundary,
+        agreement.is_eager,
+    )
     if mesh.replicas == 1:
         return PipelineTask(model, group, *rest)
     pipeline = group.part("connecting the stages", mesh.pipelines)
