@@ -5,7 +5,8 @@ that dies closes its connections, which the others notice at once; one that free
 
 A group serves one generation: after an error it is closed, and the ranks that live and those that replace the dead
 connect to a new one. Its rendezvous is a file in a folder of the owner's, so nothing listens but gloo, on loopback
-alone. Objects are never sent, because torch would pickle them.
+alone; ranks on several computers meet through ``team.store`` and listen on one private address. Objects are never sent,
+because torch would pickle them.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class Rendezvous:
     size: int
     generation: int = 0
     """Number of the group among those of this team; a group of another number never meets this one."""
+    store: dist.Store | None = None
+    """Rendezvous of several computers; None: a file in ``folder``."""
+    interface: str | None = None
+    """Network interface of the connections; None: loopback."""
 
     @property
     def file(self) -> Path:
@@ -73,8 +78,9 @@ class TeamGroup:
         self.size = rendezvous.size
         self.timeout_s = timeout_s
         wait = timedelta(seconds=timeout_s)
-        with self.named("connecting the team"), _gloo_on(loopback_interface()):
-            store = dist.FileStore(str(rendezvous.file), self.size)
+        interface = rendezvous.interface or loopback_interface()
+        with self.named("connecting the team"), _gloo_on(interface):
+            store = rendezvous.store or dist.FileStore(str(rendezvous.file), self.size)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
 
     def close(self) -> None:

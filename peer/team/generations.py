@@ -23,9 +23,8 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.p2pd.socket_folder import SocketFolder
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.recipes import Stream
-from p2ptrain.team.checkpoints import TeamCheckpoints
+from p2ptrain.team.checkpoints import TeamCheckpoints, saved_starts
 from p2ptrain.team.connection import RankConnection
-from p2ptrain.team.handshake import RankListener, new_key
 from p2ptrain.team.inbox import TeamInbox
 from p2ptrain.team.payloads import TeamPayloads
 from p2ptrain.team.remote_shard import RemoteShard
@@ -33,11 +32,13 @@ from p2ptrain.team.shard import Shard
 from p2ptrain.team.trainer import LeadingTrainer
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
-from p2ptrain.train.team_group import Rendezvous, TeamGroup
+from p2ptrain.train.team_group import TeamGroup
 from peer.home import Home
 from peer.team.agreement import agree
 from peer.team.building import TeamRank, build_rank
-from peer.team.plan import LEADER_SOCKET, RankPlan, most_message_bytes
+from peer.team.lan_leader import LanListener, RemoteRank
+from peer.team.meeting import BoxHost, MeetingHost, MeetingPoint
+from peer.team.plan import RankPlan, most_message_bytes
 from peer.team.processes import READY_S, RankProcess, failed_rank
 from peer.team.task import LeadingTask
 
@@ -57,10 +58,11 @@ class Team:
     """A leader's team. Its methods belong to the trainer thread; ``close`` it.
 
     Args:
-        devices: of the ranks; the first is this process's.
+        devices: of this computer's ranks; the first is this process's.
         files: the run's files that the owner named.
         threads: of each rank.
         is_stopping: whether the owner has stopped the peer, so that no further generation begins.
+        lan: listener for the ranks on other computers, which follow this computer's; owned.
     """
 
     def __init__(
@@ -75,8 +77,12 @@ class Team:
         is_stopping: Callable[[], bool] = lambda: False,
         timeout_s: float = TIMEOUT_S,
         clock: Clock = time.monotonic,
+        lan: LanListener | None = None,
     ) -> None:
         self.devices = tuple(devices)
+        self._lan = lan
+        self._leader_ranks = 0 if lan is None else len(devices)
+        self._size = len(devices) + (0 if lan is None else len(lan.ranks))
         self.is_stopping = is_stopping
         self._home = home
         self._peer = peer
@@ -88,7 +94,7 @@ class Team:
         self._timeout_s = timeout_s
         self._clock = clock
         self._most_sequences = signed.manifest.training.sequences_per_step
-        self._starts: list[int] = []
+        self._starts: list[int] = [] if lan is None else saved_starts(home.checkpoints, self._size)
         self._generation = 0
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
         self._group: TeamGroup | None = None
@@ -97,7 +103,8 @@ class Team:
         self._corpus: Corpus | None = None
         torch.set_num_threads(threads)
         self._folder = SocketFolder.create()
-        self._processes = self._spawned()
+        self._host: MeetingHost = BoxHost(self._folder.path) if lan is None else lan
+        self._processes: Sequence[RankProcess | RemoteRank] = self._spawned()
 
     # --- the session's view ---------------------------------------------------------------------------------------
 
@@ -113,8 +120,8 @@ class Team:
         return self._rank is not None
 
     def pids(self) -> list[int]:
-        """Return the process ids of the other ranks."""
-        return [each.pid for each in self._processes]
+        """Return the process ids of this computer's other ranks."""
+        return [each.pid for each in self._processes if each.pid is not None]
 
     def start(self, corpus: Corpus) -> Found:
         """Begin the first generation; return what it found of checkpoints. Raises UserError."""
@@ -145,7 +152,7 @@ class Team:
         )
         inbox = TeamInbox(recipe.follow, self._payloads)
         self.trainer = LeadingTrainer(rank.learner, rank.group, rank.shard, self._payloads, inbox)
-        self.task = LeadingTask(self.devices, self.trainer, lambda: None if self._rank is None else self._rank.task)
+        self.task = LeadingTask(self._names(), self.trainer, lambda: None if self._rank is None else self._rank.task)
         self.checkpoints = TeamCheckpoints(rank.checkpoints, self.trainer.save)
         self.trained = TeamCheckpoints(rank.trained, self.trainer.save_trained)
 
@@ -185,30 +192,36 @@ class Team:
         self._end_generation()
         if hasattr(self, "_payloads"):
             self._payloads.close()
+        if self._lan is not None:
+            self._lan.close(is_final=hasattr(self, "trainer") and self.trainer.ended)
         self._folder.remove()
 
     # --- one generation -------------------------------------------------------------------------------------------
 
-    def _spawned(self) -> list[RankProcess]:
-        return [
+    def _spawned(self) -> list[RankProcess | RemoteRank]:
+        own = [
             RankProcess(self._home.path.absolute(), rank, str(device))
             for rank, device in enumerate(self.devices)
             if rank
         ]
+        return own if self._lan is None else [*own, *(RemoteRank(self._lan, rank) for rank in self._lan.ranks)]
+
+    def _names(self) -> list[str]:
+        """Return the names of all ranks' devices."""
+        return [*map(str, self.devices), *(() if self._lan is None else self._lan.names())]
 
     def _begin(self) -> None:
         """Connect the rank processes and build this process's rank. Raises UserError and TeamError."""
         assert self._corpus is not None
-        manifest, key = self._signed.manifest, new_key()
-        plans = [self._plan(each.rank, key) for each in self._processes]
+        manifest = self._signed.manifest
         for process in self._processes:
             process.wait_ready(READY_S)
-        listener = RankListener(self._folder.path / LEADER_SOCKET, key)
+        host = self._host
         try:
-            for process, plan in zip(self._processes, plans, strict=True):
-                process.tell(plan)
-            place = Rendezvous(self._folder.path, 0, len(self.devices), self._generation)
-            self._group = group = TeamGroup(place, self._timeout_s)
+            point = host.open_meeting(self._timeout_s)
+            for process in self._processes:
+                process.tell(self._plan(process.rank, point))
+            self._group = group = TeamGroup(host.rendezvous(self._size, self._generation), self._timeout_s)
             group.together("opening the text", lambda: None)
             agreement = agree(
                 group, manifest, self.devices[0], self._activation_bytes, self._most_sequences, self._starts
@@ -223,24 +236,29 @@ class Team:
                 agreement,
                 self._home,
                 self._notebook,
+                self._leader_ranks,
             )
-            connections = listener.connect(len(self.devices), self._timeout_s)
+            lines = host.shard_lines(self._size, self._timeout_s)
         finally:
-            listener.close()
+            host.close_meeting()
         most = most_message_bytes(manifest)
-        self._remotes = [RemoteShard(number, RankConnection(each, most)) for number, each in enumerate(connections, 1)]
+        self._remotes = [RemoteShard(number, RankConnection(each, most)) for number, each in enumerate(lines, 1)]
         self._rank = rank
 
-    def _plan(self, rank: int, key: bytes) -> RankPlan:
+    def _plan(self, rank: int, point: MeetingPoint) -> RankPlan:
         data, tokenizer = (None if each is None else str(each.absolute()) for each in self._files)
         return RankPlan(
             home=str(self._home.path.absolute()),
             peer=self._peer,
             rank=rank,
-            devices=[str(each) for each in self.devices],
+            devices=self._names(),
             generation=self._generation,
-            folder=str(self._folder.path),
-            key=key.hex(),
+            folder=point.folder,
+            key=point.key.hex(),
+            leader=point.leader,
+            host=point.host,
+            meeting=point.name,
+            leader_ranks=self._leader_ranks,
             data=data,
             tokenizer=tokenizer,
             threads=self._threads,

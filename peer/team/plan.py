@@ -44,6 +44,16 @@ class RankPlan(TeamRecord):
     starts: Annotated[list[int], Field(max_length=MOST_RANKS)]
     """First block of each rank; empty: the ranks measure their devices and agree on it."""
 
+    leader: str = ""
+    """Where the leader of a team on several computers listens, HOST:PORT; empty: all ranks are on one computer."""
+    host: str = ""
+    """Private address of this computer on which gloo listens, beside ``leader``."""
+    meeting: str = ""
+    """Random name of the generation, hexadecimal, beside ``leader``."""
+
+    leader_ranks: Annotated[int, Field(ge=0, lt=MOST_RANKS)] = 0
+    """Number of the ranks on the leader's computer, the first ones, beside ``leader``."""
+
     @property
     def device(self) -> str:
         return self.devices[self.rank]

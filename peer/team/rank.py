@@ -23,16 +23,15 @@ with large_imports():
     from p2ptrain.data.corpus import open_corpus
     from p2ptrain.data.stream import cache_directory
     from p2ptrain.team.connection import RankConnection
-    from p2ptrain.team.handshake import dial
     from p2ptrain.team.shard_server import ShardServer
     from p2ptrain.team.trainer import follow
     from p2ptrain.train import accelerator
-    from p2ptrain.train.team_group import Rendezvous, TeamGroup
+    from p2ptrain.train.team_group import TeamGroup
     from peer.home import Home
     from peer.team.agreement import agree
     from peer.team.building import build_rank
+    from peer.team.meeting import BoxMeeting, LanMeeting
     from peer.team.plan import (
-        LEADER_SOCKET,
         LONGEST_LINE,
         LONGEST_REASON,
         RankPlan,
@@ -69,18 +68,20 @@ def live(plan: RankPlan) -> None:
     """Join the team, and follow its leader until it says stop. Raises UserError and TeamError."""
     torch.set_num_threads(plan.threads)
     device = accelerator.choose_device(plan.device)
-    home, folder = Home(Path(plan.home)), Path(plan.folder)
+    home = Home(Path(plan.home))
     signed = home.load_manifest(None)
     assert signed is not None, "the leader saved it"
     manifest = signed.manifest
-    group = TeamGroup(Rendezvous(folder, plan.rank, len(plan.devices), plan.generation), plan.timeout_s)
+    meeting = LanMeeting.of(plan) if plan.leader else BoxMeeting(plan)
+    group = TeamGroup(meeting.rendezvous(), plan.timeout_s)
     try:
         data, tokenizer = (None if each is None else Path(each) for each in (plan.data, plan.tokenizer))
         corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
         agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts)
-        rank = build_rank(group, manifest, device, corpus, PeerId(plan.peer), agreement, home, MemoryLog(100))
-        connection = dial(folder / LEADER_SOCKET, bytes.fromhex(plan.key), plan.rank, plan.timeout_s)
-        server = ShardServer(rank.shard, RankConnection(connection, most_message_bytes(manifest)))
+        rank = build_rank(
+            group, manifest, device, corpus, PeerId(plan.peer), agreement, home, MemoryLog(100), plan.leader_ranks
+        )
+        server = ShardServer(rank.shard, RankConnection(meeting.dial(), most_message_bytes(manifest)))
         server.start()
         if rank.found.checkpoint is not None:
             rank.load(rank.found.checkpoint)

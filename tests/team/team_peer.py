@@ -27,7 +27,7 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, vector_range_of
-from p2ptrain.team.connection import RankConnection
+from p2ptrain.team.connection import RankConnection, SocketLine
 from p2ptrain.team.handshake import RankListener, dial
 from p2ptrain.team.inbox import TeamInbox
 from p2ptrain.team.payloads import TeamPayloads
@@ -228,7 +228,8 @@ def lead(case: SwarmCase, folder: Path, listener: RankListener) -> None:
     try:
         connections = listener.connect(case.ranks, case.timeout_s)
         remotes = [
-            RemoteShard(rank, RankConnection(each, MOST_BYTES)) for rank, each in enumerate(connections, start=1)
+            RemoteShard(rank, RankConnection(SocketLine(each), MOST_BYTES))
+            for rank, each in enumerate(connections, start=1)
         ]
         shards: list[Shard] = [state.shard, *remotes]
         codec, gradient_codec = codecs_of(case.manifest.codec)
@@ -286,7 +287,8 @@ def answer(value: object) -> None:
 def follow_leader(case: SwarmCase, folder: Path, rank: int) -> None:
     state = rank_state(case, folder, rank)
     server = ShardServer(
-        state.shard, RankConnection(dial(folder / "leader", bytes.fromhex(case.key), rank, case.timeout_s), MOST_BYTES)
+        state.shard,
+        RankConnection(SocketLine(dial(folder / "leader", bytes.fromhex(case.key), rank, case.timeout_s)), MOST_BYTES),
     )
     server.start()
     try:
