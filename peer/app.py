@@ -128,7 +128,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 network.thread.call(admission.enter(options.link))
             options = with_files(options, given, home, signed, network, admission, log)
             start.save(remembered, settings)  # not what was refused
-            session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set)
+            session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set, screen.say)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))

@@ -38,6 +38,12 @@ TOKENIZER = click.option(
 )
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--devices", help="Train on several, as cuda:0,cuda:1, or on all cards: all.", metavar="DEVICE,…")
+@click.option(
+    "--team", type=click.IntRange(2, 256), help="Devices of the team, those of other computers included.", metavar="N"
+)
+@click.option(
+    "--at", help="Private address of this computer where others join the team by p2ptrain rank.", metavar="HOST[:PORT]"
+)
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
@@ -60,6 +66,8 @@ def peer(
     home: Path | None,
     device: str | None,
     devices: str | None,
+    team: int | None,
+    at: str | None,
     data: Path | None,
     tokenizer: Path | None,
     listen: tuple[str, ...],
@@ -102,6 +110,8 @@ def peer(
         forget,
         verbose,
         device=device if devices is None else devices,
+        team=team,
+        at=at,
         data=data,
         tokenizer=tokenizer,
         listen=listen or None,

@@ -160,6 +160,11 @@ class Screen(StatusLine):
             if kind == "progress" and self._is_lowest(fields.get("loss", float("inf"))):
                 self._console.print(lowest_loss(fields), markup=False)
 
+    def say(self, text: str) -> None:
+        """Show a line that is no note."""
+        with self._lock:
+            self._console.print(text, markup=False)
+
     def _is_shown(self, kind: str, fields: dict[str, Any]) -> bool:
         if kind in PROGRESS:
             return not self._has_status and (kind == "tokenizing" or self._news.is_due(PLAIN_PROGRESS_S, kind))

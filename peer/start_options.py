@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from p2ptrain.net.start_options import NodeOptions, OptionsFile
 from peer.owner.settings import Settings, device_name, nickname_text
+
+MOST_RANKS = 256
+"""Maximum of ``--team``, as ``team.turn.MOST_RANKS``."""
 
 SETTING_OF = {"device": "device", "nickname": "nickname", "share": "share_figures"}
 """Options that override a setting. A setting that is edited later takes precedence over the saved option."""
@@ -20,6 +23,10 @@ class StartOptions(NodeOptions):
     """Options that are remembered; None: not given."""
 
     device: Annotated[str, AfterValidator(device_name)] | None = None
+    team: Annotated[int, Field(ge=2, le=MOST_RANKS)] | None = None
+    """Number of the team's devices, those of other computers included."""
+    at: str | None = None
+    """Private address on which the ranks of other computers reach this peer, HOST[:PORT]."""
     nickname: Annotated[str, AfterValidator(nickname_text)] | None = None
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""

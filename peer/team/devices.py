@@ -43,9 +43,13 @@ def _all_cards() -> list[str]:
     raise DeviceError("This machine has no card that torch can use, so `all` names no device.", "Name the CPU: cpu.")
 
 
-def check_team(manifest: Manifest, devices: Sequence[torch.device], memory_bytes: float) -> None:
-    """Raise DeviceError unless a team on these devices can train the run in so much host memory."""
-    ranks, outer, sequences = len(devices), manifest.outer, manifest.training.sequences_per_step
+def check_team(manifest: Manifest, devices: Sequence[torch.device], memory_bytes: float, others: int = 0) -> None:
+    """Raise DeviceError unless a team on these devices can train the run in so much host memory.
+
+    Args:
+        others: ranks on other computers, whose memory is not known before they join.
+    """
+    ranks, outer, sequences = len(devices) + others, manifest.outer, manifest.training.sequences_per_step
     if outer.cut != "layers":
         raise DeviceError(
             f"This run cuts its weights without regard to layers (outer.cut is {outer.cut!r}), so it trains on one "
@@ -61,7 +65,8 @@ def check_team(manifest: Manifest, devices: Sequence[torch.device], memory_bytes
     )
     if ranks > most:
         raise DeviceError(f"{why}, too few for a team of {ranks} devices.", f"Use at most {most}.")
-    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes))
+    if not others:
+        check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes))
 
 
 def _place(device: torch.device) -> StagePlace:

@@ -39,7 +39,7 @@ from peer.team.building import TeamRank, build_rank
 from peer.team.lan_leader import LanListener, RemoteRank
 from peer.team.meeting import BoxHost, MeetingHost, MeetingPoint
 from peer.team.plan import RankPlan, most_message_bytes
-from peer.team.processes import READY_S, RankProcess, failed_rank
+from peer.team.processes import READY_S, RankHandle, RankProcess, failed_rank
 from peer.team.task import LeadingTask
 
 TIMEOUT_S = 60.0
@@ -104,7 +104,7 @@ class Team:
         torch.set_num_threads(threads)
         self._folder = SocketFolder.create()
         self._host: MeetingHost = BoxHost(self._folder.path) if lan is None else lan
-        self._processes: Sequence[RankProcess | RemoteRank] = self._spawned()
+        self._processes: Sequence[RankHandle] = self._spawned()
 
     # --- the session's view ---------------------------------------------------------------------------------------
 
@@ -198,8 +198,8 @@ class Team:
 
     # --- one generation -------------------------------------------------------------------------------------------
 
-    def _spawned(self) -> list[RankProcess | RemoteRank]:
-        own = [
+    def _spawned(self) -> list[RankHandle]:
+        own: list[RankHandle] = [
             RankProcess(self._home.path.absolute(), rank, str(device))
             for rank, device in enumerate(self.devices)
             if rank
@@ -300,6 +300,8 @@ class Team:
         device = self._name(0 if isinstance(error, TeamMemoryError) else None if rank is None else rank.rank)
         why = why or str(error)
         self._notebook.note("rank failed", device=device, why=why, collective=error.collective)
+        if isinstance(rank, RemoteRank) and rank.is_lost:  # it will dial again
+            return
         if (isinstance(error, TeamMemoryError) or (said is not None and said.kind == "memory")) and self._lowered():
             return
         self._failures.append(now := self._clock())
@@ -313,6 +315,8 @@ class Team:
     def _name(self, rank: int | None) -> str:
         if rank is None:
             return f"One of the devices {', '.join(map(str, self.devices))}"
+        if rank >= len(self.devices):
+            return f"Rank {rank} on another computer"
         return f"The device {self.devices[rank]} of rank {rank}"
 
     def _lowered(self) -> bool:

@@ -11,10 +11,12 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 import p2ptrain
 from p2ptrain.base.errors import DeviceError, HomeError, NetworkError, RemoteError, TeamError
@@ -81,6 +83,47 @@ def parse_key(text: str) -> bytes:
     return key
 
 
+def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device]) -> range:
+    """Return the numbers of the ranks on other computers. Raises DeviceError if the options contradict each other."""
+    if team is None and at is None:
+        return range(0)
+    if team is None or at is None:
+        raise DeviceError(
+            "--team and --at belong together: how many devices, and where other computers reach this one.",
+            "Give both, as --team 2 --at 192.168.1.5, or neither.",
+        )
+    if team <= len(devices):
+        raise DeviceError(
+            f"--team {team} leaves no place for another computer, since this one has {len(devices)} devices.",
+            f"Give --team {len(devices) + 1} for one more, or omit --team and --at.",
+        )
+    return range(len(devices), team)
+
+
+def listener_for(
+    at: str | None,
+    ranks: range,
+    home: Home,
+    signed: SignedManifest,
+    notebook: Notebook,
+    is_stopping: Callable[[], bool],
+    show: Callable[[str], None],
+) -> LanListener | None:
+    """Return the listener of a team on several computers; None: all ranks are on this one. Raises UserError.
+
+    Args:
+        show: shows the owner a line with the key, which no log may hold, when it is made.
+    """
+    if at is None or not ranks:
+        return None
+    address, is_new = LanAddress.parse(at), not (home.path / KEY_FILE).exists()
+    key = team_key(home)
+    listener = LanListener(address, key, home.path / KEY_FILE, signed, ranks, notebook, is_stopping)
+    if is_new:
+        show(f"key of this team, for p2ptrain rank on the other computers: {key.hex()}")
+    return listener
+
+
 @dataclass(slots=True)
 class _Visitor:
     """A ``p2ptrain rank`` command that has joined; its fields are protected by the listener's condition."""
@@ -110,7 +153,7 @@ class LanListener:
     """Listens on one private address for the ranks of one team. Owns its threads; ``close`` it.
 
     Args:
-        key: of the team.
+        key, key_file: of the team.
         ranks: numbers of the ranks on other computers.
         is_stopping: whether the owner stops the peer, which ends all waits.
 
@@ -121,6 +164,7 @@ class LanListener:
         self,
         address: LanAddress,
         key: bytes,
+        key_file: Path,
         signed: SignedManifest,
         ranks: range,
         notebook: Notebook,
@@ -131,6 +175,7 @@ class LanListener:
         self.ranks = ranks
         self.is_stopping = is_stopping
         self._key = key
+        self._told = {"leader": str(address), "key": str(key_file.absolute())}
         self._signed = signed
         self._notebook = notebook
         self._changed = threading.Condition()
@@ -204,7 +249,7 @@ class LanListener:
                     raise TeamError("waiting for other computers", "the peer was stopped")
                 if visitor is None and not told:
                     told = True
-                    self._notebook.note("waiting for ranks", ranks=self.missing(), leader=str(self.address))
+                    self._notebook.note("waiting for ranks", ranks=self.missing(), **self._told)
                 self._changed.wait(POLL_S)
 
     def missing(self) -> int:
@@ -383,6 +428,11 @@ class RemoteRank:
         self._visitor: _Visitor | None = None
 
     @property
+    def name(self) -> str:
+        visitor = self._visitor
+        return "its computer" if visitor is None else f"{visitor.name} ({visitor.host})"
+
+    @property
     def is_lost(self) -> bool:
         """Whether the line to the computer has ended since the plan was sent."""
         return self._visitor is not None and self._visitor.is_lost
@@ -429,4 +479,4 @@ class RemoteRank:
 
     def how_ended(self) -> str:
         """Say how the rank has ended."""
-        return "is on a computer whose line was cut" if self.is_lost else "ended"
+        return f"the line to {self.name} was cut" if self.is_lost else f"its process on {self.name} ended"

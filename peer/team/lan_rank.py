@@ -225,7 +225,7 @@ class LanRank:
             if said is not None and said.kind != "ready":
                 self._report(said.kind, said.reason, said.remedy)
             else:
-                self._report("ended", f"its process {process.how_ended()}")
+                self._report("ended", process.how_ended())
 
     def _report(self, kind: str, reason: str, remedy: str = "") -> None:
         if self._has_reported:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, Queue
+from typing import Protocol
 
 from p2ptrain.base.errors import TeamError
 from p2ptrain.base.launcher import launched
@@ -21,6 +22,41 @@ READY_S = 300.0
 MOST_REPORTS = 8
 FINAL_REPORT_S = 3.0
 """Seconds in which ranks that notice a failure report it and end; one that has not is frozen."""
+
+
+class RankHandle(Protocol):
+    """Rank process as its leader sees it: ``RankProcess``, or ``lan_leader.RemoteRank`` on another computer."""
+
+    rank: int
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None: on another computer."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the process has imported its libraries. Raises TeamError."""
+
+    def tell(self, plan: RankPlan) -> None:
+        """Send the plan. Raises TeamError."""
+
+    def last_report(self) -> RankReport | None:
+        """Return the last report that has not been read."""
+
+    def kill(self) -> None:
+        """End the process. Safe to call twice."""
+
+    def wait(self, until: float) -> bool:
+        """Wait for the end until this time of ``time.monotonic``; return whether it has come."""
+
+    def how_ended(self) -> str:
+        """Say how the process has ended."""
 
 
 class RankProcess:
@@ -38,6 +74,10 @@ class RankProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def name(self) -> str:
+        return f"its process {self.pid}"
 
     @property
     def has_ended(self) -> bool:
@@ -87,7 +127,8 @@ class RankProcess:
     def how_ended(self) -> str:
         """Say how the process has ended."""
         code = self._process.returncode
-        return f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return f"its process {self.pid} {how}"
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -109,7 +150,7 @@ class RankProcess:
         self._reports.put(said)
 
 
-def failed_rank(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, RankReport | None]:
+def failed_rank(ranks: Sequence[RankHandle]) -> tuple[RankHandle | None, str, RankReport | None]:
     """Return the rank whose failure ended the team, why, and its report; None: the leader itself, or unknown.
 
     Waits ``FINAL_REPORT_S`` for ranks that end because another one failed. Ends those that are left.
@@ -123,7 +164,7 @@ def failed_rank(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, 
             return each, printable(said.reason), said
     for each in ranks:
         if each not in alive and reports[each.rank] is None:
-            return each, f"its process {each.pid} {each.how_ended()}", None
+            return each, each.how_ended(), None
     if alive and len(alive) < max(2, len(ranks)):
-        return alive[0], f"its process {alive[0].pid} does not answer", None
+        return alive[0], f"{alive[0].name} does not answer", None
     return None, "", None
