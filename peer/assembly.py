@@ -177,6 +177,7 @@ def build(
         first_loss=first_loss,
         earlier=earlier,
         sampler=_sampler(task),
+        gather=None if team is None else team.gather,
     )
     return TrainingSession(new_core, record, parts.compilable, team)
 

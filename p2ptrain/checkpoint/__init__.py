@@ -19,6 +19,7 @@ home is locked.
 """
 
 from p2ptrain.checkpoint.store import (
+    ALONE,
     TORN,
     Checkpoint,
     Checkpoints,
@@ -34,6 +35,7 @@ from p2ptrain.checkpoint.store import (
     part_of,
     save,
     write_part,
+    write_whole,
 )
 from p2ptrain.checkpoint.tensor_files import (
     PIECE_ELEMENTS,
@@ -48,6 +50,7 @@ from p2ptrain.checkpoint.tensor_files import (
 
 __all__ = [
     "PIECE_ELEMENTS",
+    "ALONE",
     "TORN",
     "Checkpoint",
     "CheckpointStore",
@@ -70,4 +73,5 @@ __all__ = [
     "system_error",
     "write_part",
     "write_streamed",
+    "write_whole",
 ]

@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 from blake3 import blake3
 from safetensors import SafetensorError
 
+import torch
+
 import p2ptrain
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.checkpoint.tensor_files import StoredTensors, VectorRange, file_digest, plainly, write_tensors
+from p2ptrain.checkpoint.tensor_files import (
+    StoredTensors,
+    VectorRange,
+    file_digest,
+    plainly,
+    write_streamed,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
@@ -257,6 +266,17 @@ def write_part(directory: Path, step: int, share: Share, tensors: Mapping[str, S
     """Write a rank's file of a checkpoint that is prepared; return its digest. Raises OSError."""
     path = _temporary(directory, step) / share.file
     digest = write_tensors(path, tensors)
+    files.sync(path)
+    return digest
+
+
+def write_whole(directory: Path, step: int, name: str, length: int, pieces: Iterator[memoryview]) -> str:
+    """Write the file of a prepared checkpoint with one fp32 vector that comes in pieces; return its digest.
+
+    Raises OSError.
+    """
+    path = _temporary(directory, step) / TENSORS
+    digest = write_streamed(path, {name: [length]}, {name: torch.float32}, {name: pieces})
     files.sync(path)
     return digest
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,7 @@ from p2ptrain.team.payloads import TeamPayloads
 from p2ptrain.team.remote_shard import RemoteShard
 from p2ptrain.team.shard import Shard
 from p2ptrain.team.trainer import LeadingTrainer
+from p2ptrain.team.whole_model import gather
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
 from p2ptrain.train.team_group import TeamGroup
@@ -155,6 +156,16 @@ class Team:
         self.task = LeadingTask(self._names(), self.trainer, lambda: None if self._rank is None else self._rank.task)
         self.checkpoints = TeamCheckpoints(rank.checkpoints, self.trainer.save)
         self.trained = TeamCheckpoints(rank.trained, self.trainer.save_trained)
+
+    @property
+    def gather(self) -> Callable[[Mapping[str, Any]], object] | None:
+        """Function that writes the whole model with a checkpoint's state to ``HOME/whole``; None: the checkpoints have
+        it.
+        """
+        if self._lan is None:
+            return None
+        lengths = [piece.stop - piece.start for piece in self.rank.sharding.fragments]
+        return lambda state: gather(self._home.whole, self._payloads, lengths, state, self.trainer.gather)
 
     def recover(self, error: TeamError) -> bool:
         """End the failed generation and begin another; return False if the owner stops the peer meanwhile.
