@@ -49,8 +49,8 @@ from p2ptrain.checkpoint.tensor_files import (
 )
 
 __all__ = [
-    "PIECE_ELEMENTS",
     "ALONE",
+    "PIECE_ELEMENTS",
     "TORN",
     "Checkpoint",
     "CheckpointStore",

@@ -13,10 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
+import torch
 from blake3 import blake3
 from safetensors import SafetensorError
-
-import torch
 
 import p2ptrain
 from p2ptrain.base import files

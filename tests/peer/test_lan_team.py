@@ -18,6 +18,7 @@ from p2ptrain import checkpoint
 pytestmark = pytest.mark.net
 
 LAYERS = {"outer.cut": "layers", "outer.fragments": 3, "model.config.num_hidden_layers": 2}
+HASTY = Path(__file__).with_name("hasty.py")
 CLI = ("-c", "from p2ptrain.cli import main; main()")
 
 
@@ -67,7 +68,7 @@ def exported(swarm: Swarm, home: Path) -> subprocess.CompletedProcess[str]:
 def test_a_team_of_two_computers_trains_beside_a_plain_peer_and_exports() -> None:
     with Swarm(**LAYERS, **{"run.tokens": 60_000}) as swarm:
         swarm.bootstrap()
-        port, first, second = pair(swarm)
+        _, first, second = pair(swarm)
         assert first.events("waiting for ranks")[0]["ranks"] == 1
         key = (first.home / "team.key").read_text().strip()
         assert (first.home / "team.key").stat().st_mode & 0o777 == 0o600
