@@ -41,7 +41,7 @@ from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
 from peer.team.devices import check_team, rank_threads
 from peer.team.generations import Team, TeamFiles
-from peer.team.lan_leader import listener_for, other_ranks
+from peer.team.lan_options import listener_for, other_ranks
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error

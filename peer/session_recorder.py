@@ -290,6 +290,7 @@ class SessionRecorder:
         """Return the current training figures. Safe from any thread."""
         learner, counters = self.learner, self.counted()
         return {
+            "device": self.task.device_name,
             "step": learner.step,
             "progress": learner.progress,
             "fraction": min(learner.progress / self.run_tokens, 1.0),

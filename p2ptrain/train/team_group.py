@@ -35,6 +35,9 @@ T = TypeVar("T")
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
 
+COMING_POLL_S = 0.02
+"""Seconds between two looks at which ranks have come."""
+
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 """Environment variable that tells gloo where to listen."""
 
@@ -69,11 +72,14 @@ class TeamGroup:
     Args:
         rendezvous: this rank.
         timeout_s: longest wait for another rank, in the constructor and in each collective.
+        is_stopping: whether to give up waiting for the others to come.
 
     Raises TeamError if not all ranks connect in time.
     """
 
-    def __init__(self, rendezvous: Rendezvous, timeout_s: float) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self.rank = rendezvous.rank
         self.size = rendezvous.size
         self.timeout_s = timeout_s
@@ -81,7 +87,18 @@ class TeamGroup:
         interface = rendezvous.interface or loopback_interface()
         with self.named("connecting the team"), _gloo_on(interface):
             store = rendezvous.store or dist.FileStore(str(rendezvous.file), self.size)
+            self._await_ranks(store, is_stopping)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+
+    def _await_ranks(self, store: dist.Store, is_stopping: Callable[[], bool]) -> None:
+        """Wait until all ranks are there, a wait that can be given up, unlike torch's. Raises TeamError."""
+        until, keys = time.monotonic() + self.timeout_s, [f"here-{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], "")
+        while missing := [key for key in keys if not store.check([key])]:
+            if is_stopping() or time.monotonic() >= until:
+                why = "the owner stops this peer" if is_stopping() else f"ranks did not come in {self.timeout_s:.0f} s"
+                raise TeamError("connecting the team", f"{why}: {', '.join(missing).replace('here-', 'rank ')}")
+            time.sleep(COMING_POLL_S)
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""

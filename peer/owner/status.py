@@ -106,6 +106,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         others = status["peers"]
         skipped = f", {training['skipped_steps']:,} steps skipped" if training.get("skipped_steps") else ""
         rows += [
+            *([("device", device)] if (device := training.get("device")) else []),
             ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
             (
                 "tokens",

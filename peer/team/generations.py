@@ -7,9 +7,12 @@ the learner (``TeamPayloads``, ``TeamInbox``, ``LeadingTrainer``) stays and lead
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,16 +34,18 @@ from p2ptrain.team.remote_shard import RemoteShard
 from p2ptrain.team.shard import Shard
 from p2ptrain.team.trainer import LeadingTrainer
 from p2ptrain.team.whole_model import gather
+from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of
 from p2ptrain.train.team_group import TeamGroup
 from peer.home import Home
 from peer.team.agreement import agree
 from peer.team.building import TeamRank, build_rank
-from peer.team.lan_leader import LanListener, RemoteRank
+from peer.team.lan_leader import LanListener
 from peer.team.meeting import BoxHost, MeetingHost, MeetingPoint
 from peer.team.plan import RankPlan, most_message_bytes
 from peer.team.processes import READY_S, RankHandle, RankProcess, failed_rank
+from peer.team.remote_rank import RemoteRank
 from peer.team.task import LeadingTask
 
 TIMEOUT_S = 60.0
@@ -48,6 +53,8 @@ TIMEOUT_S = 60.0
 micro-batch through a stage on a slow device would settle it."""
 MAX_FAILURES, FAILURES_WITHIN_S = 3, 3600.0
 """Failures of ranks within so many seconds after which the peer gives up."""
+STOP_POLL_S = 0.2
+"""Seconds between two looks, while ranks start, at whether the owner has stopped the peer."""
 
 
 class TeamFiles(NamedTuple):
@@ -97,6 +104,8 @@ class Team:
         self._most_sequences = signed.manifest.training.sequences_per_step
         self._starts: list[int] = [] if lan is None else saved_starts(home.checkpoints, self._size)
         self._generation = 0
+        self._importing_s = 0.0
+        """Seconds in which the current ranks imported their libraries."""
         self._failures: deque[float] = deque(maxlen=MAX_FAILURES)
         self._group: TeamGroup | None = None
         self._rank: TeamRank | None = None
@@ -175,6 +184,7 @@ class Team:
         while True:
             self._judge(error)
             self._end_generation()
+            self._release()
             if self.is_stopping():
                 return False
             self._generation += 1
@@ -184,7 +194,10 @@ class Team:
                 if (found := self.rank.found.checkpoint) is not None:
                     self.rank.load(found)
             except TeamError as again:
-                error = again
+                if self.is_stopping():
+                    self._end_generation()
+                    return False
+                error = bare(again)
                 continue
             return True
 
@@ -196,7 +209,12 @@ class Team:
         self.trained.restart(rank.trained)
         self.trainer.restart(rank.learner, rank.group, rank.shard)
         self.trainer.inbox.wake()  # ``abandon`` may have removed what wakes the trainer
-        self._notebook.note("ranks replaced", generation=self._generation, step=rank.learner.step)
+        self._notebook.note(
+            "ranks replaced",
+            generation=self._generation,
+            step=rank.learner.step,
+            importing_s=round(self._importing_s, 3),
+        )
 
     def close(self) -> None:
         """End all rank processes at once. Safe to call twice."""
@@ -221,18 +239,45 @@ class Team:
         """Return the names of all ranks' devices."""
         return [*map(str, self.devices), *(() if self._lan is None else self._lan.names())]
 
+    @contextmanager
+    def _ending_at_stop(self) -> Iterator[None]:
+        """End the rank processes that start in the body when the owner stops the peer: then nothing waits for them."""
+        has_begun, processes = threading.Event(), tuple(self._processes)
+
+        def watch() -> None:
+            while not has_begun.wait(STOP_POLL_S):
+                if self.is_stopping():
+                    for each in processes:
+                        each.begin_kill()
+                    return
+
+        thread = threading.Thread(target=watch, name="stop-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            has_begun.set()
+            thread.join()
+
     def _begin(self) -> None:
         """Connect the rank processes and build this process's rank. Raises UserError and TeamError."""
+        with self._ending_at_stop():
+            self._connect_and_build()
+
+    def _connect_and_build(self) -> None:
         assert self._corpus is not None
         manifest = self._signed.manifest
+        began = self._clock()
         for process in self._processes:
             process.wait_ready(READY_S)
+        self._importing_s = self._clock() - began
         host = self._host
         try:
             point = host.open_meeting(self._timeout_s)
             for process in self._processes:
                 process.tell(self._plan(process.rank, point))
-            self._group = group = TeamGroup(host.rendezvous(self._size, self._generation), self._timeout_s)
+            place = host.rendezvous(self._size, self._generation)
+            self._group = group = TeamGroup(place, self._timeout_s, self.is_stopping)
             group.together("opening the text", lambda: None)
             agreement = agree(
                 group, manifest, self.devices[0], self._activation_bytes, self._most_sequences, self._starts
@@ -249,7 +294,7 @@ class Team:
                 self._notebook,
                 self._leader_ranks,
             )
-            lines = host.shard_lines(self._size, self._timeout_s)
+            lines = host.shard_lines(self._size, self._timeout_s, self.is_stopping)
         finally:
             host.close_meeting()
         most = most_message_bytes(manifest)
@@ -296,6 +341,13 @@ class Team:
             process.kill()
         self._group, self._rank, self._remotes, self._processes = None, None, [], []
 
+    def _release(self) -> None:
+        """Free the memory of this process's rank in the generation that has ended, before another one is built."""
+        if hasattr(self, "trainer"):
+            self.trainer.interrupt()
+        gc.collect()  # modules, pipeline and gradients refer to each other
+        accelerator.empty_cache(self.devices[0])
+
     # --- failures -------------------------------------------------------------------------------------------------
 
     def _judge(self, error: TeamError) -> None:
@@ -307,7 +359,8 @@ class Team:
         )
         if said is not None and said.kind == "user":
             self._end_generation()
-            raise DeviceError(said.reason, said.remedy)
+            where = f"On {rank.name}: " if isinstance(rank, RemoteRank) else ""
+            raise DeviceError(where + said.reason, said.remedy)
         device = self._name(0 if isinstance(error, TeamMemoryError) else None if rank is None else rank.rank)
         why = why or str(error)
         self._notebook.note("rank failed", device=device, why=why, collective=error.collective)
@@ -335,3 +388,9 @@ class Team:
         now = self._rank.task.micro_batch if self._rank is not None else self._most_sequences
         self._most_sequences = max(1, now // 2)
         return now > 1
+
+
+def bare(error: TeamError) -> TeamError:
+    """Return the error without the frames and causes that keep the failed rank's weights alive."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

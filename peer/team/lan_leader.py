@@ -1,4 +1,4 @@
-"""A leader's listener for ranks on other computers of a private network, and those ranks as the leader sees them.
+"""A leader's listener for ranks on other computers of a private network.
 
 The listener lives as long as the peer. A computer that loses its line dials again and takes its old place, and the next
 generation begins.
@@ -6,32 +6,27 @@ generation begins.
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 import p2ptrain
-from p2ptrain.base.errors import DeviceError, HomeError, NetworkError, RemoteError, TeamError
+from p2ptrain.base.errors import DeviceError, NetworkError, RemoteError, TeamError
 from p2ptrain.base.text import printable
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.ports import Notebook
 from p2ptrain.team.connection import ByteLine, RankConnection
-from p2ptrain.team.handshake import KEY_BYTES
 from p2ptrain.team.lan_address import LanAddress, interface_of
 from p2ptrain.team.lan_messages import (
     BeatMessage,
     ControlLine,
     EndMessage,
     JoinMessage,
-    PlanMessage,
     ReadyMessage,
     RefusalMessage,
     ReportMessage,
@@ -49,94 +44,14 @@ from p2ptrain.team.sealed import (
 )
 from p2ptrain.team.store import MOST_VALUE_BYTES, LeaderStore, StoreContent, serve_store
 from p2ptrain.train.team_group import Rendezvous
-from peer.home import Home
 from peer.team.meeting import MeetingPoint
-from peer.team.plan import RankPlan, RankReport
+from peer.team.plan import RankReport
+from peer.team.remote_rank import POLL_S, Visitor
 
-KEY_FILE = "team.key"
 MOST_GREETINGS = 16
 """Maximum of connections that have not proved the key."""
-POLL_S = 0.2
 WARN_S = 60.0
 """Seconds between two notes about connections without the key."""
-
-
-def team_key(home: Home) -> bytes:
-    """Return the key of a home's team, made at its first use and readable by its owner alone. Raises HomeError."""
-    path = home.path / KEY_FILE
-    try:
-        if not path.exists():
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(secrets.token_hex(KEY_BYTES) + "\n")
-        return parse_key(path.read_text())
-    except OSError as error:
-        raise HomeError(f"{path} cannot be used: {error.strerror}.", "Check its permissions.") from error
-    except ValueError:
-        raise HomeError(f"{path} is damaged.", "Delete it; the peer makes a new key.") from None
-
-
-def parse_key(text: str) -> bytes:
-    """Return the key that people copied. Raises ValueError."""
-    key = bytes.fromhex(text.strip())
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"a key of {len(key)} bytes instead of {KEY_BYTES}")
-    return key
-
-
-def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device]) -> range:
-    """Return the numbers of the ranks on other computers. Raises DeviceError if the options contradict each other."""
-    if team is None and at is None:
-        return range(0)
-    if team is None or at is None:
-        raise DeviceError(
-            "--team and --at belong together: how many devices, and where other computers reach this one.",
-            "Give both, as --team 2 --at 192.168.1.5, or neither.",
-        )
-    if team <= len(devices):
-        raise DeviceError(
-            f"--team {team} leaves no place for another computer, since this one has {len(devices)} devices.",
-            f"Give --team {len(devices) + 1} for one more, or omit --team and --at.",
-        )
-    return range(len(devices), team)
-
-
-def listener_for(
-    at: str | None,
-    ranks: range,
-    home: Home,
-    signed: SignedManifest,
-    notebook: Notebook,
-    is_stopping: Callable[[], bool],
-    show: Callable[[str], None],
-) -> LanListener | None:
-    """Return the listener of a team on several computers; None: all ranks are on this one. Raises UserError.
-
-    Args:
-        show: shows the owner a line with the key, which no log may hold, when it is made.
-    """
-    if at is None or not ranks:
-        return None
-    address, is_new = LanAddress.parse(at), not (home.path / KEY_FILE).exists()
-    key = team_key(home)
-    listener = LanListener(address, key, home.path / KEY_FILE, signed, ranks, notebook, is_stopping)
-    if is_new:
-        show(f"key of this team, for p2ptrain rank on the other computers: {key.hex()}")
-    return listener
-
-
-@dataclass(slots=True)
-class _Visitor:
-    """A ``p2ptrain rank`` command that has joined; its fields are protected by the listener's condition."""
-
-    rank: int
-    name: str
-    device: str
-    host: str
-    line: ControlLine
-    is_ready: bool = False
-    is_lost: bool = False
-    report: RankReport | None = None
-    stops: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True)
@@ -179,7 +94,7 @@ class LanListener:
         self._signed = signed
         self._notebook = notebook
         self._changed = threading.Condition()
-        self._visitors: dict[int, _Visitor] = {}
+        self._visitors: dict[int, Visitor] = {}
         self._meeting: _Meeting | None = None
         self._greetings = 0
         self._warned_at = float("-inf")
@@ -213,11 +128,15 @@ class LanListener:
         assert self._meeting is not None, "a meeting is open"
         return Rendezvous(Path(), 0, size, generation, LeaderStore(self._meeting.content), self.interface)
 
-    def shard_lines(self, size: int, timeout_s: float) -> list[ByteLine]:
+    def shard_lines(
+        self, size: int, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False
+    ) -> list[ByteLine]:
         meeting = self._meeting
         assert meeting is not None, "a meeting is open"
+        until = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: len(meeting.shards) == size - 1, timeout_s)
+            while len(meeting.shards) < size - 1 and time.monotonic() < until and not is_stopping():
+                self._changed.wait(POLL_S)
             missing = [rank for rank in range(1, size) if rank not in meeting.shards]
             if missing:
                 raise TeamError("connecting the ranks", f"ranks {missing} did not come in {timeout_s:.0f} s")
@@ -232,12 +151,12 @@ class LanListener:
             for line in meeting.shards.values():
                 line.close()
 
-    def visitor(self, rank: int) -> _Visitor | None:
+    def visitor(self, rank: int) -> Visitor | None:
         """Return the computer in a place; None: the place is free."""
         with self._changed:
             return self._visitors.get(rank)
 
-    def await_ready(self, rank: int) -> _Visitor:
+    def await_ready(self, rank: int) -> Visitor:
         """Wait until a computer is in a place and ready, or the owner stops the peer. Raises TeamError."""
         told = False
         with self._changed:
@@ -349,7 +268,7 @@ class LanListener:
     def _host(self, line: SealedLine) -> None:
         """Serve one computer's control line until it ends."""
         control, host = ControlLine(line), line.other_host
-        visitor: _Visitor | None = None
+        visitor: Visitor | None = None
         try:
             message, _ = control.receive()
             if not isinstance(message, JoinMessage):
@@ -378,7 +297,7 @@ class LanListener:
                         del self._visitors[visitor.rank]
                     self._changed.notify_all()
 
-    def _admitted(self, join: JoinMessage, line: ControlLine, host: str) -> tuple[RefusalMessage, _Visitor | None]:
+    def _admitted(self, join: JoinMessage, line: ControlLine, host: str) -> tuple[RefusalMessage, Visitor | None]:
         own, reason, remedy, is_final = p2ptrain.__version__, "", "", True
         if join.version != own:
             reason = f"The rank runs p2ptrain {printable(join.version)}, and its leader {own}."
@@ -394,11 +313,11 @@ class LanListener:
             refusal = RefusalMessage(reason=reason, remedy=remedy, is_final=is_final)
             if reason or self._is_closed:
                 return refusal, None
-            visitor = _Visitor(free[0], printable(join.name), printable(join.device), host, line)
+            visitor = Visitor(free[0], printable(join.name), printable(join.device), host, line)
             self._visitors[visitor.rank] = visitor
             return refusal, visitor
 
-    def _heard(self, visitor: _Visitor, message: object) -> None:
+    def _heard(self, visitor: Visitor, message: object) -> None:
         match message:
             case BeatMessage():
                 return
@@ -415,68 +334,3 @@ class LanListener:
                 raise NetworkError(f"it cannot take part: {reason}")
             case _:
                 raise RemoteError("a message that ranks do not send")
-
-
-class RemoteRank:
-    """Rank on another computer, as ``processes.RankProcess`` is one on this computer."""
-
-    pid: int | None = None
-
-    def __init__(self, listener: LanListener, rank: int) -> None:
-        self.rank = rank
-        self._listener = listener
-        self._visitor: _Visitor | None = None
-
-    @property
-    def name(self) -> str:
-        visitor = self._visitor
-        return "its computer" if visitor is None else f"{visitor.name} ({visitor.host})"
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the line to the computer has ended since the plan was sent."""
-        return self._visitor is not None and self._visitor.is_lost
-
-    @property
-    def has_ended(self) -> bool:
-        return self._visitor is not None and (self._visitor.is_lost or self._visitor.report is not None)
-
-    def wait_ready(self, timeout_s: float) -> None:
-        """Wait for the computer, as long as the owner lets the peer run. Raises TeamError."""
-        self._listener.await_ready(self.rank)
-
-    def tell(self, plan: RankPlan) -> None:
-        """Send the plan. Raises TeamError."""
-        visitor = self._listener.visitor(self.rank)
-        if visitor is None:
-            raise TeamError("starting the ranks", f"the computer of rank {self.rank} has left")
-        self._visitor, visitor.is_ready, visitor.report = visitor, False, None
-        try:
-            visitor.line.send(PlanMessage(meeting=plan.meeting), plan.model_dump_json().encode())
-        except NetworkError as error:
-            visitor.is_lost = True
-            raise TeamError("starting the ranks", f"rank {self.rank}: {error}") from error
-
-    def last_report(self) -> RankReport | None:
-        """Return why the rank process has ended, if it said so."""
-        return None if self._visitor is None else self._visitor.report
-
-    def kill(self) -> None:
-        """Let the computer end its rank process and start another one. Safe to call twice."""
-        visitor, self._visitor = self._visitor, None
-        if visitor is None or visitor.is_lost:
-            return
-        try:
-            visitor.line.send(EndMessage())
-        except NetworkError:
-            visitor.line.close()
-
-    def wait(self, until: float) -> bool:
-        """Wait for the rank process to end until this time of ``time.monotonic``; return whether it has."""
-        while not self.has_ended and time.monotonic() < until:
-            time.sleep(POLL_S)
-        return self.has_ended
-
-    def how_ended(self) -> str:
-        """Say how the rank has ended."""
-        return f"the line to {self.name} was cut" if self.is_lost else f"its process on {self.name} ended"

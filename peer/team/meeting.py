@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,8 +37,13 @@ class MeetingHost(Protocol):
     def rendezvous(self, size: int, generation: int) -> Rendezvous:
         """Return the place of the leader's own rank among ``size``."""
 
-    def shard_lines(self, size: int, timeout_s: float) -> list[ByteLine]:
-        """Return the shard lines of ranks 1 to ``size`` - 1, in order. Raises TeamError if one is missing in time."""
+    def shard_lines(
+        self, size: int, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False
+    ) -> list[ByteLine]:
+        """Return the shard lines of ranks 1 to ``size`` - 1, in order.
+
+        Raises TeamError if one is missing in time, or ``is_stopping``.
+        """
 
     def close_meeting(self) -> None:
         """End the meeting, but not its shard lines. Safe to call twice."""
@@ -58,9 +64,11 @@ class BoxHost:
     def rendezvous(self, size: int, generation: int) -> Rendezvous:
         return Rendezvous(self._folder, 0, size, generation)
 
-    def shard_lines(self, size: int, timeout_s: float) -> list[ByteLine]:
+    def shard_lines(
+        self, size: int, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False
+    ) -> list[ByteLine]:
         assert self._listener is not None, "a meeting is open"
-        return [SocketLine(each) for each in self._listener.connect(size, timeout_s)]
+        return [SocketLine(each) for each in self._listener.connect(size, timeout_s, is_stopping)]
 
     def close_meeting(self) -> None:
         if self._listener is not None:

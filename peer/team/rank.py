@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from io import FileIO
 from pathlib import Path
 
@@ -26,7 +27,7 @@ with large_imports():
     from p2ptrain.team.shard_server import ShardServer
     from p2ptrain.team.trainer import follow
     from p2ptrain.train import accelerator
-    from p2ptrain.train.team_group import TeamGroup
+    from p2ptrain.train.team_group import HEARTBEAT_S, TeamGroup
     from peer.home import Home
     from peer.team.agreement import agree
     from peer.team.building import build_rank
@@ -47,8 +48,7 @@ def report(kind: str, reason: str = "", remedy: str = "") -> None:
         {"kind": kind, "reason": reason[:LONGEST_REASON], "remedy": remedy[:LONGEST_REASON]}
     )
     try:
-        sys.stdout.write(said.model_dump_json() + "\n")
-        sys.stdout.flush()
+        os.write(1, said.model_dump_json().encode() + b"\n")  # one call: threads report, too
     except BrokenPipeError:
         os._exit(1)
 
@@ -62,6 +62,17 @@ def watch_leader(pipe: FileIO) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="leader-watch", daemon=True).start()
+
+
+def show_life() -> None:
+    """Report regularly that this process is not frozen."""
+
+    def show() -> None:
+        while True:
+            report("alive")
+            time.sleep(HEARTBEAT_S)
+
+    threading.Thread(target=show, name="life", daemon=True).start()
 
 
 def live(plan: RankPlan) -> None:
@@ -99,6 +110,7 @@ def main() -> int:
             return 1
         line += byte
     watch_leader(pipe)
+    show_life()
     try:
         live(decode_plan(bytes(line)))
     except TeamMemoryError as error:
