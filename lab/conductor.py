@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from lab.breakage import BREAKAGE_ACTS, Breakages, with_clock_error
+from lab.breakage import BREAKAGE_ACTS, Breakages, kill_leader, with_clock_error
 from lab.exchange_probe import wait_for_exchange
 from lab.resource_monitor import ResourceMonitor
 from lab.run_record import Done
@@ -236,7 +236,9 @@ class Conductor:
         life.ended_by_us = act.kind  # set before it ends, so that it does not count as a crash
         try:
             if act.kind is ActKind.KILL:
-                await asyncio.to_thread(self.stage.kill, act.who, child.process.pid)
+                of_team = act.who in self.lives and self._settings(act.who).ranks > 1
+                kill = kill_leader if of_team else self.stage.kill
+                await asyncio.to_thread(kill, act.who, child.process.pid)
             elif act.who in self.suspended:  # a suspended process does not receive SIGTERM
                 await self.suspended.end(act.who)
         except DeviceError:
@@ -264,6 +266,7 @@ class Conductor:
             "--home",
             str(trainer.home.path),
         ]
+        arguments += ["--devices", settings.devices] if settings.ranks > 1 else []
         module = "peer" if settings.lie is None else "lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []

@@ -37,6 +37,8 @@ class ActKind(StrEnum):
     EXHAUST = "can open no more files"
     RELIEVE = "can open files again"
     LOSE_DAEMON = "loses its network daemon"
+    LOSE_RANK = "loses the process of a device"
+    FREEZE_RANK = "has a device whose process is frozen"
     BAN = "is banned by the run's author"
     TURN_AWAY = "is not invited"
 
@@ -46,6 +48,8 @@ TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {
     "read_only": (ActKind.LOCK, ActKind.UNLOCK),
     "no_descriptors": (ActKind.EXHAUST, ActKind.RELIEVE),
     "daemon_dies": (ActKind.LOSE_DAEMON, None),
+    "rank_dies": (ActKind.LOSE_RANK, None),
+    "rank_freezes": (ActKind.FREEZE_RANK, None),
 }
 """Acts that begin and end each trouble."""
 

@@ -20,6 +20,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.base.text import command_line
+from p2ptrain.checkpoint import checkpoints_in
 from p2ptrain.data.corpus import check_named
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.stream import cache_directory
@@ -74,6 +75,10 @@ CODEC_THREADS = 2
 ENDING_S = 0.05
 """Seconds between two looks at whether the network has ended."""
 
+GOODBYE_S = 5.0
+"""Longest farewell of a peer that is stopped while its ranks start again: nothing can be applied any more. Guess: how
+long partners need to hear of it."""
+
 WrapEnvironment = Callable[[DriverEnvironment, Any, float], DriverEnvironment]
 """Maps an honest peer's environment, its learner and the run's tokens to the environment to use."""
 
@@ -103,7 +108,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards", card_name(devices[0]))
+        sensors = Sensors(cache_directory() / "cards", [name for each in devices if (name := card_name(each))])
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
@@ -130,7 +135,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 network.thread.call(admission.enter(options.link))
             options = with_files(options, given, home, signed, network, admission, log)
             start.save(remembered, settings)  # not what was refused
-            session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set)
+            session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set, screen.say)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
@@ -145,7 +150,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                     _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
                 Recovery(session.team, session.record).run(session.record.end)
             except TeamStoppedError:  # after the last checkpoint no ranks were left to save another
-                pass
+                log.note("checkpoint kept", step=max(checkpoints_in(home.checkpoints), default=None))
             except Exception:  # save hours of training, whatever failed
                 if session.team is None or session.team.is_running:
                     session.record.saver.rescue()
@@ -330,10 +335,18 @@ def _run_in_swarm(
         try:
             recovery.run(lambda: train(learner, signals, participation.post, hooks))
         except TeamStoppedError:
-            participation.post(LeaveRequested())
-            while not ended.done():  # nothing is left to apply
-                participation.turned()
-                time.sleep(ENDING_S)
-            record.why = ended.result()
+            _say_goodbye(recovery, participation, ended)
+            record.why = "stopped by its owner"
             raise
         record.why = ended.result()
+
+
+def _say_goodbye(recovery: Recovery, participation: Participation, ended: Future[str]) -> None:
+    """Leave the swarm without a generation of ranks; what partners still deliver is dropped."""
+    participation.post(LeaveRequested())
+    until = time.monotonic() + GOODBYE_S
+    while not ended.done() and time.monotonic() < until:
+        recovery.drop_deliveries()
+        participation.turned()
+        time.sleep(ENDING_S)
+    ended.cancel()

@@ -41,6 +41,7 @@ from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
 from peer.team.devices import check_team, rank_threads
 from peer.team.generations import Team, TeamFiles
+from peer.team.lan_options import listener_for, other_ranks
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
@@ -106,18 +107,23 @@ def build(
     log: EventLog,
     stack: ExitStack,
     is_stopping: Callable[[], bool],
+    show_key: Callable[[str], None],
 ) -> TrainingSession:
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
 
     Args:
         devices: several are trained on by a team, whose processes the ``stack`` ends.
         is_stopping: whether the owner stops the peer.
+        show_key: shows the owner a sentence that no log may hold.
     """
     manifest, team = signed.manifest, None
-    if len(devices) > 1 or (options.stages or 1) > 1:
-        mesh = check_team(manifest, devices, options.stages, min(options.memory_bytes, installed_memory()))
+    others = other_ranks(options.team, options.at, devices)
+    if len(devices) + len(others) > 1 or (options.stages or 1) > 1:
+        memory_bytes = min(options.memory_bytes, installed_memory())
+        mesh = check_team(manifest, devices, options.stages, memory_bytes, len(others))
         files, threads = TeamFiles(options.data, options.tokenizer), rank_threads(devices)
-        team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, is_stopping)
+        lan = listener_for(options.at, others, home, signed, log, is_stopping, show_key)
+        team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, is_stopping, lan=lan)
         stack.enter_context(closing(team))
     else:
         check_memory(manifest, devices[0])
@@ -172,6 +178,7 @@ def build(
         first_loss=first_loss,
         earlier=earlier,
         sampler=_sampler(task),
+        gather=None if team is None else team.gather,
     )
     return TrainingSession(new_core, record, parts.compilable, team)
 

@@ -39,6 +39,12 @@ TOKENIZER = click.option(
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--devices", help="Train on several, as cuda:0,cuda:1, or on all cards: all.", metavar="DEVICE,…")
 @click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
+@click.option(
+    "--team", type=click.IntRange(2, 256), help="Devices of the team, those of other computers included.", metavar="N"
+)
+@click.option(
+    "--at", help="Private address of this computer where others join the team by p2ptrain rank.", metavar="HOST[:PORT]"
+)
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
@@ -62,6 +68,8 @@ def peer(
     device: str | None,
     devices: str | None,
     stages: int | None,
+    team: int | None,
+    at: str | None,
     data: Path | None,
     tokenizer: Path | None,
     listen: tuple[str, ...],
@@ -105,6 +113,8 @@ def peer(
         verbose,
         device=device if devices is None else devices,
         stages=stages,
+        team=team,
+        at=at,
         data=data,
         tokenizer=tokenizer,
         listen=listen or None,

@@ -11,6 +11,9 @@ from pydantic import AfterValidator, Field
 from p2ptrain.net.start_options import NodeOptions, OptionsFile
 from peer.owner.settings import MAX_STAGES, Settings, device_name, nickname_text
 
+MOST_RANKS = 256
+"""Maximum of ``--team``, as ``team.turn.MOST_RANKS``."""
+
 SETTING_OF = {"device": "device", "stages": "stages", "nickname": "nickname", "share": "share_figures"}
 """Options that override a setting. A setting that is edited later takes precedence over the saved option."""
 
@@ -22,6 +25,10 @@ class StartOptions(NodeOptions):
     device: Annotated[str, AfterValidator(device_name)] | None = None
     stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] | None = None
     """Pipeline stages of a peer on several devices."""
+    team: Annotated[int, Field(ge=2, le=MOST_RANKS)] | None = None
+    """Number of the team's devices, those of other computers included."""
+    at: str | None = None
+    """Private address on which the ranks of other computers reach this peer, HOST[:PORT]."""
     nickname: Annotated[str, AfterValidator(nickname_text)] | None = None
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""

@@ -40,6 +40,7 @@ TESTNET_GROUP_KEYS = (
     "banned_at_s",
     "cores",
     "leaves_every_s",
+    "devices",
 )
 """Fields of a group that only a testnet supports."""
 

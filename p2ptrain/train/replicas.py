@@ -14,6 +14,7 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -167,8 +168,8 @@ class ReplicatedTask(PipelineTask):
         self._sent_version, self._has_new_state = self._version, False
         return result
 
-    def follow_replica(self) -> None:
-        """Make the inner steps that the first replica makes, until it ends. Raises TeamError."""
+    def follow_replica(self) -> NoReturn:
+        """Make the inner steps that the first replica makes. Raises TeamError, also when that one ends."""
         while True:
             name = f"inner step {self.step}: replicas"
             progress, has_weights, has_state = self._replicas.order(name, [0.0, 0.0, 0.0])

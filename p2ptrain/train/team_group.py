@@ -5,7 +5,8 @@ that dies closes its connections, which the others notice at once; one that free
 
 A group serves one generation: after an error it is closed, and the ranks that live and those that replace the dead
 connect to a new one. Its rendezvous is a file in a folder of the owner's, so nothing listens but gloo, on loopback
-alone. Objects are never sent, because torch would pickle them.
+alone; ranks on several computers meet through ``team.store`` and listen on one private address. Objects are never sent,
+because torch would pickle them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ Direction = Literal["forward", "backward"]
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
 
+COMING_POLL_S = 0.02
+"""Seconds between two looks at which ranks have come."""
+
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 """Environment variable that tells gloo where to listen."""
 
@@ -58,6 +62,10 @@ class Rendezvous:
     size: int
     generation: int = 0
     """Number of the group among those of this team; a group of another number never meets this one."""
+    store: dist.Store | None = None
+    """Rendezvous of several computers; None: a file in ``folder``."""
+    interface: str | None = None
+    """Network interface of the connections; None: loopback."""
 
     @property
     def file(self) -> Path:
@@ -70,22 +78,27 @@ class TeamGroup:
     Args:
         rendezvous: this rank.
         timeout_s: longest wait for another rank, in the constructor and in each collective.
+        is_stopping: whether to give up waiting for the others to come.
 
     Raises TeamError if not all ranks connect in time.
     """
 
-    def __init__(self, rendezvous: Rendezvous, timeout_s: float) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self.rank = rendezvous.rank
         self.size = rendezvous.size
         self.timeout_s = timeout_s
         self.within: dist.ProcessGroup | None = None
         """The group among all connected ranks; None: all of them."""
         self._parts: list[TeamGroup] = []
-        self.is_local = True
+        self.is_local = rendezvous.store is None
         """Whether all ranks are on one computer."""
         wait = timedelta(seconds=timeout_s)
-        with self.named("connecting the team"), _gloo_on(loopback_interface()):
-            store = dist.FileStore(str(rendezvous.file), self.size)
+        interface = rendezvous.interface or loopback_interface()
+        with self.named("connecting the team"), _gloo_on(interface):
+            store = rendezvous.store or dist.FileStore(str(rendezvous.file), self.size)
+            self._await_ranks(store, is_stopping)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
             self._directions = self._joined([range(self.size)])
 
@@ -115,6 +128,16 @@ class TeamGroup:
             if self.rank in part:
                 found[direction] = made
         return found
+
+    def _await_ranks(self, store: dist.Store, is_stopping: Callable[[], bool]) -> None:
+        """Wait until all ranks are there, a wait that can be given up, unlike torch's. Raises TeamError."""
+        until, keys = time.monotonic() + self.timeout_s, [f"here-{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], "")
+        while missing := [key for key in keys if not store.check([key])]:
+            if is_stopping() or time.monotonic() >= until:
+                why = "the owner stops this peer" if is_stopping() else f"ranks did not come in {self.timeout_s:.0f} s"
+                raise TeamError("connecting the team", f"{why}: {', '.join(missing).replace('here-', 'rank ')}")
+            time.sleep(COMING_POLL_S)
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""

@@ -141,8 +141,9 @@ class Settings(Section):
     10 °C lower. Allowed: 0 (never), or a number from 30 to 110."""
 
     gpu_watts: Annotated[int, Field(ge=0, le=MAX_WATTS), _zero_or_from(MIN_WATTS, "W")] = 0
-    """Power limit in W of the NVIDIA card that trains, set by nvidia-smi, which needs an administrator, and put back at
-    the end. Allowed: 0 (unchanged), or a whole number from 10 to 2,000."""
+    """Power limit in W of the NVIDIA card that trains, or of several together, in equal shares; set by nvidia-smi,
+    which needs an administrator, and put back at the end. Allowed: 0 (unchanged), or a whole number from 10 to
+    2,000."""
 
     nickname: Annotated[str, AfterValidator(nickname_text)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.checkpoint import Checkpoint, Found
+from p2ptrain.checkpoint import Checkpoint, Found, VectorRange
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.manifest import Manifest
 from p2ptrain.ports import Notebook
-from p2ptrain.team.checkpoints import RankCheckpoints, vector_range_of
+from p2ptrain.team.checkpoints import ComputerPart, RankCheckpoints, vector_range_of
 from p2ptrain.team.shard import LocalShard
 from p2ptrain.team.sharding import Sharding, sharding_of
 from p2ptrain.train.batches import CorpusReader
@@ -96,9 +96,18 @@ def build_task(
 
 
 def build_rank(
-    task: PipelineTask, manifest: Manifest, agreement: Agreement, home: Home, notebook: Notebook
+    task: PipelineTask,
+    manifest: Manifest,
+    agreement: Agreement,
+    home: Home,
+    notebook: Notebook,
+    leader_ranks: int = 0,
 ) -> TeamRank:
-    """Build a rank of the first replica around its task, a collective of these. Raises UserError and TeamError."""
+    """Build a rank of the first replica around its task, a collective of these. Raises UserError and TeamError.
+
+    Args:
+        leader_ranks: number of the ranks on the leader's computer; 0: all.
+    """
     model, group = task.stage_model, task.group
     fragments = fragments_of(manifest.outer, model.whole)
     sharding = sharding_of(fragments, offsets(agreement.stages, model.whole.unit_lengths), model.whole.unit_lengths)
@@ -116,7 +125,14 @@ def build_rank(
         all_gather=group.gather,
     )
     window = vector_range_of(model)
-    store, trained = (RankCheckpoints(each, group, window) for each in (home.checkpoints, home.trained))
+    part = None
+    if leader_ranks:
+        begins = offsets(agreement.stages, model.whole.unit_lengths)
+        is_leaders = group.rank < leader_ranks
+        place, ranks = (group.rank, leader_ranks) if is_leaders else (0, 1)
+        held = VectorRange(0, begins[leader_ranks], window.total) if is_leaders else window
+        part = ComputerPart(place, ranks, held, [each.blocks.start for each in agreement.stages])
+    store, trained = (RankCheckpoints(each, group, window, part) for each in (home.checkpoints, home.trained))
     shard = LocalShard(learner.payloads)
     return TeamRank(agreement, group, sharding, task, learner, shard, store, trained, store.load_latest())
 

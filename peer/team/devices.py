@@ -45,13 +45,16 @@ def _all_cards() -> list[str]:
     raise DeviceError("This machine has no card that torch can use, so `all` names no device.", "Name the CPU: cpu.")
 
 
-def check_team(manifest: Manifest, devices: Sequence[torch.device], stages: int | None, memory_bytes: float) -> Mesh:
+def check_team(
+    manifest: Manifest, devices: Sequence[torch.device], stages: int | None, memory_bytes: float, others: int = 0
+) -> Mesh:
     """Return the mesh of a team on these devices. Raises DeviceError if it cannot train the run in so much host memory.
 
     Args:
         stages: of the pipeline; None: as many as possible, since each holds the less.
+        others: ranks on other computers, whose memory is not known before they join. All ranks are then stages.
     """
-    ranks, sequences = len(devices), manifest.training.sequences_per_step
+    ranks, sequences = len(devices) + others, manifest.training.sequences_per_step
     if ranks > sequences:
         raise DeviceError(
             f"The run's inner steps have {sequences} sequences, too few for a team of {ranks} devices.",
@@ -59,6 +62,12 @@ def check_team(manifest: Manifest, devices: Sequence[torch.device], stages: int 
         )
     most, why = _most_stages(manifest)
     possible = [each for each in divisors_down(ranks) if each <= most]
+    if others:
+        if ranks > most:
+            raise DeviceError(f"{why}, too few for a team of {ranks} devices.", f"Use at most {most}.")
+        if stages not in (None, ranks):
+            raise DeviceError("A team on several computers has as many stages as devices.", "Omit --stages.")
+        return Mesh(ranks)
     stages = possible[0] if stages is None else stages
     words = ", ".join(map(str, reversed(possible)))
     remedy = f"Choose the number of stages among {words}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -11,19 +12,34 @@ import pytest
 from swarm import ENDLESS, Program, Swarm, until
 
 from p2ptrain import checkpoint
+from p2ptrain.checkpoint import checkpoints_in
 
 pytestmark = pytest.mark.net
 
 HASTY = Path(__file__).with_name("hasty.py")
 """Script of a peer whose collectives have a short timeout."""
 
+STALLED = Path(__file__).with_name("stalled.py")
+"""Script of a peer whose ranks never start again."""
+FORGETFUL = Path(__file__).with_name("forgetful.py")
+"""Script of a peer that notes what is left of an old rank."""
+LOST_CARD = Path(__file__).with_name("lost_card.py")
+"""Script of a peer whose leader's card fails."""
+
 LAYERS = {"outer.cut": "layers", "outer.fragments": 3, "model.config.num_hidden_layers": 2}
 
 
 def ranks_of(peer: Program) -> list[psutil.Process]:
     """Return the processes of a team's other ranks."""
-    children = psutil.Process(peer.process.pid).children()
-    return until("a rank", lambda: [each for each in children if "peer.team.rank" in each.cmdline()])
+    leader = psutil.Process(peer.process.pid)
+    return until("a rank", lambda: [each for each in leader.children() if "peer.team.rank" in each.cmdline()])
+
+
+def sleepers_of(peer: Program) -> list[psutil.Process]:
+    """Return the processes of a stalled peer's ranks that do nothing."""
+    return [
+        each for each in psutil.Process(peer.process.pid).children() if "time.sleep(900)" in " ".join(each.cmdline())
+    ]
 
 
 def trains(peer: Program) -> None:
@@ -134,6 +150,57 @@ def test_the_third_death_within_an_hour_ends_the_peer_with_the_devices_name() ->
         assert "The device cpu of rank 1 failed 3 times within an hour" in team.output
         assert "Traceback" not in team.output
         swarm.programs.remove(team)
+
+
+@pytest.mark.parametrize("stalls", ["silent", "ready"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_while_ranks_start_again_ends_the_peer_soon_and_names_what_is_kept(how, stalls) -> None:
+    with Swarm(**LAYERS, **ENDLESS) as swarm:
+        swarm.environment["STALLS"] = stalls
+        swarm.bootstrap()
+        team = swarm.peer("team", "--devices", "cpu,cpu", script=STALLED)
+        trains(team)
+        kept = max(checkpoints_in(team.home / "checkpoints"), default=None)
+        (rank,) = ranks_of(team)
+        rank.kill()
+        team.wait_for("rank failed")
+        (rank,) = until("the next rank", lambda: [each for each in sleepers_of(team) if each.pid != rank.pid])
+        time.sleep(1.0)  # so that the leader waits for it
+        began = time.monotonic()
+        team.process.send_signal(how)
+        assert team.end() == 0, team.output
+        assert time.monotonic() - began < 20
+        assert not rank.is_running()
+        assert team.wait_for("checkpoint kept")["step"] == kept
+        assert (
+            "no checkpoint had been saved" in team.output if kept is None else f"step {kept:,} is kept" in team.output
+        )
+        assert "Traceback" not in team.output
+
+
+def test_a_leader_that_loses_its_card_ends_with_one_error_and_so_do_its_ranks() -> None:
+    with Swarm(**LAYERS, **ENDLESS) as swarm:
+        swarm.bootstrap()
+        team = swarm.peer("team", "--devices", "cpu,cpu", script=LOST_CARD)
+        (rank,) = ranks_of(team)
+        failed = time.monotonic() if team.wait_for("first inner step") else 0.0
+        assert team.end() == 2, team.output
+        assert time.monotonic() - failed < 30
+        assert "The device cpu failed: CUDA error: an illegal memory access was encountered." in team.output
+        assert "Traceback" not in team.output
+        assert not rank.is_running()
+        swarm.programs.remove(team)
+
+
+def test_nothing_is_left_of_a_rank_when_the_next_one_is_built() -> None:
+    with Swarm(**LAYERS, **ENDLESS, **{"outer.recipe": "swarm"}) as swarm:
+        swarm.bootstrap()
+        team, plain = swarm.peer("team", "--devices", "cpu,cpu", script=FORGETFUL), swarm.peer("plain")
+        team.wait_for("exchanged", 2)
+        ranks_of(team)[0].kill()
+        team.wait_for("ranks replaced")
+        assert [each["parts"] for each in team.events("left of the old rank")] == [[]]
+        assert [team.terminate(), plain.terminate()] == [0, 0], team.output
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,24 @@ def test_of_several_ranks_the_one_that_failed_is_found(rank_running, programs, r
     assert why in said
 
 
+ALIVE = """print('{"kind":"alive"}', flush=True)"""
+
+
+def test_a_rank_that_falls_silent_is_ended_and_found(rank_running, monkeypatch):
+    monkeypatch.setattr("peer.team.processes.LISTENING_S", 0.1)
+    living = f"import time\nwhile True:\n {ALIVE}\n time.sleep(0.2)"
+    frozen, well, still_starting = (
+        rank_running(number, program) for number, program in enumerate((f"{ALIVE}; {SLEEPS}", living, SLEEPS), 1)
+    )
+    assert frozen.wait(time.monotonic() + 30)
+    assert not well.has_ended
+    assert not still_starting.has_ended
+    well.kill()
+    found, said, _ = failed_rank([frozen])
+    assert found is frozen
+    assert "gave no sign of life for" in said
+
+
 def test_a_rank_that_does_not_start_is_an_error_in_time(rank_running):
     began = time.monotonic()
     with pytest.raises(TeamError, match="ended at its start"):

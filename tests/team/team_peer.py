@@ -27,7 +27,7 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, vector_range_of
-from p2ptrain.team.connection import RankConnection
+from p2ptrain.team.connection import RankConnection, SocketLine
 from p2ptrain.team.handshake import RankListener, dial
 from p2ptrain.team.inbox import TeamInbox
 from p2ptrain.team.payloads import TeamPayloads
@@ -248,7 +248,8 @@ def lead(case: SwarmCase, folder: Path, listener: RankListener) -> None:
     try:
         connections = listener.connect(case.mesh.stages, case.timeout_s)
         remotes = [
-            RemoteShard(rank, RankConnection(each, MOST_BYTES)) for rank, each in enumerate(connections, start=1)
+            RemoteShard(rank, RankConnection(SocketLine(each), MOST_BYTES))
+            for rank, each in enumerate(connections, start=1)
         ]
         shards: list[Shard] = [state.shard, *remotes]
         codec, gradient_codec = codecs_of(case.manifest.codec)
@@ -318,7 +319,8 @@ def follow_leader(case: SwarmCase, folder: Path, rank: int) -> None:
         return
     state = rank_state(case, task, rank)
     server = ShardServer(
-        state.shard, RankConnection(dial(folder / "leader", bytes.fromhex(case.key), rank, case.timeout_s), MOST_BYTES)
+        state.shard,
+        RankConnection(SocketLine(dial(folder / "leader", bytes.fromhex(case.key), rank, case.timeout_s)), MOST_BYTES),
     )
     server.start()
     try:
