@@ -166,6 +166,14 @@ def test_stages_that_cannot_train_the_run_are_one_error(signed_run, devices, sta
     assert says in f"{caught.value.problem} {caught.value.remedy}"
 
 
+def test_a_team_on_several_computers_has_stages_alone(signed_run):
+    assert str(check_team(layered(signed_run), [CPU], None, 1e12, others=2)) == "3 stages"
+    with pytest.raises(DeviceError, match="as many stages as devices"):
+        check_team(layered(signed_run), [CPU], 1, 1e12, others=2)
+    with pytest.raises(DeviceError, match="too few for a team of 7 devices"):
+        check_team(layered(signed_run), [CPU], None, 1e12, others=6)
+
+
 def test_a_run_that_is_cut_within_layers_trains_on_replicas(signed_run):
     run = with_changes(layered(signed_run), {"outer.cut": "even"})
     assert str(check_team(run, [CPU] * 2, None, 1e12)) == "2 replicas of 1 stage"
