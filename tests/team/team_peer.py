@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from team_rank import BLOCKS, CPU, HELD_OUT, MICRO_BATCH, corpus, forbid_pickles
+from team_rank import BLOCKS, DEVICE, HELD_OUT, MICRO_BATCH, corpus, forbid_pickles
 from team_rank import Case as ModelCase
 
 from p2ptrain.base.errors import TeamError
@@ -103,7 +103,7 @@ def rest(case: SwarmCase) -> tuple[Any, ...]:
 def plain_learner(case: SwarmCase) -> Learner:
     """Return the learner of a peer in one process."""
     manifest = case.manifest
-    model = flat_model(manifest.model, manifest.run.seed, CPU)
+    model = flat_model(manifest.model, manifest.run.seed, DEVICE)
     fragments = fragments_of(manifest.outer, model.layout)
     codec, gradient_codec = codecs_of(manifest.codec)
     rules = learner_rules(manifest.outer, manifest.run.tokens)
@@ -136,7 +136,7 @@ class RankState:
 def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
     manifest, layout = case.manifest, case.layout
     group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
-    models = [stage_model(manifest.model, manifest.run.seed, CPU, stage) for stage in equal_cut(BLOCKS, case.ranks)]
+    models = [stage_model(manifest.model, manifest.run.seed, DEVICE, stage) for stage in equal_cut(BLOCKS, case.ranks)]
     sharding = sharding_of(fragments_of(manifest.outer, layout), [model.offset for model in models])
     codec, gradient_codec = codecs_of(manifest.codec)
     rules = learner_rules(manifest.outer, manifest.run.tokens)

@@ -36,7 +36,8 @@ from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.stages import StageRange, equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("P2PTRAIN_TEST_DEVICE", "cpu"))
+"""Device of every rank, so that one card can stand for several (docs/CARD-QUEUE.md)."""
 BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
 HELD_OUT = 256
 SHAPE = {
@@ -117,7 +118,7 @@ def rest(case: Case) -> tuple:
 
 def whole_task(case: Case) -> LanguageModelTask:
     manifest = case.manifest
-    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, CPU), *rest(case))
+    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, DEVICE), *rest(case))
 
 
 def train(task: LanguageModelTask, case: Case) -> list[float]:
@@ -157,7 +158,7 @@ def fail(task: PipelineTask, how: str, at: str) -> None:
 def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
     group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
     manifest = case.manifest
-    model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[rank])
+    model = stage_model(manifest.model, manifest.run.seed, DEVICE, stages(case)[rank])
     began = time.monotonic()
     try:
         task = PipelineTask(model, group, *rest(case), Boundary(case.boundary))
