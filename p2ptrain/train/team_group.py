@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import psutil
 import torch
@@ -31,6 +31,9 @@ from torch import Tensor
 from p2ptrain.base.errors import TeamError
 
 T = TypeVar("T")
+
+Direction = Literal["forward", "backward"]
+"""Of tensors between stages: each has a group, because one gloo connection carries one direction at a time."""
 
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
@@ -83,12 +86,17 @@ class TeamGroup:
         self.rank = rendezvous.rank
         self.size = rendezvous.size
         self.timeout_s = timeout_s
+        self.is_local = True
+        """Whether all ranks are on one computer."""
+        self._directions: dict[Direction, dist.ProcessGroup] = {}
         wait = timedelta(seconds=timeout_s)
         interface = rendezvous.interface or loopback_interface()
         with self.named("connecting the team"), _gloo_on(interface):
             store = rendezvous.store or dist.FileStore(str(rendezvous.file), self.size)
             self._await_ranks(store, is_stopping)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+            for direction in get_args(Direction):
+                self._directions[direction] = dist.new_group(timeout=wait, backend="gloo")
 
     def _await_ranks(self, store: dist.Store, is_stopping: Callable[[], bool]) -> None:
         """Wait until all ranks are there, a wait that can be given up, unlike torch's. Raises TeamError."""
@@ -102,6 +110,7 @@ class TeamGroup:
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
+        self._directions.clear()  # gloo closes connections only when nothing refers to their group
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -203,6 +212,38 @@ class TeamGroup:
         with self.named(name):
             dist.recv(into, source)
         return into
+
+    def begin_send(self, name: str, values: Tensor, to: int, direction: Direction, number: int) -> Transfer:
+        """Send values that do not change until the transfer ends, without waiting; see ``begin_receive``."""
+        with self.named(name):
+            return Transfer(self, name, values, dist.isend(values, to, self._directions[direction], number))
+
+    def begin_receive(self, name: str, into: Tensor, source: int, direction: Direction, number: int) -> Transfer:
+        """Receive without waiting.
+
+        Args:
+            into: contiguous, on the CPU; overwritten.
+            number: by which sends and receives of one direction find each other.
+        """
+        with self.named(name):
+            return Transfer(self, name, into, dist.irecv(into, source, self._directions[direction], number))
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Values on their way to or from another rank, which must not be read or changed until ``wait`` returns."""
+
+    group: TeamGroup
+    name: str
+    values: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        """Return the values once they have been sent or received. Raises TeamError."""
+        assert self.work is not None, "this rank belongs to the group"
+        with self.group.named(self.name):
+            self.work.wait()
+        return self.values
 
 
 def _release_frames(error: BaseException) -> None:

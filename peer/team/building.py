@@ -87,7 +87,8 @@ def build_rank(
     sharding = sharding_of(fragments, offsets(agreement.stages, model.whole.unit_lengths), model.whole.unit_lengths)
     own = sharding.slices(group.rank)
     training, tokens = manifest.training, manifest.run.tokens
-    task = PipelineTask(model, group, corpus, training, tokens, CorpusReader(seed, peer), agreement.placement)
+    rest = CorpusReader(seed, peer), agreement.placement, agreement.boundary, agreement.is_eager
+    task = PipelineTask(model, group, corpus, training, tokens, *rest)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     learner = Learner(
         task,

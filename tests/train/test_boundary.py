@@ -1,4 +1,4 @@
-"""Activations between stages: how far each form is from the numbers, forward and backward."""
+"""Activations and gradients between stages: how far each form is from the numbers."""
 
 import pytest
 import torch
@@ -16,28 +16,24 @@ def error(found, wanted):
 
 @ALL
 @pytest.mark.parametrize("width", [8, 33])
-def test_activations_and_gradients_arrive(name, width):
+def test_numbers_arrive(name, width):
     boundary = Boundary(name)
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(2, 3, width, generator=generator) * torch.logspace(-30, 30, 3)[:, None]
-    hidden.requires_grad_()
-    sent = boundary.pack(hidden)
+    sent = boundary.pack(hidden.requires_grad_())
     assert (sent.dtype, sent.shape) == (boundary.dtype, (2, 3, boundary.elements(width)))
-    received = sent.detach().clone().requires_grad_()
-    found = boundary.unpack(received, width)
+    assert sent.is_contiguous()
+    assert not sent.requires_grad
+    assert sent.nbytes == 6 * boundary.bytes_per_token(width)
+    found = boundary.unpack(sent)
     assert found.dtype == torch.float32
     assert error(found, hidden) <= LARGEST_ERROR[name]
-    gradient = torch.randn(2, 3, width, generator=generator)
-    found.backward(gradient)
-    assert (received.grad.dtype, received.grad.shape) == (sent.dtype, sent.shape)
-    sent.backward(received.grad)
-    assert error(hidden.grad, gradient) <= LARGEST_ERROR[name]
 
 
 @ALL
 def test_zeros_stay_zeros(name):
     boundary = Boundary(name)
-    assert not boundary.unpack(boundary.pack(torch.zeros(2, 8)), 8).any()
+    assert not boundary.unpack(boundary.pack(torch.zeros(2, 8))).any()
 
 
 @ALL
@@ -47,11 +43,10 @@ def test_numbers_that_are_not_finite_do_not_become_finite(name):
     for broken in (torch.nan, torch.inf):
         values = torch.ones(2, 8)
         values[0, 3] = broken
-        found = boundary.unpack(boundary.pack(values), 8)
+        found = boundary.unpack(boundary.pack(values))
         assert not found[0].isfinite().all()
         assert torch.equal(found[1], values[1])
 
 
 def test_int8_takes_a_byte_a_number():
-    boundary = Boundary("int8")
-    assert 2 * boundary.elements(2048) == 2048 + 4
+    assert Boundary("int8").bytes_per_token(2048) == 2048 + 4

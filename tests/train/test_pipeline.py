@@ -137,8 +137,8 @@ def test_short_activations_cost_little(team, boundary):
 @pytest.mark.parametrize(
     ("case", "name"),
     [
-        (Case(fails="dies"), "pipeline schedule"),
-        (Case(fails="freezes", timeout_s=4.0), "pipeline schedule"),
+        (Case(fails="dies"), "pipeline schedule, gradient of micro-batch 0 from rank 1"),
+        (Case(fails="freezes", timeout_s=4.0), "pipeline schedule, gradient of micro-batch 0 from rank 1"),
         (Case(fails="dies", at="_all_reduce"), "gradient norms and loss"),
         (Case(fails="dies", at="_sum_tied_gradients", tied=True), "gradient of the tied embedding"),
     ],
