@@ -86,7 +86,7 @@ class TeamGroup:
         self.rank = rendezvous.rank
         self.size = rendezvous.size
         self.timeout_s = timeout_s
-        self.is_local = True
+        self.is_local = rendezvous.store is None
         """Whether all ranks are on one computer."""
         self._directions: dict[Direction, dist.ProcessGroup] = {}
         wait = timedelta(seconds=timeout_s)
