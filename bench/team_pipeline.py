@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,10 @@ Order = dict[str, Any]
 """What a process does next: one line of JSON."""
 
 
-def manifest(sequences: int | None = None, **config: int) -> Manifest:
+def manifest(training: Mapping[str, int] | None = None, **config: int) -> Manifest:
     changes: dict[str, Any] = {"outer.cut": "layers", "training.optimizer": "adamw"}
     changes |= {f"model.config.{name}": value for name, value in config.items()}
-    if sequences is not None:
-        changes["training.sequences_per_step"] = sequences
+    changes |= {f"training.{name}": value for name, value in (training or {}).items()}
     return with_changes(preset("llama-15m", "ab" * 32), changes)
 
 
@@ -222,10 +221,10 @@ def line_rank(folder: Path, rank: int, address: str) -> None:
     team_group.loopback_interface = lambda: named[0]
 
     def do(order: Order) -> Any:
-        run = manifest(order["sequences"], **order["config"])
+        run = manifest(order["training"], **order["config"])
         model = stage_model(run.model, run.run.seed, CPU, equal_cut(run.model.config.num_hidden_layers, RANKS)[rank])
         group = TeamGroup(Rendezvous(folder, rank, RANKS, order["generation"]), TIMEOUT_S)
-        how = Placement(None, order["micro_batch"])
+        how = Placement(torch.bfloat16 if order["half"] else None, order["micro_batch"])
         task = PipelineTask(model, group, *rest(run), how, Boundary(order["boundary"]), order["is_eager"])
         try:
             timed(task, 1)
@@ -264,10 +263,21 @@ def inside(folder: Path, order: Order, mbit_s: float) -> None:
 @click.option("--mbit-s", default=100.0, show_default=True, help="Each way.")
 @click.option("--width", default=256, show_default=True, help="Of the residual stream.")
 @click.option("--layers", default=2, show_default=True)
-@click.option("--sequences", default=64, show_default=True)
-@click.option("--micro-batch", default=2, show_default=True)
+@click.option("--tokens", default=64, show_default=True, help="Of a sequence.")
+@click.option("--sequences", default=256, show_default=True, help="Of an inner step.")
+@click.option("--micro-batch", default=4, show_default=True)
+@click.option("--half/--exact", default=True, show_default=True, help="Compute in bf16 or fp32.")
 @click.option("--inside", "cell", type=click.Path(path_type=Path), hidden=True)
-def line(mbit_s: float, width: int, layers: int, sequences: int, micro_batch: int, cell: Path | None) -> None:
+def line(
+    mbit_s: float,
+    width: int,
+    layers: int,
+    tokens: int,
+    sequences: int,
+    micro_batch: int,
+    half: bool,
+    cell: Path | None,
+) -> None:
     """Compare a team's speed on a shaped line with the line's bound."""
     config = {
         "hidden_size": width,
@@ -276,27 +286,28 @@ def line(mbit_s: float, width: int, layers: int, sequences: int, micro_batch: in
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     }
-    order = {"sequences": sequences, "micro_batch": micro_batch, "config": config}
+    training = {"sequences_per_step": sequences, "sequence_length": tokens}
+    order = {"training": training, "micro_batch": micro_batch, "half": half, "config": config}
     if cell is not None:
         inside(cell, order, mbit_s)
         return
     check_support()
     with tempfile.TemporaryDirectory() as folder:
         words = [f"--mbit-s={mbit_s}", f"--width={width}", f"--layers={layers}", f"--sequences={sequences}"]
-        words += [f"--micro-batch={micro_batch}", f"--inside={folder}"]
+        words += [f"--tokens={tokens}", f"--micro-batch={micro_batch}", "--half" if half else "--exact"]
+        words.append(f"--inside={folder}")
         command = [sys.executable, "-m", "bench.team_pipeline", "line", *words]
         if status := run_in_cell(command, STOP_S, PYTHONPATH=str(ROOT)):
             raise click.ClickException(f"the inside ended with status {status}; see its output above")
         seconds = json.loads((Path(folder) / "seconds.json").read_bytes())
-    tokens = sequences * manifest().training.sequence_length
-    free = {(name, is_eager): tokens / took_s for limit, name, is_eager, took_s in seconds if limit is None}
+    free = {(name, is_eager): sequences * tokens / took_s for limit, name, is_eager, took_s in seconds if limit is None}
     for limit, name, is_eager, took_s in seconds:
         if limit is not None:
             bound = limit * 1e6 / 8 / Boundary(name).bytes_per_token(width)
-            share = tokens / took_s / bound
+            speed = sequences * tokens / took_s
             click.echo(
-                f"{name} {'eager' if is_eager else 'plain'}: {tokens / took_s:,.0f} of {bound:,.0f} tokens/s"
-                f" = {share:.3f}; without limit {free[name, is_eager]:,.0f}"
+                f"{name} {'eager' if is_eager else 'plain'}: {speed:,.0f} of {bound:,.0f} tokens/s"
+                f" = {speed / bound:.3f}; without limit {free[name, is_eager]:,.0f}"
             )
     click.echo(json.dumps(environment()))
 

@@ -18,6 +18,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,9 @@ ORPHANS_S = 5.0
 """Longest time for the other devices' processes to end after their leader was killed."""
 RANK_MODULE = b"peer.team.rank"
 """Argument of the processes of a peer's other devices."""
-BREAKAGE_ACTS = frozenset(kind for pair in TROUBLE_ACTS.values() for kind in pair if kind is not None)
+BREAKAGE_ACTS = frozenset(
+    kind for what, pair in TROUBLE_ACTS.items() for kind in pair if kind is not None and what != "lan_cut"
+)
 """Acts that ``Breakages.perform`` performs."""
 
 _FILLER = ".filler"
@@ -213,12 +216,17 @@ def kill_leader(who: str, pid: int) -> None:
     for each in (pid, *daemons(pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
-    _, alive = psutil.wait_procs(orphans, timeout=ORPHANS_S)
+    until = time.monotonic() + ORPHANS_S
+    while (alive := [each for each in orphans if runs(each)]) and time.monotonic() < until:
+        time.sleep(0.02)
     for process in alive:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     if alive or not orphans:
         left = ", ".join(str(each.pid) for each in alive) or "there were none"
-        raise DeviceError(f"The processes of the other devices of {who} did not end by themselves: {left}.", "")
+        raise DeviceError(
+            f"The processes of the other devices of {who} did not end by themselves: {left}.", "See what they logged."
+        )
 
 
 def signal_last_rank(pid: int, number: signal.Signals) -> None:
@@ -266,6 +274,14 @@ def _program(pid: int) -> str:
         return Path(f"/proc/{pid}/exe").readlink().name
     except OSError:  # the process has ended or is a zombie
         return ""
+
+
+def runs(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _arguments(pid: int) -> list[bytes]:

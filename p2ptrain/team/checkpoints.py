@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_STATE_BYTES = 1 << 22
-"""Maximum of a checkpoint's state, which has a record for each exchange partner. Guess: states of long runs."""
+"""Maximum of a checkpoint's state, whose lists grow with the partners of its exchanges."""
 DIGEST_WORDS = 4
 """int64 numbers of a BLAKE3 digest."""
 IS_TORN, IS_UNREADABLE, IS_WHOLE = range(3)

@@ -25,8 +25,7 @@ from p2ptrain.team.turn import MOST_RANKS, TeamRecord
 
 BEAT_S = 2.0
 SILENCE_S = 10.0
-"""Seconds without any message after which a line counts as cut. Guess: pauses of busy computers on wireless networks
-would settle it."""
+"""Seconds without any message after which a line counts as cut. Guess: wireless pauses."""
 MOST_CONTROL_BYTES = 1 << 20
 """Maximum of a message's blob: a signed manifest, or a plan."""
 LONGEST_WORDS = 400

@@ -27,7 +27,8 @@ MOST_VALUE_BYTES = 1 << 16
 MOST_STORED_BYTES = 1 << 26
 MOST_KEYS_AT_ONCE = 1024
 MARGIN_S = 10.0
-"""Seconds in which a request and its answer cross the line, beside the wait. Guess: a LAN that is very busy."""
+"""Seconds in which a request and its answer cross the line, beside the wait: as long as silence may last on it
+(``lan_messages.SILENCE_S``)."""
 
 Key = Annotated[str, Field(max_length=512)]
 

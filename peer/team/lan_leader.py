@@ -55,7 +55,7 @@ WARN_S = 60.0
 
 
 @dataclass(slots=True)
-class _Meeting:
+class OpenMeeting:
     """Lines of one generation."""
 
     name: bytes
@@ -95,7 +95,7 @@ class LanListener:
         self._notebook = notebook
         self._changed = threading.Condition()
         self._visitors: dict[int, Visitor] = {}
-        self._meeting: _Meeting | None = None
+        self._meeting: OpenMeeting | None = None
         self._greetings = 0
         self._warned_at = float("-inf")
         self._is_closed = False
@@ -121,7 +121,7 @@ class LanListener:
         name = secrets.token_bytes(GENERATION_BYTES)
         key = generation_key(self._key, name)
         with self._changed:
-            self._meeting = _Meeting(name, key, StoreContent(timeout_s))
+            self._meeting = OpenMeeting(name, key, StoreContent(timeout_s))
         return MeetingPoint(key, leader=str(self.address), host=self.address.host, name=name.hex())
 
     def rendezvous(self, size: int, generation: int) -> Rendezvous:

@@ -65,9 +65,9 @@ class RankReport(TeamRecord):
     """What a rank process reports: that it has imported its libraries, or why it ends."""
 
     kind: Literal["ready", "alive", "memory", "device", "team", "user", "error"]
-    """alive: its threads run, whatever its device computes; every ``HEARTBEAT_S``. memory: its device ran out of
-    memory. device: its device failed. team: another rank failed first. user: a problem that the owner can solve. error:
-    a bug, whose traceback is on the standard error."""
+    """alive: its threads run, whatever its device computes; repeated. memory: its device ran out of memory. device: its
+    device failed. team: another rank failed first. user: a problem that the owner can solve. error: a bug, whose
+    traceback is on the standard error."""
     reason: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
     remedy: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
 

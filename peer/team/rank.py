@@ -7,6 +7,7 @@ once, whatever it does. It writes reports to standard output.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ with large_imports():
     from p2ptrain.base.telemetry import MemoryLog
     from p2ptrain.data.corpus import open_corpus
     from p2ptrain.data.stream import cache_directory
+    from p2ptrain.net.p2pd.socket_folder import sweep
     from p2ptrain.team.connection import RankConnection
     from p2ptrain.team.shard_server import ShardServer
     from p2ptrain.team.trainer import follow
@@ -43,6 +45,10 @@ with large_imports():
     )
 
 
+SWEEPING_S = 2.0
+"""Longest time in which a rank whose leader has ended removes what that left."""
+
+
 def report(kind: str, reason: str = "", remedy: str = "") -> None:
     """Write a report to the leader; if it has died, nobody reads it."""
     said = RankReport.model_validate(
@@ -54,14 +60,22 @@ def report(kind: str, reason: str = "", remedy: str = "") -> None:
         os._exit(1)
 
 
-def watch_leader(pipe: FileIO) -> None:
-    """End this process as soon as the leader's end of the pipe is closed, by the leader or by its death."""
+def watch_leader(pipe: FileIO, folder: Path) -> None:
+    """End this process as soon as the leader's end of the pipe is closed, by the leader or by its death.
+
+    If the leader was killed, it left folders of sockets, one of which is ``folder``: they are removed.
+    """
 
     def watch() -> None:
         while pipe.read(4096):
             pass
+        until = time.monotonic() + SWEEPING_S
+        while folder.exists() and time.monotonic() < until:  # the leader's lock may last a moment longer than its pipe
+            sweep(folder.parent)
+            time.sleep(0.02)
         os._exit(1)
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the leader still saves
     threading.Thread(target=watch, name="leader-watch", daemon=True).start()
 
 
@@ -111,10 +125,11 @@ def main() -> int:
         if len(line) > LONGEST_LINE or not (byte := pipe.read(1)):
             return 1
         line += byte
-    watch_leader(pipe)
-    show_life()
     try:
-        live(decode_plan(bytes(line)))
+        plan = decode_plan(bytes(line))
+        watch_leader(pipe, Path(plan.folder))
+        show_life()
+        live(plan)
     except TeamMemoryError as error:
         report("memory", str(error))
     except TeamError as error:

@@ -66,7 +66,7 @@ def exported(swarm: Swarm, home: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_team_of_two_computers_trains_beside_a_plain_peer_and_exports() -> None:
-    with Swarm(**LAYERS, **{"run.tokens": 60_000}) as swarm:
+    with Swarm(**LAYERS, **{"run.tokens": 200_000}) as swarm:
         swarm.bootstrap()
         _, first, second = pair(swarm)
         assert first.events("waiting for ranks")[0]["ranks"] == 1
@@ -74,8 +74,8 @@ def test_a_team_of_two_computers_trains_beside_a_plain_peer_and_exports() -> Non
         assert (first.home / "team.key").stat().st_mode & 0o777 == 0o600
         assert key in first.output
         assert key not in (first.home / "events.jsonl").read_text()
-        plain = swarm.peer("plain")
         assert first.wait_for("started")["device"].startswith("cpu + cpu of ")
+        plain = swarm.peer("plain")
         listening = {
             each.laddr.ip
             for each in psutil.Process(first.process.pid).net_connections("tcp")

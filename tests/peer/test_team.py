@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -69,9 +71,12 @@ def test_ctrl_c_saves_and_ends_all_ranks_and_a_single_process_goes_on() -> None:
         team = swarm.peer("team", "--devices", "cpu,cpu")
         trains(team)
         ranks = ranks_of(team)
+        for each in ranks:
+            each.terminate()  # as a service manager does to all processes
         team.interrupt()
         assert team.end() == 0, team.output
         assert "Traceback" not in team.output
+        assert not team.events("rank failed")
         assert not [each for each in ranks if each.is_running()]
         alone = swarm.peer("team", "--device", "cpu", link=None)
         assert alone.wait_for("resumed")["step"] > 0
@@ -101,14 +106,46 @@ def test_a_team_resumes_and_replaced_ranks_resume_the_checkpoint() -> None:
         assert "Traceback" not in team.output
 
 
-def test_no_rank_outlives_a_killed_leader() -> None:
+def test_no_rank_outlives_a_killed_leader_and_no_folder_is_left() -> None:
+    with Swarm(**LAYERS, **ENDLESS) as swarm:
+        bootstrap = swarm.bootstrap()
+        own = len(swarm.socket_folders())
+        team = swarm.peer("team", "--devices", "cpu,cpu")
+        trains(team)
+        (rank,) = ranks_of(team)
+        assert len(swarm.socket_folders()) == own + 2
+        team.kill()
+        rank.wait(10)
+        assert len(swarm.socket_folders()) == own
+        assert bootstrap.process.poll() is None
+
+
+def test_a_teams_model_is_exported_and_continues_a_text_while_it_trains_and_after_a_kill() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
         team = swarm.peer("team", "--devices", "cpu,cpu")
         trains(team)
-        (rank,) = ranks_of(team)
+        team.interrupt()
+        assert team.end() == 0, team.output
+        team = swarm.peer("team", "--devices", "cpu,cpu", link=None)
+        team.wait_for_more("progress", 2)
+
+        def call(*words: str) -> str:
+            command = [sys.executable, "-m", "p2ptrain.cli", *words]
+            done = subprocess.run(command, env=swarm.environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        call("export", str(team.home), str(swarm.root / "while"))
+        said = call("generate", str(team.home), "To be", "--tokens", "20")
+        assert said.startswith("To be")
+        assert "device    cpu + cpu" in call("status", str(team.home))
         team.kill()
-        rank.wait(10)
+        call("export", str(team.home), str(swarm.root / "after"))
+        weights = [(swarm.root / each / "model.safetensors").read_bytes() for each in ("while", "after")]
+        assert weights[0] == weights[1], "no checkpoint was due meanwhile"
+        assert call("generate", str(team.home), "To be", "--tokens", "20") == said
+        swarm.programs.remove(team)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

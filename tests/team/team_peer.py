@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from team_rank import BLOCKS, CPU, HELD_OUT, MICRO_BATCH, SEQUENCES, corpus, forbid_pickles
+from team_rank import BLOCKS, DEVICE, HELD_OUT, MICRO_BATCH, SEQUENCES, corpus, forbid_pickles
 from team_rank import Case as ModelCase
 
 from p2ptrain.base.errors import TeamError
@@ -110,7 +110,7 @@ def rest(case: SwarmCase) -> tuple[Any, ...]:
 def plain_learner(case: SwarmCase) -> Learner:
     """Return the learner of a peer in one process."""
     manifest = case.manifest
-    model = flat_model(manifest.model, manifest.run.seed, CPU)
+    model = flat_model(manifest.model, manifest.run.seed, DEVICE)
     fragments = fragments_of(manifest.outer, model.layout)
     codec, gradient_codec = codecs_of(manifest.codec)
     rules = learner_rules(manifest.outer, manifest.run.tokens)
@@ -142,7 +142,7 @@ class RankState:
 
 def stage_models(case: SwarmCase) -> list[StageModel]:
     model, seed = case.manifest.model, case.manifest.run.seed
-    return [stage_model(model, seed, CPU, stage) for stage in equal_cut(BLOCKS, case.mesh.stages)]
+    return [stage_model(model, seed, DEVICE, stage) for stage in equal_cut(BLOCKS, case.mesh.stages)]
 
 
 def stage_task(case: SwarmCase, folder: Path, rank: int) -> PipelineTask:

@@ -37,7 +37,8 @@ from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask, shares
 from p2ptrain.train.stages import StageModel, StageRange, equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("P2PTRAIN_TEST_DEVICE", "cpu"))
+"""Device of every rank, so that one card can stand for several (docs/CARD-QUEUE.md)."""
 BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
 HELD_OUT = 256
 SHAPE = {
@@ -124,7 +125,7 @@ def rest(case: Case) -> tuple:
 
 def whole_task(case: Case) -> LanguageModelTask:
     manifest = case.manifest
-    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, CPU), *rest(case))
+    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, DEVICE), *rest(case))
 
 
 def train(task: LanguageModelTask, case: Case) -> list[float]:
@@ -164,7 +165,7 @@ def fail(task: PipelineTask, how: str, at: str) -> None:
 def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
     group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
     manifest = case.manifest
-    model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[case.mesh.stage(rank)])
+    model = stage_model(manifest.model, manifest.run.seed, DEVICE, stages(case)[case.mesh.stage(rank)])
     began = time.monotonic()
     try:
         task = pipeline_task(case, model, group)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from team_processes import Team
-from team_rank import CPU, FIELDS, HELD_OUT, SEQUENCES, Case, corpus, rest, results, stages, train, whole_task
+from team_rank import DEVICE, FIELDS, HELD_OUT, SEQUENCES, Case, corpus, rest, results, stages, train, whole_task
 
 from p2ptrain.base.errors import DeviceError, TeamError, TeamMemoryError
 from p2ptrain.train.evaluate import validation_loss
@@ -117,7 +117,7 @@ def test_a_team_of_one_is_one_process(alone):
     case = Case(ranks=1)
     manifest = case.manifest
     (stage,) = stages(case)
-    task = PipelineTask(stage_model(manifest.model, manifest.run.seed, CPU, stage), alone, *rest(case))
+    task = PipelineTask(stage_model(manifest.model, manifest.run.seed, DEVICE, stage), alone, *rest(case))
     whole = whole_task(case)
     assert train(task, case) == train(whole, case)
     assert torch.equal(task.theta, whole.theta)
@@ -127,7 +127,7 @@ def test_a_team_of_one_is_one_process(alone):
 def test_memory_that_runs_out_in_a_forward_pass_is_named(alone):
     case = Case(ranks=1)
     manifest = case.manifest
-    model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[0])
+    model = stage_model(manifest.model, manifest.run.seed, DEVICE, stages(case)[0])
     task = PipelineTask(model, alone, *rest(case))
 
     def short(*arguments):
@@ -142,7 +142,7 @@ def test_a_team_with_more_ranks_than_sequences_is_refused(alone):
     case = Case()
     manifest = case.manifest
     stage = replace(equal_cut(4, 4)[0], count=SEQUENCES + 1)
-    model = stage_model(manifest.model, manifest.run.seed, CPU, stage)
+    model = stage_model(manifest.model, manifest.run.seed, DEVICE, stage)
     with pytest.raises(DeviceError, match="8 sequences per inner step, too few for a pipeline of 9 devices"):
         PipelineTask(model, alone, *rest(case))
 
