@@ -34,9 +34,11 @@ from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask, shares
+from p2ptrain.train.stage_lines import line_bytes_per_s
 from p2ptrain.train.stages import StageModel, StageRange, equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
+CPU = torch.device("cpu")
 DEVICE = torch.device(os.environ.get("P2PTRAIN_TEST_DEVICE", "cpu"))
 """Device of every rank, so that one card can stand for several (docs/CARD-QUEUE.md)."""
 BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
@@ -179,7 +181,8 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
         losses = train(task, case)
         save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
         held_out = task.held_out(HELD_OUT, math.inf).loss()
-        return {"losses": losses, "held_out": held_out, "listens_on": listening(), "said": say(task.group)}
+        answer = {"losses": losses, "held_out": held_out, "listens_on": listening(), "said": say(task.group)}
+        return {**answer, "is_line_fast": line_bytes_per_s(task.group) > 1e5}
     except TeamError as error:
         return {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
     finally:
