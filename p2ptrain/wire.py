@@ -2,9 +2,10 @@
 
 A message is the msgpack array ``[tag, [field, field, …]]``, with the fields in the order of their dataclass in
 ``p2ptrain.swarm.messages``; a nested record is also an array of its fields. There are no maps or extension types, and
-no optional fields but the last one of a presence record, which a keeper's must have and others must not. The decoder accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too
-many, raises ``RemoteError``. Decoded messages are well-formed but unverified: ``net.identity`` checks signatures, the
-protocol core plausibility.
+no optional fields but a presence record's last one, which keepers' records must have and others must not. The decoder
+accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too many, raises
+``RemoteError``. Decoded messages are well-formed but unverified: ``net.identity`` checks signatures, the protocol core
+plausibility.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ happens to a peer goes through its ``later``, so that a frozen peer notices noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from p2ptrain.base.ids import LinkId
 from p2ptrain.sim.sizes import message_bytes, payload_bytes
 from p2ptrain.sim.transfers import Transfer
 from p2ptrain.swarm.events import Donated, LinkFailed, PeersSeen, Pulled, Received, Swap, SwapDone
+from p2ptrain.swarm.keeping import words
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 
 if TYPE_CHECKING:
@@ -193,6 +194,9 @@ class LinkEnd:
         parts: Sequence[Any] = self.owner.learner.payloads.weights()
         if self.owner.adversary is not None:
             parts = self.owner.adversary.gives(parts)
+        assert self.other is not None
+        wanted = self.other.owner.core.held
+        parts = [part if each in wanted else b"" for each, part in enumerate(parts)]
         self._start_transfer(payload_bytes([len(part) for part in parts]), self._weights_sent, parts)
 
     def _weights_sent(self, parts: Sequence[Sized]) -> None:
@@ -203,7 +207,36 @@ class LinkEnd:
     def _take_weights(self, parts: Sequence[Sized]) -> None:
         if self.is_open and self.pulled is not None:
             self.pulled[1].extend(parts)
-            self.owner.handle(Pulled(self.link, sum(map(len, parts))))
+            self._gather()
+
+    def _gather(self) -> None:
+        """Finish the pull, or take fragments that the donor does not hold from others, one after another."""
+        assert self.pulled is not None
+        owner, parts = self.owner, self.pulled[1]
+        lacking = frozenset(each for each in owner.core.held if not len(parts[each]))
+        if not lacking:
+            owner.handle(Pulled(self.link, sum(map(len, parts))))
+            return
+        if self.other is not None:  # the donor has given what it has, and closes
+            self.other.other = self.other = None
+        now = owner.world.now
+        keepers = owner.core.keepers(now)
+        for peer in owner.core.donors(now):
+            donor, held = owner.network.peers.get(peer), keepers.get(peer, lacking) & lacking
+            if donor is not None and donor.is_up and held:
+                others: Sequence[Any] = donor.learner.payloads.weights()
+                more = {each: others[each] for each in held}
+                size = payload_bytes([len(part) for part in more.values()])
+                owner.network.transfers.start(donor.up, owner.down, size, owner.later, 0.0, self._take_more, more, size)
+                return
+        self.fail(f"no other peer sent fragments {words(lacking)}")
+
+    def _take_more(self, more: Mapping[int, Any], size: float) -> None:
+        self.owner.traffic.weights_down += size
+        if self.is_open and self.pulled is not None:
+            for each, part in more.items():
+                self.pulled[1][each] = part
+            self._gather()
 
     # --- transfers ----------------------------------------------------------------------------------------------------
 

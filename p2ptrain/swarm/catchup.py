@@ -106,9 +106,7 @@ class CatchUp:
     def keepers(self, now: float) -> dict[PeerId, frozenset[int]]:
         """Return the fragments of each donor that holds only some."""
         keeping, everything = PeerState.KEEPING, self._core.rules.everything
-        return {
-            known.peer: held_by(known, everything) for known in self._ready_donors(now) if known.state is keeping
-        }
+        return {known.peer: held_by(known, everything) for known in self._ready_donors(now) if known.state is keeping}
 
     def _not_held(self, now: float) -> frozenset[int]:
         """Return the fragments that this peer wants and that no donor holds."""

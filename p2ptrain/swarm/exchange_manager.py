@@ -15,7 +15,7 @@ from p2ptrain.swarm.keeping import KeeperPosition, is_keeper
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.meeting import MeetingEvent
 from p2ptrain.swarm.messages import EXCHANGING, Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.partners import choose, own_terms, pause_after, pause_for_others
+from p2ptrain.swarm.partners import MOMENTARY, choose, own_terms, pause_after, pause_for_others
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement
 from p2ptrain.swarm.rounds import HURRIED_S, Rounds
@@ -215,6 +215,8 @@ class ExchangeManager:
             self.rounds.ended(exchange, MeetingEvent.REFUSAL, now)
             return
         core.members.pause(link.peer, now + pause_after(core, decline.reason, exchange), now)
+        if core.is_keeper and decline.reason not in MOMENTARY:  # wait for the next one to fall due
+            self._due = 0
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:
@@ -295,7 +297,9 @@ class ExchangeManager:
                 distance=exchange.distance,
             )
         )
-        if not (exchange.round or core.is_keeper or is_keeper(theirs)) and (pause_s := pause_for_others(core, mine, theirs, seconds)):
+        if not (exchange.round or core.is_keeper or is_keeper(theirs)) and (
+            pause_s := pause_for_others(core, mine, theirs, seconds)
+        ):
             core.members.pause_for_others(link.peer, now + pause_s, now)
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, MeetingEvent.COMMIT, now)

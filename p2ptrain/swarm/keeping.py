@@ -24,12 +24,14 @@ Ranges = tuple[tuple[int, int], ...]
 
 MAX_RANGES = 8
 """Ranges in a presence record, which has at most 1,000 bytes."""
+MAX_FRAGMENTS = 65_536
+"""Fragment numbers in messages end before it."""
 PARTNERS = 7
 """Last partners whose medians are a keeper's step and progress; three that lie are a minority."""
 PACE_S = (1.0, 300.0)
 """Bounds of the seconds between two exchanges that a keeper begins; between them, an outer step of its partners, so
-that each trainer of a swarm serves a small part of its exchanges to keepers. Guess: compare the age of kept weights with
-other numbers."""
+that each trainer serves a small part of its exchanges to keepers. Guess: compare the age of kept weights with other
+numbers."""
 FINAL_PACE_S = 1.0
 """The same while a partner makes its last exchanges, after which it leaves."""
 
@@ -52,6 +54,22 @@ def fragments_in(ranges: Ranges) -> frozenset[int]:
 def words(fragments: Iterable[int]) -> str:
     """Return fragments for people: ``0-3, 7``."""
     return ", ".join(f"{first}-{last}" if last > first else f"{first}" for first, last in ranges_of(fragments))
+
+
+def parse(text: str) -> frozenset[int]:
+    """Return the fragments in a text such as ``0-3,7``. Raises ValueError."""
+    found: set[int] = set()
+    for word in text.split(","):
+        first, dash, last = word.strip().partition("-")
+        if not (first.isascii() and first.isdigit() and len(first) < 6) or (dash and not last.isdigit()):
+            raise ValueError(f"{word.strip()!r} is neither a fragment nor a range such as 0-3")
+        begin, end = int(first), int(last) if dash else int(first)
+        if not begin <= end < MAX_FRAGMENTS:
+            raise ValueError(f"{word.strip()!r} is not an ascending range below {MAX_FRAGMENTS:,}")
+        found.update(range(begin, end + 1))
+    if len(ranges_of(found)) > MAX_RANGES:
+        raise ValueError(f"{len(ranges_of(found))} separate ranges are more than {MAX_RANGES}")
+    return frozenset(found)
 
 
 def held_by(known: PeerInfo, everything: frozenset[int]) -> frozenset[int]:

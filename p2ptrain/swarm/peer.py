@@ -152,6 +152,11 @@ class Peer:
         """Return the peers that could give this one weights, in random order, with their addresses."""
         return self._catch_up.donors(now)
 
+    @property
+    def held(self) -> frozenset[int]:
+        """Fragments of the weights that this peer holds, or wants before it has any."""
+        return self._core.held
+
     def keepers(self, now: float) -> dict[PeerId, frozenset[int]]:
         """Return the fragments of each donor that holds only some."""
         return self._catch_up.keepers(now)

@@ -63,9 +63,7 @@ class PeerCount:
         else:
             self._most = self.peers / RISE if is_doubtful else self.peers
 
-    def update(
-        self, members: Membership, now: float, liars: Container[PeerId] = (), is_training: bool = True
-    ) -> bool:
+    def update(self, members: Membership, now: float, liars: Container[PeerId] = (), is_training: bool = True) -> bool:
         """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.
 
         ``is_training``: whether this peer counts itself; the count is at least 1.

@@ -61,6 +61,7 @@ class Round:
     def is_over(self) -> bool:
         return all(meeting in OVER for meeting in self.meetings.values())
 
+
 NEVER_PLANNED = (PeerState.FINISHING, PeerState.KEEPING)
 """States of peers that no outer step plans."""
 
