@@ -56,6 +56,8 @@ class LinkEnd:
     """Payload from the partner's learner; ``difference`` is from our own."""
     difference: Any = None
     pulled: tuple[WeightsReply, list[Any]] | None = None
+    is_gathering: bool = False
+    """Whether the donor has given what it holds, and others give the rest: it may close."""
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -89,7 +91,7 @@ class LinkEnd:
 
     def fail(self, why: str, their_fault: bool = False, unbegun: bool = False, misfit: bool = False) -> None:
         """End the link after a failure or a close by the other side, and report it to our core."""
-        if self.is_open:
+        if self.is_open and not self.is_gathering:
             self.owner.ends.pop(self.link, None)
             self._let_go()
             self.owner.handle(LinkFailed(self.link, why, their_fault, unbegun, misfit))
@@ -217,8 +219,7 @@ class LinkEnd:
         if not lacking:
             owner.handle(Pulled(self.link, sum(map(len, parts))))
             return
-        if self.other is not None:  # the donor has given what it has, and closes
-            self.other.other = self.other = None
+        self.is_gathering = True
         now = owner.world.now
         keepers = owner.core.keepers(now)
         for peer in owner.core.donors(now):
@@ -229,6 +230,7 @@ class LinkEnd:
                 size = payload_bytes([len(part) for part in more.values()])
                 owner.network.transfers.start(donor.up, owner.down, size, owner.later, 0.0, self._take_more, more, size)
                 return
+        self.is_gathering = False
         self.fail(f"no other peer sent fragments {words(lacking)}")
 
     def _take_more(self, more: Mapping[int, Any], size: float) -> None:

@@ -5,11 +5,12 @@ average. Let u_i be a trainer's weights and w_i its mixing weight; a keeper's co
 The keeper moves by the usual share, and its fragments are a moving average over the trainers that it meets.
 
 A keeper offers exchanges, trainers never do: for them it would take the place of a partner. Its step and progress are
-medians of what its last partners said, so a minority cannot make its weights seem newer or older than they are.
+medians of what its partners said in its last exchanges, so a minority hardly makes its weights seem newer or older.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
@@ -18,6 +19,7 @@ from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Terms
 from p2ptrain.swarm.peer_info import PeerInfo
+from p2ptrain.swarm.rules import MAX_KNOWN
 
 Ranges = tuple[tuple[int, int], ...]
 """Fragments as ranges, first and last included: ascending, with a gap between any two."""
@@ -26,8 +28,9 @@ MAX_RANGES = 8
 """Ranges in a presence record, which has at most 1,000 bytes."""
 MAX_FRAGMENTS = 65_536
 """Fragment numbers in messages end before it."""
-PARTNERS = 7
-"""Last partners whose medians are a keeper's step and progress; three that lie are a minority."""
+EXCHANGES = 7
+"""Last exchanges whose medians are a keeper's step and progress. The keeper draws its partners at random, so a minority
+that lies seldom has most of them."""
 PACE_S = (1.0, 300.0)
 """Bounds of the seconds between two exchanges that a keeper begins; between them, an outer step of its partners, so
 that each trainer serves a small part of its exchanges to keepers. Guess: compare the age of kept weights with other
@@ -92,11 +95,11 @@ def is_keeper(terms: Terms | None) -> bool:
 class KeeperPosition:
     """What a keeper's partners said last: where the swarm is, and how long an outer step takes."""
 
-    _said: BoundedDict[PeerId, tuple[int, float]] = field(default_factory=lambda: BoundedDict(PARTNERS))
-    """Step and progress by partner, the latest last."""
-    _seen: BoundedDict[PeerId, tuple[int, float]] = field(default_factory=lambda: BoundedDict(PARTNERS))
+    _said: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=EXCHANGES))
+    """Step and progress of the partner in each of the last exchanges."""
+    _seen: BoundedDict[PeerId, tuple[int, float]] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
     """Step of a partner, and when it was first seen there."""
-    _laps: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(PARTNERS))
+    _laps: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
     """Seconds of an outer step by partner."""
 
     def exchanged(self, peer: PeerId, terms: Terms, now: float) -> tuple[int, float]:
@@ -107,8 +110,8 @@ class KeeperPosition:
         elif terms.step > before[0]:
             self._laps[peer] = (now - before[1]) / (terms.step - before[0])
             self._seen[peer] = terms.step, now
-        self._said[peer] = terms.step, terms.progress
-        steps, progress = zip(*self._said.values(), strict=True)
+        self._said.append((terms.step, terms.progress))
+        steps, progress = zip(*self._said, strict=True)
         return median_low(steps), median_low(progress)
 
     def pace_s(self, is_final: bool) -> float:

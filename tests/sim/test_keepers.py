@@ -77,10 +77,9 @@ def test_a_newcomer_resumes_from_two_keepers_after_all_trainers_left(basic: dict
     (late,) = members(simulation, "late")
     (low,) = members(simulation, "low")
     assert late.peer.core.counters.pulls == 1
-    assert late.peer.core.counters.exchanges_ok == 0 or late.peer.core.settled
     assert late.peer.learner.ended
     assert late.peer.learner.tokens < simulation.scenario.run_tokens  # it did not begin again
-    assert low.peer.core.counters.donations + 1 >= 1
+    assert low.peer.learner.progress > 0.9 * late.peer.learner.progress  # it followed the newcomer
 
 
 def test_half_of_a_model_is_not_adopted(basic: dict[str, Any]) -> None:
