@@ -9,10 +9,17 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from p2ptrain.net.start_options import NodeOptions, OptionsFile
+from p2ptrain.swarm import keeping
 from peer.owner.settings import Settings, device_name, nickname_text
 
 SETTING_OF = {"device": "device", "nickname": "nickname", "share": "share_figures"}
 """Options that override a setting. A setting that is edited later takes precedence over the saved option."""
+
+
+def _kept(text: str) -> str:
+    if text != "all":
+        keeping.parse(text)
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +30,8 @@ class StartOptions(NodeOptions):
     nickname: Annotated[str, AfterValidator(nickname_text)] | None = None
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""
+    keep: Annotated[str, AfterValidator(_kept)] | None = None
+    """Keep these fragments for others, and do not train."""
 
 
 class StartFile:

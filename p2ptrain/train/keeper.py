@@ -48,6 +48,11 @@ class KeeperPayloads(Payloads):
         self.held = held
         self._kept_sizes = [4 * length if each in held else 0 for each, length in enumerate(lengths)]
 
+    @property
+    def are_zero(self) -> bool:
+        """False: a keeper has no weights until it adopts some, which says nothing about those of the run."""
+        return False
+
     def weights(self) -> list[bytes]:
         """Return the held slow weights as fp32 bytes; empty for other fragments."""
         fp32 = codecs.get("fp32")
@@ -137,7 +142,7 @@ class Keeper:
             self._slow[fragment] = self._slow[fragment] + displacement(part, commit.share, commit.clip_radius)
             self._applied[fragment] = ready.serial
         if commit.keeper_step is not None:
-            self.step = commit.keeper_step
+            self.step = max(self.step, commit.keeper_step)  # checkpoints are named by it
         self._publish()
         self.payloads.settle(ready.serial)
         self.progress += commit.progress_displacement
