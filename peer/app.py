@@ -160,9 +160,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             place = home.path.absolute()
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
-            if (
-                session.record.learner.step and not keeps
-            ):  # before the first outer step, export would write untrained weights
+            if session.record.learner.step and not keeps:  # else export would write untrained weights
                 log.note("to export", command=home.export_command)
 
 
