@@ -1,7 +1,7 @@
 """Parallel streams: several streams for one large payload, for links with a large bandwidth-delay product.
 
 A stream of p2pd (yamux) begins with a window of 256 KiB that grows only round trip by round trip, and each exchange
-opens a new stream. ``docs/PROTOCOL.md`` ("lanes") has the messages, ``docs/RESULTS.md`` the measurements.
+opens a new stream. ``docs/PROTOCOL.md`` ("lanes") has the messages, ``docs/results/FIGURES.md`` the measurements.
 
 Before a large payload both sides agree on the streams. Chunks are distributed to them in turn, beginning with the link
 itself; the ends of parts and all other messages use the link (``net.payload``). The streams are opened while the

@@ -14,7 +14,8 @@ Source: DiLoCoX (arXiv 2506.21263). Only its abstract was available; it names an
 rule. The rule is our interpretation: that both follow a window of ranks; r' as the exponential of the entropy of the
 singular values (``codec.effective_rank``); that r_1 fits the first window; H in proportion to r; how both are rounded.
 
-Setting r_t = r' itself fails, for the reasons in docs/ALGORITHMS.md; a ratio of two windows does not.
+Setting r_t = r' itself would shrink the rank at every step, because an average of messages of rank r_t has an effective
+rank below r_t where messages agree; a ratio of two windows does not.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def place(
 
     In 16 bits (bf16, or fp16 with loss scaling where bf16 is missing) a card computes faster but launches more kernels.
     Of two placements that fit, the faster one in a trial is used: on an H100, llama-135m is six times as fast in bf16
-    and llama-15m a third faster in fp32 (measured: docs/RESULTS.md). A CPU with fast bf16 tries both, too. Raises
+    and llama-15m a third faster in fp32 (measured: docs/results/CARD.md). A CPU with fast bf16 tries both, too. Raises
     DeviceError if not even one sequence fits.
     """
     device = model.theta.device
