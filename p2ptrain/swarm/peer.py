@@ -108,6 +108,7 @@ class Peer:
         self._router = MessageRouter(self._core, self._exchanges, self._catch_up, self._final_gossip)
         self._training = False  # BeginTraining was emitted, or a keeper has its fragments
         self._keep_at = NEVER  # a keeper's next exchange
+        self._told_waiting = ""
         self._told_lacking: frozenset[int] = frozenset()
         self._search_until = NEVER
         self._caught_up_at = 0.0
@@ -338,7 +339,8 @@ class Peer:
         """Begin as a keeper, unless it has no weights yet: it founds no run."""
         core = self._core
         if core.progress <= 0:
-            self._search_until = now + SEARCH_PATIENCE_S
+            if now >= self._search_until:
+                self._search_until = now + SEARCH_PATIENCE_S
             return
         if not self._training:
             self._training, self._keep_at = True, now
@@ -432,8 +434,9 @@ class Peer:
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
             why = self._catch_up.why_none(now)
             if self._core.is_keeper:
-                if self._core.progress <= 0:
+                if self._core.progress <= 0 and why != self._told_waiting:
                     self._core.note("keeper waits", why=why)
+                self._told_waiting = why
             elif self._core.progress < self._core.rules.run_tokens:  # else there is nothing left to train
                 self._core.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
