@@ -36,7 +36,7 @@ PACE_S = (1.0, 300.0)
 that each trainer serves a small part of its exchanges to keepers. Guess: compare the age of kept weights with other
 numbers."""
 FINAL_PACE_S = 1.0
-"""The same while a partner makes its last exchanges, after which it leaves."""
+"""Seconds between two exchanges while a partner makes its last ones, after which it leaves."""
 
 
 def ranges_of(fragments: Iterable[int]) -> Ranges:

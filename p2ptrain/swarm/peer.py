@@ -339,8 +339,6 @@ class Peer:
         """Begin as a keeper, unless it has no weights yet: it founds no run."""
         core = self._core
         if core.progress <= 0:
-            if now >= self._search_until:
-                self._search_until = now + SEARCH_PATIENCE_S
             return
         if not self._training:
             self._training, self._keep_at = True, now
@@ -437,6 +435,7 @@ class Peer:
                 if self._core.progress <= 0 and why != self._told_waiting:
                     self._core.note("keeper waits", why=why)
                 self._told_waiting = why
+                self._search_until = now + SEARCH_PATIENCE_S
             elif self._core.progress < self._core.rules.run_tokens:  # else there is nothing left to train
                 self._core.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
