@@ -25,12 +25,14 @@ from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer
+from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
+from p2ptrain.train.loop import Hooks, Signals, train
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
 from p2ptrain.train.tasks import PeerLearner, PeerTask
@@ -81,6 +83,9 @@ class TrainingSession:
     compilable: LanguageModelTask | None
     """The task, whose passes the compiler may replace; None: a team's, which are not compiled."""
     team: Team | None = None
+    held: frozenset[int] | None = None
+    """Fragments of a keeper; None: this peer holds all and trains."""
+    loop: Callable[[PeerLearner, Signals, Callable[[Event], None], Hooks], None] = train
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +277,11 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
     if state.get("run") != signed.run_id:
         raise HomeError(
             f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
+        )
+    if "kept" in state:
+        raise HomeError(
+            f"The checkpoints in {found.checkpoint.path.parent} are those of a keeper, which has a part of the model.",
+            "Give the same --keep as before, or use another --home to train.",
         )
     try:
         parts.load(found.checkpoint)

@@ -242,6 +242,11 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "compiled": lambda f: f"[train] training continues with {f['way']}: {f['ratio']:.2f} times as fast",
     "not compiled": lambda f: f"[train] training continues without compiled code: {_why(f)}",
     "held out": lambda f: f"[train] {_loss(f)}",
+    "keeping": lambda f: (
+        f"[keep] keeping fragments {f['fragments']} of {f['of']} for others, {size(f['size_bytes'])}; not training"
+    ),
+    "keeper waits": lambda f: f"[keep] no weights to keep yet: {_why(f)}; still searching",
+    "not held": lambda f: f"[peers] no other peer holds fragments {_why(f)} of the model",
     "page": lambda f: f"[page] {f['url']}",
     "trained": lambda f: "[train] reached the run's end; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",

@@ -43,6 +43,11 @@ def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
         )
     if signed is None or found.checkpoint is None:
         raise home.untrained()
+    if "kept" in found.checkpoint.state:
+        raise HomeError(
+            f"The peer in {home.path} keeps a part of the model, which is no use alone.",
+            "Name the home of a peer that has trained.",
+        )
     return signed, found.checkpoint.tensors
 
 

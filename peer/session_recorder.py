@@ -63,7 +63,8 @@ class SessionRecorder:
     nickname: str
     learner: PeerLearner
     task: PeerTask
-    corpus: Corpus
+    corpus: Corpus | None
+    """None: nothing is evaluated."""
     run_tokens: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
@@ -382,6 +383,8 @@ class SessionRecorder:
         goes_on: GoesOn = lambda read, wanted: True,
     ) -> None:
         """Read the held-out loss of the current weights in fp32, unless a reading of as many tokens is known."""
+        if self.corpus is None:
+            return
         is_known = self._read == self.learner.changes
         if is_known and self.last_loss.tokens >= tokens_to_read(self.corpus, tokens):
             return

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from p2ptrain.net.start_options import NodeOptions, OptionsFile
+from p2ptrain.swarm import keeping
 from peer.owner.settings import MAX_STAGES, Settings, device_name, nickname_text
 
 MOST_RANKS = 256
@@ -16,6 +17,12 @@ MOST_RANKS = 256
 
 SETTING_OF = {"device": "device", "stages": "stages", "nickname": "nickname", "share": "share_figures"}
 """Options that override a setting. A setting that is edited later takes precedence over the saved option."""
+
+
+def _kept(text: str) -> str:
+    if text != "all":
+        keeping.parse(text)
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,8 @@ class StartOptions(NodeOptions):
     nickname: Annotated[str, AfterValidator(nickname_text)] | None = None
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""
+    keep: Annotated[str, AfterValidator(_kept)] | None = None
+    """Keep these fragments for others, and do not train."""
 
     def without_stages(self) -> StartOptions:
         """Return the options for other devices, of which the stages are not known to be a divisor."""

@@ -49,6 +49,8 @@ def state_of(
         return "final gossip", "exchanging weights until the swarm agrees"
     if participation.state in ("joining", "away"):
         return "joining", "looking for the swarm, or downloading newer weights"
+    if record.corpus is None:  # a keeper
+        return "keeping", "" if participation.live_peers else "no other peer is here; still searching"
     if record.learner.is_waiting:
         return "training", "waiting for the partners planned for this outer step"
     return "training", "" if participation.live_peers else "no other peer is here; still searching"

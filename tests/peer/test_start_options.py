@@ -36,6 +36,7 @@ EVERYTHING = StartOptions(
     page_token="secret",
     page_hosts="a.example,b.example",
     share=True,
+    keep="0-3",
 )
 
 
