@@ -25,8 +25,8 @@ from p2ptrain.swarm.keeping import words
 from p2ptrain.train.sketch import SKETCH_BYTES, distance
 
 SKETCH_DEADLINE_S = 60.0
-"""Timeout of a comparison, dialing included. Guess: the time that a busy, slow machine needs to sketch a large piece
-would settle it."""
+"""Timeout of a comparison, dialing included. Guess: measure sketches of large pieces on slow
+machines."""
 REST_S = 10.0
 """Idle time after which a stream is ended, well before the other side's timeout (``links.Limits.idle_s``); it is opened
 again when needed."""

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from p2ptrain.train.team_group import Direction, TeamGroup, Transfer
+from p2ptrain.train.team_group import Direction, TeamGroup, TensorTransfer
 
 RECEIVES_AHEAD = 2
 """Tensors of each direction that may arrive before they are needed. Guess: lines of other rates and delays would settle
@@ -75,9 +75,9 @@ class Receiver:
     """Rank; None: nothing comes from this side."""
     micro_batches: int
     what: str
-    """Of the step and the tensors, for errors."""
+    """Name of the step and the tensors, for errors."""
     computation: StageComputation
-    _coming: deque[Transfer] = field(default_factory=deque)
+    _coming: deque[TensorTransfer] = field(default_factory=deque)
     _begun: int = 0
 
     def begin(self) -> None:
@@ -111,7 +111,7 @@ def run_schedule(
     gradients = Receiver(group, "backward", after, micro_batches, f"{name}, gradient", computation)
     activations.begin()
     gradients.begin()
-    sends = deque[Transfer]()
+    sends = deque[TensorTransfer]()
     most_sends = 4 * group.size  # both neighbours have received older ones, or no tensor of ours keeps them from it
     for what, index in computations(warm_up(stage, group.size, micro_batches, is_eager), micro_batches):
         if what == "forward":

@@ -12,7 +12,7 @@ import time
 import torch
 
 from p2ptrain.train.boundary import BOUNDARIES, Boundary
-from p2ptrain.train.team_group import Direction, TeamGroup, Transfer
+from p2ptrain.train.team_group import Direction, TeamGroup, TensorTransfer
 
 TRIAL_BYTES = 1 << 20
 """Bytes of a trial, each way: 80 ms of a line of 100 Mbit/s."""
@@ -35,7 +35,7 @@ def line_bytes_per_s(group: TeamGroup) -> float:
     }
     for trial in range(TRIALS):
         group.least(name, 0)  # all begin
-        began, transfers = time.perf_counter(), list[Transfer]()
+        began, transfers = time.perf_counter(), list[TensorTransfer]()
         for direction, (source, to) in neighbours.items():
             if 0 <= source < group.size:
                 into = torch.empty(TRIAL_BYTES, dtype=torch.uint8)

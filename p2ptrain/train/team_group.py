@@ -36,7 +36,7 @@ from p2ptrain.base.errors import TeamError
 T = TypeVar("T")
 
 Direction = Literal["forward", "backward"]
-"""Of tensors between stages: each has a group, because one gloo connection carries one direction at a time."""
+"""Direction of tensors between stages; each has a group, because one gloo connection carries one direction at a time."""
 
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
@@ -286,13 +286,13 @@ class TeamGroup:
                 coming.wait(timedelta(seconds=patience_s))
         return into
 
-    def begin_send(self, name: str, values: Tensor, to: int, direction: Direction, number: int) -> Transfer:
+    def begin_send(self, name: str, values: Tensor, to: int, direction: Direction, number: int) -> TensorTransfer:
         """Send values that do not change until the transfer ends, without waiting; see ``begin_receive``."""
         with self.named(name):
             work = dist.isend(values, group=self._directions[direction], tag=number, group_dst=to)
-            return Transfer(self, name, values, work)
+            return TensorTransfer(self, name, values, work)
 
-    def begin_receive(self, name: str, into: Tensor, source: int, direction: Direction, number: int) -> Transfer:
+    def begin_receive(self, name: str, into: Tensor, source: int, direction: Direction, number: int) -> TensorTransfer:
         """Receive without waiting.
 
         Args:
@@ -301,11 +301,11 @@ class TeamGroup:
         """
         with self.named(name):
             work = dist.irecv(into, group=self._directions[direction], tag=number, group_src=source)
-            return Transfer(self, name, into, work)
+            return TensorTransfer(self, name, into, work)
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TensorTransfer:
     """Values on their way to or from another rank, which must not be read or changed until ``wait`` returns."""
 
     group: TeamGroup

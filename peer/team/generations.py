@@ -50,8 +50,8 @@ from peer.team.remote_rank import RemoteRank
 from peer.team.task import LeadingTask
 
 TIMEOUT_S = 60.0
-"""Longest wait for another rank in a collective, after which it counts as frozen. Guess: the longest pass of a
-micro-batch through a stage on a slow device would settle it."""
+"""Longest wait for another rank in a collective, after which it counts as frozen. Guess: measure passes on
+slow devices."""
 MAX_FAILURES, FAILURES_WITHIN_S = 3, 3600.0
 """Failures of ranks within so many seconds after which the peer gives up."""
 STOP_POLL_S = 0.2

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.ports import Notebook
@@ -28,7 +29,9 @@ def team_key(home: Home) -> bytes:
                 file.write(secrets.token_hex(KEY_BYTES) + "\n")
         return parse_key(path.read_text())
     except OSError as error:
-        raise HomeError(f"{path} cannot be used: {error.strerror}.", "Check its permissions.") from error
+        raise HomeError(
+            f"{path} cannot be used: {error.strerror}.", files.remedy(error, "use another --home")
+        ) from error
     except ValueError:
         raise HomeError(f"{path} is damaged.", "Delete it; the peer makes a new key.") from None
 

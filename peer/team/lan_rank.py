@@ -117,7 +117,7 @@ class LanRank:
         if isinstance(message, RefusalMessage):
             reason, remedy = printable(message.reason), printable(message.remedy)
             if message.is_final:
-                raise UserError(f"The leader refuses this rank. {reason}", remedy)
+                raise UserError(f"The leader refuses this rank: {reason.rstrip('.')}.", remedy)
             raise NetworkError(f"the leader answers: {reason}")
         if not isinstance(message, WelcomeMessage):
             raise RemoteError("the leader's first message is no welcome")

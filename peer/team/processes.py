@@ -27,8 +27,8 @@ FINAL_REPORT_S = 3.0
 
 LISTENING_S, SILENT_S = 1.0, 15
 """Seconds of one wait for a rank's next line, and waits in a row without one after which the rank counts as frozen.
-Waits are counted, so that nothing follows from a time in which this process was stopped, too. Guess: how long the
-threads of a rank rest on a machine that swaps."""
+Waits are counted, so that nothing follows from a time in which this process was stopped, too. Guess: pauses of
+machines that swap."""
 
 
 class RankHandle(Protocol):
