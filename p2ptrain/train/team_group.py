@@ -36,7 +36,7 @@ from p2ptrain.base.errors import TeamError
 T = TypeVar("T")
 
 Direction = Literal["forward", "backward"]
-"""Direction of tensors between stages; each has a group, because one gloo connection carries one direction at a time."""
+"""Direction of tensors between stages; each has a group, since one gloo connection carries one direction at a time."""
 
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
