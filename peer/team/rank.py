@@ -57,6 +57,7 @@ def report(kind: str, reason: str = "", remedy: str = "") -> None:
     try:
         os.write(1, said.model_dump_json().encode() + b"\n")  # one call: threads report, too
     except BrokenPipeError:
+        time.sleep(2 * SWEEPING_S)  # the thread of ``watch_leader`` removes the leader's folders, and ends this process
         os._exit(1)
 
 
