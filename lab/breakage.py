@@ -39,7 +39,9 @@ ORPHANS_S = 5.0
 """Longest time for the other devices' processes to end after their leader was killed."""
 RANK_MODULE = b"peer.team.rank"
 """Argument of the processes of a peer's other devices."""
-BREAKAGE_ACTS = frozenset(kind for pair in TROUBLE_ACTS.values() for kind in pair if kind is not None)
+BREAKAGE_ACTS = frozenset(
+    kind for what, pair in TROUBLE_ACTS.items() for kind in pair if kind is not None and what != "lan_cut"
+)
 """Acts that ``Breakages.perform`` performs."""
 
 _FILLER = ".filler"

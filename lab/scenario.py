@@ -22,10 +22,11 @@ BOOTSTRAP = "bootstrap"
 """Name of the bootstrap in partitions; no group may have it."""
 
 
-Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies", "rank_dies", "rank_freezes"]
+Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies", "rank_dies", "rank_freezes", "lan_cut"]
 """Kinds of failure. disk_full: nothing more can be written where its home is. read_only: nothing there can be changed.
 no_descriptors: neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed.
-rank_dies, rank_freezes: the process of its last device is killed, or stopped forever."""
+rank_dies, rank_freezes: the process of its last device is killed, or stopped forever. lan_cut: nothing passes between
+its two computers."""
 
 FINAL_BREAKAGES: tuple[Breakage, ...] = ("daemon_dies", "rank_dies", "rank_freezes")
 """Failures of processes, which nobody mends but the peer itself."""
@@ -62,7 +63,7 @@ class Trouble(Section):
     """A failure of a computer."""
 
     what: Breakage
-    """disk_full, read_only, no_descriptors, daemon_dies, rank_dies or rank_freezes."""
+    """disk_full, read_only, no_descriptors, daemon_dies, rank_dies, rank_freezes or lan_cut."""
 
     at_s: Moment
     """Time at which it begins."""
@@ -110,6 +111,9 @@ class RealGroup(Group):
 
     devices: Annotated[str, AfterValidator(device_name)] = "cpu"
     """Devices of each, as in ``p2ptrain peer --devices``. Of a peer on several, a kill hits the leader alone."""
+
+    computers: Literal[1, 2] = 1
+    """Computers on which each trains: one, or two with a LAN of their own (``p2ptrain rank``; stage namespaces)."""
 
     leaves_every_s: Duration | None = None
     """Seconds between departures: the first of the group leaves at leaves_at_s, then the next, in turn and repeatedly,
@@ -232,6 +236,12 @@ def _trouble_faults(scenario: RealScenario) -> list[str]:
                 faults.append(f"{field}.for_s: nothing ends {trouble.what}; leave it out")
             if trouble.what in RANK_BREAKAGES and group.ranks == 1:
                 faults.append(f'{field}.what: {trouble.what} needs a peer on several devices; give devices = "cpu,cpu"')
+            if trouble.what == "lan_cut" and group.computers == 1:
+                faults.append(f"{field}.what: lan_cut needs a peer on two computers; give computers = 2")
+        if group.computers > 1 and group.ranks > 1:
+            faults.append(f"peers[{place}].devices: a peer on two computers has one device on each")
+        if group.computers > 1 and scenario.outer.cut != "layers":
+            faults.append(f'peers[{place}].computers: two need outer.cut = "layers"')
         if group.ranks > 1 and group.lie is not None:
             faults.append(f"peers[{place}].devices: a peer that lies has one device")
         if group.ranks > 1 and scenario.outer.cut != "layers":

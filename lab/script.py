@@ -39,6 +39,8 @@ class ActKind(StrEnum):
     LOSE_DAEMON = "loses its network daemon"
     LOSE_RANK = "loses the process of a device"
     FREEZE_RANK = "has a device whose process is frozen"
+    CUT_LAN = "has the LAN between its computers cut"
+    MEND_LAN = "has its LAN again"
     BAN = "is banned by the run's author"
     TURN_AWAY = "is not invited"
 
@@ -50,6 +52,7 @@ TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {
     "daemon_dies": (ActKind.LOSE_DAEMON, None),
     "rank_dies": (ActKind.LOSE_RANK, None),
     "rank_freezes": (ActKind.FREEZE_RANK, None),
+    "lan_cut": (ActKind.CUT_LAN, ActKind.MEND_LAN),
 }
 """Acts that begin and end each trouble."""
 

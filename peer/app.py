@@ -49,6 +49,7 @@ from peer.assembly import PeerOptions, TrainingSession, build
 from peer.capacity import compiler_fault
 from peer.contributions import Contributions
 from peer.home import home_for
+from peer.keeper import KeeperRecorder, build_keeper, check_run
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
 from peer.network_stack import NetworkStack, connect
@@ -99,9 +100,12 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         start = StartFile(home.path)
         saved = StartOptions() if options.forget else start.load(settings)
         is_first = not start.path.exists()
+        if options.device is not None:
+            saved = saved.without_stages()
         given, remembered = options, merged(options, saved)
         options = _completed(remembered, settings)
-        devices = choose_devices(options.device or "auto")
+        keeps = options.keep is not None
+        devices = [torch.device("cpu")] if keeps else choose_devices(options.device or "auto")
         log.listen(screen.show)
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
@@ -124,16 +128,23 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 connection = network.connection
                 signed = network.thread.call(ask_for_manifest(options.link, lambda: connection.node, log))
                 home.save_manifest(signed)
-            for warning in check_space(home.path, signed.manifest, cache_directory()):
-                log.note("little space", why=warning)
-            check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
+            if keeps:
+                check_run(signed)
+            else:
+                for warning in check_space(home.path, signed.manifest, cache_directory()):
+                    log.note("little space", why=warning)
+                check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
             admission = None
             if network is not None:  # checked before anything costly
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                 network.thread.call(admission.enter(options.link))
-            options = with_files(options, given, home, signed, network, admission, log)
-            start.save(remembered, settings)  # not what was refused
-            session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set)
+            if keeps:
+                session = build_keeper(options, home, identity, signed, log)
+                start.save(remembered, settings)
+            else:
+                options = with_files(options, given, home, signed, network, admission, log)
+                start.save(remembered, settings)  # not what was refused
+                session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set, screen.say)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
@@ -156,7 +167,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             place = home.path.absolute()
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
-            if session.record.learner.step:  # before the first outer step, export would write untrained weights
+            if session.record.learner.step and not keeps:  # else export would write untrained weights
                 log.note("to export", command=home.export_command)
 
 
@@ -171,6 +182,7 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
     return replace(
         options,
         device=device,
+        stages=options.stages or settings.stages or None,
         nickname=options.nickname or settings.nickname,
         memory_bytes=settings.memory_bytes,
         compile=compile_mode(settings.compile, os.environ),
@@ -181,6 +193,8 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
 
 
 def _hooks(record: SessionRecorder) -> Hooks:
+    if isinstance(record, KeeperRecorder):
+        return Hooks(record.turned, record.turned, record.turned, leaving=record.leaving)
     return Hooks(
         record.inner_step_done,
         record.outer_step_done,
@@ -290,11 +304,18 @@ def _run_in_swarm(
                 record.notebook,
                 contributions.taken,
                 new_store=learner.payloads.new_download,
+                wanted=session.held,
             ),
         )
         environment = wrap(environment, learner, float(record.run_tokens))
         weight_server = WeightServer(
-            learner.payloads, environment.work, time.monotonic, contributions.given, network.rates, admission.counts
+            learner.payloads,
+            environment.work,
+            time.monotonic,
+            contributions.given,
+            network.rates,
+            admission.counts,
+            session.held,
         )
         environment = replace(environment, weight_server=weight_server)
         stored = {each.sha256: record.home.files.find(each.sha256) for each in named_files(signed.manifest)}
@@ -329,8 +350,10 @@ def _run_in_swarm(
         ended: Future[str] = network.thread.submit(live())
         ended.add_done_callback(end)
         hooks = replace(_hooks(record), turned=participation.turned)
+        if isinstance(record, KeeperRecorder):
+            hooks = replace(hooks, turned=record.turned_after(participation.turned))
         try:
-            recovery.run(lambda: train(learner, signals, participation.post, hooks))
+            recovery.run(lambda: session.loop(learner, signals, participation.post, hooks))
         except TeamStoppedError:
             _say_goodbye(recovery, participation, ended)
             record.why = "stopped by its owner"

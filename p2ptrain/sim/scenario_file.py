@@ -41,6 +41,7 @@ TESTNET_GROUP_KEYS = (
     "cores",
     "leaves_every_s",
     "devices",
+    "computers",
 )
 """Fields of a group that only a testnet supports."""
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+GATHERING = "gathering the model"
+
 
 @dataclass(frozen=True, slots=True)
 class LastFigures:
@@ -201,6 +203,12 @@ class LeadingTrainer:
         self._turn("save_trained", [])
         return own()
 
+    def gather(self, work: Callable[[], T]) -> T:
+        """Let the other ranks wait while the leader reads their shards in ``work``. Raises TeamError."""
+        self._turn("gather", [])
+        assert self._group is not None, "within a generation"
+        return self._group.together(GATHERING, work)
+
     def stop(self) -> None:
         """Let the other ranks end their loops. Raises TeamError."""
         self._turn("stop", [])
@@ -253,6 +261,8 @@ def follow(
         shard.complete(turn.number, turn.released)  # before the long actions, as the leader does: exchanges wait for it
         if turn.action == "evaluate":
             evaluate(turn.tokens)
+        elif turn.action == "gather":
+            group.together(GATHERING, _nothing)
         elif turn.action in ("save", "save_trained"):
             with suppress(OSError):
                 (save if turn.action == "save" else save_trained)()

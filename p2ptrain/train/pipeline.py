@@ -39,6 +39,7 @@ from p2ptrain.train.team_group import TeamGroup
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
+    from p2ptrain.train.replicas import Replicas
 
 HOST = torch.device("cpu")
 
@@ -57,6 +58,7 @@ class PipelineTask(LanguageModelTask):
             the step's sequences into at least as many as stages. Raises DeviceError if there are fewer sequences.
         boundary: form of the activations between stages.
         is_eager: whether the schedule keeps more micro-batches (``pipeline_schedule.warm_up``).
+        replicas: this stage's ranks, if there are several pipelines; ``group`` is this one's.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class PipelineTask(LanguageModelTask):
         placement: Placement,
         boundary: Boundary = EXACT,
         is_eager: bool = True,
+        replicas: Replicas | None = None,
     ) -> None:
         stage, sequences = model.stage, training.sequences_per_step
         micro_batch = fitting_micro_batch(sequences, placement.micro_batch, stage.count)
@@ -83,6 +86,10 @@ class PipelineTask(LanguageModelTask):
         self.forward_pass = StagePass(model, placement.autocast, boundary)
         self.group = group
         self.is_eager = is_eager
+        self.replicas = replicas
+        own = range(sequences // micro_batch) if replicas is None else replicas.own
+        self._own = slice(own.start * micro_batch, own.stop * micro_batch)
+        """Sequences of an inner step that this pipeline computes."""
         self.announce_reading: Callable[[int], object] = lambda tokens: None
         """Called with the most tokens before the held-out loss is read; the leader's lets the other ranks read, too."""
         self._mean = torch.zeros((), device=self.theta.device)
@@ -138,8 +145,10 @@ class PipelineTask(LanguageModelTask):
         self.refresh_guest()
         self._gradient.zero_()
         self._mean.zero_()
-        self._run_schedule(batch)
+        self._run_schedule(batch[self._own])
         self._sum_tied_gradients()
+        if self.replicas is not None:
+            self.replicas.sum(f"inner step {self.step}: gradient", self._gradient)
         if self.loss_scale.is_dynamic:
             self._gradient.div_(self.loss_scale.factor)
         loss, self._norm = self._all_reduce()
@@ -204,6 +213,8 @@ class PipelineTask(LanguageModelTask):
         begin = model.first_parameter
         values[begin : begin + len(norms)] = norms.to(HOST)
         if model.stage.is_last:
+            if self.replicas is not None:
+                self.replicas.sum(f"inner step {self.step}: loss", self._mean.view(1))
             values[-1] = self._mean
         self.group.sum(f"inner step {self.step}: gradient norms and loss", values)
         device = self.theta.device

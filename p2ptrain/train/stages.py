@@ -294,6 +294,11 @@ def balanced_cut(
     return _stages(best[-1][blocks][1]) if blocks in best[-1] else None
 
 
+def least_limit(limits_bytes: Sequence[int | None]) -> int | None:
+    """Return the least of some devices' memory limits; None: no limit."""
+    return min((limit for limit in limits_bytes if limit is not None), default=None)
+
+
 def _sums(values: Sequence[float]) -> list[float]:
     """Return the sums of all prefixes, that of nothing first."""
     sums = [0.0]

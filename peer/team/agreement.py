@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from statistics import fmean
 
 import torch
 
@@ -17,9 +18,10 @@ from p2ptrain.outer.fragments import layer_slices, stage_starts
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import BF16_PARAMETERS, CARD_MEMORY_FRACTION, Placement, cpu_placement
 from p2ptrain.train.boundary import EXACT, Boundary
+from p2ptrain.train.replicas import Mesh, shares
 from p2ptrain.train.stage_costs import trials, unit_costs
 from p2ptrain.train.stage_lines import chosen_boundary, line_bytes_per_s
-from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, slowest_stage_s
+from p2ptrain.train.stages import StageRange, balanced_cut, fitting_micro_batch, least_limit, slowest_stage_s
 from p2ptrain.train.team_group import TeamGroup
 
 MOST_TRIALS = 4
@@ -31,7 +33,10 @@ TYPES = (None, torch.bfloat16, torch.float16)
 @dataclass(frozen=True, slots=True)
 class Agreement:
     stages: tuple[StageRange, ...]
+    """The same cut for all replicas."""
     placement: Placement
+    counts: tuple[int, ...]
+    """Micro-batches of an inner step that each replica computes."""
     slowest_s: float = 0.0
     """Seconds of the slowest stage for a micro-batch, forward and backward."""
     is_eager: bool = True
@@ -46,11 +51,12 @@ def agree(
     activation_bytes: int,
     most_sequences: int,
     starts: Sequence[int],
+    stages: int,
 ) -> Agreement:
     """Measure this rank's device and return what all ranks agree on, a collective. Raises DeviceError and TeamError.
 
     Args:
-        activation_bytes, most_sequences, starts: as in ``RankPlan``.
+        activation_bytes, most_sequences, starts, stages: as in ``RankPlan``.
     """
     most_sequences = min(most_sequences, _most_at_once(manifest, device, activation_bytes))
     own = [float(TYPES.index(_type_of(manifest, device))), float(most_sequences), float(device.type == "cpu")]
@@ -60,7 +66,7 @@ def agree(
     kinds = {autocast, None} if on_cpu.any() else {autocast}  # a CPU may be faster in fp32
     ways = [Placement(kind, size) for kind in TYPES if kind in kinds for size in sizes]
     seconds, limits = _measured(group, manifest, device, ways)
-    agreed = balanced(manifest, ways, seconds, limits, starts)
+    agreed = balanced(manifest, ways, seconds, limits, starts, stages)
     if group.is_local:
         return agreed
     tokens = agreed.placement.micro_batch * manifest.training.sequence_length
@@ -94,7 +100,7 @@ def candidates(manifest: Manifest, ranks: int, most: int) -> list[int]:
         most = size // 2
     if not found:
         raise DeviceError(
-            f"The run has {sequences} sequences per inner step, too few for a pipeline of {ranks} devices.",
+            f"The run has {sequences} sequences per inner step, too few for {ranks} devices.",
             f"Use at most {sequences} devices.",
         )
     return found
@@ -125,28 +131,43 @@ def balanced(
     ways: Sequence[Placement],  # of falling micro-batches
     seconds: Sequence[Sequence[Sequence[float]]],  # of each unit, by placement and rank
     limits: Sequence[int | None],  # bytes of each rank's device
-    starts: Sequence[int] = (),  # first block of each rank; empty: wherever a fragment begins
+    starts: Sequence[int] = (),  # first block of each stage; empty: wherever a fragment begins
+    stages: int | None = None,  # None: as many as ranks
 ) -> Agreement:
-    """Return the placement and cut with which an inner step is shortest. If memory is short, keep fewer micro-batches,
-    and recompute activations if nothing else fits.
+    """Return placement, cut and shares for the shortest inner step. If memory is short, keep fewer micro-batches, and
+    recompute activations if nothing else fits.
 
-    In 1F1B a step takes as long as the slowest stage for all micro-batches and for one more per further stage. Raises
-    DeviceError if no cut fits the devices.
+    In 1F1B a step takes as long as the slowest stage for all micro-batches and for one more per further stage. All
+    replicas have one cut, by the mean times of their devices. Raises DeviceError if no cut fits the devices.
     """
-    sequences, ranks, units = manifest.training.sequences_per_step, len(limits), manifest.model.unit_parameters()
-    allowed = [start + 1 for start in starts] or stage_starts(units, layer_slices(units, manifest.outer.fragments))
+    mesh = Mesh.of(len(limits), stages or len(limits))
+    model, sequences, length = manifest.model, manifest.training.sequences_per_step, manifest.training.sequence_length
+    allowed = [start + 1 for start in starts]
+    if not starts and mesh.stages > 1:
+        units = model.unit_parameters()
+        allowed = [*stage_starts(units, layer_slices(units, manifest.outer.fragments))]
+    bounds = [least_limit(limits[stage :: mesh.stages]) for stage in range(mesh.stages)]
     for recomputes, is_eager in product((False, True), (True, False)):
         found: list[tuple[float, Agreement]] = []
         for way, own in zip(ways, seconds, strict=True):
             micro_batches = sequences // way.micro_batch
             tried = Placement(way.autocast, way.micro_batch, recomputes)
-            costs = unit_costs(manifest.model, manifest.training.sequence_length, tried, own)
-            if (cut := balanced_cut(costs, limits, micro_batches, allowed, is_eager)) is not None:
-                slowest_s = slowest_stage_s(costs, cut)
-                found.append(((micro_batches + ranks - 1) * slowest_s, Agreement(cut, tried, slowest_s, is_eager)))
+            means = [
+                [fmean(each) for each in zip(*own[stage :: mesh.stages], strict=True)] for stage in range(mesh.stages)
+            ]
+            cut = balanced_cut(unit_costs(model, length, tried, means), bounds, micro_batches, allowed, is_eager)
+            if cut is None:
+                continue
+            slowest = [
+                slowest_stage_s(unit_costs(model, length, tried, own[first : first + mesh.stages]), cut)
+                for first in range(0, mesh.ranks, mesh.stages)
+            ]
+            counts = shares(micro_batches, mesh.stages, slowest)
+            step_s = max((count + mesh.stages - 1) * each for count, each in zip(counts, slowest, strict=True))
+            found.append((step_s, Agreement(cut, tried, counts, max(slowest), is_eager)))
         if found:
             return min(found, key=lambda each: each[0])[1]
     raise DeviceError(
-        f"No cut of the run's model into {ranks} stages fits the free memory of the devices.",
+        f"No cut of the run's model into {Mesh(mesh.stages)} fits the free memory of the devices.",
         "Close other programs that use them, or name more devices.",
     )

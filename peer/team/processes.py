@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, Queue
+from typing import Protocol
 
 from p2ptrain.base.errors import TeamError
 from p2ptrain.base.launcher import launched
@@ -26,8 +27,46 @@ FINAL_REPORT_S = 3.0
 
 LISTENING_S, SILENT_S = 1.0, 15
 """Seconds of one wait for a rank's next line, and waits in a row without one after which the rank counts as frozen.
-Waits are counted, so that nothing follows from a time in which this process was stopped, too. Guess: how long the
-threads of a rank rest on a machine that swaps."""
+Waits are counted, so that nothing follows from a time in which this process was stopped, too. Guess: pauses of
+machines that swap."""
+
+
+class RankHandle(Protocol):
+    """Rank process as its leader sees it: ``RankProcess``, or ``remote_rank.RemoteRank`` on another computer."""
+
+    rank: int
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None: on another computer."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the process has imported its libraries. Raises TeamError."""
+
+    def tell(self, plan: RankPlan) -> None:
+        """Send the plan. Raises TeamError."""
+
+    def last_report(self) -> RankReport | None:
+        """Return the last report that has not been read."""
+
+    def begin_kill(self) -> None:
+        """Begin what ``kill`` does, without waiting. Any thread may call it."""
+
+    def kill(self) -> None:
+        """End the process. Safe to call twice."""
+
+    def wait(self, until: float) -> bool:
+        """Wait for the end until this time of ``time.monotonic``; return whether it has come."""
+
+    def how_ended(self) -> str:
+        """Say how the process has ended."""
 
 
 class RankProcess:
@@ -46,6 +85,10 @@ class RankProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def name(self) -> str:
+        return f"its process {self.pid}"
 
     @property
     def has_ended(self) -> bool:
@@ -99,9 +142,10 @@ class RankProcess:
     def how_ended(self) -> str:
         """Say how the process has ended."""
         if self._is_silent:
-            return f"gave no sign of life for {SILENT_S * LISTENING_S:.0f} s"
+            return f"its process {self.pid} gave no sign of life for {SILENT_S * LISTENING_S:.0f} s"
         code = self._process.returncode
-        return f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return f"its process {self.pid} {how}"
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -134,7 +178,7 @@ class RankProcess:
         self._reports.put(said)
 
 
-def failed_rank(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, RankReport | None]:
+def failed_rank(ranks: Sequence[RankHandle]) -> tuple[RankHandle | None, str, RankReport | None]:
     """Return the rank whose failure ended the team, why, and its report; None: the leader itself, or unknown.
 
     Waits ``FINAL_REPORT_S`` for ranks that end because another one failed. Ends those that are left.
@@ -148,7 +192,7 @@ def failed_rank(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, 
             return each, printable(said.reason), said
     for each in ranks:
         if each not in alive and reports[each.rank] is None:
-            return each, f"its process {each.pid} {each.how_ended()}", None
+            return each, each.how_ended(), None
     if alive and len(alive) < max(2, len(ranks)):
-        return alive[0], f"its process {alive[0].pid} does not answer", None
+        return alive[0], f"{alive[0].name} does not answer", None
     return None, "", None

@@ -244,8 +244,10 @@ def test_nothing_is_left_of_a_rank_when_the_next_one_is_built() -> None:
     ("devices", "changes", "says"),
     [
         ("cpu,cuda:7", LAYERS, "cuda:7"),
-        ("cpu,cpu,cpu", LAYERS, "2 layers, too few for a team of 3 devices"),
-        ("cpu,cpu", {**LAYERS, "outer.cut": "even"}, "outer.cut"),
+        ("cpu,cpu,cpu --stages 3", LAYERS, "2 layers, too few for 3 stages"),
+        ("cpu,cpu,cpu --stages 2", LAYERS, "2 stages do not divide 3 devices"),
+        ("cpu --stages 2", LAYERS, "2 stages do not divide 1 device"),
+        ("cpu,cpu --stages 2", {**LAYERS, "outer.cut": "even"}, "(outer.cut is 'even'), too few for 2 stages"),
         ("cpu,cpu", {**LAYERS, "training.sequences_per_step": 1}, "Use at most 1."),
         ("cpu,auto", LAYERS, "Name each device"),
     ],
@@ -253,7 +255,7 @@ def test_nothing_is_left_of_a_rank_when_the_next_one_is_built() -> None:
 def test_devices_that_cannot_train_the_run_are_one_error(devices, changes, says) -> None:
     with Swarm(**changes) as swarm:
         swarm.bootstrap()
-        team = swarm.peer("team", "--devices", devices)
+        team = swarm.peer("team", "--devices", *devices.split())
         assert team.end() == 2, team.output
         assert says in team.output
         assert "Traceback" not in team.output

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from team_rank import DEVICE, FIELDS, HELD_OUT, SEQUENCES, Case, corpus, rest, results, stages, told, train, whole_task
+from team_processes import Team
+from team_rank import DEVICE, FIELDS, HELD_OUT, SEQUENCES, Case, corpus, rest, results, stages, train, whole_task
 
 from p2ptrain.base.errors import DeviceError, TeamError, TeamMemoryError
 from p2ptrain.train.evaluate import validation_loss
@@ -22,65 +16,6 @@ from p2ptrain.train.stages import equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
 pytestmark = pytest.mark.net
-
-ROOT = Path(__file__).parent.parent.parent
-SCRIPT = Path(__file__).with_name("team_rank.py")
-
-
-class Rank:
-    """A process that is one rank."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        command = [sys.executable, str(SCRIPT), str(folder), str(rank)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def tell(self, case: Case) -> None:
-        self.process.stdin.write(told(case) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict:
-        return json.loads(self.process.stdout.readline())
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
-class Team:
-    """Ranks that live for several cases, because they take seconds to start."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ranks: list[Rank] = []
-        self._generations = count()
-
-    def tell(self, case: Case) -> Case:
-        case = replace(case, generation=next(self._generations))
-        while len(self.ranks) < case.ranks:
-            self.ranks.append(Rank(self.folder, len(self.ranks)))
-        for rank in self.ranks[: case.ranks]:
-            rank.tell(case)
-        return case
-
-    def run(self, case: Case) -> tuple[list[dict], dict[str, torch.Tensor]]:
-        """Return the ranks' answers, and their tensors end to end."""
-        case = self.tell(case)
-        answers = [rank.answer() for rank in self.ranks[: case.ranks]]
-        parts = [load_file(self.folder / f"{case.generation}-{rank}.safetensors") for rank in range(case.ranks)]
-        return answers, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def lose(self, rank: int) -> None:
-        self.ranks[rank].end()
-        del self.ranks[rank]
-
-    def end(self) -> None:
-        for rank in self.ranks:
-            rank.end()
 
 
 @pytest.fixture(scope="module")
