@@ -37,7 +37,6 @@ from lab.hosts import Access, Network
 from lab.namespaces import check_support
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import Manifest, preset, with_changes
-from p2ptrain.train import team_group
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.boundary import BOUNDARIES, Boundary
@@ -165,7 +164,7 @@ def box_rank(folder: Path, rank: int, address: str) -> None:
 
     def do(order: Order) -> Any:
         if "exact" in order:
-            agreed = agree(group, run, CPU, CPU_ACTIVATION_BYTES // RANKS, run.training.sequences_per_step, ())
+            agreed = agree(group, run, CPU, CPU_ACTIVATION_BYTES // RANKS, run.training.sequences_per_step, (), RANKS)
             how = Placement(
                 None if order["exact"] else agreed.placement.autocast,
                 order["micro_batch"] or agreed.placement.micro_batch,
@@ -217,12 +216,11 @@ def line_rank(folder: Path, rank: int, address: str) -> None:
     named = [
         name for name, addresses in psutil.net_if_addrs().items() if address in [each.address for each in addresses]
     ]
-    team_group.loopback_interface = lambda: named[0]
 
     def do(order: Order) -> Any:
         run = manifest(order["training"], **order["config"])
         model = stage_model(run.model, run.run.seed, CPU, equal_cut(run.model.config.num_hidden_layers, RANKS)[rank])
-        group = TeamGroup(Rendezvous(folder, rank, RANKS, order["generation"]), TIMEOUT_S)
+        group = TeamGroup(Rendezvous(folder, rank, RANKS, order["generation"], interface=named[0]), TIMEOUT_S)
         how = Placement(torch.bfloat16 if order["half"] else None, order["micro_batch"])
         task = PipelineTask(model, group, *rest(run), how, Boundary(order["boundary"]), order["is_eager"])
         try:
