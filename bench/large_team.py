@@ -1,6 +1,6 @@
-"""A large model in a team of CPU ranks: one outer step, a checkpoint, its resumption and an export, with peak memory.
+"""A large model in a team on the CPU or on one card: an outer step, checkpoint, resumption, export, and their memory.
 
-    python -m bench.large_team [--layers 16] [--ranks 2] [--recipe swarm] [--out out/large_team]
+    python -m bench.large_team [--layers 16] [--ranks 2] [--device cuda:0] [--out out/large_team]
 
 Each part runs in processes of its own: ``train`` (one outer step of one inner step, then a checkpoint), ``resume``
 (loads it and saves it again, which must give the same files), ``export`` (streams the weights), ``load`` (transformers
@@ -68,6 +68,8 @@ class LargeCase:
     optimizer: str
     is_mapped: bool
     width: int = 2048
+    device: str = "cpu"
+    """Device of every rank."""
 
     @property
     def manifest(self) -> Manifest:
@@ -164,7 +166,7 @@ def run_rank(case: LargeCase, part: str, folder: Path, rank: int) -> dict[str, A
 
     manifest = case.manifest
     stages = equal_cut(case.layers, case.ranks)
-    model = stage_model(manifest.model, manifest.run.seed, torch.device("cpu"), stages[rank])
+    model = stage_model(manifest.model, manifest.run.seed, torch.device(case.device), stages[rank])
     done("build")
     group = TeamGroup(Rendezvous(folder, rank, case.ranks, PARTS.index(part)), TIMEOUT_S)
     try:
@@ -211,7 +213,7 @@ def run_alone(case: LargeCase, folder: Path) -> dict[str, Any]:
     """Train and save the whole model in this process, to compare with."""
     memory, seconds, began = PeakMemory(), dict[str, float](), time.monotonic()
     manifest = case.manifest
-    model = flat_model(manifest.model, manifest.run.seed, torch.device("cpu"))
+    model = flat_model(manifest.model, manifest.run.seed, torch.device(case.device))
     memory.note("build")
     reader = CorpusReader(manifest.run.seed, PeerId("amber"))
     task = LanguageModelTask(
@@ -342,6 +344,7 @@ def run_part(case: LargeCase, part: str, folder: Path) -> dict[str, Any]:
 @click.option("--layers", default=16, show_default=True, help="Blocks of 62.8 million parameters.")
 @click.option("--width", default=2048, show_default=True, help="Of the residual stream.")
 @click.option("--ranks", default=2, show_default=True)
+@click.option("--device", default="cpu", show_default=True, help="Of every rank.")
 @click.option("--recipe", default="swarm", show_default=True)
 @click.option("--optimizer", default="adamw", show_default=True)
 @click.option("--mapped", is_flag=True, help="Keep gradient and moments in mapped files, if memory is short.")
@@ -353,6 +356,7 @@ def main(
     layers: int,
     width: int,
     ranks: int,
+    device: str,
     recipe: str,
     optimizer: str,
     mapped: bool,
@@ -369,7 +373,7 @@ def main(
         report = does[part[0]](case, out) if part[0] in does else run_rank(case, part[0], out, rank)
         click.echo(json.dumps(report))
         return
-    case = LargeCase(layers, ranks, recipe, optimizer, mapped, width)
+    case = LargeCase(layers, ranks, recipe, optimizer, mapped, width, device)
     out.mkdir(parents=True, exist_ok=True)
     click.echo(f"{parameter_count(case.manifest.model):,} parameters, {ranks} ranks")
     target = out / "report.json"

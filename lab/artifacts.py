@@ -64,6 +64,10 @@ class Artifacts:
         times = (float(note["time"]) for note in self.notes if _is(note, kind))
         return min((each for each in times if each >= time), default=None)
 
+    def last_of(self, kind: str) -> float | None:
+        """Return the time of the last note of a kind; None without one."""
+        return max((float(note["time"]) for note in self.notes if _is(note, kind)), default=None)
+
     def most(self, kind: str, field: str) -> float | None:
         """Return the largest value of a field in notes of a kind; None without any."""
         return max((note[field] for note in self.notes if note.get("kind") == kind and field in note), default=None)

@@ -18,9 +18,12 @@ import shutil
 import signal
 import stat
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from lab.namespaces import COMMAND_DEADLINE_S
 from lab.script import TROUBLE_ACTS, Act, ActKind
@@ -32,7 +35,13 @@ DISK_BYTES = 64 << 20
 """Size of a disk that can fill up: about twenty checkpoints of a lab model. Guess: the largest home of a lab run would
 settle it."""
 DAEMON = "p2pd"
-BREAKAGE_ACTS = frozenset(kind for pair in TROUBLE_ACTS.values() for kind in pair if kind is not None)
+ORPHANS_S = 5.0
+"""Longest time for the other devices' processes to end after their leader was killed."""
+RANK_MODULE = b"peer.team.rank"
+"""Argument of the processes of a peer's other devices."""
+BREAKAGE_ACTS = frozenset(
+    kind for what, pair in TROUBLE_ACTS.items() for kind in pair if kind is not None and what != "lan_cut"
+)
 """Acts that ``Breakages.perform`` performs."""
 
 _FILLER = ".filler"
@@ -157,6 +166,8 @@ class Breakages:
                 self._exhausted.pop(act.who).end()
             case ActKind.LOSE_DAEMON:
                 kill_daemons(pid)
+            case ActKind.LOSE_RANK | ActKind.FREEZE_RANK:
+                signal_last_rank(pid, signal.SIGKILL if act.kind is ActKind.LOSE_RANK else signal.SIGSTOP)
             case _:
                 raise ValueError(f"not a failure: {act.kind}")
 
@@ -189,6 +200,41 @@ def kill_daemons(pid: int) -> None:
     for each in daemons(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
+
+
+def ranks(pid: int) -> list[int]:
+    """Return the processes of a peer's other devices."""
+    return [each for each in process_tree(pid) if each != pid and RANK_MODULE in _arguments(each)]
+
+
+def kill_leader(who: str, pid: int) -> None:
+    """Kill the leader of a peer on several devices, and its daemons, as ``Stage.kill`` does a whole peer.
+
+    Raises DeviceError unless its ranks then end by themselves, whose processes are killed in that case.
+    """
+    orphans = [psutil.Process(each) for each in ranks(pid)]
+    for each in (pid, *daemons(pid)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    until = time.monotonic() + ORPHANS_S
+    while (alive := [each for each in orphans if runs(each)]) and time.monotonic() < until:
+        time.sleep(0.02)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    if alive or not orphans:
+        left = ", ".join(str(each.pid) for each in alive) or "there were none"
+        raise DeviceError(
+            f"The processes of the other devices of {who} did not end by themselves: {left}.", "See what they logged."
+        )
+
+
+def signal_last_rank(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the process of a peer's last device. Raises DeviceError if it trains on one device."""
+    try:
+        os.kill(ranks(pid)[-1], number)
+    except (IndexError, ProcessLookupError) as error:
+        raise DeviceError("It has no process of a second device.", "See what it logged.") from error
 
 
 def with_clock_error(seconds: float, inside: Wrap) -> Wrap:
@@ -228,6 +274,21 @@ def _program(pid: int) -> str:
         return Path(f"/proc/{pid}/exe").readlink().name
     except OSError:  # the process has ended or is a zombie
         return ""
+
+
+def runs(process: psutil.Process) -> bool:
+    """Return whether a process has not ended; one that nobody has waited for has."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _arguments(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # the process has ended
+        return []
 
 
 def _first_free(pid: int) -> int:

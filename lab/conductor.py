@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from lab.breakage import BREAKAGE_ACTS, Breakages, with_clock_error
+from lab import second_computer
+from lab.breakage import BREAKAGE_ACTS, Breakages, kill_leader, with_clock_error
 from lab.exchange_probe import wait_for_exchange
 from lab.resource_monitor import ResourceMonitor
 from lab.run_record import Done
@@ -142,6 +143,8 @@ class Conductor:
     lives: dict[str, list[PeerProcess]] = field(default_factory=dict)
     bootstraps: dict[str, list[PeerProcess]] = field(default_factory=dict)
     """Processes of each bootstrap, by name."""
+    ranks: dict[str, Child] = field(default_factory=dict)
+    """Processes of the peers' second computers, by peer."""
     suspended: SuspendedPeers = field(init=False)
     breakages: Breakages = field(default_factory=Breakages)
     monitor: ResourceMonitor = field(default_factory=ResourceMonitor)
@@ -210,6 +213,8 @@ class Conductor:
             return "it was in no exchange"
         if act.kind in BREAKAGE_ACTS:
             self.breakages.perform(act, child.process.pid)
+        elif act.kind in (ActKind.CUT_LAN, ActKind.MEND_LAN):
+            self.stage.second(self._host(act.who)).cut(act.kind is ActKind.CUT_LAN)
         elif act.kind is ActKind.SUSPEND:
             await self.suspended.begin(act.who, self._host(act.who), child.process.pid)
         elif act.kind is ActKind.BAN:
@@ -236,7 +241,9 @@ class Conductor:
         life.ended_by_us = act.kind  # set before it ends, so that it does not count as a crash
         try:
             if act.kind is ActKind.KILL:
-                await asyncio.to_thread(self.stage.kill, act.who, child.process.pid)
+                of_team = act.who in self.lives and self._settings(act.who).ranks > 1
+                kill = kill_leader if of_team else self.stage.kill
+                await asyncio.to_thread(kill, act.who, child.process.pid)
             elif act.who in self.suspended:  # a suspended process does not receive SIGTERM
                 await self.suspended.end(act.who)
         except DeviceError:
@@ -264,6 +271,8 @@ class Conductor:
             "--home",
             str(trainer.home.path),
         ]
+        arguments += ["--devices", settings.devices] if settings.ranks > 1 else []
+        arguments += second_computer.leading(trainer.home.path) if settings.computers > 1 else []
         module = "peer" if settings.lie is None else "lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []
@@ -271,6 +280,9 @@ class Conductor:
         self.stage.limit(self._host(who), None)  # what a start takes says nothing about how a slow computer trains
         log = self.breakages.log(who, trainer.log)
         child = await processes.start(who, module, arguments, log, self.threads, inside)
+        if settings.computers > 1 and who not in self.ranks:
+            other = self.stage.second(self._host(who)).inside
+            self.ranks[who] = await second_computer.start_rank(who, trainer.home.path, log, self.threads, other)
         life = PeerProcess(child) if settings.invited else PeerProcess(child, ActKind.TURN_AWAY)
         self.lives.setdefault(who, []).append(life)  # from here on the runner ends it
         try:

@@ -23,6 +23,7 @@ from pathlib import Path
 from lab import stages
 from lab.scenario import BOOTSTRAP, RealGroup
 from lab.script import Script
+from lab.second_computer import SecondComputer
 from lab.stages import own_latency
 from p2ptrain.base.errors import DeviceError, HomeError
 from p2ptrain.page.listen_address import LOOPBACK
@@ -118,6 +119,9 @@ class Containers:
 
     def suspend(self, who: str, pid: int) -> SuspendedContainer:
         return SuspendedContainer(self._names[who])
+
+    def second(self, host: str) -> SecondComputer:
+        raise AssertionError("plan.check refuses a second computer here")
 
     def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: a suspended container answers nothing, and its link is not cut."""

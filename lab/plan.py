@@ -85,6 +85,8 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             f"{field}: stage local has no links; take --stage namespaces" for field, value in wanted.items() if value
         ]
     if stage != "namespaces":
+        if group.computers > 1:
+            faults.append(f"computers: stage {stage} has one for each peer; take --stage namespaces")
         if group.cores is not None:
             faults.append(f"cores: stage {stage} does not limit CPU time; take --stage namespaces")
         faults += [

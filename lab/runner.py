@@ -69,6 +69,7 @@ async def _run(conductor: Conductor, seconds: float | None) -> RunRecord:
         await conductor.restore_all()
         await processes.stop(busy, ABANDON_GRACE_S)
         await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap, which they tell that they leave
+        await processes.stop(conductor.ranks.values(), SAVE_GRACE_S)
         watch.refresh()
         wall_s = 0.0 if began is None else time.monotonic() - began
         await processes.stop(conductor.all_bootstraps, SAVE_GRACE_S)
@@ -77,7 +78,9 @@ async def _run(conductor: Conductor, seconds: float | None) -> RunRecord:
             await conductor.queue.cancel()
             await conductor.restore_all()
         finally:
-            await processes.stop([*busy, *conductor.trainers, *conductor.all_bootstraps], ABANDON_GRACE_S)
+            await processes.stop(
+                [*busy, *conductor.trainers, *conductor.ranks.values(), *conductor.all_bootstraps], ABANDON_GRACE_S
+            )
         raise
     lives = {
         name: [Ended(life.child.ended.result(), life.ended_by_us) for life in lives]

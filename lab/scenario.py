@@ -10,21 +10,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from lab.quotas import LEAST_CORES
 from lab.routers import RouterKind
 from p2ptrain.manifest.section import Section
 from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
 from p2ptrain.sim.scenario_file import parsed, read
+from peer.owner.settings import device_name
 
 BOOTSTRAP = "bootstrap"
 """Name of the bootstrap in partitions; no group may have it."""
 
 
-Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies"]
+Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies", "rank_dies", "rank_freezes", "lan_cut"]
 """Kinds of failure. disk_full: nothing more can be written where its home is. read_only: nothing there can be changed.
-no_descriptors: neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed."""
+no_descriptors: neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed.
+rank_dies, rank_freezes: the process of its last device is killed, or stopped forever. lan_cut: nothing passes between
+its two computers."""
+
+FINAL_BREAKAGES: tuple[Breakage, ...] = ("daemon_dies", "rank_dies", "rank_freezes")
+"""Failures of processes, which nobody mends but the peer itself."""
+
+RANK_BREAKAGES: tuple[Breakage, ...] = ("rank_dies", "rank_freezes")
+"""Failures that need a peer on several devices."""
 
 DISK_BREAKAGES: tuple[Breakage, ...] = ("disk_full", "read_only")
 """Failures that need a disk of the peer's own, which only stage namespaces has."""
@@ -55,13 +64,13 @@ class Trouble(Section):
     """A failure of a computer."""
 
     what: Breakage
-    """disk_full, read_only, no_descriptors or daemon_dies."""
+    """disk_full, read_only, no_descriptors, daemon_dies, rank_dies, rank_freezes or lan_cut."""
 
     at_s: Moment
     """Time at which it begins."""
 
     for_s: Duration | None = None
-    """Duration; to the end if left out. A daemon that died stays dead; its peer may start another."""
+    """Duration; to the end if left out. A process that died stays dead; its peer may start another."""
 
 
 class RealGroup(Group):
@@ -101,9 +110,20 @@ class RealGroup(Group):
     cores: float | None = Field(default=None, ge=LEAST_CORES, le=1000)
     """CPU seconds per second that the processes of each may use together from when it trains; None for no limit."""
 
+    devices: Annotated[str, AfterValidator(device_name)] = "cpu"
+    """Devices of each, as in ``p2ptrain peer --devices``. Of a peer on several, a kill hits the leader alone."""
+
+    computers: Literal[1, 2] = 1
+    """Computers on which each trains: one, or two with a LAN of their own (``p2ptrain rank``; stage namespaces)."""
+
     leaves_every_s: Duration | None = None
     """Seconds between departures: the first of the group leaves at leaves_at_s, then the next, in turn and repeatedly,
     until a peer has completed the run."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes that train."""
+        return self.devices.count(",") + 1
 
 
 class Partition(Section):
@@ -209,12 +229,25 @@ def _partition_faults(scenario: RealScenario) -> list[str]:
 
 
 def _trouble_faults(scenario: RealScenario) -> list[str]:
-    return [
-        f"peers[{place}].troubles[{number}].for_s: a daemon that died stays dead; leave it out"
-        for place, group in enumerate(scenario.peers)
-        for number, trouble in enumerate(group.troubles)
-        if trouble.what == "daemon_dies" and trouble.for_s is not None
-    ]
+    faults = []
+    for place, group in enumerate(scenario.peers):
+        for number, trouble in enumerate(group.troubles):
+            field = f"peers[{place}].troubles[{number}]"
+            if trouble.what in FINAL_BREAKAGES and trouble.for_s is not None:
+                faults.append(f"{field}.for_s: nothing ends {trouble.what}; leave it out")
+            if trouble.what in RANK_BREAKAGES and group.ranks == 1:
+                faults.append(f'{field}.what: {trouble.what} needs a peer on several devices; give devices = "cpu,cpu"')
+            if trouble.what == "lan_cut" and group.computers == 1:
+                faults.append(f"{field}.what: lan_cut needs a peer on two computers; give computers = 2")
+        if group.computers > 1 and group.ranks > 1:
+            faults.append(f"peers[{place}].devices: a peer on two computers has one device on each")
+        if group.computers > 1 and scenario.outer.cut != "layers":
+            faults.append(f'peers[{place}].computers: two need outer.cut = "layers"')
+        if group.ranks > 1 and group.lie is not None:
+            faults.append(f"peers[{place}].devices: a peer that lies has one device")
+        if group.ranks > 1 and scenario.outer.cut != "layers":
+            faults.append(f'peers[{place}].devices: several need outer.cut = "layers"')
+    return faults
 
 
 def _churn_faults(scenario: RealScenario) -> list[str]:

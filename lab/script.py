@@ -37,6 +37,10 @@ class ActKind(StrEnum):
     EXHAUST = "can open no more files"
     RELIEVE = "can open files again"
     LOSE_DAEMON = "loses its network daemon"
+    LOSE_RANK = "loses the process of a device"
+    FREEZE_RANK = "has a device whose process is frozen"
+    CUT_LAN = "has the LAN between its computers cut"
+    MEND_LAN = "has its LAN again"
     BAN = "is banned by the run's author"
     TURN_AWAY = "is not invited"
 
@@ -46,6 +50,9 @@ TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {
     "read_only": (ActKind.LOCK, ActKind.UNLOCK),
     "no_descriptors": (ActKind.EXHAUST, ActKind.RELIEVE),
     "daemon_dies": (ActKind.LOSE_DAEMON, None),
+    "rank_dies": (ActKind.LOSE_RANK, None),
+    "rank_freezes": (ActKind.FREEZE_RANK, None),
+    "lan_cut": (ActKind.CUT_LAN, ActKind.MEND_LAN),
 }
 """Acts that begin and end each trouble."""
 

@@ -16,6 +16,7 @@ from lab.hosts import Access, Network
 from lab.quotas import CpuQuotas
 from lab.scenario import BOOTSTRAP, Partition, RealGroup
 from lab.script import Script
+from lab.second_computer import SecondComputer
 from lab.suspension import SuspendedProcesses, process_tree
 from p2ptrain.base.errors import UserError
 from p2ptrain.page.listen_address import LOOPBACK, ListenAddress, check_listen_address, listener_at
@@ -78,6 +79,10 @@ class Stage(Protocol):
         """Cut or restore the link of a suspended host."""
         ...
 
+    def second(self, host: str) -> SecondComputer:
+        """Return the computer on a host's own LAN (``RealGroup.computers``)."""
+        ...
+
     def limit(self, host: str, cores: float | None) -> None:
         """Limit the CPU time of a host's processes (``RealGroup.cores``); None for no limit."""
         ...
@@ -103,6 +108,9 @@ class LocalProcesses:
 
     def count_left(self) -> int:
         return 0
+
+    def second(self, host: str) -> SecondComputer:
+        raise AssertionError("plan.check refuses a second computer here")
 
     def kill(self, who: str, pid: int) -> None:
         for each in process_tree(pid):
@@ -149,11 +157,14 @@ class Namespaces(LocalProcesses):
         self._partitions = partitions
         self._script = script
         self._quotas: CpuQuotas | None = None
+        self._seconds: dict[str, SecondComputer] = {}
         try:
             for name in script.bootstraps:
                 self._network.add(name)
             for number, (host, peer) in enumerate(script.hosts.items()):
-                self._network.add(host, access_of(peer.settings), seed + number)
+                made = self._network.add(host, access_of(peer.settings), seed + number)
+                if peer.settings.computers > 1:
+                    self._seconds[host] = SecondComputer(made.namespace)
             slow = [host for host, peer in script.hosts.items() if peer.settings.cores is not None]
             self._quotas = CpuQuotas.here() if slow else None
             for host in slow:
@@ -182,6 +193,9 @@ class Namespaces(LocalProcesses):
     def cut_link(self, host: str, is_cut: bool) -> None:
         self._network.cut(host, is_cut)
 
+    def second(self, host: str) -> SecondComputer:
+        return self._seconds[host]
+
     def partition(self, key: str) -> None:
         sides = self._partitions[int(key)].sides
         self._network.partition(int(key), [hosts_on_side(side, self._script.hosts_of) for side in sides])
@@ -190,6 +204,8 @@ class Namespaces(LocalProcesses):
         self._network.heal(int(key))
 
     def close(self) -> None:
+        for each in self._seconds.values():
+            each.close()
         self._network.close()
         if self._quotas is not None:
             self._quotas.close()

@@ -113,6 +113,11 @@ class Recipe:
         return any(mix.who == "random" for mix in self.mixes)
 
     @property
+    def can_be_kept(self) -> bool:
+        """Whether any two peers mix any fragment of the weights, and nothing else, at any time: keepers need that."""
+        return [(mix.who, mix.share) for mix in self.mixes] == [("random", 1.0)] and self.weights_mix is not None
+
+    @property
     def is_collective(self) -> bool:
         """Whether some average covers all peers at once: such recipes are simulated, never gossiped."""
         return self.gradients or any(mix.who == "all" for mix in self.mixes)

@@ -1,10 +1,11 @@
 """Wire format of messages and presence records, and every check on received ones. Pure; no socket, no clock.
 
 A message is the msgpack array ``[tag, [field, field, …]]``, with the fields in the order of their dataclass in
-``p2ptrain.swarm.messages``; a nested record is also an array of its fields. There are no maps, extension types or
-optional fields. The decoder accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too
-many, raises ``RemoteError``. Decoded messages are well-formed but unverified: ``net.identity`` checks signatures, the
-protocol core plausibility.
+``p2ptrain.swarm.messages``; a nested record is also an array of its fields. There are no maps or extension types, and
+no optional fields but a presence record's last one, which keepers' records must have and others must not. The decoder
+accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too many, raises
+``RemoteError``. Decoded messages are well-formed but unverified: ``net.identity`` checks signatures, the protocol core
+plausibility.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgpack
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.framing import MAX_IDENTIFIER_CHARS, MAX_MESSAGE_BYTES
 from p2ptrain.statements import SIGNATURE_BYTES, packed
+from p2ptrain.swarm.keeping import MAX_RANGES
 from p2ptrain.swarm.messages import (
     Accept,
     Acknowledge,
@@ -143,7 +145,48 @@ _IDENTIFIER = _plain(str, re.compile(rf"[0-9A-Za-z_.-]{{1,{MAX_IDENTIFIER_CHARS}
 _ADDRESS = _plain(str, re.compile(rf"[!-+\--~]{{1,{MAX_ADDRESS_CHARS}}}").fullmatch, "an address")
 _STATE = _word(PeerState)
 
-_PRESENCE = _record(
+_RANGE = _several(_integer(MAX_FRAGMENT_INDEX), 2)
+
+
+def _parse_ranges(raw: object) -> tuple[tuple[int, int], ...]:
+    if type(raw) is not list or not 1 <= len(raw) <= MAX_RANGES:
+        raise RemoteError(f"expected 1 to {MAX_RANGES} ranges of fragments, got {raw!r:.40}")
+    ranges = tuple(_RANGE.parse(entry) for entry in raw)
+    ends = [end for each in ranges for end in each]
+    is_apart = all(later[0] > earlier[1] + 1 for earlier, later in pairwise(ranges) if len(earlier) == len(later) == 2)
+    if any(len(each) != 2 for each in ranges) or ends != sorted(ends) or not is_apart:
+        raise RemoteError(f"expected ascending ranges of fragments with gaps, got {ranges!r:.60}")
+    return ranges
+
+
+_RANGES = _Shape(lambda ranges: [list(each) for each in ranges], _parse_ranges)
+
+
+def _presence(shape: _Shape) -> _Shape:
+    """Return the shape of a presence record, whose last field only keepers have."""
+
+    def pack(presence: Any) -> object:
+        fields = list(shape.pack(presence))  # type: ignore[call-overload]
+        return fields if presence.keeps else fields[:-1]
+
+    def parse(raw: object) -> Any:
+        if type(raw) is list and len(raw) == PRESENCE_FIELDS:
+            presence: Presence = shape.parse([*raw, None])
+            if presence.state is PeerState.KEEPING:
+                raise RemoteError("expected the fragments of a keeper")
+            return presence
+        presence = shape.parse(raw)
+        if presence.state is not PeerState.KEEPING or not presence.keeps:
+            raise RemoteError("expected fragments in a keeper's record only")
+        return presence
+
+    return _Shape(pack, parse)
+
+
+PRESENCE_FIELDS = len(dataclasses.fields(Presence)) - 1
+"""Fields of a presence record, except a keeper's."""
+
+_WHOLE_PRESENCE = _record(
     Presence,
     peer=_IDENTIFIER,
     run=_IDENTIFIER,
@@ -156,7 +199,9 @@ _PRESENCE = _record(
     issued_at=_AMOUNT,
     lifetime_s=_plain(float, lambda x: 0 < x <= MAX_LIFETIME_S, f"a lifetime in (0, {MAX_LIFETIME_S}] s"),
     signature=_blob(SIGNATURE_BYTES),
+    keeps=_Shape(_RANGES.pack, lambda raw: () if raw is None else _RANGES.parse(raw)),
 )
+_PRESENCE = _presence(_WHOLE_PRESENCE)
 _KNOWN = _several(_PRESENCE, MAX_KNOWN)
 _TERMS = _record(
     Terms,

@@ -20,6 +20,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import logging_installed, reporting
 from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.base.text import command_line
+from p2ptrain.checkpoint import checkpoints_in
 from p2ptrain.data.corpus import check_named
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.stream import cache_directory
@@ -48,6 +49,7 @@ from peer.assembly import PeerOptions, TrainingSession, build
 from peer.capacity import compiler_fault
 from peer.contributions import Contributions
 from peer.home import home_for
+from peer.keeper import KeeperRecorder, build_keeper, check_run
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
 from peer.network_stack import NetworkStack, connect
@@ -74,6 +76,10 @@ CODEC_THREADS = 2
 ENDING_S = 0.05
 """Seconds between two looks at whether the network has ended."""
 
+GOODBYE_S = 5.0
+"""Longest farewell of a peer that is stopped while its ranks start again: nothing can be applied any more. Guess: how
+long partners need to hear of it."""
+
 WrapEnvironment = Callable[[DriverEnvironment, Any, float], DriverEnvironment]
 """Maps an honest peer's environment, its learner and the run's tokens to the environment to use."""
 
@@ -94,14 +100,17 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         start = StartFile(home.path)
         saved = StartOptions() if options.forget else start.load(settings)
         is_first = not start.path.exists()
+        if options.device is not None:
+            saved = saved.without_stages()
         given, remembered = options, merged(options, saved)
         options = _completed(remembered, settings)
-        devices = choose_devices(options.device or "auto")
+        keeps = options.keep is not None
+        devices = [torch.device("cpu")] if keeps else choose_devices(options.device or "auto")
         log.listen(screen.show)
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
         signals, rates = Signals(), Throttles()
-        sensors = Sensors(cache_directory() / "cards", card_name(devices[0]))
+        sensors = Sensors(cache_directory() / "cards", [name for each in devices if (name := card_name(each))])
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
@@ -119,16 +128,23 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 connection = network.connection
                 signed = network.thread.call(ask_for_manifest(options.link, lambda: connection.node, log))
                 home.save_manifest(signed)
-            for warning in check_space(home.path, signed.manifest, cache_directory()):
-                log.note("little space", why=warning)
-            check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
+            if keeps:
+                check_run(signed)
+            else:
+                for warning in check_space(home.path, signed.manifest, cache_directory()):
+                    log.note("little space", why=warning)
+                check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
             admission = None
             if network is not None:  # checked before anything costly
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                 network.thread.call(admission.enter(options.link))
-            options = with_files(options, given, home, signed, network, admission, log)
-            start.save(remembered, settings)  # not what was refused
-            session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set)
+            if keeps:
+                session = build_keeper(options, home, identity, signed, log)
+                start.save(remembered, settings)
+            else:
+                options = with_files(options, given, home, signed, network, admission, log)
+                start.save(remembered, settings)  # not what was refused
+                session = build(options, devices, home, identity, signed, log, stack, signals.stop.is_set, screen.say)
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
@@ -143,7 +159,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                     _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
                 Recovery(session.team, session.record).run(session.record.end)
             except TeamStoppedError:  # after the last checkpoint no ranks were left to save another
-                pass
+                log.note("checkpoint kept", step=max(checkpoints_in(home.checkpoints), default=None))
             except Exception:  # save hours of training, whatever failed
                 if session.team is None or session.team.is_running:
                     session.record.saver.rescue()
@@ -151,7 +167,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             place = home.path.absolute()
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
-            if session.record.learner.step:  # before the first outer step, export would write untrained weights
+            if session.record.learner.step and not keeps:  # else export would write untrained weights
                 log.note("to export", command=home.export_command)
 
 
@@ -166,6 +182,7 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
     return replace(
         options,
         device=device,
+        stages=options.stages or settings.stages or None,
         nickname=options.nickname or settings.nickname,
         memory_bytes=settings.memory_bytes,
         compile=compile_mode(settings.compile, os.environ),
@@ -177,6 +194,8 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
 
 
 def _hooks(record: SessionRecorder) -> Hooks:
+    if isinstance(record, KeeperRecorder):
+        return Hooks(record.turned, record.turned, record.turned, leaving=record.leaving)
     return Hooks(
         record.inner_step_done,
         record.outer_step_done,
@@ -286,11 +305,18 @@ def _run_in_swarm(
                 record.notebook,
                 contributions.taken,
                 new_store=learner.payloads.new_download,
+                wanted=session.held,
             ),
         )
         environment = wrap(environment, learner, float(record.run_tokens))
         weight_server = WeightServer(
-            learner.payloads, environment.work, time.monotonic, contributions.given, network.rates, admission.counts
+            learner.payloads,
+            environment.work,
+            time.monotonic,
+            contributions.given,
+            network.rates,
+            admission.counts,
+            session.held,
         )
         environment = replace(environment, weight_server=weight_server)
         stored = {each.sha256: record.home.files.find(each.sha256) for each in named_files(signed.manifest)}
@@ -325,13 +351,23 @@ def _run_in_swarm(
         ended: Future[str] = network.thread.submit(live())
         ended.add_done_callback(end)
         hooks = replace(_hooks(record), turned=participation.turned)
+        if isinstance(record, KeeperRecorder):
+            hooks = replace(hooks, turned=record.turned_after(participation.turned))
         try:
-            recovery.run(lambda: train(learner, signals, participation.post, hooks))
+            recovery.run(lambda: session.loop(learner, signals, participation.post, hooks))
         except TeamStoppedError:
-            participation.post(LeaveRequested())
-            while not ended.done():  # nothing is left to apply
-                participation.turned()
-                time.sleep(ENDING_S)
-            record.why = ended.result()
+            _say_goodbye(recovery, participation, ended)
+            record.why = "stopped by its owner"
             raise
         record.why = ended.result()
+
+
+def _say_goodbye(recovery: Recovery, participation: Participation, ended: Future[str]) -> None:
+    """Leave the swarm without a generation of ranks; what partners still deliver is dropped."""
+    participation.post(LeaveRequested())
+    until = time.monotonic() + GOODBYE_S
+    while not ended.done() and time.monotonic() < until:
+        recovery.drop_deliveries()
+        participation.turned()
+        time.sleep(ENDING_S)
+    ended.cancel()

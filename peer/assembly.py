@@ -25,12 +25,14 @@ from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters, Peer
+from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
+from p2ptrain.train.loop import Hooks, Signals, train
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, matrices_of, swarm_rules
 from p2ptrain.train.tasks import PeerLearner, PeerTask
@@ -41,6 +43,7 @@ from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
 from peer.team.devices import check_team, rank_threads
 from peer.team.generations import Team, TeamFiles
+from peer.team.lan_options import listener_for, other_ranks
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
@@ -82,6 +85,9 @@ class TrainingSession:
     compilable: LanguageModelTask | None
     """The task, whose passes the compiler may replace; None: a team's, which are not compiled."""
     team: Team | None = None
+    held: frozenset[int] | None = None
+    """Fragments of a keeper; None: this peer holds all and trains."""
+    loop: Callable[[PeerLearner, Signals, Callable[[Event], None], Hooks], None] = train
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +114,23 @@ def build(
     log: EventLog,
     stack: ExitStack,
     is_stopping: Callable[[], bool],
+    show_key: Callable[[str], None],
 ) -> TrainingSession:
     """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError.
 
     Args:
         devices: several are trained on by a team, whose processes the ``stack`` ends.
         is_stopping: whether the owner stops the peer.
+        show_key: shows the owner a sentence that no log may hold.
     """
     manifest, team = signed.manifest, None
-    if len(devices) > 1:
-        check_team(manifest, devices, min(options.memory_bytes, installed_memory()))
+    others = other_ranks(options.team, options.at, devices)
+    if len(devices) + len(others) > 1 or (options.stages or 1) > 1:
+        memory_bytes = min(options.memory_bytes, installed_memory())
+        mesh = check_team(manifest, devices, options.stages, memory_bytes, len(others))
         files, threads = TeamFiles(options.data, options.tokenizer), rank_threads(devices)
-        team = Team(devices, home, identity.peer_id, signed, files, threads, log, is_stopping)
+        lan = listener_for(options.at, others, home, signed, log, is_stopping, show_key)
+        team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, is_stopping, lan=lan)
         stack.enter_context(closing(team))
     else:
         check_memory(manifest, devices[0])
@@ -174,6 +185,7 @@ def build(
         first_loss=first_loss,
         earlier=earlier,
         sampler=_sampler(task),
+        gather=None if team is None else team.gather,
     )
     return TrainingSession(new_core, record, parts.compilable, team)
 
@@ -267,6 +279,11 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
     if state.get("run") != signed.run_id:
         raise HomeError(
             f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
+        )
+    if "kept" in state:
+        raise HomeError(
+            f"The checkpoints in {found.checkpoint.path.parent} are those of a keeper, which has a part of the model.",
+            "Give the same --keep as before, or use another --home to train.",
         )
     try:
         parts.load(found.checkpoint)

@@ -20,7 +20,7 @@ from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.train.accelerator import is_out_of_memory, shares_host_memory
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES
-from p2ptrain.train.stages import UnitCosts, balanced_cut
+from p2ptrain.train.stages import UnitCosts, balanced_cut, least_limit
 
 HOST_BYTES = 12
 """Minimum host memory in bytes per parameter, in fp32: slow weights, momentum, and the new slow weights of an outer
@@ -80,27 +80,31 @@ class StagePlace:
     """Memory of the card; None: the rank computes in the host's memory."""
 
 
-def check_team_memory(manifest: Manifest, places: Sequence[StagePlace], installed_bytes: int | None = None) -> None:
+def check_team_memory(
+    manifest: Manifest, places: Sequence[StagePlace], installed_bytes: int | None = None, replicas: int = 1
+) -> None:
     """Raise DeviceError if a team of these ranks, in this order, cannot hold the run's model with any cut.
 
     A card holds the weights, gradient and moments of its stage, and the activations of one sequence for each stage that
-    follows. The host holds the outer state of all stages, and the inner one of those without a card.
+    follows. The host holds the outer state of all stages once, and the inner one of each rank without a card.
 
     Args:
+        places: of the ranks, one replica after the other.
         installed_bytes: of the host; None: what this process may use.
     """
     model, ranks = manifest.model, len(places)
+    stages = ranks // replicas
     whole, units, blocks = parameter_count(model), list(model.unit_parameters()), model.config.num_hidden_layers
-    if ranks > blocks:
+    if stages > blocks:
         raise DeviceError(
-            f"The run's model has {blocks} layers, too few for a team of {ranks} devices.",
-            f"Use at most {blocks} devices.",
+            f"The run's model has {blocks} layers, too few for {stages} stages.", f"Use at most {blocks} stages."
         )
     units += [0] * (blocks + 2 - len(units))  # tied embeddings: no head of its own
     kept = pass_bytes(model, manifest.training.sequence_length) / whole
     sizes = [CPU_BYTES * unit for unit in units]
-    costs = UnitCosts([units] * ranks, sizes, [math.ceil(kept * unit) for unit in units])
-    cut = balanced_cut(costs, [place.card_bytes for place in places], ranks)
+    costs = UnitCosts([units] * stages, sizes, [math.ceil(kept * unit) for unit in units])
+    cards_bytes = [[place.card_bytes for place in places[stage::stages]] for stage in range(stages)]
+    cut = balanced_cut(costs, [least_limit(each) for each in cards_bytes], stages)
     if cut is None:
         cards = ", ".join(
             f"{place.name} has {place.card_bytes / 1e9:.1f} GB" for place in places if place.card_bytes is not None
@@ -111,10 +115,10 @@ def check_team_memory(manifest: Manifest, places: Sequence[StagePlace], installe
             "Use more devices or larger ones, or join a run with a smaller model.",
         )
     needed: float = ranks * BASE_BYTES + _outer_bytes(manifest)
-    for place, stage in zip(places, cut, strict=True):
+    for place, stage in zip(places, cut * replicas, strict=True):
         first, end = stage.blocks.start + (not stage.is_first), stage.blocks.stop + 1 + stage.is_last
         if place.card_bytes is None:
-            needed += (CPU_BYTES + HEAP * kept * (ranks - stage.index)) * sum(units[first:end])
+            needed += (CPU_BYTES + HEAP * kept * (stages - stage.index)) * sum(units[first:end])
     there = installed_memory() if installed_bytes is None else installed_bytes
     if needed > there:
         raise DeviceError(

@@ -38,6 +38,16 @@ TOKENIZER = click.option(
 )
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--devices", help="Train on several, as cuda:0,cuda:1, or on all cards: all.", metavar="DEVICE,…")
+@click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
+@click.option(
+    "--team", type=click.IntRange(2, 256), help="Devices of the team, those of other computers included.", metavar="N"
+)
+@click.option(
+    "--at", help="Private address of this computer where others join the team by p2ptrain rank.", metavar="HOST[:PORT]"
+)
+@click.option(
+    "--keep", help="Do not train: hold these fragments of the model for others, as 0-3, or all.", metavar="FRAGMENTS"
+)
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
@@ -60,6 +70,10 @@ def peer(
     home: Path | None,
     device: str | None,
     devices: str | None,
+    stages: int | None,
+    team: int | None,
+    at: str | None,
+    keep: str | None,
     data: Path | None,
     tokenizer: Path | None,
     listen: tuple[str, ...],
@@ -84,24 +98,32 @@ def peer(
 
     if device is not None and devices is not None:
         raise click.UsageError("Give either --device or --devices.")
-    parsed = JoinLink.parse(link) if link is not None else None
+    if keep is not None and (device is not None or devices is not None):
+        raise click.UsageError("A peer with --keep does not train: omit --device and --devices.")
+    link_given = JoinLink.parse(link) if link is not None else None
     address.check(listen, announce, ())  # before the import of large libraries
-    home_for(parsed, home)
+    home_for(link_given, home)
     with command_imports():
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
         from peer.app import run_peer
         from peer.assembly import PeerOptions
+        from peer.keeper import ALL, parsed
 
     if nickname is not None and not is_nickname(nickname):
         raise UserError(
             f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another one, or omit it."
         )
+    if keep is not None and keep != ALL:
+        parsed(keep)  # raises UserError
     options = PeerOptions(
-        parsed,
+        link_given,
         home,
         forget,
         verbose,
         device=device if devices is None else devices,
+        stages=stages,
+        team=team,
+        at=at,
         data=data,
         tokenizer=tokenizer,
         listen=listen or None,
@@ -113,6 +135,7 @@ def peer(
         page_token=page_token,
         page_hosts=page_hosts,
         share=share,
+        keep=keep,
     )
     options.page_address  # noqa: B018 -- raises UserError before anything is written
     run_peer(options)

@@ -100,7 +100,9 @@ def table(result: Total) -> list[str]:
         f"exchanges: {result.exchanges:,}",
         f"sent in exchanges: {size(result.sent)}, received: {size(result.received)}",
         f"weights given to newcomers: {size(result.served)}",
-        f"tokens: {result.tokens:,} (as claimed to its partners, who cannot verify them)",
+        f"tokens: {result.tokens:,} (as claimed to its partners, who cannot verify them)"
+        if result.tokens
+        else "tokens: 0 (kept fragments for others, or has not trained yet)",
         *(f"  {peer}: {_count(exchanges, 'exchange')}" for peer, exchanges in partners),
         *(f"NOT counted, {_count(count, 'receipt')}: {why}" for why, count in result.faulty.items()),
     ]

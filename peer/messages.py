@@ -249,6 +249,11 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "compiled": lambda f: f"[train] training continues with {f['way']}: {f['ratio']:.2f} times as fast",
     "not compiled": lambda f: f"[train] training continues without compiled code: {_why(f)}",
     "held out": lambda f: f"[train] {_loss(f)}",
+    "keeping": lambda f: (
+        f"[keep] keeping fragments {f['fragments']} of {f['of']} for others, {size(f['size_bytes'])}; not training"
+    ),
+    "keeper waits": lambda f: f"[keep] no weights to keep yet: {_why(f)}; still searching",
+    "not held": lambda f: f"[peers] no other peer holds fragments {_why(f)} of the model",
     "page": lambda f: f"[page] {f['url']}",
     "trained": lambda f: "[train] reached the run's end; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
@@ -297,10 +302,25 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "no door": lambda f: (
         f"[owner] no control socket, so p2ptrain status, pause, resume and finish cannot reach this peer: {_why(f)}"
     ),
+    "waiting for ranks": lambda f: (
+        f"[team] waiting for {f['ranks']} more; on each of the other computers: "
+        f"p2ptrain rank --leader {f['leader']} --key-file FILE (a copy of {f['key']}; or type the key when asked)"
+    ),
+    "rank joined": lambda f: f"[team] {f['device']} of {f['name']} ({f['where']}) joined",
+    "rank left": lambda f: f"[team] {f['device']} of {f['name']} ({f['where']}) left: {_why(f)}",
+    "rank refused": lambda f: f"[team] a computer at {f['where']} was refused: {_why(f)}",
+    "waiting for the leader": lambda f: f"[team] waiting for the leader at {f['leader']}: {_why(f)}",
+    "joined the team": lambda f: f"[team] joined the team of {f['leader']} as rank {f['rank']}",
+    "rank process failed": lambda f: f"[team] this computer's rank failed: {_why(f)}",
+    "team ended": lambda f: "[team] the run has ended; the leader has the model",
     "rank failed": lambda f: (
         f"[train] {f['device']} failed: {_why(f)}; this peer leaves the swarm, starts its ranks again, and returns"
     ),
     "ranks replaced": lambda f: f"[train] training goes on with new ranks from step {f['step']:,}",
+    "checkpoint kept": lambda f: (
+        "[save] stopped before its devices trained again; "
+        + ("no checkpoint had been saved" if f["step"] is None else f"the checkpoint of step {f['step']:,} is kept")
+    ),
     "p2pd died": lambda f: f"[peers] the network daemon died ({_why(f)}) and is restarted; training continues",
     "p2pd is back": lambda f: "[peers] the network daemon is running again",
 }

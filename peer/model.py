@@ -34,7 +34,7 @@ def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
     Raises HomeError if there is none.
     """
     signed = home.load_manifest(None)
-    found = checkpoint.load_latest(home.checkpoints)
+    found = checkpoint.load_latest(_directory(home))
     if found.checkpoint is None and found.passed_over:
         torn = "; ".join(f"{each.path.name}: {each.reason}" for each in found.passed_over)
         raise HomeError(
@@ -43,7 +43,20 @@ def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
         )
     if signed is None or found.checkpoint is None:
         raise home.untrained()
+    if "kept" in found.checkpoint.state:
+        raise HomeError(
+            f"The peer in {home.path} keeps a part of the model, which is no use alone.",
+            "Name the home of a peer that has trained.",
+        )
     return signed, found.checkpoint.tensors
+
+
+def _directory(home: Home) -> Path:
+    """Return the directory of the whole model's checkpoints; a team on several computers gathers it when it stops."""
+    with checkpoint.explained(lambda: home.checkpoints):
+        there = checkpoint.checkpoints_in(home.checkpoints)
+        is_part = bool(there) and checkpoint.part_of(there[max(there)]) is not None
+        return home.whole if is_part and checkpoint.checkpoints_in(home.whole) else home.checkpoints
 
 
 def run_tokenizer(home: Home, signed: SignedManifest, tokenizer_file: Path | None = None) -> Tokenizer:

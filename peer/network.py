@@ -191,6 +191,7 @@ class Connection:
                 nickname=self._nickname,
                 issued_at=time.time(),
                 lifetime_s=PRESENCE_LIFETIME_S,
+                keeps=announce.keeps,
             )
         )
 

@@ -106,6 +106,10 @@ class CheckpointSaver:
         self.notebook.note("saved", path=str(path))
         return sum(file.stat().st_size for file in path.iterdir())
 
+    def state_to_save(self) -> dict[str, Any]:
+        """Return what a checkpoint holds besides its tensors."""
+        return {**self.state(), **self.learner.state_dict()[1]}
+
     def insist(self, what: str, write: Callable[[], object]) -> None:
         """Retry ``write`` for ``LAST_PATIENCE_S``, or ``TERMINATED_PATIENCE_S``. Raises HomeError after that."""
         patience_s = TERMINATED_PATIENCE_S if self.is_terminated() else LAST_PATIENCE_S

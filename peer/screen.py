@@ -46,7 +46,10 @@ ONCE_FOR_EACH_PEER = frozenset({"failed", "clipped", "broke protocol", "saved"})
 ONCE_FOR_EACH_REASON = frozenset({"no manifest", "waiting", "no badge", "not admitted", "no file"})
 """Kinds that are news once in ``REPEAT_S`` for each peer, address and reason."""
 ACTIVITIES = frozenset(
-    {"tokenizing", "waiting", "no badge", "catching up", "trained", "reading", "finishing", "stopping"}
+    {
+        *("tokenizing", "waiting", "no badge", "catching up", "trained", "reading", "finishing", "stopping"),
+        *("waiting for ranks", "waiting for the leader"),
+    }
 )
 """Kinds that the status line shows until the next progress."""
 RESTS, ENDS_OF_REST = frozenset({"paused", "still paused"}), frozenset({"called back", "goes on"})
@@ -159,6 +162,11 @@ class Screen(StatusLine):
                 self._console.print(text, markup=False)
             if kind == "progress" and self._is_lowest(fields.get("loss", float("inf"))):
                 self._console.print(lowest_loss(fields), markup=False)
+
+    def say(self, text: str) -> None:
+        """Show a line that is no note."""
+        with self._lock:
+            self._console.print(text, markup=False)
 
     def _is_shown(self, kind: str, fields: dict[str, Any]) -> bool:
         if kind in PROGRESS:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
@@ -63,7 +63,8 @@ class SessionRecorder:
     nickname: str
     learner: PeerLearner
     task: PeerTask
-    corpus: Corpus
+    corpus: Corpus | None
+    """None: nothing is evaluated."""
     run_tokens: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
@@ -73,6 +74,8 @@ class SessionRecorder:
     """Counters of earlier sessions until the checkpoint that was loaded."""
     sampler: Callable[[], str] | None = None
     """Returns a sample text of the model; empty: none at this look."""
+    gather: Callable[[Mapping[str, Any]], object] | None = None
+    """Writes the whole model with a checkpoint's state; None: the checkpoints hold it."""
     is_watched: Callable[[], bool] = lambda: False
     clock: Clock = time.monotonic
     last_exchanges_s: float = 0.0
@@ -245,6 +248,8 @@ class SessionRecorder:
             self._stop_the_clock()  # retries on a full disk are not training
         if not self.saver.is_saved:
             self.saver.insist("the last checkpoint", self.saver.save)
+        if (gather := self.gather) is not None and self.learner.step:
+            self.saver.insist("the whole model", lambda: gather(self.saver.state_to_save()))
         if not self.learner.ended or self.is_stopping():
             self._evaluate(patience_s=HASTE_S)
         else:
@@ -286,6 +291,7 @@ class SessionRecorder:
         """Return the current training figures. Safe from any thread."""
         learner, counters = self.learner, self.counted()
         return {
+            "device": self.task.device_name,
             "step": learner.step,
             "progress": learner.progress,
             "fraction": min(learner.progress / self.run_tokens, 1.0),
@@ -377,6 +383,8 @@ class SessionRecorder:
         goes_on: GoesOn = lambda read, wanted: True,
     ) -> None:
         """Read the held-out loss of the current weights in fp32, unless a reading of as many tokens is known."""
+        if self.corpus is None:
+            return
         is_known = self._read == self.learner.changes
         if is_known and self.last_loss.tokens >= tokens_to_read(self.corpus, tokens):
             return

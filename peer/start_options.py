@@ -6,13 +6,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from p2ptrain.net.start_options import NodeOptions, OptionsFile
-from peer.owner.settings import Settings, device_name, nickname_text
+from p2ptrain.swarm import keeping
+from peer.owner.settings import MAX_STAGES, Settings, device_name, nickname_text
 
-SETTING_OF = {"device": "device", "nickname": "nickname", "share": "share_figures"}
+MOST_RANKS = 256
+"""Maximum of ``--team``, as ``team.turn.MOST_RANKS``."""
+
+SETTING_OF = {"device": "device", "stages": "stages", "nickname": "nickname", "share": "share_figures"}
 """Options that override a setting. A setting that is edited later takes precedence over the saved option."""
+
+
+def _kept(text: str) -> str:
+    if text != "all":
+        keeping.parse(text)
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +30,21 @@ class StartOptions(NodeOptions):
     """Options that are remembered; None: not given."""
 
     device: Annotated[str, AfterValidator(device_name)] | None = None
+    stages: Annotated[int, Field(ge=1, le=MAX_STAGES)] | None = None
+    """Pipeline stages of a peer on several devices."""
+    team: Annotated[int, Field(ge=2, le=MOST_RANKS)] | None = None
+    """Number of the team's devices, those of other computers included."""
+    at: str | None = None
+    """Private address on which the ranks of other computers reach this peer, HOST[:PORT]."""
     nickname: Annotated[str, AfterValidator(nickname_text)] | None = None
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""
+    keep: Annotated[str, AfterValidator(_kept)] | None = None
+    """Keep these fragments for others, and do not train."""
+
+    def without_stages(self) -> StartOptions:
+        """Return the options for other devices, of which the stages are not known to be a divisor."""
+        return replace(self, stages=None)
 
 
 class StartFile:
@@ -36,7 +58,8 @@ class StartFile:
         """Return the saved options, without those whose setting was edited since. Raises HomeError if it is faulty."""
         options, before = self._file.load()
         edited = [name for name, setting in SETTING_OF.items() if before.get(setting) != getattr(settings, setting)]
-        return replace(options, **dict.fromkeys(edited))
+        found = replace(options, **dict.fromkeys(edited))
+        return found.without_stages() if "device" in edited else found
 
     def save(self, options: StartOptions, settings: Settings) -> None:
         """Save options for the next start, readable by their owner alone. Raises HomeError."""

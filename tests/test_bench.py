@@ -15,7 +15,7 @@ from click import ClickException
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import card, goodput_line, large_team
+from bench import card, goodput_line, large_team, team_pipeline
 from bench.goodput_line import LineCase, figures, measure
 from bench.table import _ROWS, FIGURES, rows
 
@@ -82,6 +82,13 @@ def test_a_team_saves_resumes_and_exports_what_it_trained(tmp_path: Path) -> Non
     assert report["resume"]["is_bitwise"] is True
     assert report["export"]["processes"][0]["files"] == ["config.json", "model.safetensors"]
     assert report["load"]["processes"][0]["differ"] == []
+
+
+@pytest.mark.net
+def test_a_team_and_one_process_have_their_turns() -> None:
+    done = CliRunner().invoke(team_pipeline.main, ["box", "--pairs", "2"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["ratio"] > 0
 
 
 class Browser:

@@ -169,9 +169,9 @@ def test_torn_ones_make_room_for_whole_ones(tmp_path):
 def test_a_later_format_is_not_torn(tmp_path, monkeypatch):
     save(tmp_path, 5)
     with monkeypatch.context() as patch:
-        patch.setattr("p2ptrain.checkpoint.store.FORMAT", 3)
+        patch.setattr("p2ptrain.checkpoint.store.FORMAT", 4)
         checkpoint.save(tmp_path, tensors(), state(10))
-    with pytest.raises(HomeError, match="has format 3, but this p2ptrain reads only formats 1 and 2") as caught:
+    with pytest.raises(HomeError, match="has format 4, but this p2ptrain reads only formats 1 to 3") as caught:
         checkpoint.load_latest(tmp_path)
     assert "Update p2ptrain" in caught.value.remedy
     assert names(tmp_path) == ["step-00000005", "step-00000010"]

@@ -44,6 +44,7 @@ def test_the_commands_are_frozen() -> None:
         "tokens",
         "bootstrap",
         "peer",
+        "rank",
         "status",
         "pause",
         "resume",

@@ -49,7 +49,7 @@ presences = some.builds(
     issued_at=amounts,
     lifetime_s=some.floats(1.0, 3600.0),
     signature=some.binary(max_size=64),
-)
+).map(lambda presence: replace(presence, keeps=((0, 3), (5, 5)) if presence.state is PeerState.KEEPING else ()))
 known = some.lists(presences, max_size=3).map(tuple)
 terms = some.builds(
     Terms,
@@ -249,7 +249,52 @@ def test_the_signed_bytes_cover_every_field_but_the_signature():
     originals = [wire.presence_bytes(replace(PRESENCE, **{name: value})) for name, value in changes.items()]
     assert len({wire.presence_bytes(PRESENCE), *originals}) == len(changes) + 1
     assert wire.presence_bytes(replace(PRESENCE, signature=b"")) == wire.presence_bytes(PRESENCE)
-    assert len(changes) + 1 == len(Presence.__dataclass_fields__)
+    assert len(changes) + 2 == len(Presence.__dataclass_fields__)
+    assert wire.presence_bytes(KEEPER) != wire.presence_bytes(replace(KEEPER, keeps=((0, 4),)))
+
+
+KEEPER = replace(PRESENCE, state=PeerState.KEEPING, keeps=((0, 3), (5, 5)))
+
+
+def test_only_a_keepers_record_names_fragments():
+    assert wire.decode_presence(wire.encode_presence(KEEPER)) == KEEPER
+    for record in (replace(KEEPER, keeps=()), replace(PRESENCE, keeps=((0, 3),))):
+        with pytest.raises(RemoteError):
+            wire.decode_presence(wire.encode_presence(record))
+    plain = msgpack.unpackb(wire.encode_presence(PRESENCE))
+    assert len(plain) == len(Presence.__dataclass_fields__) - 1  # as before there were keepers
+
+
+@pytest.mark.parametrize(
+    "keeps",
+    [
+        [],
+        [[0]],
+        [[0, 1, 2]],
+        [[3, 1]],
+        [[0, 3], [4, 5]],  # one range
+        [[5, 6], [0, 3]],
+        [[0, 3], [2, 5]],
+        [[0, wire.MAX_FRAGMENT_INDEX + 1]],
+        [[-1, 2]],
+        [[0, True]],
+        [[0.0, 1.0]],
+        [[2 * each, 2 * each] for each in range(9)],
+        None,
+        "0-3",
+    ],
+)
+def test_fragments_that_no_keeper_writes_are_refused(keeps: object):
+    fields = msgpack.unpackb(wire.encode_presence(KEEPER))
+    with pytest.raises(RemoteError):
+        wire.decode_presence(msgpack.packb([*fields[:-1], keeps]))
+
+
+def test_a_keepers_record_fits_the_directory():
+    places = tuple(f"/dns/{letter * 240}/tcp/1" for letter in "abcdefgh")
+    ranges = tuple((65_000 + 3 * each, 65_001 + 3 * each) for each in range(8))
+    large = wire.trimmed(replace(KEEPER, addresses=places, keeps=ranges, nickname="x" * 32, signature=b""))
+    assert len(wire.encode_presence(replace(large, signature=b"s" * 64))) <= wire.MAX_PRESENCE_BYTES
 
 
 def test_the_wire_format_is_frozen():

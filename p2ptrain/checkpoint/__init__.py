@@ -19,19 +19,23 @@ home is locked.
 """
 
 from p2ptrain.checkpoint.store import (
+    ALONE,
     TORN,
     Checkpoint,
     Checkpoints,
     CheckpointStore,
     Found,
+    PartRecord,
     Share,
     Torn,
     checkpoints_in,
     explained,
     load,
     load_latest,
+    part_of,
     save,
     write_part,
+    write_whole,
 )
 from p2ptrain.checkpoint.tensor_files import (
     PIECE_ELEMENTS,
@@ -45,12 +49,14 @@ from p2ptrain.checkpoint.tensor_files import (
 )
 
 __all__ = [
+    "ALONE",
     "PIECE_ELEMENTS",
     "TORN",
     "Checkpoint",
     "CheckpointStore",
     "Checkpoints",
     "Found",
+    "PartRecord",
     "Share",
     "StoredTensors",
     "Torn",
@@ -59,6 +65,7 @@ __all__ = [
     "explained",
     "load",
     "load_latest",
+    "part_of",
     "parts",
     "pieces_of",
     "plainly",
@@ -66,4 +73,5 @@ __all__ = [
     "system_error",
     "write_part",
     "write_streamed",
+    "write_whole",
 ]

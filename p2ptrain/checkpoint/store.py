@@ -11,28 +11,37 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
+import torch
 from blake3 import blake3
 from safetensors import SafetensorError
 
 import p2ptrain
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.checkpoint.tensor_files import StoredTensors, VectorRange, file_digest, plainly, write_tensors
+from p2ptrain.checkpoint.tensor_files import (
+    StoredTensors,
+    VectorRange,
+    file_digest,
+    plainly,
+    write_streamed,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
 
-FORMAT, TEAM_FORMAT = 1, 2
-"""Versions of the layout, with one file of tensors and with several; no others are read."""
+FORMAT, TEAM_FORMAT, PART_FORMAT = 1, 2, 3
+"""Versions of the layout: with one file of tensors, with several, and with the files of one computer of a team whose
+other computers have the others. No others are read."""
 
 KEPT = 2
 """Checkpoints kept: the newest, and the previous one in case the newest is torn."""
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
-_RESERVED = frozenset({"format", "versions", "files", "digest"})
+_RESERVED = frozenset({"format", "versions", "files", "digest", "part"})
 _NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY_PREFIX = ".writing-"
 _REPLACED_PREFIX = f"{_TEMPORARY_PREFIX}replaced-"
@@ -51,6 +60,15 @@ class Share:
     def file(self) -> str:
         """Name of the file that the rank writes."""
         return TENSORS if self.ranks == 1 else f"tensors-{self.rank + 1:05}-of-{self.ranks:05}.safetensors"
+
+
+class PartRecord(TypedDict):
+    """What one computer of a team keeps: elements of the flat vectors, and the first block of each rank."""
+
+    begin: int
+    end: int
+    total: int
+    starts: list[int]
 
 
 ALONE = Share(0, 1)
@@ -151,18 +169,19 @@ class Checkpoints:
             _remove_leftovers(self._directory)
             _temporary(self._directory, step).mkdir(exist_ok=True)  # a leftover that could not be removed
 
-    def conclude(self, state: Mapping[str, Any], digests: Mapping[str, str]) -> Path:
+    def conclude(self, state: Mapping[str, Any], digests: Mapping[str, str], part: PartRecord | None = None) -> Path:
         """Make a checkpoint durable once its files of tensors are: one rename shows it. Raises HomeError as ``save``.
 
         Args:
             state: as for ``save``.
             digests: of each file of tensors, in the order of the parts.
+            part: which part of the flat vectors the files hold; None: all.
         """
         directory, step = self._directory, state["step"]
         target = directory / f"step-{step:08d}"
         temporary = _temporary(directory, step)
         with self.cleaned(step):
-            _write_state(temporary, state, digests)
+            _write_state(temporary, state, digests, part)
             if target.exists():
                 target.rename(directory / f"{_REPLACED_PREFIX}{target.name}")
             temporary.rename(target)
@@ -250,10 +269,24 @@ def write_part(directory: Path, step: int, share: Share, tensors: Mapping[str, S
     return digest
 
 
-def _write_state(directory: Path, state: Mapping[str, Any], digests: Mapping[str, str]) -> None:
+def write_whole(directory: Path, step: int, name: str, length: int, pieces: Iterator[memoryview]) -> str:
+    """Write the file of a prepared checkpoint with one fp32 vector that comes in pieces; return its digest.
+
+    Raises OSError.
+    """
+    path = _temporary(directory, step) / TENSORS
+    digest = write_streamed(path, {name: [length]}, {name: torch.float32}, {name: pieces})
+    files.sync(path)
+    return digest
+
+
+def _write_state(
+    directory: Path, state: Mapping[str, Any], digests: Mapping[str, str], part: PartRecord | None
+) -> None:
     document = {
         **state,
-        "format": FORMAT if len(digests) == 1 else TEAM_FORMAT,
+        **({} if part is None else {"part": part}),
+        "format": PART_FORMAT if part is not None else FORMAT if len(digests) == 1 else TEAM_FORMAT,
         "versions": {"p2ptrain": p2ptrain.__version__, "torch": metadata.version("torch")},
         "files": dict(digests),
     }
@@ -277,14 +310,19 @@ def load(path: Path, share: Share = ALONE) -> Checkpoint:
         if not isinstance(document, dict):
             raise ValueError(f"{STATE} is not a JSON object")
         found = document.get("format", FORMAT)
-        if found not in (FORMAT, TEAM_FORMAT):  # before the digest, which another format may compute differently
+        if found not in (
+            FORMAT,
+            TEAM_FORMAT,
+            PART_FORMAT,
+        ):  # before the digest, which another format may compute differently
             raise HomeError(
-                f"The checkpoint {path} has format {found}, but this p2ptrain reads only formats {FORMAT} and "
-                f"{TEAM_FORMAT}.",
+                f"The checkpoint {path} has format {found}, but this p2ptrain reads only formats {FORMAT} to "
+                f"{PART_FORMAT}.",
                 "Update p2ptrain, or move the checkpoint away to resume from an earlier one or the swarm's weights.",
             )
         if document.pop("digest", None) != _document_digest(document):
             raise ValueError(f"{STATE} does not match its digest")
+        window = _within(path, share.vector_range, document.get("part"))
         paths = [path / name for name in sorted(document["files"])]
         for each in paths:
             each.stat()
@@ -294,9 +332,35 @@ def load(path: Path, share: Share = ALONE) -> Checkpoint:
     except FileNotFoundError as error:
         raise ValueError(f"{STATE} or a file of tensors is missing") from error
     try:
-        return Checkpoint(path, StoredTensors(paths, share.vector_range), document)
+        return Checkpoint(path, StoredTensors(paths, window), document)
     except SafetensorError as error:  # not torn: its digest is correct, or another rank finds that it is not
         raise OSError(str(error)) from error
+
+
+def _within(path: Path, wanted: VectorRange | None, part: PartRecord | None) -> VectorRange | None:
+    """Return where the wanted part of the flat vectors lies in the files. Raises ValueError and HomeError."""
+    if part is None:
+        return wanted
+    begin, end, total = part["begin"], part["end"], part["total"]
+    if wanted is None:
+        raise HomeError(
+            f"The checkpoint {path} holds only a part of the model: the other computers of this team have the rest.",
+            "Start the leader with --team and let it stop or reach the run's end; it then gathers the whole model.",
+        )
+    if wanted.total != total or not begin <= wanted.begin <= wanted.end <= end:
+        raise ValueError("another part of the model is there")
+    return VectorRange(wanted.begin - begin, wanted.end - begin, end - begin)
+
+
+def part_of(path: Path) -> PartRecord | None:
+    """Return which part of the model a checkpoint holds; None: all, or it is torn. Raises OSError."""
+    try:
+        document = json.loads((path / STATE).read_text(encoding="utf-8"))
+        part = document["part"]
+        starts = [int(each) for each in part["starts"]]
+        return PartRecord(begin=int(part["begin"]), end=int(part["end"]), total=int(part["total"]), starts=starts)
+    except (*TORN, FileNotFoundError):
+        return None
 
 
 def _tensors_digest(digests: Mapping[str, str]) -> str:

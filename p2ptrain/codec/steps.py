@@ -83,7 +83,7 @@ and 4 bits. After one exchange with any outcome the next one therefore still hel
 SPREAD = 48
 """Largest distance of a block's shape below the widest of its fragment, in quarter octaves.
 
-Guess: measure how many exchanges a block that had not changed needs until it is measured again, which this bounds.
+It bounds the exchanges until a block that had not changed is measured again. Guess: measure these exchanges.
 """
 
 _WHOLE = 224

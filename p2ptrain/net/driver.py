@@ -117,10 +117,14 @@ class Driver:
             payloads=learner.payloads,
             buffers=Buffers(),
             work=work,
-            weight_server=environment.weight_server or WeightServer(learner.payloads, work, environment.clock),
+            weight_server=environment.weight_server
+            or WeightServer(learner.payloads, work, environment.clock, held=core.held),
             downloader=environment.downloader
-            or Downloader(None, sizes, work, environment.notebook, new_store=learner.payloads.new_download),
+            or Downloader(
+                None, sizes, work, environment.notebook, new_store=learner.payloads.new_download, wanted=core.held
+            ),
             donors=self._donors,
+            keepers=lambda: core.keepers(environment.clock()),
             heard=self._heard,
             done=self.handle,
         )

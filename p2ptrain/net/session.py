@@ -46,6 +46,8 @@ class SessionEnvironment:
     """Downloads weights."""
     donors: Callable[[], Mapping[PeerId, Sequence[str]]]
     """Returns further donors and their addresses."""
+    keepers: Callable[[], Mapping[PeerId, frozenset[int]]]
+    """Returns the fragments of each donor that holds only some."""
     heard: Callable[[LinkId, Message, int], None]
     """Called with each received message and its size in bytes."""
     done: Callable[[Event], None]
@@ -153,10 +155,10 @@ class Session:
         return mine
 
     async def _pull(self, link: Link, pull: Pull) -> None:
-        parts = await self.tools.downloader.download(link, self.tools.donors())
+        parts = await self.tools.downloader.download(link, self.tools.donors(), self.tools.keepers())
         await self.tools.work(self.tools.payloads.check_weights, parts)
         self.pulled = (pull.reply, parts)
-        self.tools.done(Pulled(self.link, sum(self.tools.payloads.weight_sizes())))
+        self.tools.done(Pulled(self.link, self.tools.downloader.size_bytes))
 
 
 async def _read(link: Link) -> tuple[Message, int]:

@@ -87,13 +87,13 @@ class OptionsFile(Generic[Saved]):
         self.path = home / START_FILE
         self._kind = kind
 
-    def load(self) -> tuple[Saved, dict[str, str | bool]]:
+    def load(self) -> tuple[Saved, dict[str, str | bool | int]]:
         """Return the saved options, and what was saved with them. Raises HomeError if the file is faulty."""
         remedy = "Delete it, and give the options again."
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             options = TypeAdapter(self._kind).validate_json(json.dumps(document["options"]))
-            return options, TypeAdapter(dict[str, str | bool]).validate_python(document["settings"])
+            return options, TypeAdapter(dict[str, str | bool | int]).validate_python(document["settings"])
         except FileNotFoundError:
             return self._kind(), {}
         except OSError as error:
@@ -105,7 +105,7 @@ class OptionsFile(Generic[Saved]):
         except (ValueError, KeyError, TypeError, RecursionError):
             raise HomeError(f"{self.path} is faulty: it is not a file of start options.", remedy) from None
 
-    def save(self, options: Saved, settings: Mapping[str, str | bool] | None = None) -> None:
+    def save(self, options: Saved, settings: Mapping[str, str | bool | int] | None = None) -> None:
         """Save options for the next start, readable by their owner alone. Raises HomeError."""
         given = {name: getattr(options, name) for name in names(self._kind)}
         document: dict[str, Any] = {

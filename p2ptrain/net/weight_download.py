@@ -20,12 +20,13 @@ from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.rpc import send_message
 from p2ptrain.ports import Link, Notebook, Opaque, PieceStore
-from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, cut
+from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, Span, cut
+from p2ptrain.swarm.keeping import words
 from p2ptrain.train.sketch import SKETCH_BYTES, distance
 
 SKETCH_DEADLINE_S = 60.0
-"""Timeout of a comparison, dialing included. Guess: the time that a busy, slow machine needs to sketch a large piece
-would settle it."""
+"""Timeout of a comparison, dialing included. Guess: measure sketches of large pieces on slow
+machines."""
 REST_S = 10.0
 """Idle time after which a stream is ended, well before the other side's timeout (``links.Limits.idle_s``); it is opened
 again when needed."""
@@ -58,6 +59,7 @@ class Downloader:
         notebook: receives notes on the number of donors, on repeated requests and on weights that no donor confirmed.
         taken: called with each donor and its bytes of weights.
         new_store: returns a store for the pieces of a model (``DonorWeights.new_download``).
+        wanted: the fragments to take; None: all.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Downloader:
         taken: Callable[[PeerId, int], None] = lambda peer, size: None,
         *,
         new_store: Callable[[], PieceStore],
+        wanted: frozenset[int] | None = None,
     ) -> None:
         self._new_store = new_store
+        self._wanted = frozenset(range(len(sizes))) if wanted is None else wanted
         self._dial = dial
         self._sizes = tuple(sizes)
         self._work = work
@@ -78,12 +82,23 @@ class Downloader:
         self._taken = taken
         self._kept: _ReceivedWeights | None = None
 
-    async def download(self, accepted: Link, others: Mapping[PeerId, Sequence[str]]) -> Opaque:
-        """Return ``PieceStore.whole`` with all fragments of a model, confirmed by other donors where possible.
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the weights that a download takes."""
+        return sum(self._sizes[each] for each in self._wanted)
+
+    async def download(
+        self,
+        accepted: Link,
+        others: Mapping[PeerId, Sequence[str]],
+        keepers: Mapping[PeerId, frozenset[int]] | None = None,
+    ) -> Opaque:
+        """Return ``PieceStore.whole`` with all wanted fragments, confirmed by other donors where possible.
 
         Args:
             accepted: the stream on which a donor accepted our request; closed afterwards.
             others: further donors, and the addresses of all donors.
+            keepers: the fragments of each donor that holds only some.
 
         Raises:
             RemoteError: that donor broke the protocol, or other donors agree on weights that are far from its own.
@@ -97,7 +112,11 @@ class Downloader:
         if self._dial is not None:
             channels |= {peer: self._channel(peer, places) for peer, places in others.items() if peer != giver}
         comparison_channels = {peer: self._channel(peer, others.get(peer, ())) for peer in channels}
-        download = _Download(channels, comparison_channels, kept, self._sizes, self._work, self._taken)
+        spans = cut(self._sizes)
+        held = {peer: _pieces_of(spans, fragments) for peer, fragments in (keepers or {}).items()}
+        wanted = _pieces_of(spans, self._wanted)
+        plan = DownloadPlan([span.size for span in spans], list(channels), kept.givers, held, wanted)
+        download = _Download(channels, comparison_channels, kept, spans, plan, self._work, self._taken)
         try:
             await download.run()
         finally:
@@ -115,7 +134,7 @@ class Downloader:
             pieces=len(plan.here),
             broke_off=len(plan.broke_off),
             asked_again=plan.asked_again,
-            size_bytes=sum(self._sizes),
+            size_bytes=self.size_bytes,
             seconds=seconds,
         )
 
@@ -134,6 +153,10 @@ class Downloader:
         if plan.is_done:
             if not plan.was_compared:
                 self._notebook.note("unconfirmed", peer=giver, why="no other peer could be asked for its copy")
+            elif plan.unconfirmed:
+                fragments = {cut(self._sizes)[piece].fragment for piece in plan.unconfirmed}
+                why = f"only one peer holds fragments {words(fragments)}"
+                self._notebook.note("unconfirmed", peer=plan.here[plan.unconfirmed[0]], why=why)
             return
         if plan.is_disputed:
             raise NetworkError(f"the weights of {short(giver)} and of others differ too much")
@@ -165,12 +188,13 @@ class _Download:
         channels: Mapping[PeerId, _DonorChannel],
         comparison_channels: Mapping[PeerId, _DonorChannel],
         kept: _ReceivedWeights,
-        sizes: Sequence[int],
+        spans: Sequence[Span],
+        plan: DownloadPlan,
         work: Callable[..., Awaitable[Any]],
         taken: Callable[[PeerId, int], None],
     ) -> None:
-        self._spans = cut(sizes)
-        self.plan = DownloadPlan([span.size for span in self._spans], list(channels), kept.givers)
+        self._spans = spans
+        self.plan = plan
         self._giver = next(iter(channels))
         self._channels = channels
         self._comparison_channels = comparison_channels
@@ -333,6 +357,10 @@ class _DonorChannel:
                     await send_message(link, ["enough"])
             finally:  # no other reference to the link remains
                 await link.close()
+
+
+def _pieces_of(spans: Sequence[Span], fragments: frozenset[int]) -> frozenset[int]:
+    return frozenset(number for number, span in enumerate(spans) if span.fragment in fragments)
 
 
 def _now() -> float:

@@ -77,6 +77,7 @@ class WeightServer:
         given: called with each newcomer and the bytes of weights that it took.
         rates: say whether we serve; weights sent on streams of exchanges are counted there.
         counts: returns whether a peer may take part; it may have been banned since its stream began.
+        held: the fragments that this peer holds; None: all.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class WeightServer:
         given: Callable[[PeerId, int], None] = lambda peer, size: None,
         rates: Throttles | None = None,
         counts: Callable[[PeerId], bool] = lambda peer: True,
+        held: frozenset[int] | None = None,
     ) -> None:
         self._counts = counts
+        self._held = held
         self._weights = weights
         self._work = work
         self._clock = clock
@@ -134,6 +137,8 @@ class WeightServer:
                 kept: Opaque | None = None
                 while (question := await self._question(link)) is not None:
                     span, seed = question
+                    if self._held is not None and span.fragment not in self._held:
+                        raise NetworkError(f"{short(link.peer)} asked for a fragment that this peer does not hold")
                     if not self._counts(link.peer):
                         raise NetworkError(f"{short(link.peer)} is no longer admitted")
                     if not admits(span, seed is None):

@@ -24,6 +24,7 @@ from p2ptrain.sim.lm.language import LanguageLearnerPool
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.swarm import SwarmRules
+from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 
@@ -43,6 +44,9 @@ class LearnerPool(Protocol):
                 peer that it replaces.
             inner_steps: H.
         """
+
+    def keeper(self, held: frozenset[int]) -> Keeper:
+        """Make the learner of a keeper of these fragments."""
 
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         """Batch what can be batched: all these trainers are about to make an inner step."""
@@ -86,6 +90,9 @@ class BytesLearnerPool:
             )
         return CountingLearner(self._rules[inner_steps])
 
+    def keeper(self, held: frozenset[int]) -> Keeper:
+        raise NotImplementedError("a scenario with learners that only count has no keepers")
+
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
         pass
 
@@ -116,6 +123,10 @@ class QuadraticLearnerPool:
         rules = replace(learner_rules(outer, tokens), inner_steps=inner_steps)
         slow, gradients = self._codecs
         return Learner(self._task(slot), rules, self.fragments, slow, notebook, gradient_codec=gradients)
+
+    def keeper(self, held: frozenset[int]) -> Keeper:
+        recipe = RECIPES[self._scenario.outer.recipe]
+        return Keeper(self.fragments, held, self._codecs[0], self.matrices, recipe)
 
     @property
     def tasks(self) -> list[InnerTask]:

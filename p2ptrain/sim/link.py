@@ -7,7 +7,7 @@ happens to a peer goes through its ``later``, so that a frozen peer notices noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from p2ptrain.base.ids import LinkId
 from p2ptrain.sim.sizes import message_bytes, payload_bytes
 from p2ptrain.sim.transfers import Transfer
 from p2ptrain.swarm.events import Donated, LinkFailed, PeersSeen, Pulled, Received, Swap, SwapDone
+from p2ptrain.swarm.keeping import words
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class LinkEnd:
     """Payload from the partner's learner; ``difference`` is from our own."""
     difference: Any = None
     pulled: tuple[WeightsReply, list[Any]] | None = None
+    is_gathering: bool = False
+    """Whether the donor has given what it holds, and others give the rest: it may close."""
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -88,7 +91,7 @@ class LinkEnd:
 
     def fail(self, why: str, their_fault: bool = False, unbegun: bool = False, misfit: bool = False) -> None:
         """End the link after a failure or a close by the other side, and report it to our core."""
-        if self.is_open:
+        if self.is_open and not self.is_gathering:
             self.owner.ends.pop(self.link, None)
             self._let_go()
             self.owner.handle(LinkFailed(self.link, why, their_fault, unbegun, misfit))
@@ -193,6 +196,9 @@ class LinkEnd:
         parts: Sequence[Any] = self.owner.learner.payloads.weights()
         if self.owner.adversary is not None:
             parts = self.owner.adversary.gives(parts)
+        assert self.other is not None
+        wanted = self.other.owner.core.held
+        parts = [part if each in wanted else b"" for each, part in enumerate(parts)]
         self._start_transfer(payload_bytes([len(part) for part in parts]), self._weights_sent, parts)
 
     def _weights_sent(self, parts: Sequence[Sized]) -> None:
@@ -203,7 +209,36 @@ class LinkEnd:
     def _take_weights(self, parts: Sequence[Sized]) -> None:
         if self.is_open and self.pulled is not None:
             self.pulled[1].extend(parts)
-            self.owner.handle(Pulled(self.link, sum(map(len, parts))))
+            self._gather()
+
+    def _gather(self) -> None:
+        """Finish the pull, or take fragments that the donor does not hold from others, one after another."""
+        assert self.pulled is not None
+        owner, parts = self.owner, self.pulled[1]
+        lacking = frozenset(each for each in owner.core.held if not len(parts[each]))
+        if not lacking:
+            owner.handle(Pulled(self.link, sum(map(len, parts))))
+            return
+        self.is_gathering = True
+        now = owner.world.now
+        keepers = owner.core.keepers(now)
+        for peer in owner.core.donors(now):
+            donor, held = owner.network.peers.get(peer), keepers.get(peer, lacking) & lacking
+            if donor is not None and donor.is_up and held:
+                others: Sequence[Any] = donor.learner.payloads.weights()
+                more = {each: others[each] for each in held}
+                size = payload_bytes([len(part) for part in more.values()])
+                owner.network.transfers.start(donor.up, owner.down, size, owner.later, 0.0, self._take_more, more, size)
+                return
+        self.is_gathering = False
+        self.fail(f"no other peer sent fragments {words(lacking)}")
+
+    def _take_more(self, more: Mapping[int, Any], size: float) -> None:
+        self.owner.traffic.weights_down += size
+        if self.is_open and self.pulled is not None:
+            for each, part in more.items():
+                self.pulled[1][each] = part
+            self._gather()
 
     # --- transfers ----------------------------------------------------------------------------------------------------
 

@@ -257,6 +257,7 @@ class SimulatedPeer:
             issued_at=self.world.now,
             lifetime_s=PRESENCE_LIFETIME_S,
             signature=SIGNATURE,
+            keeps=effect.keeps,
         )
         sent, received = self.network.directory.announce(presence, self.world.now)
         self.traffic.directory_up += sent

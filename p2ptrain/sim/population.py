@@ -16,8 +16,9 @@ from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
 from p2ptrain.sim.step_times import inner_steps, step_times
+from p2ptrain.sim.trainer import SimulatedLearner
 from p2ptrain.sim.transfers import Pipe
-from p2ptrain.swarm import Peer, SwarmRules
+from p2ptrain.swarm import Peer, SwarmRules, keeping
 
 PEER_ID_CHARACTERS = 52
 """Length of a libp2p id of an Ed25519 key, so that messages have their true sizes."""
@@ -107,13 +108,13 @@ class Population:
 
     def taking_part(self) -> list[Member]:
         """Return the honest peers that are present or completed the run."""
-        return [each for each in self.members if each.slot.settings.lie is None and not each.has_left]
+        return [each for each in self.members if each.slot.settings.is_honest_trainer and not each.has_left]
 
     def _random(self, *what: object) -> Random:
         return Random("/".join(map(str, (self._scenario.run.seed, *what))))
 
     def _expect(self, slot: Slot, time: float) -> None:
-        self._honest_left += slot.settings.lie is None
+        self._honest_left += slot.settings.is_honest_trainer
         self._network.world.at(time, self._arrive, slot)
 
     def _arrive(self, slot: Slot) -> None:
@@ -121,7 +122,7 @@ class Population:
             self._done(slot)
             return
         slot.occupants += 1
-        self._present += slot.settings.lie is None
+        self._present += slot.settings.is_honest_trainer
         peer = self._make(slot)
         member = self._by_peer[peer.peer] = Member(peer, slot)
         self.members.append(member)
@@ -135,7 +136,8 @@ class Population:
         self._conditions.latencies_s[peer] = group.latency_s
         if group.loss:
             self._conditions.losses[peer] = group.loss
-        learner = self._pool.learner(slot.number, slot.steps, self.notes)
+        keeps = None if group.keeps is None else keeping.parse(group.keeps)
+        learner = self._learner(slot, keeps)
         adversary = None
         if group.lie is not None:
             claim = float(self._scenario.run_tokens)
@@ -143,7 +145,7 @@ class Population:
         return SimulatedPeer(
             network=self._network,
             peer=peer,
-            core=Peer(peer, self._rules, self._random(name)),
+            core=Peer(peer, self._rules, self._random(name), keeps=keeps),
             learner=learner,
             step_s=step_times(group.step_s, group.step_jitter, self._random(name, "pace")),
             notebook=self.notes,
@@ -151,6 +153,11 @@ class Population:
             down=_pipe(group.down_mbit_s),
             adversary=adversary,
         )
+
+    def _learner(self, slot: Slot, keeps: frozenset[int] | None) -> SimulatedLearner:
+        if keeps is not None:
+            return self._pool.keeper(keeps)
+        return self._pool.learner(slot.number, slot.steps, self.notes)
 
     def _schedule_fate(self, member: Member) -> None:
         world, group = self._network.world, member.slot.settings
@@ -174,7 +181,7 @@ class Population:
 
     def _ended(self, peer: SimulatedPeer) -> None:
         member = self._by_peer[peer.peer]
-        is_honest = member.slot.settings.lie is None
+        is_honest = member.slot.settings.is_honest_trainer
         self._present -= is_honest
         self._finished += is_honest and not member.has_left
         returns_after_s = member.slot.settings.returns_after_s
@@ -183,7 +190,7 @@ class Population:
         self._done(member.slot)
 
     def _done(self, slot: Slot) -> None:
-        self._honest_left -= slot.settings.lie is None
+        self._honest_left -= slot.settings.is_honest_trainer
         if not self._honest_left:
             self._network.world.stopped = True
 

@@ -23,6 +23,7 @@ from p2ptrain.manifest.schema import (
 from p2ptrain.manifest.section import Section
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
+from p2ptrain.swarm import keeping
 
 MAX_PEERS = 100_000
 """Largest number of peers; more is a typing mistake: 10,000 take 1.5 GB."""
@@ -151,6 +152,13 @@ class Group(Section):
     answers), stalling (never sends), nan (sends values that are not finite), stale (sends its first payload forever),
     or weights that are scaled, flipped (negated) or random."""
 
+    keeps: str | None = None
+    """Fragments that all of them hold as keepers, such as 0-3,7: they average others' weights and do not train."""
+
+    @property
+    def is_honest_trainer(self) -> bool:
+        return self.lie is None and self.keeps is None
+
 
 class InnerSteps(Section):
     """Rule for the number of inner steps per outer step."""
@@ -189,7 +197,7 @@ class Scenario(Section):
         """Tokens of all peers at the run's end; of each one if the recipe exchanges nothing."""
         if self.run.tokens is not None:
             return self.run.tokens
-        honest = sum(group.count for group in self.peers if group.lie is None)
+        honest = sum(group.count for group in self.peers if group.is_honest_trainer)
         return (self.run.outer_steps or 0) * self.tokens_per_outer_step * (honest if self.trains_together else 1)
 
     @property
@@ -322,6 +330,28 @@ def _rank_faults(scenario: Scenario) -> list[str]:
     return faults
 
 
+def _keeper_faults(scenario: Scenario) -> list[str]:
+    faults, outer = [], scenario.outer
+    for place, group in enumerate(scenario.peers):
+        if group.keeps is None:
+            continue
+        what, recipe = f"peers[{place}].keeps", RECIPES.get(outer.recipe)
+        if recipe is None or not recipe.can_be_kept or outer.topology != "random":
+            faults.append(f"{what}: needs a recipe whose peers exchange weights with any partner, and topology random")
+        if scenario.learner.kind == "bytes":
+            faults.append(f"{what}: keepers need weights, but learner.kind is bytes")
+        if group.lie is not None:
+            faults.append(f"{what}: give either keeps or lie")
+        try:
+            held = keeping.parse(group.keeps)
+        except ValueError as error:
+            faults.append(f"{what}: {error}")
+        else:
+            if max(held) >= outer.fragments:
+                faults.append(f"{what}: the last fragment is {outer.fragments - 1}")
+    return faults
+
+
 def _peer_faults(scenario: Scenario) -> list[str]:
     faults = []
     names = [name for name, _ in scenario.named()]
@@ -334,8 +364,9 @@ def _peer_faults(scenario: Scenario) -> list[str]:
             f"learner: all peers together have {weights:,} weights, but at most {MAX_WEIGHTS:,} are allowed; use a"
             " smaller model, fewer peers or kind bytes"
         )
-    if all(group.lie for group in scenario.peers):
-        faults.append("peers: every group has a lie; at least one group must be honest")
+    if not any(group.is_honest_trainer for group in scenario.peers):
+        faults.append("peers: every group has a lie or keeps fragments; at least one group must be honest and train")
+    faults += _keeper_faults(scenario)
     for place, group in enumerate(scenario.peers):
         if scenario.learner.kind == "bytes" and group.lie in NEED_WEIGHTS:
             faults.append(f"peers[{place}].lie: {group.lie} needs weights, but learner.kind is bytes")

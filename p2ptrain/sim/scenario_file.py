@@ -40,6 +40,8 @@ TESTNET_GROUP_KEYS = (
     "banned_at_s",
     "cores",
     "leaves_every_s",
+    "devices",
+    "computers",
 )
 """Fields of a group that only a testnet supports."""
 

@@ -19,6 +19,7 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import ahead_of, believed, is_far
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
+from p2ptrain.swarm.keeping import held_by, words
 from p2ptrain.swarm.matching import (
     catch_up_bound,
     choose_partner,
@@ -88,6 +89,8 @@ class CatchUp:
             return "no peer answered"
         if not believed(self._core, now):
             return "others contradict the peers that claim to be far ahead"
+        if lacking := self._not_held(now):
+            return f"no peer holds fragments {words(lacking)}"
         return "no peer can give weights at the moment"
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
@@ -96,10 +99,25 @@ class CatchUp:
         These are all corroborated peers ahead that are not distrusted, busy ones included, and settled peers about as
         far as we are: a young swarm may have only one donor that is far enough ahead.
         """
+        ready = self._ready_donors(now)
+        drawn = self._core.random.sample(ready, len(ready)) if ready else []
+        return {known.peer: known.addresses for known in drawn}
+
+    def keepers(self, now: float) -> dict[PeerId, frozenset[int]]:
+        """Return the fragments of each donor that holds only some."""
+        keeping, everything = PeerState.KEEPING, self._core.rules.everything
+        return {known.peer: held_by(known, everything) for known in self._ready_donors(now) if known.state is keeping}
+
+    def _not_held(self, now: float) -> frozenset[int]:
+        """Return the fragments that this peer wants and that no donor holds."""
+        wanted, everything = self._core.held, self._core.rules.everything
+        return wanted.difference(*(held_by(known, everything) for known in self._ready_donors(now)))
+
+    def _ready_donors(self, now: float) -> list[PeerInfo]:
         core = self._core
         ahead = believed(core, now)
         if not ahead:
-            return {}
+            return []
         near = catch_up_bound(core.effective_progress, core.bounds) / 2
         least, most = min(known.progress for known in ahead) - near, max(known.progress for known in ahead) + near
         beside = [
@@ -107,8 +125,7 @@ class CatchUp:
             for known in core.members.live(now)
             if known.settled and known.state is not PeerState.JOINING and least <= known.progress <= most
         ]
-        ready = [known for known in dict.fromkeys((*ahead, *beside)) if known.distrusted_until <= now]
-        return {known.peer: known.addresses for known in core.random.sample(ready, len(ready))}
+        return [known for known in dict.fromkeys((*ahead, *beside)) if known.distrusted_until <= now]
 
     def begin(self, now: float) -> None:
         core = self._core
@@ -116,6 +133,10 @@ class CatchUp:
         ready = [known for known in ahead if known.may_be_asked(now)]
         furthest = max((known.progress for known in ready), default=0.0)
         newest = [known for known in ready if known.progress >= furthest - core.bounds.catch_up]
+        if any(known.state is PeerState.KEEPING for known in ready):
+            if self._not_held(now):
+                return
+            newest = self._holding_most(newest)
         donor = choose_partner(newest, core.random)
         if donor is None:
             return
@@ -127,6 +148,12 @@ class CatchUp:
         )
         core.emit(Open(link, donor.addresses, request))
         core.note("catching up", donor.peer, f"it is {donor.progress - core.effective_progress:,.0f} tokens ahead")
+
+    def _holding_most(self, donors: Sequence[PeerInfo]) -> list[PeerInfo]:
+        """Return the donors that hold most of what this peer wants: the others give the rest."""
+        wanted, everything = self._core.held, self._core.rules.everything
+        most = [len(held_by(known, everything) & wanted) for known in donors]
+        return [known for known, held in zip(donors, most, strict=True) if held == max(most) > 0]
 
     def replied(self, link: LinkId, reply: WeightsReply, now: float) -> None:
         core = self._core

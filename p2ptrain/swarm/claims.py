@@ -112,7 +112,7 @@ def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
             core.settled = False
             return "others were much faster in our first outer steps"
     if core.unrelated_peers and not core.is_outlier:
-        live = core.members.live(now)
+        live = [known for known in core.members.live(now) if known.state is not PeerState.KEEPING]
         core.unrelated_peers &= {known.peer for known in live}
         if len(core.unrelated_peers) >= max(MIN_UNRELATED, (len(live) + 1) // 2 + 1):  # us included; half is not most
             _become_outlier(core)

@@ -89,6 +89,8 @@ class CoreState:
     is_outlier: bool = False
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
+    keeps: frozenset[int] | None = None
+    """Fragments that this peer holds as a keeper; None: it holds all and trains."""
     state: PeerState = PeerState.JOINING
     has_ended: bool = False
     """Whether this peer trained to the run's end. Its progress may fall below that in the final gossip."""
@@ -107,6 +109,15 @@ class CoreState:
         self.bounds = ProgressBounds(self.rules)
         self.budget = ProgressBudget(self.bounds)
 
+    @property
+    def is_keeper(self) -> bool:
+        return self.keeps is not None
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Fragments of the weights that this peer holds, or wants before it has any."""
+        return self.rules.everything if self.keeps is None else self.keeps
+
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 
@@ -119,7 +130,7 @@ class CoreState:
 
     def count_peers(self, now: float) -> None:
         """Count the peers that train, and pass a new number on to the trainer. Alone by choice, this peer is one."""
-        if self.rules.exchanges and self.count.update(self.members, now, self.implausible_claims):
+        if self.rules.exchanges and self.count.update(self.members, now, self.implausible_claims, not self.is_keeper):
             self.bounds = ProgressBounds(self.rules, self.count.peers)
             self.budget.rescale(self.bounds)
             self.emit(Counted(self.count.peers))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Announce, Lookup, PeersSeen
+from p2ptrain.swarm.keeping import ranges_of
 from p2ptrain.swarm.membership import draw
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import (
@@ -38,7 +39,8 @@ class Discovery:
         core = self._core
         self._announced_settled = core.settled
         finished = core.has_ended and core.state is PeerState.LEAVING
-        core.emit(Announce(core.state, core.step, core.told_progress, core.settled, finished))
+        keeps = ranges_of(core.held) if core.state is PeerState.KEEPING else ()
+        core.emit(Announce(core.state, core.step, core.told_progress, core.settled, finished, keeps))
 
     def look_up(self, now: float) -> None:
         if not self._core.members.records(now):  # peers known only by their calls cannot be dialed or cached
@@ -51,7 +53,10 @@ class Discovery:
     def seen(self, event: PeersSeen) -> None:
         self.has_answer |= event.from_lookup
         members = self._core.members
+        last = self._core.rules.fragments - 1
         for presence, live_until in self._choose(event):
+            if presence.keeps and presence.keeps[-1][1] > last:  # fragments that this run does not have
+                continue
             is_new = presence.run == self._core.rules.run and members.see(presence, live_until)
             if is_new and presence.state is not PeerState.LEAVING and not self.is_crowded:
                 self._core.note("found", presence.peer)

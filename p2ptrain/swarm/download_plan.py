@@ -147,20 +147,29 @@ class DownloadPlan:
     """Download state of all pieces of one model.
 
     ``donors`` in order of preference: the first few are asked, the others replace lost ones. ``have``: pieces kept from
-    an earlier attempt, with their donors, to be compared like all others.
+    an earlier attempt, with their donors, to be compared like all others. ``held``: the pieces of each donor that has
+    only some. ``wanted``: the pieces to download, by default all.
     """
 
     def __init__(
-        self, sizes: Sequence[int], donors: Sequence[PeerId], have: Mapping[int, PeerId] | None = None
+        self,
+        sizes: Sequence[int],
+        donors: Sequence[PeerId],
+        have: Mapping[int, PeerId] | None = None,
+        held: Mapping[PeerId, frozenset[int]] | None = None,
+        wanted: frozenset[int] | None = None,
     ) -> None:
         self._pieces = [_PieceState(size) for size in sizes]
+        self._held = dict(held or {})
+        self._wanted_pieces = range(len(self._pieces)) if wanted is None else sorted(wanted)
         self._waiting = list(dict.fromkeys(donors))
-        self._had_others = len({*self._waiting, *(have or {}).values()}) > 1
+        self._known = {*self._waiting, *(have or {}).values()}
         self._donors: dict[PeerId, _Donor] = {}
         self._strikes: dict[PeerId, int] = {}
         self.dropped: set[PeerId] = set()
         """Donors whose copies were outliers too often."""
         self.was_compared = False
+        self._alone: dict[int, None] = {}
         self.is_disputed = False
         self.broke_off: set[PeerId] = set()
         """Donors lost before a piece that they were asked for arrived."""
@@ -172,7 +181,7 @@ class DownloadPlan:
 
     @property
     def is_done(self) -> bool:
-        return all(piece.confirmed for piece in self._pieces)
+        return all(self._pieces[number].confirmed for number in self._wanted_pieces)
 
     @property
     def is_stuck(self) -> bool:
@@ -181,7 +190,12 @@ class DownloadPlan:
 
     @property
     def lacks_pieces(self) -> bool:
-        return any(piece.giver is None for piece in self._pieces)
+        return any(self._pieces[number].giver is None for number in self._wanted_pieces)
+
+    @property
+    def unconfirmed(self) -> tuple[int, ...]:
+        """Pieces that were taken although no other donor has them, while others were compared."""
+        return tuple(self._alone) if self.was_compared else ()
 
     @property
     def here(self) -> dict[int, PeerId]:
@@ -194,6 +208,9 @@ class DownloadPlan:
             self.lost(fetch.donor)
         while self._waiting and len(self._donors) < MAX_DONORS:
             self._donors[self._waiting.pop(0)] = _Donor()
+        while self._held and (needed := self._needed_beside()) is not None:
+            self._waiting.remove(needed)
+            self._donors[needed] = _Donor()
         actions: list[Action] = []
         dropped = -1
         while dropped < (dropped := len(self.dropped)):  # pieces that dropped donors judged need others
@@ -254,10 +271,10 @@ class DownloadPlan:
         idle = [donor for donor, state in self._donors.items() if state.fetching is None]
         slow = [
             at
-            for piece in self._pieces
+            for number, piece in enumerate(self._pieces)
             if len(piece.asked) == 1
             for donor in idle
-            if donor not in piece.refused and (at := self._slow_at(piece, donor)) > now
+            if self._could_give(donor, number) and (at := self._slow_at(piece, donor)) > now
         ]
         return min([*slow, *(fetch.deadline for fetch in fetches)], default=float("inf"))
 
@@ -274,14 +291,32 @@ class DownloadPlan:
     def _wanted(self, donor: PeerId, now: float) -> int | None:
         """Return the piece to ask of this donor: one that nobody was asked for, else one whose donor is slow."""
         slow = None
-        for number, piece in enumerate(self._pieces):
-            if piece.giver is not None or donor in piece.refused:
+        for number in self._wanted_pieces:
+            piece = self._pieces[number]
+            if piece.giver is not None or donor in piece.refused or not self._has(donor, number):
                 continue
             if not piece.asked:
                 return number
             if slow is None and len(piece.asked) == 1 and self._slow_at(piece, donor) <= now:
                 slow = number
         return slow
+
+    def _has(self, donor: PeerId, number: int) -> bool:
+        held = self._held.get(donor)
+        return held is None or number in held
+
+    def _needed_beside(self) -> PeerId | None:
+        """Return a waiting donor of a missing piece that none of the donors asked has."""
+        for number in self._wanted_pieces:
+            piece = self._pieces[number]
+            if piece.giver is None and not any(self._could_give(each, number) for each in self._donors):
+                for donor in self._waiting:
+                    if self._could_give(donor, number):
+                        return donor
+        return None
+
+    def _could_give(self, donor: PeerId, number: int) -> bool:
+        return donor not in self._pieces[number].refused and self._has(donor, number)
 
     def _slow_at(self, piece: _PieceState, other: PeerId) -> float:
         """Return when the piece's donor counts as slow beside another: half its deadline if that one never gave."""
@@ -297,14 +332,19 @@ class DownloadPlan:
             if piece.giver is None or piece.confirmed or piece.comparing is not None:
                 continue
             said = piece.near | piece.far
-            candidates = [each for each in (*self._donors, *self._waiting) if each != piece.giver and each not in said]
+            candidates = [
+                each
+                for each in (*self._donors, *self._waiting)
+                if each != piece.giver and each not in said and self._has(each, number)
+            ]
             if candidates and len(said) < (DISPUTE_QUORUM if self.is_disputed else CONFIRMATIONS):
                 piece.comparing = candidates[number % len(candidates)]
                 wanted.append(Compare(piece.comparing, number))
             elif said:
                 self._decide(piece)
-            elif not self._had_others:
+            elif not any(each != piece.giver and self._has(each, number) for each in self._known):
                 piece.confirmed = True  # a swarm of two: nobody else to ask
+                self._alone[number] = None
         return wanted
 
     def _decide(self, piece: _PieceState) -> None:

@@ -236,6 +236,8 @@ class Commit:
     """Whether either side has finished the run."""
     sent_bytes: int
     received_bytes: int
+    keeper_step: int | None = None
+    """Outer steps that a keeper's weights stand for from now on; None: this peer trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +298,8 @@ class Announce:
     settled: bool
     finished: bool = False
     """Whether this peer trained to the run's end and leaves: the directory also keeps the record among the finished."""
+    keeps: tuple[tuple[int, int], ...] = ()
+    """Fragments that a keeper holds, as ranges (``keeping.Ranges``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from math import inf
 
 from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.events import SwapDone
+from p2ptrain.swarm.keeping import is_keeper
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.rules import ASLEEP_S
 from p2ptrain.swarm.transitions import Transition, TransitionTable
@@ -204,7 +205,10 @@ class ExchangeBook:
         self._exchanges[exchange.link] = exchange
 
     def commit(self, exchange: Exchange) -> None:
+        """Record that an exchange has committed. One that mixed nothing here leaves its fragments waiting."""
         exchange.commit()
+        if is_keeper(exchange.theirs):
+            return
         self._commits += 1
         for fragment in sorted(exchange.fragments):
             if self._last_exchanged.pop(fragment, None) is not None:

@@ -11,10 +11,11 @@ from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
+from p2ptrain.swarm.keeping import KeeperPosition, is_keeper
 from p2ptrain.swarm.matching import Answer, OfferView, Violation, answer, implausible_progress
 from p2ptrain.swarm.meeting import MeetingEvent
 from p2ptrain.swarm.messages import EXCHANGING, Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.partners import choose, own_terms, pause_after, pause_for_others
+from p2ptrain.swarm.partners import MOMENTARY, choose, own_terms, pause_after, pause_for_others
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
 from p2ptrain.swarm.progress import progress_displacement
 from p2ptrain.swarm.rounds import HURRIED_S, Rounds
@@ -33,7 +34,10 @@ of exactly enough were declined twice per exchange (simulated: 16 fragments, 4 a
 class ExchangeManager:
     def __init__(self, core: CoreState) -> None:
         self._core = core
-        self.book = ExchangeBook(core.rules.free, core.rules.fragments)
+        free = core.rules.free if core.keeps is None else core.keeps
+        self.book = ExchangeBook(free, core.rules.fragments)
+        self.position = KeeperPosition()
+        """What a keeper's partners said last."""
         self.rounds = Rounds(core)
         self._judge = Judge(core)
         self._slow_partners = SlowPartnerPenalty(core)
@@ -68,9 +72,13 @@ class ExchangeManager:
         self.distances = []
 
     def make_due(self, now: float) -> None:
-        """Make one exchange due without an outer step, for the final gossip."""
+        """Make one exchange due without an outer step, for the final gossip and for keepers."""
         self._due = max(self._due, 1)
         self.seek(now)
+
+    def keeper_pace_s(self, now: float) -> float:
+        """Return the seconds between two exchanges that a keeper begins."""
+        return self.position.pace_s(any(each.state is PeerState.FINISHING for each in self._core.members.live(now)))
 
     def seek(self, now: float) -> None:
         """Offer what is due: to a caller that we were too busy for, else to a random partner.
@@ -82,7 +90,7 @@ class ExchangeManager:
         an exchange (bench/scenarios/short_steps.toml) passed 1.5 % of them alone; with callers first, .2 %.
         """
         core = self._core
-        if self._due == 0 or core.is_outlier or core.state_for_partners not in EXCHANGING:
+        if self._due == 0 or core.is_outlier or core.state_for_partners not in (*EXCHANGING, PeerState.KEEPING):
             return
         offers = self.book.offers(0)
         if len(offers) >= MAX_OFFERS or any(offer.late_at < inf for offer in offers) or len(self.book) >= MAX_EXCHANGES:
@@ -207,6 +215,8 @@ class ExchangeManager:
             self.rounds.ended(exchange, MeetingEvent.REFUSAL, now)
             return
         core.members.pause(link.peer, now + pause_after(core, decline.reason, exchange), now)
+        if core.is_keeper and decline.reason not in MOMENTARY:  # wait for the next one to fall due
+            self._due = 0
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:
@@ -240,15 +250,16 @@ class ExchangeManager:
             self._slow_partners.exchanged(exchange, now)
             core.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
         core.counters.exchanges_ok += 1
-        core.record_related()
-        core.overtakers.discard(link.peer)
-        core.settled = core.settled or not (core.overtakers or is_left_behind(core, now))
-        self._committed_since_step = True
-        self._turned_away.pop(link.peer, None)
-        self.last_commit_at = now
-        self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
-        self.book.commit(exchange)
         mine, theirs = exchange.mine, exchange.theirs
+        self.book.commit(exchange)
+        if not is_keeper(theirs):  # which tells a trainer nothing about where the swarm is
+            core.record_related()
+            core.overtakers.discard(link.peer)
+            core.settled = core.settled or not (core.overtakers or is_left_behind(core, now))
+            self._committed_since_step = True
+            self._turned_away.pop(link.peer, None)
+            self.last_commit_at = now
+            self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
         moved = progress_displacement(mine, theirs, len(exchange.fragments), core.rules)
         # We may have trained since the terms were agreed on, and all would refuse a peer far beyond the run's end.
         most = max(core.rules.run_tokens - core.progress, 0.0) if core.trusts_progress(link.peer) else 0.0
@@ -256,7 +267,11 @@ class ExchangeManager:
         # Agreed on before this peer's end: nothing would raise its progress again.
         if core.state is PeerState.FINISHING:
             moved = max(moved, 0.0)
-        moved = core.budget.take(moved, link.peer)
+        if core.is_keeper:
+            core.step, progress = self.position.exchanged(link.peer, theirs, now)
+            moved = progress - core.progress
+        elif not is_keeper(theirs):
+            moved = core.budget.take(moved, link.peer)
         core.unapplied[link] = moved
         core.progress += moved
         core.emit(
@@ -268,6 +283,7 @@ class ExchangeManager:
                 finished=PeerState.FINISHING in (mine.state, theirs.state),
                 sent_bytes=exchange.sent_bytes,
                 received_bytes=exchange.received_bytes,
+                keeper_step=core.step if core.is_keeper else None,
             )
         )
         core.emit(Close(link))
@@ -281,7 +297,9 @@ class ExchangeManager:
                 distance=exchange.distance,
             )
         )
-        if not exchange.round and (pause_s := pause_for_others(core, mine, theirs, seconds)):
+        if not (exchange.round or core.is_keeper or is_keeper(theirs)) and (
+            pause_s := pause_for_others(core, mine, theirs, seconds)
+        ):
             core.members.pause_for_others(link.peer, now + pause_s, now)
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, MeetingEvent.COMMIT, now)

@@ -43,7 +43,7 @@ class FinalGossip:
         core, exchanges = self._core, self._exchanges
         if not core.rules.exchanges:
             return "this recipe exchanges nothing"
-        live = core.members.live(now)
+        live = [known for known in core.members.live(now) if known.state is not PeerState.KEEPING]
         near = takewhile(lambda met: met[1] <= core.rules.final_disagreement, reversed(exchanges.distances))
         agreeing = [peer for peer, _ in near]
         agreed = len(agreeing) >= AGREEMENTS and len(set(agreeing)) >= min(AGREEMENTS, len(live))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
+from p2ptrain.swarm.keeping import is_keeper
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.peer_info import FailureKind
 from p2ptrain.swarm.rules import BEGINNER_STEPS
@@ -25,18 +26,22 @@ class Judge:
         link, rules = done.link, self._core.rules
         if not rules.judges_distances:
             return None
+        kept = self._core.is_keeper or is_keeper(exchange.theirs)  # one side does not move, and may send the same again
         if _are_unrelated(done):
             why = "its weights have nothing in common with ours"
             if not self._can_tell_who_is_unrelated(exchange):
                 return LinkFailed(link, why, unrelated=True)
             times = self._core.members.times_unrelated(link.peer) + 1
             return LinkFailed(link, why, their_fault=times >= TIMES_UNRELATED)
-        if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
+        if not kept and done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
             return LinkFailed(link, "it sends the same weights repeatedly", their_fault=True)
         return None
 
     def rejected(self, exchange: Exchange, done: SwapDone) -> None:
         if not _are_unrelated(done):
+            return
+        if is_keeper(exchange.theirs):  # does not train, so its weights say nothing about ours
+            self._core.members.count_unrelated(done.link.peer)
             return
         if exchange.theirs is not None and exchange.theirs.settled and self._have_begun(exchange.theirs):
             self._core.record_unrelated(done.link.peer)
@@ -74,12 +79,13 @@ class Judge:
 
     def _have_begun(self, theirs: Terms) -> bool:
         """Report whether both sides are no beginners: without a warm-up the first steps are longer than the weights."""
-        return min(self._core.counters.outer_steps, theirs.step) >= BEGINNER_STEPS
+        core = self._core
+        return min(core.step if core.is_keeper else core.counters.outer_steps, theirs.step) >= BEGINNER_STEPS
 
     def mixed(self, exchange: Exchange, now: float) -> None:
         """Record the distance of a committed exchange. A partner beyond our radius was clipped and gets a pause."""
         core, peer = self._core, exchange.link.peer
-        if not core.rules.judges_distances:
+        if not core.rules.judges_distances or is_keeper(exchange.theirs):
             return
         self._replays.mixed(peer, exchange.fingerprint)
         core.distance_stats.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))

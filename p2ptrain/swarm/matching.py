@@ -118,6 +118,8 @@ def answer(offer: Offer, sender: PeerId, view: OfferView) -> Answer:
         return DeclineReason.OTHER_PROTOCOL
     if view.state is PeerState.LEAVING:
         return DeclineReason.LEAVING
+    if view.state is PeerState.KEEPING:
+        return DeclineReason.KEEPING
     if view.distrusts_sender:
         return DeclineReason.DISTRUSTED
     if implausible_progress(terms.progress, view.progress, view.settled, bounds):

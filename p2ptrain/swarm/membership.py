@@ -42,7 +42,7 @@ class Membership:
         self._alarms: list[tuple[float, PeerId]] = []  # one per peer; not after its time, which only grows
         self._lapsed: dict[PeerId, PeerInfo] = {}  # no longer live, not yet forgotten
         self._paused: dict[PeerId, PeerInfo] = {}  # peers that may have a pause
-        self._joining: set[PeerId] = set()  # live peers that cannot exchange yet
+        self._joining: set[PeerId] = set()  # live peers that cannot be offered an exchange: joining, or keepers
         self._furthest = 0.0  # no live peer has more progress
         self._offences = Offences()
         self._answered = self._called = 1.0  # strangers' answers to our calls, and these calls
@@ -272,7 +272,7 @@ class Membership:
             self._set_alarm(known, known.live_until)
         if known.listed is (state is PeerState.LEAVING):
             self._unlist(known) if known.listed else self._list(known)
-        if state is PeerState.JOINING:
+        if state in (PeerState.JOINING, PeerState.KEEPING):
             self._joining.add(known.peer)
         else:
             self._joining.discard(known.peer)

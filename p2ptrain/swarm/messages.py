@@ -26,6 +26,8 @@ class PeerState(StrEnum):
     """Reached the run's end; only exchanges until the swarm agrees."""
     LEAVING = "leaving"
     """Is about to stop; accepts no offers."""
+    KEEPING = "keeping"
+    """Holds some fragments, averages others' weights into them and gives them to newcomers; does not train."""
 
 
 EXCHANGING = (PeerState.TRAINING, PeerState.FINISHING)
@@ -48,6 +50,7 @@ class DeclineReason(StrEnum):
     NOT_BEHIND = "we are not behind it"
     NOT_YET = "it has not come to this outer step yet"
     NOT_PLANNED = "it planned this outer step without us"
+    KEEPING = "it does not train, and calls by itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Presence:
     """Seconds after ``issued_at`` for which the record is valid."""
     signature: bytes = b""
     """Ed25519 over all other fields, by the key that ``peer`` is the hash of."""
+    keeps: tuple[tuple[int, int], ...] = ()
+    """Fragments that a keeper holds, as ranges (``keeping.Ranges``); empty in every other state."""
 
 
 MAX_RATIO = 16.0
@@ -110,8 +115,12 @@ class Terms:
 
         k is the number of partners that mix a snapshot concurrently. For equal weights the share is 1 / (1 + k): the
         Metropolis weights of a graph (Xiao and Boyd, 2004), stable for any k. With all n - 1 others at once, it is that
-        of the mean.
+        of the mean. A keeper moves nobody, and moves itself as if weights were equal (``swarm.keeping``).
         """
+        if theirs.state is PeerState.KEEPING:
+            return 0.0
+        if self.state is PeerState.KEEPING:
+            return 1.0 / (1 + max(self.partners, theirs.partners))
         weight, partners = self.weight_of(theirs), max(self.partners, theirs.partners)
         return 2.0 / (1 + partners) * (weight / (self.weight + weight))
 

@@ -18,6 +18,7 @@ from p2ptrain.swarm.deadlines import Stopwatch
 from p2ptrain.swarm.discovery import Discovery
 from p2ptrain.swarm.exchange_manager import ExchangeManager
 from p2ptrain.swarm.final_gossip import FinalGossip
+from p2ptrain.swarm.keeping import held_by, words
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.message_router import MessageRouter
 from p2ptrain.swarm.messages import PeerState, Presence
@@ -31,6 +32,7 @@ class PeerEvent(Enum):
 
     START = "the peer starts"
     TRAIN = "the trainer may run"
+    KEEP = "a keeper has its fragments"
     PULL = "a donor agreed to give its weights"
     TRAINING_ENDS = "the trainer reaches the run's end"
     LEAVE = "the owner stops the peer, or its final loss is read"
@@ -46,7 +48,18 @@ TRANSITIONS: TransitionTable[PeerState, PeerEvent] = TransitionTable(
         "a lookup shows nobody far ahead, the pulled weights are adopted, the search takes too long, or the pull of a "
         "peer that trained before fails",
     ),
-    Transition((PeerState.TRAINING,), PeerEvent.PULL, PeerState.JOINING, "drop exchanges in OFFERED and SWAPPING"),
+    Transition(
+        (PeerState.JOINING,),
+        PeerEvent.KEEP,
+        PeerState.KEEPING,
+        "the pulled fragments are adopted, or a keeper that had them before may begin as a trainer may",
+    ),
+    Transition(
+        (PeerState.TRAINING, PeerState.KEEPING),
+        PeerEvent.PULL,
+        PeerState.JOINING,
+        "drop exchanges in OFFERED and SWAPPING",
+    ),
     Transition(
         (PeerState.JOINING, PeerState.TRAINING),
         PeerEvent.TRAINING_ENDS,
@@ -54,7 +67,7 @@ TRANSITIONS: TransitionTable[PeerState, PeerEvent] = TransitionTable(
         "drop the pull; begin the final gossip",
     ),
     Transition(
-        (PeerState.JOINING, PeerState.TRAINING, PeerState.FINISHING),
+        (PeerState.JOINING, PeerState.TRAINING, PeerState.KEEPING, PeerState.FINISHING),
         PeerEvent.LEAVE,
         PeerState.LEAVING,
         "drop exchanges in OFFERED and SWAPPING; stop when the others are resolved, or at the deadline",
@@ -70,11 +83,22 @@ class Peer:
         rules: the run's numbers.
         random: the only source of randomness; a seed decides everything.
         step, progress: position of a resumed peer.
+        keeps: fragments that it holds as a keeper, which needs ``rules.can_be_kept``; None: it holds all and trains.
     """
 
-    def __init__(self, me: PeerId, rules: SwarmRules, random: Random, step: int = 0, progress: float = 0.0) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        rules: SwarmRules,
+        random: Random,
+        step: int = 0,
+        progress: float = 0.0,
+        keeps: frozenset[int] | None = None,
+    ) -> None:
+        if keeps is not None and not (rules.can_be_kept and keeps and keeps <= rules.everything):
+            raise ValueError(f"fragments {keeps} of {rules.fragments} cannot be kept")
         self._core = CoreState(
-            me, rules, random, Membership(me), step=step, progress=progress, was_in_step=progress > 0
+            me, rules, random, Membership(me), step=step, progress=progress, was_in_step=progress > 0, keeps=keeps
         )
         self._core.state = TRANSITIONS.to(None, PeerEvent.START)
         self._exchanges = ExchangeManager(self._core)
@@ -82,7 +106,10 @@ class Peer:
         self._discovery = Discovery(self._core)
         self._final_gossip = FinalGossip(self._core, self._exchanges)
         self._router = MessageRouter(self._core, self._exchanges, self._catch_up, self._final_gossip)
-        self._training = False  # BeginTraining was emitted
+        self._training = False  # BeginTraining was emitted, or a keeper has its fragments
+        self._keep_at = NEVER  # a keeper's next exchange
+        self._told_waiting = ""
+        self._told_lacking: frozenset[int] = frozenset()
         self._search_until = NEVER
         self._caught_up_at = 0.0
         self._awaits_lookup = False  # slept: the known peers may be outdated
@@ -125,6 +152,15 @@ class Peer:
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """Return the peers that could give this one weights, in random order, with their addresses."""
         return self._catch_up.donors(now)
+
+    @property
+    def held(self) -> frozenset[int]:
+        """Fragments of the weights that this peer holds, or wants before it has any."""
+        return self._core.held
+
+    def keepers(self, now: float) -> dict[PeerId, frozenset[int]]:
+        """Return the fragments of each donor that holds only some."""
+        return self._catch_up.keepers(now)
 
     def live_records(self, now: float) -> list[Presence]:
         return self._core.members.records(now)
@@ -211,8 +247,22 @@ class Peer:
             self._core.count_peers(now)
         if is_first and self._catch_up.pull is None and not ahead_of(self._core, now):
             self._tell_if_ended(event, now)
+        if event.from_lookup:
+            self._tell_lacking(now)
         if alone and event.from_lookup:
             self._begin(now)
+
+    def _tell_lacking(self, now: float) -> None:
+        """Note fragments that no other peer holds, once: they end with this peer."""
+        core = self._core
+        others = [known for known in core.members.live(now) if known.state is not PeerState.JOINING]
+        lacking: frozenset[int] = frozenset()
+        if any(known.state is PeerState.KEEPING for known in others):
+            everything = core.rules.everything
+            lacking = everything.difference(*(held_by(known, everything) for known in others))
+        if lacking and lacking != self._told_lacking:
+            core.note("not held", why=words(lacking))
+        self._told_lacking = lacking
 
     def _tell_if_ended(self, event: events.PeersSeen, now: float) -> None:
         """Note if peers announced the run's end and left, and nobody is left but other beginners, if this is one.
@@ -240,11 +290,11 @@ class Peer:
             if not core.settled and not self._awaits_lookup:
                 catch_up.begin(now)
         if catch_up.is_receiving:
-            if core.state is PeerState.TRAINING:
+            if core.state in (PeerState.TRAINING, PeerState.KEEPING):
                 self._exchanges.drop_unsettled()
                 self._enter(PeerEvent.PULL, now)
         elif self._training and core.state is PeerState.JOINING:
-            self._enter(PeerEvent.TRAIN, now)
+            self._enter(PeerEvent.KEEP if core.is_keeper else PeerEvent.TRAIN, now)
 
     def _slept(self, seconds: float, now: float) -> None:
         """Drop out of step after a sleep: pull like a newcomer if the others are far ahead.
@@ -265,6 +315,7 @@ class Peer:
         self._catch_up.adopted(event.link)
         self._core.distance_stats.forget()
         self._exchanges.rounds.reset()
+        self._exchanges.position.forget()
         self._core.implausible_claims.clear()
         self._caught_up_at = now
         if self._core.state is PeerState.JOINING:  # not if the owner's stop or the run's end came first
@@ -273,6 +324,9 @@ class Peer:
             self._begin(now)
 
     def _begin(self, now: float) -> None:
+        if self._core.is_keeper:
+            self._begin_to_keep(now)
+            return
         if not self._training:
             self._training = True
             core = self._core
@@ -280,6 +334,23 @@ class Peer:
             self._stopwatch.begin(now)
             self._core.emit(events.BeginTraining())
         self._enter(PeerEvent.TRAIN, now)
+
+    def _begin_to_keep(self, now: float) -> None:
+        """Begin as a keeper, unless it has no weights yet: it founds no run."""
+        core = self._core
+        if core.progress <= 0:
+            return
+        if not self._training:
+            self._training, self._keep_at = True, now
+            core.emit(events.BeginTraining())
+        self._enter(PeerEvent.KEEP, now)
+
+    def _keep_up(self, now: float) -> None:
+        """Make a keeper's next exchange due."""
+        if self._core.state is PeerState.KEEPING and now >= self._keep_at:
+            pause_s = self._exchanges.keeper_pace_s(now)
+            self._keep_at = now + pause_s * self._core.random.uniform(0.75, 1.25)
+            self._exchanges.make_due(now)
 
     # --- training and its end ---------------------------------------------------------------------------------------
 
@@ -360,7 +431,12 @@ class Peer:
         self._discovery.keep_up(now)
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
             why = self._catch_up.why_none(now)
-            if self._core.progress < self._core.rules.run_tokens:  # else there is nothing left to train
+            if self._core.is_keeper:
+                if self._core.progress <= 0 and why != self._told_waiting:
+                    self._core.note("keeper waits", why=why)
+                self._told_waiting = why
+                self._search_until = now + SEARCH_PATIENCE_S
+            elif self._core.progress < self._core.rules.run_tokens:  # else there is nothing left to train
                 self._core.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
         self._keep_in_step(now)
@@ -370,6 +446,7 @@ class Peer:
             else:
                 self._final_gossip.keep_up(now)
         self._conclude_if_resolved(now)
+        self._keep_up(now)
         self._exchanges.seek(now)
 
     def _sleep(self, now: float) -> None:
@@ -380,6 +457,8 @@ class Peer:
         if state is not PeerState.LEAVING:
             ends_at = self._conclude_by if self._core.is_over else self._final_gossip.next_due()
             wake_at = min(wake_at, self._discovery.next_due(), ends_at)
+            if state is PeerState.KEEPING:
+                wake_at = min(wake_at, self._keep_at)
             if not self._training and self._catch_up.pull is None:
                 wake_at = min(wake_at, self._search_until)
             if exchanges.is_due or state is PeerState.JOINING:

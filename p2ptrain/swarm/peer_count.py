@@ -63,8 +63,10 @@ class PeerCount:
         else:
             self._most = self.peers / RISE if is_doubtful else self.peers
 
-    def update(self, members: Membership, now: float, liars: Container[PeerId] = ()) -> bool:
+    def update(self, members: Membership, now: float, liars: Container[PeerId] = (), is_training: bool = True) -> bool:
         """Count again, without ``liars``, whose claims were implausible. Return whether the number changed.
+
+        ``is_training``: whether this peer counts itself; the count is at least 1.
 
         A peer that did not answer our last call does not count: the record of a killed one outlives it.
         """
@@ -85,5 +87,6 @@ class PeerCount:
             strangers = max(training - met - excluded, strangers)
         most = max(self._most, 1.0 + met)
         counted = min(1.0 + met + strangers * members.stranger_share, most, MAX_PEERS)
+        counted = counted if is_training else max(counted - 1.0, 1.0)
         changed, self.peers = counted != self.peers, counted
         return changed

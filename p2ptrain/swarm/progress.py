@@ -41,8 +41,8 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     sides scale it down equally, until the side ahead falls by no more than its ``max_decrease`` and the side behind
     gains no more than the catching-up bound. A peer at the run's end keeps its progress and does not lower others'.
     """
-    if mine.state is PeerState.FINISHING:
-        return 0.0
+    if mine.state is PeerState.FINISHING or PeerState.KEEPING in (mine.state, theirs.state):
+        return 0.0  # a keeper moves nobody, and takes its progress elsewhere (``keeping.KeeperPosition``)
     share = min(fragments / rules.fragments, 1.0) / (1 + max(mine.partners, theirs.partners))
     ours = share * (theirs.progress - mine.progress)
     most = mine.max_decrease if ours < 0 else theirs.max_decrease

@@ -62,6 +62,10 @@ class Round:
         return all(meeting in OVER for meeting in self.meetings.values())
 
 
+NEVER_PLANNED = (PeerState.FINISHING, PeerState.KEEPING)
+"""States of peers that no outer step plans."""
+
+
 class Rounds:
     """At most two open rounds: one beside training, one that the trainer waits for."""
 
@@ -254,7 +258,7 @@ class Rounds:
     def _planned(self, step: int, now: float) -> tuple[PeerId, ...]:
         """Return our partners at this outer step. Joining peers count: they may have begun to train meanwhile."""
         core, rules = self._core, self._core.rules
-        here = [known for known in core.members.live(now) if known.state is not PeerState.FINISHING]
+        here = [known for known in core.members.live(now) if known.state not in NEVER_PLANNED]
         roster = [core.me, *(known.peer for known in here)]
         return planned_partners(rules.topology, rules.partners, core.me, roster, rules.run, step)
 

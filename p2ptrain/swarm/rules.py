@@ -56,6 +56,16 @@ class SwarmRules:
         return len(self.fragment_bytes) // self.streams
 
     @cached_property
+    def everything(self) -> frozenset[int]:
+        """All fragments of the weights."""
+        return frozenset(range(self.fragments))
+
+    @cached_property
+    def can_be_kept(self) -> bool:
+        """Whether any two peers may exchange any fragment of the weights at any time, as keepers must."""
+        return self.streams == 1 and self.topology == "random" and self.everything == frozenset(self.free)
+
+    @cached_property
     def exchanges(self) -> bool:
         return self.exchanges_per_step > 0 or bool(self.beside or self.between)
 

@@ -2,13 +2,18 @@
 
 All ranks see the same directory. No process holds more than its own part, and any number of ranks, or one process,
 resumes what others saved. A rank that dies or cannot write leaves a temporary directory that nobody loads.
+
+The ranks of a team on several computers see a directory on each of them (``ComputerPart``). Each has the same state and
+the files of its own ranks, and the newest step that all computers have is loaded.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -22,12 +27,14 @@ from p2ptrain.checkpoint import (
     Checkpoint,
     Checkpoints,
     Found,
+    PartRecord,
     Share,
     Torn,
     VectorRange,
     checkpoints_in,
     explained,
     load,
+    part_of,
     parts,
     plainly,
     write_part,
@@ -40,6 +47,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_STATE_BYTES = 1 << 22
+"""Maximum of a checkpoint's state, whose lists grow with the partners of its exchanges."""
 DIGEST_WORDS = 4
 """int64 numbers of a BLAKE3 digest."""
 IS_TORN, IS_UNREADABLE, IS_WHOLE = range(3)
@@ -51,21 +60,57 @@ def vector_range_of(model: StageModel) -> VectorRange:
     return VectorRange(model.offset, model.offset + model.flat.layout.total, model.whole.total)
 
 
+@dataclass(frozen=True, slots=True)
+class ComputerPart:
+    """What the ranks of one computer keep of the checkpoints of a team on several computers."""
+
+    place: int
+    """Of this rank among the ranks of its computer; the first one prepares and concludes."""
+    ranks: int
+    vector_range: VectorRange
+    """Part of the flat vectors that these ranks hold together."""
+    starts: Sequence[int]
+    """First block of each rank of the team, so that a later start cuts the model alike."""
+
+    @property
+    def record(self) -> PartRecord:
+        held = self.vector_range
+        return PartRecord(begin=held.begin, end=held.end, total=held.total, starts=list(self.starts))
+
+
+def saved_starts(directory: Path, ranks: int) -> list[int]:
+    """Return the first block of each rank where the newest checkpoint of a team of several computers was cut; empty if
+    there is none of so many ranks. Raises HomeError.
+    """
+    with explained(lambda: directory):
+        there = checkpoints_in(directory)
+    for step in sorted(there, reverse=True):
+        if (record := part_of(there[step])) is not None and len(record["starts"]) == ranks:
+            return record["starts"]
+    return []
+
+
 class RankCheckpoints:
     """One rank's part in the checkpoints of a directory. Its methods are collectives of all ranks.
 
     Args:
-        directory: the same on all ranks.
+        directory: the same on all ranks of a computer.
         group: the team.
         vector_range: the rank's part of the flat vectors (``vector_range_of``).
+        part: the rank's computer's; None: all ranks are on one.
     """
 
-    def __init__(self, directory: Path, group: TeamGroup, vector_range: VectorRange) -> None:
+    def __init__(
+        self, directory: Path, group: TeamGroup, vector_range: VectorRange, part: ComputerPart | None = None
+    ) -> None:
         self.known = Checkpoints(directory)
         """What the leader's session knows of the directory."""
         self._directory = directory
         self._group = group
         self._share = Share(group.rank, group.size, vector_range)
+        self._part = part
+        self._read = self._share if part is None else Share(part.place, part.ranks, vector_range)
+        """Which files this rank checks."""
 
     def load_latest(self) -> Found:
         """Load the newest checkpoint that is whole for all ranks; its vectors are the rank's parts.
@@ -89,14 +134,26 @@ class RankCheckpoints:
             if verdict == IS_WHOLE and isinstance(found, Checkpoint):
                 return self._told(Found(found, tuple(passed_over)), there)
             passed_over.append(Torn(path, reason))
+        if there and self._part is not None:
+            raise HomeError(
+                f"The computers of this team have no checkpoint in common; the leader has step {max(there)}.",
+                f"Copy the folder {self._directory} of the computer that has the whole model to the others' homes, or "
+                "move it away on all of them to begin with the swarm's weights.",
+            )
         return self._told(Found(None, tuple(passed_over)), there)
 
-    def write(self, tensors: Mapping[str, Saved], step: int) -> list[str]:
+    def write(self, tensors: Mapping[str, Saved], step: int, state: Mapping[str, Any] | None = None) -> list[str]:
         """Write this rank's file of a checkpoint that the leader has prepared; return all ranks' digests.
 
-        Raises OSError on all ranks if one of them could not write, TeamError.
+        Args:
+            state: as for ``Checkpoints.save``, on the leader; other computers get it over the network.
+
+        Raises OSError on all ranks if one of them could not write, TeamError, and HomeError.
         """
-        if self._share.rank:
+        if self._part is not None:
+            said = self._group.broadcast(f"checkpoint {step}: state", json.dumps(state).encode(), MOST_STATE_BYTES)
+            state = json.loads(said)
+        if self._share.rank and (self._part is None or self._part.place):
             length = self._length
             tensors = {name: saved for name, saved in tensors.items() if _elements(saved) == length}
         outcome = self._group.together(f"checkpoint {step}: files", lambda: self._write(tensors, step))
@@ -104,11 +161,22 @@ class RankCheckpoints:
         for number in outcomes[:, 0].tolist():
             if number:
                 raise OSError(number, os.strerror(number))
-        return [row.numpy().tobytes().hex() for row in outcomes[:, 1:].contiguous()]
+        digests = [row.numpy().tobytes().hex() for row in outcomes[:, 1:].contiguous()]
+        if self._is_apart and state is not None:
+            self.conclude(state, digests)
+        return digests
 
-    def names(self) -> list[str]:
-        """Return the names of all ranks' files."""
-        return [Share(rank, self._share.ranks).file for rank in range(self._share.ranks)]
+    def conclude(self, state: Mapping[str, Any], digests: Sequence[str]) -> Path:
+        """Make this computer's part durable (``Checkpoints.conclude``), with all ranks' digests. Raises HomeError."""
+        first = self._share.rank
+        mine = range(self._share.ranks) if self._part is None else range(first, first + self._part.ranks)
+        named = {Share(rank, self._share.ranks).file: digests[rank] for rank in mine}
+        return self.known.conclude(state, named, None if self._part is None else self._part.record)
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether this rank prepares and concludes on a computer that is not the leader's."""
+        return self._part is not None and self._share.rank > 0 and self._part.place == 0
 
     @property
     def _length(self) -> int:
@@ -120,11 +188,19 @@ class RankCheckpoints:
         """Write this rank's file; return an error's number, or 0, and the digest, [1 + DIGEST_WORDS]."""
         outcome = torch.zeros(1 + DIGEST_WORDS, dtype=torch.int64)
         try:
+            if self._is_apart:
+                self._prepare(step)
             digest = write_part(self._directory, step, self._share, tensors)
             outcome[1:] = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.int64)
         except OSError as error:
             outcome[0] = error.errno or errno.EIO
         return outcome
+
+    def _prepare(self, step: int) -> None:
+        try:
+            self.known.prepare(step)
+        except HomeError as error:
+            raise (error.__cause__ if isinstance(error.__cause__, OSError) else OSError(str(error))) from error
 
     def _steps(self) -> dict[int, Path]:
         """Return the checkpoints that the leader sees, the newest first."""
@@ -148,7 +224,7 @@ class RankCheckpoints:
         """Load one checkpoint, or return why that failed."""
         try:
             with explained(lambda: path):
-                return load(path, self._share)
+                return load(path, self._read)
         except (*TORN, HomeError) as error:
             return error
 
@@ -197,8 +273,8 @@ class TeamCheckpoints:
         own, step = self._own, state["step"]
         own.known.prepare(step)
         with own.known.cleaned(step):
-            digests = self._together(lambda: own.write(tensors, step))
-        return own.known.conclude(state, dict(zip(own.names(), digests, strict=True)))
+            digests = self._together(lambda: own.write(tensors, step, state))
+        return own.conclude(state, digests)
 
 
 def _elements(saved: Saved) -> int:

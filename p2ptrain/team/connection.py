@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 
@@ -79,35 +80,73 @@ def read_frame(receive: Callable[[int], bytearray], most_bytes: int) -> Received
     return ReceivedFrame(body, blobs)
 
 
+class ByteLine(Protocol):
+    """Stream of bytes in both directions. Every method raises NetworkError; deadlines are of ``time.monotonic``."""
+
+    def send(self, data: Blob, until: float) -> None:
+        """Send all bytes before a deadline."""
+
+    def receive(self, size: int, until: float) -> bytearray:
+        """Return exactly so many bytes before a deadline."""
+
+    def wait(self) -> None:
+        """Wait for the next byte, or for the end."""
+
+    def close(self) -> None:
+        """End the stream, also for a thread that waits for it. Safe to call twice."""
+
+
+class SocketLine:
+    """``ByteLine`` over a stream socket, which it owns."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, data: Blob, until: float) -> None:
+        send_all(self._connection, data, until)
+
+    def receive(self, size: int, until: float) -> bytearray:
+        return receive_all(self._connection, size, until)
+
+    def wait(self) -> None:
+        wait_for_byte(self._connection)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
 class RankConnection:
-    """Framed connection, one frame at a time in each direction. Owns its socket.
+    """Framed connection, one frame at a time in each direction. Owns its line.
+
+    Args:
+        most_bytes: maximum of a received frame's blobs.
 
     Raises NetworkError where the connection fails or a deadline passes, RemoteError for an invalid frame.
     """
 
-    def __init__(self, connection: socket.socket, most_bytes: int) -> None:
-        self._connection = connection
+    def __init__(self, line: ByteLine, most_bytes: int) -> None:
+        self._line = line
         self._most_bytes = most_bytes
 
     def send(self, frame: TeamFrame, deadline_s: float) -> None:
         """Send one frame within so many seconds."""
         until = time.monotonic() + deadline_s
         with self._closed_on_error():
-            write_frame(frame, lambda data: send_all(self._connection, data, until))
+            write_frame(frame, lambda data: self._line.send(data, until))
 
     def receive(self, deadline_s: float, begins_any_time: bool = False) -> ReceivedFrame:
         """Return the next frame, which arrives within so many seconds, or within so many of its first byte."""
         with self._closed_on_error():
             if begins_any_time:
-                _wait(self._connection)
+                self._line.wait()
             until = time.monotonic() + deadline_s
-            return read_frame(lambda size: receive_all(self._connection, size, until), self._most_bytes)
+            return read_frame(lambda size: self._line.receive(size, until), self._most_bytes)
 
     def close(self) -> None:
         """Close the connection, which ends a call in another thread. Safe to call twice."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+        self._line.close()
 
     @contextlib.contextmanager
     def _closed_on_error(self) -> Iterator[None]:
@@ -118,7 +157,7 @@ class RankConnection:
             raise
 
 
-def _wait(connection: socket.socket) -> None:
+def wait_for_byte(connection: socket.socket) -> None:
     """Wait for the next byte, or for the end. Raises NetworkError."""
     try:
         connection.settimeout(None)

@@ -19,6 +19,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from p2ptrain.team.connection import receive_all, send_all
 
 HELLO_S = 5.0
 """Deadline of each handshake."""
+STOP_POLL_S = 0.2
+"""Seconds between two looks at whether to give up waiting for ranks."""
 KEY_BYTES = 32
 LONGEST_PATH = 100
 """Bytes of a Unix socket's path that every system takes."""
@@ -63,13 +66,24 @@ class RankListener:
             self._listener.close()
             raise TeamError("connecting the ranks", f"{path}: {error}") from error
 
-    def connect(self, ranks: int, timeout_s: float) -> list[socket.socket]:
-        """Return the connections of ranks 1 to ``ranks`` - 1, in order. Raises TeamError if one is missing in time."""
+    def connect(
+        self, ranks: int, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False
+    ) -> list[socket.socket]:
+        """Return the connections of ranks 1 to ``ranks`` - 1, in order.
+
+        Raises TeamError if one is missing in time, or ``is_stopping``.
+        """
         until, found = time.monotonic() + timeout_s, dict[int, socket.socket]()
         try:
             while len(found) < ranks - 1:
-                self._listener.settimeout(max(until - time.monotonic(), 1e-3))
-                connection, _ = self._listener.accept()
+                left_s = until - time.monotonic()
+                self._listener.settimeout(min(max(left_s, 1e-3), STOP_POLL_S))
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    if left_s > STOP_POLL_S and not is_stopping():
+                        continue
+                    raise
                 rank = self._greet(connection)
                 if rank is None or not 0 < rank < ranks or rank in found:
                     connection.close()

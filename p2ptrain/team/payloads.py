@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from p2ptrain.base.errors import MISFIT, MisfitError, RemoteError
+from p2ptrain.base.errors import MISFIT, MisfitError, NetworkError, RemoteError
 from p2ptrain.swarm.download_plan import Span
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team.shard import PendingExchange, Shard
@@ -99,13 +99,31 @@ class TeamSlow:
     lease: Lease
 
 
+class GenerationShards:
+    """Shards of all ranks of one generation. Any thread may use them."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self._shards = tuple(shards)
+        self.ranks = len(self._shards)
+
+    def of(self, rank: int) -> Shard:
+        """Return a rank's. Raises NetworkError once the generation has ended."""
+        if not (shards := self._shards):
+            raise NetworkError("the ranks of this peer are being replaced")
+        return shards[rank]
+
+    def close(self) -> None:
+        """Drop the shards, and with them the leader's weights."""
+        self._shards = ()
+
+
 @dataclass(frozen=True, slots=True)
 class TeamDownload:
     """``ports.PieceStore`` of a team: pieces of a donor's weights at the shards of their owners."""
 
     lease: Lease
     sharding: Sharding
-    shards: tuple[Shard, ...]
+    shards: GenerationShards
 
     @property
     def whole(self) -> TeamDownload:
@@ -114,12 +132,12 @@ class TeamDownload:
     def store(self, span: Span, piece: bytes | bytearray | memoryview) -> None:
         """Give a piece to its owner."""
         rank, own = _at_owner(self.sharding, span)
-        self.shards[rank].store(self.lease.number, own, piece)
+        self.shards.of(rank).store(self.lease.number, own, piece)
 
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return its owner's sketch of a stored piece."""
         rank, own = _at_owner(self.sharding, span)
-        return self.shards[rank].sketch_stored(self.lease.number, own, seed)
+        return self.shards.of(rank).sketch_stored(self.lease.number, own, seed)
 
 
 class TeamPayloads(FragmentCodecs):
@@ -147,18 +165,26 @@ class TeamPayloads(FragmentCodecs):
         lengths = [piece.stop - piece.start for piece in sharding.fragments]
         super().__init__(lengths, codec, gradient_codec, matrices, shown)
         self._sharding = sharding
-        self._shards = tuple(shards)
+        self._shards = GenerationShards(shards)
         self._version = version
         self._adds_pending = adds_pending
         self._pending: dict[int, tuple[Commit, TeamDifference]] = {}
         self._numbers = itertools.count(1)
         self.released: deque[int] = deque()
         """Numbers that no object refers to any more, for the next turn."""
-        self._askers = ThreadPoolExecutor(max(1, 2 * len(self._shards)), thread_name_prefix="shard")
+        self._askers = ThreadPoolExecutor(max(1, 2 * len(shards)), thread_name_prefix="shard")
+
+    def disconnect(self) -> None:
+        """Drop the shards of a generation that has ended; until ``reconnect`` every request is a NetworkError.
+
+        Only the trainer calls it.
+        """
+        self._shards.close()
+        self._pending.clear()
 
     def reconnect(self, shards: Sequence[Shard]) -> None:
         """Use the shards of a new generation; what is open at the old ones is lost. Only the trainer calls it."""
-        self._shards = tuple(shards)
+        self._shards = GenerationShards(shards)
         self._pending.clear()
         self.released.clear()
 
@@ -192,7 +218,7 @@ class TeamPayloads(FragmentCodecs):
                 if rank in difference.snapshot.owners
             ]
             local = [number for owner, number in snapshot.places if owner == rank]
-            self._shards[rank].open(snapshot.lease.number, turn, local, own)
+            self._shards.of(rank).open(snapshot.lease.number, turn, local, own)
 
         self._ask_all(snapshot.owners, ask)
         return snapshot
@@ -205,7 +231,7 @@ class TeamPayloads(FragmentCodecs):
 
         def ask(rank: int) -> Sequence[bytes]:
             none = [b""] * len(snapshot.of(rank, snapshot.places))
-            return self._shards[rank].proposals(exchange) or none
+            return self._shards.of(rank).proposals(exchange) or none
 
         return snapshot.join(self._ask_all(snapshot.owners, ask))
 
@@ -221,7 +247,7 @@ class TeamPayloads(FragmentCodecs):
 
         def ask(rank: int) -> tuple[Sequence[bytes], Sequence[float]]:
             ours, others = snapshot.of(rank, mine or none), snapshot.of(rank, theirs or none)
-            return self._shards[rank].encode(exchange, ours, others)
+            return self._shards.of(rank).encode(exchange, ours, others)
 
         answers = self._ask_all(snapshot.owners, ask)
         parts = snapshot.join({rank: parts for rank, (parts, _) in answers.items()})
@@ -234,14 +260,14 @@ class TeamPayloads(FragmentCodecs):
         """
         snapshot, exchange = mine.snapshot, mine.snapshot.lease.number
         answers = self._ask_all(
-            snapshot.owners, lambda rank: self._shards[rank].compare(exchange, snapshot.of(rank, theirs))
+            snapshot.owners, lambda rank: self._shards.of(rank).compare(exchange, snapshot.of(rank, theirs))
         )
         norms = snapshot.join({rank: norms for rank, (norms, _) in answers.items()})
         fits = snapshot.join({rank: fits for rank, (_, fits) in answers.items()})
         if not math.hypot(*norms) < math.inf:
             raise RemoteError("its weights are not finite")
         verdict = judge(fits, mine.norm)
-        self._ask_all(snapshot.owners, lambda rank: self._shards[rank].judge(exchange, verdict))
+        self._ask_all(snapshot.owners, lambda rank: self._shards.of(rank).judge(exchange, verdict))
         if verdict is not WidthFeedback.FITS:
             raise MisfitError(MISFIT)
         own = max(mine.norm, TINY)
@@ -253,23 +279,23 @@ class TeamPayloads(FragmentCodecs):
     @property
     def are_zero(self) -> bool:
         """Whether all weights are zero, so there are none yet."""
-        return all(self._ask_all(range(len(self._shards)), lambda rank: self._shards[rank].are_zero()).values())
+        return all(self._ask_all(range(self._shards.ranks), lambda rank: self._shards.of(rank).are_zero()).values())
 
     def slow(self) -> TeamSlow:
         """Let all shards keep their slow weights of one version until no object refers to it."""
         lease, turn = self._lease(), self._version()
-        self._ask_all(range(len(self._shards)), lambda rank: self._shards[rank].open_slow(lease.number, turn))
+        self._ask_all(range(self._shards.ranks), lambda rank: self._shards.of(rank).open_slow(lease.number, turn))
         return TeamSlow(lease)
 
     def piece(self, snapshot: TeamSlow, span: Span) -> bytes | memoryview:
         """Return these bytes of kept slow weights."""
         rank, own = _at_owner(self._sharding, span)
-        return self._shards[rank].piece(snapshot.lease.number, own)
+        return self._shards.of(rank).piece(snapshot.lease.number, own)
 
     def sketch(self, span: Span, seed: int) -> bytes:
         """Return the sketch of a piece of the current slow weights."""
         rank, own = _at_owner(self._sharding, span)
-        return self._shards[rank].sketch(own, seed)
+        return self._shards.of(rank).sketch(own, seed)
 
     def new_download(self) -> TeamDownload:
         """Return a store that gives each piece of a donor's weights to its owner."""
@@ -277,7 +303,7 @@ class TeamPayloads(FragmentCodecs):
 
     def check_weights(self, parts: TeamDownload) -> None:
         """Raise RemoteError unless a donor's weights may replace ours, as their owners find."""
-        self._ask_all(range(len(self._shards)), lambda rank: self._shards[rank].check(parts.lease.number))
+        self._ask_all(range(self._shards.ranks), lambda rank: self._shards.of(rank).check(parts.lease.number))
 
     def _lease(self) -> Lease:
         return Lease(next(self._numbers), self.released)

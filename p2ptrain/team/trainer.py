@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from p2ptrain.base.errors import NetworkError, TeamError
@@ -35,6 +36,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+GATHERING = "gathering the model"
+
+
+@dataclass(frozen=True, slots=True)
+class LastFigures:
+    """What a learner last said of itself, in its place between two generations of ranks."""
+
+    changes: int
+    tokens: int
+    loss: float
+    progress_displacement: float
+    blocked_s: float
+    longest_blocked_s: float
+    inner_step_s: float
+    ended: bool
+    is_waiting: bool
+    step: int
+    progress: float
+
+    @classmethod
+    def of(cls, learner: Learner | LastFigures) -> LastFigures:
+        return cls(*(getattr(learner, each.name) for each in fields(cls)))
+
 
 class LeadingTrainer:
     """The leader's trainer: ``ports.NetworkedLearner`` for the network, and ``Learner``'s methods for the loop.
@@ -55,22 +79,35 @@ class LeadingTrainer:
         inbox: TeamInbox,
         clock: Clock = time.monotonic,
     ) -> None:
-        self.learner = learner
+        self._learner: Learner | LastFigures = learner
         self.payloads = payloads
         self.inbox = inbox
         self.peers = 1.0
         """``Learner.peers``, written by the network thread."""
-        self._group = group
-        self._shard = shard
+        self._group: TeamGroup | None = group
+        self._shard: LocalShard | None = shard
         self._clock = clock
         self._earlier_changes = 0
         self._applying: list[TeamDelivery] = []
         """Deliveries of a turn that is not complete."""
 
+    @property
+    def learner(self) -> Learner:
+        """The leader's learner in the current generation."""
+        learner = self._learner
+        assert not isinstance(learner, LastFigures), "between generations"
+        return learner
+
+    def interrupt(self) -> None:
+        """Drop the learner of ranks that have ended, and its weights; its figures stay until ``restart``."""
+        self._learner = LastFigures.of(self._learner)
+        self._group = self._shard = None
+        self.payloads.disconnect()
+
     def restart(self, learner: Learner, group: TeamGroup, shard: LocalShard) -> None:
         """Lead a new generation of ranks; arguments as for the class."""
         self._earlier_changes = self.changes + 1
-        self.learner, self._group, self._shard = learner, group, shard
+        self._learner, self._group, self._shard = learner, group, shard
 
     def abandon(self) -> list[Event]:
         """Drop what was delivered for the ranks that have ended; return what the protocol core waits for."""
@@ -87,31 +124,31 @@ class LeadingTrainer:
     @property
     def changes(self) -> int:
         """``Learner.changes``; a new generation is a change."""
-        return self._earlier_changes + self.learner.changes
+        return self._earlier_changes + self._learner.changes
 
     @property
     def tokens(self) -> int:
-        return self.learner.tokens
+        return self._learner.tokens
 
     @property
     def loss(self) -> float:
-        return self.learner.loss
+        return self._learner.loss
 
     @property
     def progress_displacement(self) -> float:
-        return self.learner.progress_displacement
+        return self._learner.progress_displacement
 
     @property
     def blocked_s(self) -> float:
-        return self.learner.blocked_s
+        return self._learner.blocked_s
 
     @property
     def longest_blocked_s(self) -> float:
-        return self.learner.longest_blocked_s
+        return self._learner.longest_blocked_s
 
     @property
     def inner_step_s(self) -> float:
-        return self.learner.inner_step_s
+        return self._learner.inner_step_s
 
     def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]:
         """Return ``Learner.state_dict`` of the leader's own fragments."""
@@ -119,19 +156,19 @@ class LeadingTrainer:
 
     @property
     def ended(self) -> bool:
-        return self.learner.ended
+        return self._learner.ended
 
     @property
     def is_waiting(self) -> bool:
-        return self.learner.is_waiting
+        return self._learner.is_waiting
 
     @property
     def step(self) -> int:
-        return self.learner.step
+        return self._learner.step
 
     @property
     def progress(self) -> float:
-        return self.learner.progress
+        return self._learner.progress
 
     def advance(self) -> list[Event]:
         """Let all ranks do ``Learner.advance``. Raises TeamError."""
@@ -166,21 +203,30 @@ class LeadingTrainer:
         self._turn("save_trained", [])
         return own()
 
+    def gather(self, work: Callable[[], T]) -> T:
+        """Let the other ranks wait while the leader reads their shards in ``work``. Raises TeamError."""
+        self._turn("gather", [])
+        assert self._group is not None, "within a generation"
+        return self._group.together(GATHERING, work)
+
     def stop(self) -> None:
         """Let the other ranks end their loops. Raises TeamError."""
         self._turn("stop", [])
 
     def _turn(self, action: TurnAction, deliveries: list[TeamDelivery], tokens: int = 0) -> list[Event]:
-        number = self._shard.turn + 1
+        group, shard = self._group, self._shard
+        assert group is not None, "between generations"
+        assert shard is not None
+        number = shard.turn + 1
         released = [self.payloads.released.popleft() for _ in range(min(len(self.payloads.released), MOST_RELEASED))]
         records = [delivery.record for delivery in deliveries]
         turn = Turn(
             number=number, action=action, peers=self.peers, tokens=tokens, deliveries=records, released=released
         )
         self._applying = deliveries
-        send_turn(self._group, turn)
-        events = _perform(self.learner, self._shard, 0, turn, [delivery.link for delivery in deliveries])
-        self._shard.complete(number, released)
+        send_turn(group, turn)
+        events = _perform(self.learner, shard, 0, turn, [delivery.link for delivery in deliveries])
+        shard.complete(number, released)
         self._applying = []
         for record in records:
             if isinstance(record, DisplacementRecord):
@@ -215,6 +261,8 @@ def follow(
         shard.complete(turn.number, turn.released)  # before the long actions, as the leader does: exchanges wait for it
         if turn.action == "evaluate":
             evaluate(turn.tokens)
+        elif turn.action == "gather":
+            group.together(GATHERING, _nothing)
         elif turn.action in ("save", "save_trained"):
             with suppress(OSError):
                 (save if turn.action == "save" else save_trained)()

@@ -67,9 +67,10 @@ class AdoptionRecord(TeamRecord):
 
 DeliveryRecord = Annotated[DisplacementRecord | RoundRecord | AdoptionRecord, Field(discriminator="kind")]
 
-TurnAction = Literal["advance", "settle", "evaluate", "save", "save_trained", "stop"]
+TurnAction = Literal["advance", "settle", "evaluate", "save", "save_trained", "gather", "stop"]
 """advance: ``Learner.advance``. settle: ``Learner.settle``, also to show that the leader lives. evaluate: the held-out
-loss. save: a checkpoint. save_trained: the slow weights at the end of training. stop: no further turn follows."""
+loss. save: a checkpoint. save_trained: the slow weights at the end of training. gather: wait while the leader reads the
+slow weights of all ranks. stop: no further turn follows."""
 
 
 class Turn(TeamRecord):

@@ -46,6 +46,9 @@ class Adoption:
     left_behind: bool = False  # as in ``events.Adopt``
 
 
+NOT_HELD = torch.empty(0)
+"""A fragment that a keeper does not hold."""
+
 Delivery = Displacement | RoundFinished | Adoption | None
 """One entry of the queue; None only wakes a waiting trainer."""
 
@@ -80,7 +83,7 @@ class Inbox:
         self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray], left_behind: bool = False
     ) -> None:
         """Queue a donor's weights that ``Payloads.check_weights`` accepted."""
-        weights = tuple(torch.frombuffer(part, dtype=torch.float32) for part in parts)
+        weights = tuple(torch.frombuffer(part, dtype=torch.float32) if len(part) else NOT_HELD for part in parts)
         self._queue.put(Adoption(link, step, progress, weights, left_behind))
 
     def put(self, delivery: Delivery) -> None:

@@ -325,7 +325,10 @@ class Payloads(FragmentCodecs):
 
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
         """Raise RemoteError unless a donor's weights have the right shapes, are finite and within the codecs' range."""
-        if [len(part) for part in parts] != self.weight_sizes():
+        self._check(parts, self.weight_sizes())
+
+    def _check(self, parts: Sequence[bytes | bytearray], sizes: Sequence[int]) -> None:
+        if [len(part) for part in parts] != list(sizes):
             raise RemoteError("its weights do not have the shapes of the model")
         for part in parts:
             weights = torch.frombuffer(part, dtype=torch.float32)

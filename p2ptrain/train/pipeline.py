@@ -1,8 +1,8 @@
 """Inner optimization by a team: each rank trains one stage of the model, and an inner step is one pipeline schedule.
 
 A rank is a ``LanguageModelTask`` over its stage's shorter flat vector. It differs in two places: the gradient comes
-from torch's 1F1B schedule (Narayanan et al., arXiv 2104.04473), and the clip needs the norm over all ranks. Every rank
-reads the same batch, named by (seed, peer, step); only activations and their gradients travel, through the host.
+from a 1F1B schedule (``pipeline_schedule``), and the clip needs the norm over all ranks. Every rank reads the same
+batch, named by (seed, peer, step); only activations and their gradients travel, through the host.
 
 One all-reduce concludes the backward pass: each rank puts the norms of its gradients at their parameters' places, the
 last rank the loss. The norm of that vector is bitwise the one that torch's ``clip_grad_norm_`` computes in one process,
@@ -15,30 +15,31 @@ whole model.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from p2ptrain.base.errors import DeviceError, TeamMemoryError
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
-from p2ptrain.train.boundary import Boundary
+from p2ptrain.train.boundary import EXACT, Boundary
 from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
 from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
+from p2ptrain.train.pipeline_schedule import run_schedule
 from p2ptrain.train.staged_evaluation import StagedHeldOut, staged_validation_loss
-from p2ptrain.train.stages import EXACT, StageModel, StagePass, fitting_micro_batch
+from p2ptrain.train.stages import StageModel, StagePass, fitting_micro_batch
 from p2ptrain.train.team_group import TeamGroup
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
+    from p2ptrain.train.replicas import Replicas
 
 HOST = torch.device("cpu")
 
@@ -56,6 +57,8 @@ class PipelineTask(LanguageModelTask):
         placement: the same autocast type and micro-batch on all ranks. The micro-batch is lowered to one that divides
             the step's sequences into at least as many as stages. Raises DeviceError if there are fewer sequences.
         boundary: form of the activations between stages.
+        is_eager: whether the schedule keeps more micro-batches (``pipeline_schedule.warm_up``).
+        replicas: this stage's ranks, if there are several pipelines; ``group`` is this one's.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class PipelineTask(LanguageModelTask):
         reader: CorpusReader,
         placement: Placement,
         boundary: Boundary = EXACT,
+        is_eager: bool = True,
+        replicas: Replicas | None = None,
     ) -> None:
         stage, sequences = model.stage, training.sequences_per_step
         micro_batch = fitting_micro_batch(sequences, placement.micro_batch, stage.count)
@@ -80,17 +85,17 @@ class PipelineTask(LanguageModelTask):
         self.stage_model = model
         self.forward_pass = StagePass(model, placement.autocast, boundary)
         self.group = group
+        self.is_eager = is_eager
+        self.replicas = replicas
+        own = range(sequences // micro_batch) if replicas is None else replicas.own
+        self._own = slice(own.start * micro_batch, own.stop * micro_batch)
+        """Sequences of an inner step that this pipeline computes."""
         self.announce_reading: Callable[[int], object] = lambda tokens: None
         """Called with the most tokens before the held-out loss is read; the leader's lets the other ranks read, too."""
         self._mean = torch.zeros((), device=self.theta.device)
         """Mean loss of the current step, on the last stage."""
         self._norm = torch.zeros(())
         """Norm of the current step's gradient over all ranks."""
-        given, returned = self.forward_pass.shapes(micro_batch, training.sequence_length)
-        pipeline_stage = PipelineStage(
-            self.forward_pass, stage.index, stage.count, HOST, input_args=given, output_args=returned
-        )
-        self._schedule = Schedule1F1B(pipeline_stage, sequences // micro_batch, loss_fn=self._loss, scale_grads=False)
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -140,8 +145,10 @@ class PipelineTask(LanguageModelTask):
         self.refresh_guest()
         self._gradient.zero_()
         self._mean.zero_()
-        self._run_schedule(batch)
+        self._run_schedule(batch[self._own])
         self._sum_tied_gradients()
+        if self.replicas is not None:
+            self.replicas.sum(f"inner step {self.step}: gradient", self._gradient)
         if self.loss_scale.is_dynamic:
             self._gradient.div_(self.loss_scale.factor)
         loss, self._norm = self._all_reduce()
@@ -157,25 +164,22 @@ class PipelineTask(LanguageModelTask):
         self,
         batch: Tensor,  # [B, T+1]
     ) -> None:
-        stage = self.stage_model.stage
-        given = (batch[:, :-1],) if stage.is_first else ()
-        target = batch[:, 1:] if stage.is_last else None
         name = f"inner step {self.step}: pipeline schedule"
         try:
+            parts = torch.split(batch, self.micro_batch)
             with self.group.named(name):
-                self._schedule.step(*given, target=target, return_outputs=False)
+                run_schedule(name, self.group, len(parts), _MicroBatches(self, parts), self.is_eager)
         except (RuntimeError, MemoryError) as error:
-            causes = error, error.__cause__  # torch wraps what a forward pass raises
-            if not any(cause is not None and accelerator.is_out_of_memory(cause) for cause in causes):
+            if not accelerator.is_out_of_memory(error):
                 raise
             raise TeamMemoryError(
                 name, f"{self.theta.device} ran out of memory with micro-batches of {self.micro_batch} sequences"
             ) from error
 
-    def _loss(
+    def loss_of(
         self,
         hidden: Tensor,  # [b, T, D] on the device
-        targets: Tensor,  # [b, T]
+        targets: Tensor,  # [b, T] on the device
     ) -> Tensor:
         """Return a micro-batch's share of the mean loss, times the loss scale: where the backward pass begins."""
         tokens, factor = self._training.tokens_per_step, self.loss_scale.factor
@@ -209,7 +213,44 @@ class PipelineTask(LanguageModelTask):
         begin = model.first_parameter
         values[begin : begin + len(norms)] = norms.to(HOST)
         if model.stage.is_last:
+            if self.replicas is not None:
+                self.replicas.sum(f"inner step {self.step}: loss", self._mean.view(1))
             values[-1] = self._mean
         self.group.sum(f"inner step {self.step}: gradient norms and loss", values)
         device = self.theta.device
         return values[-1].to(device), torch.linalg.vector_norm(values[:-1]).to(device)
+
+
+class _MicroBatches:
+    """``StageComputation`` of one step by torch's autograd."""
+
+    def __init__(
+        self,
+        task: PipelineTask,
+        parts: Sequence[Tensor],  # of the batch, [b, T+1] each
+    ) -> None:
+        self._task = task
+        self._parts = parts
+        self._stage = task.stage_model.stage
+        self._pass = task.forward_pass
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        """What went in and came out of micro-batches whose backward pass is to come, with the graph between."""
+
+    def buffer(self) -> Tensor:
+        sequences, tokens = self._parts[0].shape
+        return self._pass.buffer(sequences, tokens - 1)
+
+    def forward(self, micro_batch: int, received: Tensor | None) -> Tensor | None:
+        part = self._parts[micro_batch]
+        given = part[:, :-1] if received is None else self._pass.received(received).requires_grad_()
+        hidden = self._pass(given)
+        if self._stage.is_last:
+            self._kept[micro_batch] = given, self._task.loss_of(hidden, part[:, 1:])
+            return None
+        self._kept[micro_batch] = given, hidden
+        return self._pass.packed(hidden)
+
+    def backward(self, micro_batch: int, received: Tensor | None) -> Tensor | None:
+        given, result = self._kept.pop(micro_batch)
+        torch.autograd.backward(result, None if received is None else self._pass.received(received).to(result))
+        return None if given.grad is None else self._pass.packed(given.grad)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,16 +54,37 @@ def unit_costs(
     return UnitCosts(seconds, state, [0, *[kept] * blocks, loss_bytes(description, tokens)])
 
 
+def trials(
+    description: Decoder, sequence_length: int, placements: Sequence[Placement], device: torch.device
+) -> list[list[float]]:
+    """Return ``unit_seconds`` of each placement; those whose trials on the CPU are the same share one."""
+    known: dict[Placement, list[float]] = {}
+    for each in placements:
+        tried = replace(each, micro_batch=_trial_size(each, sequence_length, device)[0])
+        if tried not in known:
+            known[tried] = unit_seconds(description, sequence_length, tried, device)
+    found = []
+    for each in placements:
+        tried = replace(each, micro_batch=_trial_size(each, sequence_length, device)[0])
+        found.append([seconds * each.micro_batch / tried.micro_batch for seconds in known[tried]])
+    return found
+
+
+def _trial_size(placement: Placement, sequence_length: int, device: torch.device) -> tuple[int, int]:
+    """Return sequences and tokens of each that a trial computes."""
+    if device.type != "cpu":
+        return placement.micro_batch, sequence_length
+    tokens = min(sequence_length, CPU_TRIAL_TOKENS)
+    return min(placement.micro_batch, max(1, CPU_TRIAL_TOKENS // tokens)), tokens
+
+
 def unit_seconds(description: Decoder, sequence_length: int, placement: Placement, device: torch.device) -> list[float]:
     """Return the seconds of a forward and backward pass of a micro-batch through each unit, the shortest of trials.
 
     On the CPU a trial has at most ``CPU_TRIAL_TOKENS``; the seconds are those of all tokens at the same speed.
     """
     short = description.model_copy(update={"config": description.config.model_copy(update={"num_hidden_layers": 3})})
-    sequences, tokens = placement.micro_batch, sequence_length
-    if device.type == "cpu":
-        tokens = min(tokens, CPU_TRIAL_TOKENS)
-        sequences = min(sequences, max(1, CPU_TRIAL_TOKENS // tokens))
+    sequences, tokens = _trial_size(placement, sequence_length, device)
     factor = placement.micro_batch * sequence_length / (sequences * tokens)
 
     def measured(index: int, blocks: int) -> float:
@@ -81,16 +103,18 @@ def _pass(
     model = stage_model(description, 0, device, stage)
     recompute_activations(model.flat.module, placement.recomputes)
     forward_pass = StagePass(model, placement.autocast)
-    given, returned = (torch.zeros(each.shape, dtype=each.dtype) for each in forward_pass.shapes(sequences, tokens))
-    targets = torch.zeros(sequences * tokens, dtype=torch.int64, device=device)
+    hidden_shape = sequences, tokens, description.config.hidden_size
+    given, returned = torch.zeros(hidden_shape), torch.zeros(hidden_shape)
+    ids, targets = (torch.zeros(sequences, tokens, dtype=torch.int64, device=device) for _ in range(2))
 
     def compute() -> None:
-        received = given if stage.is_first else given.detach().requires_grad_()
+        received = ids if stage.is_first else given.to(device).requires_grad_()
         hidden = forward_pass(received)
         if stage.is_last:
-            summed_cross_entropy(hidden.flatten(0, 1), model.output, targets, placement.autocast).backward()
+            total = summed_cross_entropy(hidden.flatten(0, 1), model.output, targets.flatten(), placement.autocast)
+            total.backward()
         else:
-            hidden.backward(returned)
+            hidden.backward(returned.to(hidden))
 
     return compute
 

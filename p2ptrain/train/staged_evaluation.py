@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from p2ptrain.train.stages import StagePass
 
 ROUND = 2
-"""Batches between all-reduces, per stage. Guess: evaluation of slow and fast stages would settle it; more batches keep
-the pipeline full, fewer end nearer to the time limit."""
+"""Batches between all-reduces, per stage. More batches keep the pipeline full, fewer end nearer to the time limit.
+Guess: uneven stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,13 @@ def _summed_loss(
 ) -> float:
     """Pass a batch through this stage; return its summed loss on the last one, 0 on the others."""
     stage, name = task.stage_model.stage, "held-out loss: activations"
-    received = batch[:, :-1]
+    given = batch[:, :-1].to(task.theta.device)
     if not stage.is_first:
-        _, like = forward.shapes(batch.shape[0], batch.shape[1] - 1)
-        received = task.group.receive(name, torch.empty(like.shape, dtype=like.dtype), stage.index - 1)
-    hidden = forward(received)
+        buffer = forward.buffer(batch.shape[0], batch.shape[1] - 1)
+        given = forward.received(task.group.receive(name, buffer, stage.index - 1))
+    hidden = forward(given)
     if not stage.is_last:
-        task.group.send(name, hidden.contiguous(), stage.index + 1)
+        task.group.send(name, forward.packed(hidden), stage.index + 1)
         return 0.0
     targets = batch[:, 1:].flatten().to(hidden.device)
     return float(summed_cross_entropy(hidden.flatten(0, 1), task.stage_model.output, targets, forward.autocast))

@@ -25,17 +25,15 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
-from p2ptrain.train.boundary import Boundary
+from p2ptrain.train.boundary import EXACT, Boundary
 from p2ptrain.train.model import FlatModel, autocast_to, build_module, shape_module
 from p2ptrain.train.partial_build import AllocationRecord
+from p2ptrain.train.pipeline_schedule import warm_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from p2ptrain.manifest import Decoder
-
-
-EXACT = Boundary("fp32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +172,8 @@ def _prune(module: PreTrainedModel, names: PartNames, stage: StageRange) -> Tens
     return guest
 
 
-class StagePass(nn.Module):
-    """Forward pass of one stage between tensors on the host, which gloo sends and receives.
+class StagePass:
+    """Forward pass of one stage on its device, and the form in which its tensors travel between hosts.
 
     Args:
         model: the stage.
@@ -184,37 +182,41 @@ class StagePass(nn.Module):
     """
 
     def __init__(self, model: StageModel, autocast: torch.dtype | None, boundary: Boundary = EXACT) -> None:
-        super().__init__()
         self.stage = model.stage
-        base: Any = model.flat.module.base_model
-        self.base = base
         self.boundary = boundary
+        self.autocast = autocast
+        base: Any = model.flat.module.base_model
+        self._base = base
         self._width: int = base.config.hidden_size
         self._device = model.flat.theta.device
-        self.autocast = autocast
 
-    def forward(
+    def __call__(
         self,
-        received: Tensor,  # [b, T] int64 on the first stage, packed activations [b, T, W] on the others
+        given: Tensor,  # [b, T] int64 on the first stage, activations [b, T, D] on the others; on the device
     ) -> Tensor:
-        """Return packed activations [b, T, W] on the host; the last stage's [b, T, D] on the device, for the loss."""
+        """Return activations [b, T, D], with a graph."""
         with autocast_to(self._device, self.autocast):
-            if self.stage.is_first:
-                given = {"input_ids": received.to(self._device)}
-            else:
-                given = {"inputs_embeds": self.boundary.unpack(received.to(self._device), self._width)}
-            hidden: Tensor = self.base(**given, use_cache=False).last_hidden_state
-        return hidden if self.stage.is_last else self.boundary.pack(hidden).to("cpu")
+            name = "input_ids" if self.stage.is_first else "inputs_embeds"
+            hidden: Tensor = self._base(**{name: given}, use_cache=False).last_hidden_state
+        return hidden
 
-    def shapes(self, sequences: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Return what goes in and comes out for ``sequences`` sequences, as tensors without memory.
+    def buffer(self, sequences: int, tokens: int) -> Tensor:
+        """Return memory on the host for what another stage sends of a micro-batch, [b, T, W]."""
+        return torch.empty(sequences, tokens, self.boundary.elements(self._width), dtype=self.boundary.dtype)
 
-        With both, torch's pipeline need not ask other stages for shapes, which it would receive as pickled objects.
-        """
-        ids = torch.empty(sequences, tokens, dtype=torch.int64, device="meta")
-        width, kind = self.boundary.elements(self._width), self.boundary.dtype
-        hidden = torch.empty(sequences, tokens, width, dtype=kind, device="meta", requires_grad=True)
-        return ids if self.stage.is_first else hidden, hidden
+    def received(
+        self,
+        packed: Tensor,  # [b, T, W] on the host
+    ) -> Tensor:
+        """Return activations or gradients [b, T, D] on the device, in fp32."""
+        return self.boundary.unpack(packed.to(self._device))
+
+    def packed(
+        self,
+        values: Tensor,  # [b, T, D] on the device
+    ) -> Tensor:
+        """Return activations or gradients as they travel, [b, T, W] on the host."""
+        return self.boundary.pack(values).to("cpu")
 
 
 # --- where to cut -----------------------------------------------------------------------------------------------------
@@ -255,11 +257,12 @@ def balanced_cut(
     limits_bytes: Sequence[int | None],  # of each device, in the order of the stages; None: no limit
     micro_batches: int,  # of an inner step
     starts: Container[int] | None = None,  # units where a stage may begin (``fragments.stage_starts``); None: all
+    is_eager: bool = False,  # the longer warm-up of ``pipeline_schedule``
 ) -> tuple[StageRange, ...] | None:
     """Cut so that the slowest stage is as fast as possible and each fits its device; None if no cut fits.
 
-    Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. In 1F1B
-    stage s of S keeps the activations of up to S - s micro-batches.
+    Each stage has at least one block. Of equally good cuts it takes one whose stages take little time in all. A stage
+    keeps the activations of as many micro-batches as its warm-up has.
 
     A dynamic program over the cuts, O(S L^2) for L blocks: the best cut of a prefix into s stages is the best over the
     start of the last one.
@@ -269,7 +272,7 @@ def balanced_cut(
         return None
     best: list[dict[int, tuple[tuple[float, float], list[int]]]] = [{0: ((0.0, 0.0), [0])}]
     for index, limit in enumerate(limits_bytes):
-        kept = min(micro_batches, count - index)
+        kept = warm_up(index, count, micro_batches, is_eager)
         sizes = [state + kept * own for state, own in zip(costs.state_bytes, costs.activation_bytes, strict=True)]
         needs, takes = _sums(sizes), _sums(costs.seconds[index])
         ends: Sequence[int] = [blocks]
@@ -289,6 +292,11 @@ def balanced_cut(
                 found[end] = min(options)
         best.append(found)
     return _stages(best[-1][blocks][1]) if blocks in best[-1] else None
+
+
+def least_limit(limits_bytes: Sequence[int | None]) -> int | None:
+    """Return the least of some devices' memory limits; None: no limit."""
+    return min((limit for limit in limits_bytes if limit is not None), default=None)
 
 
 def _sums(values: Sequence[float]) -> list[float]:

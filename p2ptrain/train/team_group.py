@@ -5,34 +5,44 @@ that dies closes its connections, which the others notice at once; one that free
 
 A group serves one generation: after an error it is closed, and the ranks that live and those that replace the dead
 connect to a new one. Its rendezvous is a file in a folder of the owner's, so nothing listens but gloo, on loopback
-alone. Objects are never sent, because torch would pickle them.
+alone; ranks on several computers meet through ``team.store`` and listen on one private address. Objects are never sent,
+because torch would pickle them.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from p2ptrain.base.errors import TeamError
 
 T = TypeVar("T")
 
+Direction = Literal["forward", "backward"]
+"""Direction of tensors between stages; each has a group, since one gloo connection carries one direction at a time."""
+
 HEARTBEAT_S = 2.0
 """Seconds between signs of life of ranks that wait: shorter than a group's timeout, so that silence means a failure."""
+
+COMING_POLL_S = 0.02
+"""Seconds between two looks at which ranks have come."""
 
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 """Environment variable that tells gloo where to listen."""
@@ -52,6 +62,10 @@ class Rendezvous:
     size: int
     generation: int = 0
     """Number of the group among those of this team; a group of another number never meets this one."""
+    store: dist.Store | None = None
+    """Rendezvous of several computers; None: a file in ``folder``."""
+    interface: str | None = None
+    """Network interface of the connections; None: loopback."""
 
     @property
     def file(self) -> Path:
@@ -64,21 +78,74 @@ class TeamGroup:
     Args:
         rendezvous: this rank.
         timeout_s: longest wait for another rank, in the constructor and in each collective.
+        is_stopping: whether to give up waiting for the others to come.
 
     Raises TeamError if not all ranks connect in time.
     """
 
-    def __init__(self, rendezvous: Rendezvous, timeout_s: float) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, timeout_s: float, is_stopping: Callable[[], bool] = lambda: False
+    ) -> None:
         self.rank = rendezvous.rank
         self.size = rendezvous.size
         self.timeout_s = timeout_s
+        self.within: dist.ProcessGroup | None = None
+        """The group among all connected ranks; None: all of them."""
+        self._parts: list[TeamGroup] = []
+        self.is_local = rendezvous.store is None
+        """Whether all ranks are on one computer."""
         wait = timedelta(seconds=timeout_s)
-        with self.named("connecting the team"), _gloo_on(loopback_interface()):
-            store = dist.FileStore(str(rendezvous.file), self.size)
+        interface = rendezvous.interface or loopback_interface()
+        with self.named("connecting the team"), _gloo_on(interface):
+            store = rendezvous.store or dist.FileStore(str(rendezvous.file), self.size)
+            self._await_ranks(store, is_stopping)
             dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=wait)
+            self._directions = self._joined([range(self.size)])
+
+    def part(self, name: str, parts: Sequence[Sequence[int]]) -> TeamGroup:
+        """Return this rank's group among ``parts`` of the team, a collective of all ranks; ``close`` ends it, too.
+
+        Args:
+            name: of the connection, for errors.
+            parts: numbers of ranks; each rank is in one of them, and counts from 0 in their order.
+        """
+        group = copy.copy(self)
+        own = next(part for part in parts if self.rank in part)
+        group.rank, group.size = own.index(self.rank), len(own)
+        with self.named(name), _gloo_on(loopback_interface()):
+            for part in parts:
+                made = dist.new_group(list(part), timeout=timedelta(seconds=self.timeout_s), backend="gloo")
+                group.within = made if part is own else group.within
+            group._directions = self._joined(parts)
+        self._parts.append(group)
+        return group
+
+    def _joined(self, parts: Sequence[Sequence[int]]) -> dict[Direction, dist.ProcessGroup]:
+        """Return the groups of both directions among this rank's part."""
+        found: dict[Direction, dist.ProcessGroup] = {}
+        for direction, part in product(get_args(Direction), parts):
+            made = dist.new_group(list(part), timeout=timedelta(seconds=self.timeout_s), backend="gloo")
+            if self.rank in part:
+                found[direction] = made
+        return found
+
+    def _await_ranks(self, store: dist.Store, is_stopping: Callable[[], bool]) -> None:
+        """Wait until all ranks are there, a wait that can be given up, unlike torch's. Raises TeamError."""
+        until, keys = time.monotonic() + self.timeout_s, [f"here-{rank}" for rank in range(self.size)]
+        store.set(keys[self.rank], "")
+        while missing := [key for key in keys if not store.check([key])]:
+            if is_stopping() or time.monotonic() >= until:
+                why = "the owner stops this peer" if is_stopping() else f"ranks did not come in {self.timeout_s:.0f} s"
+                raise TeamError("connecting the team", f"{why}: {', '.join(missing).replace('here-', 'rank ')}")
+            time.sleep(COMING_POLL_S)
 
     def close(self) -> None:
         """Disconnect, so that the other ranks notice at once; waits for nobody. Safe to call twice."""
+        self._directions.clear()  # gloo closes connections only when nothing refers to their group
+        while self._parts:
+            part = self._parts.pop()
+            part.within = None
+            part._directions.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -119,14 +186,14 @@ class TeamGroup:
     ) -> Tensor:
         """All-reduce: return the sums over the ranks, the same bits on each."""
         with self.named(name):
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.within)
         return values
 
     def least(self, name: str, number: int) -> int:
         """Return the least number of all ranks."""
         values = torch.tensor([number], dtype=torch.int64)
         with self.named(name):
-            dist.all_reduce(values, dist.ReduceOp.MIN)
+            dist.all_reduce(values, dist.ReduceOp.MIN, group=self.within)
         return int(values)
 
     def gather(
@@ -142,7 +209,7 @@ class TeamGroup:
         padded = torch.zeros_like(parts[0])
         padded[: len(values)] = values
         with self.named(name):
-            dist.all_gather(parts, padded)
+            dist.all_gather(parts, padded, group=self.within)
         return torch.cat([part[:length] for part, length in zip(parts, counts.tolist(), strict=True)])
 
     def broadcast(self, name: str, body: bytes, at_most: int) -> bytes:
@@ -152,15 +219,47 @@ class TeamGroup:
         """
         length = torch.tensor([len(body)], dtype=torch.int64)
         with self.named(name):
-            dist.broadcast(length, 0)
+            dist.broadcast(length, group=self.within, group_src=0)
             if length > at_most:
                 raise ValueError(f"{name}: {int(length)} bytes, at most {at_most} expected")
             values = torch.empty(int(length), dtype=torch.uint8)
             if self.rank == 0:
                 values.numpy()[:] = memoryview(body)
             if len(values):
-                dist.broadcast(values, 0)
+                dist.broadcast(values, group=self.within, group_src=0)
         return values.numpy().tobytes()
+
+    def copy_first(
+        self,
+        name: str,
+        values: Tensor,  # contiguous, on the CPU; overwritten on all ranks but the first
+    ) -> Tensor:
+        """Broadcast: return rank 0's values on all ranks."""
+        with self.named(name):
+            dist.broadcast(values, group=self.within, group_src=0)
+        return values
+
+    def sum_in_order(
+        self,
+        name: str,
+        values: Tensor,  # [k] contiguous, on the CPU, equally long on all ranks; overwritten
+    ) -> Tensor:
+        """All-reduce that adds the ranks' values in the order of the ranks: return the sums, the same bits on each.
+
+        Each rank adds one slice and gathers the others; gloo's own all-reduce begins each slice at another rank.
+        """
+        if self.size <= 2:  # two numbers have one order
+            return self.sum(name, values)
+        length = -(-len(values) // self.size)
+        given = functional.pad(values, (0, length * self.size - len(values)))
+        parts = torch.empty(self.size, length, dtype=values.dtype)
+        with self.named(name):
+            dist.all_to_all_single(parts.view(-1), given, group=self.within)
+            total = parts[0]
+            for part in parts[1:]:
+                total += part
+            dist.all_gather(list(given.view(self.size, length)), total, group=self.within)
+        return values.copy_(given[: len(values)])
 
     def send(
         self,
@@ -169,17 +268,57 @@ class TeamGroup:
         to: int,
     ) -> None:
         with self.named(name):
-            dist.send(values, to)
+            dist.send(values, group=self.within, group_dst=to)
 
     def receive(
         self,
         name: str,
         into: Tensor,  # contiguous, on the CPU; overwritten
         source: int,
+        patience_s: float | None = None,  # None: the group's timeout
     ) -> Tensor:
         with self.named(name):
-            dist.recv(into, source)
+            if patience_s is None:
+                dist.recv(into, group=self.within, group_src=source)
+            else:
+                coming = dist.irecv(into, group=self.within, group_src=source)
+                assert coming is not None, "this rank is in the group"
+                coming.wait(timedelta(seconds=patience_s))
         return into
+
+    def begin_send(self, name: str, values: Tensor, to: int, direction: Direction, number: int) -> TensorTransfer:
+        """Send values that do not change until the transfer ends, without waiting; see ``begin_receive``."""
+        with self.named(name):
+            work = dist.isend(values, group=self._directions[direction], tag=number, group_dst=to)
+            return TensorTransfer(self, name, values, work)
+
+    def begin_receive(self, name: str, into: Tensor, source: int, direction: Direction, number: int) -> TensorTransfer:
+        """Receive without waiting.
+
+        Args:
+            into: contiguous, on the CPU; overwritten.
+            number: by which sends and receives of one direction find each other.
+        """
+        with self.named(name):
+            work = dist.irecv(into, group=self._directions[direction], tag=number, group_src=source)
+            return TensorTransfer(self, name, into, work)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTransfer:
+    """Values on their way to or from another rank, which must not be read or changed until ``wait`` returns."""
+
+    group: TeamGroup
+    name: str
+    values: Tensor
+    work: dist.Work | None
+
+    def wait(self) -> Tensor:
+        """Return the values once they have been sent or received. Raises TeamError."""
+        assert self.work is not None, "this rank belongs to the group"
+        with self.group.named(self.name):
+            self.work.wait()
+        return self.values
 
 
 def _release_frames(error: BaseException) -> None:

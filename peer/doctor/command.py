@@ -48,6 +48,7 @@ def _unheard() -> Iterator[None]:
 )
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--devices", help="Several devices of one peer, as cuda:0,cuda:1, or all cards: all.", metavar="DEVICE,…")
+@click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
@@ -61,6 +62,7 @@ def doctor(
     home: Path | None,
     device: str | None,
     devices: str | None,
+    stages: int | None,
     port: int | None,
     local: bool,
     data: Path | None,
@@ -111,7 +113,7 @@ def doctor(
             holders = examined.holders
     found += _material(manifest, Home(place), data, tokenizer, holders)
     with _errors_as_findings("memory", found):
-        found += machine.memory(manifest, device, settings.memory_bytes)
+        found += machine.memory(manifest, device, settings.memory_bytes, stages or settings.stages or None)
     found += _speed(manifest, device, settings, found)
     with _errors_as_findings("disk", found):
         found += machine.disk(place, manifest)

@@ -150,7 +150,7 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
     return [ok("compiler", f"{program}{' and Triton' if chosen.type == 'cuda' else ''}; makes training faster")]
 
 
-def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[Finding]:
+def memory(manifest: Manifest | None, name: str, allowed_bytes: float, stages: int | None = None) -> list[Finding]:
     """Check that the run's model fits the memory of this machine and what the owner allows in settings.toml."""
     from peer.capacity import activation_bytes, check_memory, installed_memory
     from peer.team.devices import check_team, choose_devices
@@ -158,16 +158,18 @@ def memory(manifest: Manifest | None, name: str, allowed_bytes: float) -> list[F
     there = f"{installed_memory() / 1e9:.1f} GB"
     if manifest is None:
         return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
+    arranged = ""
     try:
         chosen, *others = choose_devices(name)
-        if others:
-            check_team(manifest, [chosen, *others], min(allowed_bytes, installed_memory()))
+        if others or (stages or 1) > 1:
+            mesh = check_team(manifest, [chosen, *others], stages, min(allowed_bytes, installed_memory()))
+            arranged = f", in {mesh}"
         else:
             check_memory(manifest, chosen)
             activation_bytes(manifest, chosen, allowed_bytes)
     except DeviceError as error:
         return [bad("memory", error.problem, error.remedy)]
-    return [ok("memory", f"{there}, enough for the run's {parameter_count(manifest.model):,} parameters")]
+    return [ok("memory", f"{there}, enough for the run's {parameter_count(manifest.model):,} parameters{arranged}")]
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:

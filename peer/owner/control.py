@@ -96,6 +96,8 @@ class OwnerControl:
         self._paused_until: float | None = None
         self._decision = PolicyDecision(Mode.SWARM, gives=True)
         self._fault = ""
+        self._waits_for = ""
+        """Other computers of a team that are not there."""
         self._handle: TrainingHandle | None = None
         self._news = News(clock)
         self._last_lines: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
@@ -137,6 +139,10 @@ class OwnerControl:
 
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
         """Keep the last lines that are news for ``status``; a ``telemetry.Listener``."""
+        if kind in status.WAITING:
+            self._waits_for = f"for {fields['ranks']} more at {fields['leader']}: p2ptrain rank"
+        elif kind in status.WAITED_FOR:
+            self._waits_for = ""
         if kind != "progress" and self._news.is_news(kind, fields) and (text := line(kind, fields)) is not None:
             self._last_lines.append((self._clock(), text))
 
@@ -353,6 +359,8 @@ class OwnerControl:
         handle, leaving = self._handle, self._signals.stop.is_set() or self._signals.last.is_set()
         record, participation = (None, None) if handle is None else (handle.record, handle.participation)
         state, reason = status.state_of(record, participation, self._decision.mode.name, leaving)
+        if self._waits_for and not leaving:
+            state, reason = "waiting", self._waits_for
         return state, reason if leaving else self._decision.why or reason
 
     def traffic(self) -> tuple[int, int]:

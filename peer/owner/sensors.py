@@ -8,7 +8,7 @@ option                      source
 ==========================  ========================================================================================
 pause_while                 names of all processes but our own, by psutil
 pause_on_battery            psutil
-pause_above_celsius         the processor's sensors, by psutil; the card's that trains, by nvidia-smi
+pause_above_celsius         the processor's sensors, by psutil; the cards' that train, by nvidia-smi
 pause_while_active_minutes  ``IdleHint`` of logind, by loginctl: the desktop reports it, or the terminals' last input
 gpu_watts                   nvidia-smi
 ==========================  ========================================================================================
@@ -16,11 +16,11 @@ gpu_watts                   nvidia-smi
 
 from __future__ import annotations
 
-import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,13 +53,14 @@ class Sensors:
 
     Args:
         directory: files about cards, of all peers of this user.
-        card: name of the card that trains, as nvidia-smi knows it; None on the CPU.
+        cards: names of the cards that train, as nvidia-smi knows them; none on the CPU. ``gpu_watts`` is for all
+            together.
     """
 
-    def __init__(self, directory: Path, card: str | None, clock: Clock = time.monotonic) -> None:
+    def __init__(self, directory: Path, cards: Sequence[str], clock: Clock = time.monotonic) -> None:
         self.readings = Readings()
-        self._card = card
-        self._cap = PowerCap(directory, card)
+        self._cards = tuple(cards)
+        self._caps = [PowerCap(directory, card) for card in cards] or [PowerCap(directory, None)]
         self._clock = clock
         self._settings = Settings()
         self._wake = threading.Event()
@@ -74,10 +75,11 @@ class Sensors:
         """Stop reading and put the card's power limit back; return why that failed, or ""."""
         self._ends = True
         self._wake.set()
-        self._thread.join(JOIN_S)
+        self._thread.join(JOIN_S * len(self._caps))
         if self._thread.is_alive():
-            return f"{SILENT}; {self._cap.way_back}" if self._cap.way_back else ""
-        return self._cap.left_capped
+            ways_back = [cap.way_back for cap in self._caps if cap.way_back]
+            return "; ".join([SILENT, *ways_back]) if ways_back else ""
+        return _joined(cap.left_capped for cap in self._caps)
 
     def watch(self, settings: Settings) -> None:
         """Read from now on what these settings need, beginning at once."""
@@ -98,12 +100,13 @@ class Sensors:
                 faults[option] = one_line(str(error) or type(error).__name__)
                 return None
 
-        if fault := self._cap.apply(settings.gpu_watts):
+        watts = settings.gpu_watts // len(self._caps)
+        if fault := _joined(cap.apply(watts) for cap in self._caps):
             faults["gpu_watts"] = fault
         return Readings(
             programs=value("pause_while", lambda: running(settings.pause_while)) or frozenset(),
             on_battery=value("pause_on_battery", is_on_battery),
-            celsius=value("pause_above_celsius", lambda: temperatures(self._card)) or {},
+            celsius=value("pause_above_celsius", lambda: temperatures(self._cards)) or {},
             is_active=value("pause_while_active_minutes", is_in_use),
             faults=faults,
             at=self._clock(),
@@ -117,7 +120,8 @@ class Sensors:
                 if not self._ends:
                     self._wake.wait(PERIOD_S)
         finally:
-            self._cap.release()
+            for cap in self._caps:
+                cap.release()
 
 
 def running(wanted: Iterable[str]) -> frozenset[str]:
@@ -150,22 +154,32 @@ def is_on_battery() -> bool:
     return not battery.power_plugged
 
 
-def temperatures(card: str | None) -> dict[str, float]:
-    """Return the temperatures of processor and card in °C. Raises ToolError if the card's, or all, are unknown."""
+def temperatures(cards: Sequence[str]) -> dict[str, float]:
+    """Return the °C of the processor and of the hottest card. Raises ToolError if a card's, or all, are unknown."""
     found = {}
     chips = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     for name in CPU_SENSORS:
         if values := [each.current for each in chips.get(name, ()) if _is_plausible(each.current)]:
             found["the processor"] = max(values)
             break
-    if card is not None:
-        text = output_of("nvidia-smi", "-i", card, "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
-        with contextlib.suppress(ValueError):
-            if _is_plausible(celsius := float(text)):
-                found["the graphics card"] = celsius
-    if not found or (card is not None and "the graphics card" not in found):
-        raise ToolError(f"this system shows no temperature of the {'processor' if card is None else 'graphics card'}")
-    return found
+    of_cards = [celsius for card in cards if _is_plausible(celsius := _celsius(card))]
+    if len(of_cards) < len(cards) or not (found or cards):
+        raise ToolError(f"this system shows no temperature of the {'graphics card' if cards else 'processor'}")
+    return {**found, "the graphics card": max(of_cards)} if cards else found
+
+
+def _celsius(card: str) -> float:
+    """Return a card's temperature, or NaN. Raises ToolError."""
+    text = output_of("nvidia-smi", "-i", card, "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _joined(faults: Iterable[str]) -> str:
+    """Return different faults, each once."""
+    return "; ".join(dict.fromkeys(filter(None, faults)))
 
 
 def _is_plausible(celsius: float) -> bool:

@@ -32,6 +32,7 @@ MIN_MBIT = MIN_RATE / MBIT
 HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
+MAX_STAGES = 64
 MAX_PROGRAMS, MAX_PROGRAM_CHARS = 32, 64
 MIN_CELSIUS, MAX_CELSIUS = 30, 110
 """Range of temperature limits in °C: rooms are cooler, and processors switch themselves off above it."""
@@ -40,7 +41,7 @@ MIN_WATTS, MAX_WATTS = 10, 2000
 MIN_MEMORY_GB = 0.25
 MAX_MINUTES = 1440
 
-WAITING = frozenset({"nickname", "device", "threads", "memory_gb", "compile", "punch"})
+WAITING = frozenset({"nickname", "device", "stages", "threads", "memory_gb", "compile", "punch"})
 """Names of the options whose edits apply only from the next start."""
 
 CompileMode = Literal["auto", "on", "off"]
@@ -140,8 +141,9 @@ class Settings(Section):
     10 °C lower. Allowed: 0 (never), or a number from 30 to 110."""
 
     gpu_watts: Annotated[int, Field(ge=0, le=MAX_WATTS), _zero_or_from(MIN_WATTS, "W")] = 0
-    """Power limit in W of the NVIDIA card that trains, set by nvidia-smi, which needs an administrator, and put back at
-    the end. Allowed: 0 (unchanged), or a whole number from 10 to 2,000."""
+    """Power limit in W of the NVIDIA card that trains, or of several together, in equal shares; set by nvidia-smi,
+    which needs an administrator, and put back at the end. Allowed: 0 (unchanged), or a whole number from 10 to
+    2,000."""
 
     nickname: Annotated[str, AfterValidator(nickname_text)] = ""
     """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
@@ -151,6 +153,11 @@ class Settings(Section):
     """Device for training, or several for one peer, like "cuda:0,cuda:1". Applies from the next start; --device and
     --devices take precedence. Allowed: "auto", "cpu", "mps", "cuda", "xpu", "cuda:<number>" or "xpu:<number>", several
     with commas between them, or "all" (all cards)."""
+
+    stages: int = Field(default=0, ge=0, le=MAX_STAGES)
+    """Pipeline stages of a peer on several devices, which are that many devices or a multiple: each further set holds
+    the model again and takes a share of each step. 0: as many as devices and model allow. Applies from the next start;
+    --stages takes precedence. Allowed: a whole number from 0 to 64 that divides the devices."""
 
     threads: int = Field(default=0, ge=0, le=MAX_THREADS)
     """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number

@@ -21,6 +21,8 @@ NOT_RUNNING = "not running"
 FINISHED = "finished"
 """State of a peer that reached the run's end and does not run."""
 SILENT = "does not answer"
+WAITING, WAITED_FOR = frozenset({"waiting for ranks"}), frozenset({"rank joined", "started", "ranks replaced"})
+"""Kinds of notes between which a team waits for its other computers."""
 EARLY = "looking for the run's manifest, or building the model"
 
 
@@ -47,6 +49,8 @@ def state_of(
         return "final gossip", "exchanging weights until the swarm agrees"
     if participation.state in ("joining", "away"):
         return "joining", "looking for the swarm, or downloading newer weights"
+    if record.corpus is None:  # a keeper
+        return "keeping", "" if participation.live_peers else "no other peer is here; still searching"
     if record.learner.is_waiting:
         return "training", "waiting for the partners planned for this outer step"
     return "training", "" if participation.live_peers else "no other peer is here; still searching"
@@ -104,6 +108,7 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         others = status["peers"]
         skipped = f", {training['skipped_steps']:,} steps skipped" if training.get("skipped_steps") else ""
         rows += [
+            *([("device", device)] if (device := training.get("device")) else []),
             ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']:,}{loss}"),
             (
                 "tokens",

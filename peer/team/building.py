@@ -8,17 +8,18 @@ from dataclasses import dataclass
 import torch
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.checkpoint import Checkpoint, Found
+from p2ptrain.checkpoint import Checkpoint, Found, VectorRange
 from p2ptrain.data.corpus import Corpus
 from p2ptrain.manifest import Manifest
 from p2ptrain.ports import Notebook
-from p2ptrain.team.checkpoints import RankCheckpoints, vector_range_of
+from p2ptrain.team.checkpoints import ComputerPart, RankCheckpoints, vector_range_of
 from p2ptrain.team.shard import LocalShard
 from p2ptrain.team.sharding import Sharding, sharding_of
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.pipeline import PipelineTask
+from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask
 from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
 from p2ptrain.train.stages import StageRange, stage_model
 from p2ptrain.train.team_group import TeamGroup
@@ -35,6 +36,7 @@ class TeamRank:
 
     agreement: Agreement
     group: TeamGroup
+    """The ranks of the first replica."""
     sharding: Sharding
     task: PipelineTask
     learner: Learner
@@ -65,28 +67,55 @@ class TeamRank:
         self.learner.show_restored()
 
 
-def build_rank(
+def build_task(
     group: TeamGroup,
     manifest: Manifest,
     device: torch.device,
     corpus: Corpus,
     peer: PeerId,
     agreement: Agreement,
+) -> PipelineTask:
+    """Build the stage of one rank, a collective of all. Raises UserError and TeamError."""
+    mesh = Mesh.of(group.size, len(agreement.stages))
+    description, seed, stage = manifest.model, manifest.run.seed, agreement.stages[mesh.stage(group.rank)]
+    model = group.together("building the model", lambda: stage_model(description, seed, device, stage))
+    reader = CorpusReader(seed, peer)
+    rest = (
+        corpus,
+        manifest.training,
+        manifest.run.tokens,
+        reader,
+        agreement.placement,
+        agreement.boundary,
+        agreement.is_eager,
+    )
+    if mesh.replicas == 1:
+        return PipelineTask(model, group, *rest)
+    pipeline = group.part("connecting the stages", mesh.pipelines)
+    return ReplicatedTask(model, pipeline, *rest, replicas=Replicas.of(group, mesh, agreement.counts))
+
+
+def build_rank(
+    task: PipelineTask,
+    manifest: Manifest,
+    agreement: Agreement,
     home: Home,
     notebook: Notebook,
+    leader_ranks: int = 0,
 ) -> TeamRank:
-    """Build one rank, a collective of all. Raises UserError and TeamError."""
-    description, seed, stage = manifest.model, manifest.run.seed, agreement.stages[group.rank]
-    model = group.together("building the model", lambda: stage_model(description, seed, device, stage))
+    """Build a rank of the first replica around its task, a collective of these. Raises UserError and TeamError.
+
+    Args:
+        leader_ranks: number of the ranks on the leader's computer; 0: all.
+    """
+    model, group = task.stage_model, task.group
     fragments = fragments_of(manifest.outer, model.whole)
     sharding = sharding_of(fragments, offsets(agreement.stages, model.whole.unit_lengths), model.whole.unit_lengths)
     own = sharding.slices(group.rank)
-    training, tokens = manifest.training, manifest.run.tokens
-    task = PipelineTask(model, group, corpus, training, tokens, CorpusReader(seed, peer), agreement.placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     learner = Learner(
         task,
-        learner_rules(manifest.outer, tokens),
+        learner_rules(manifest.outer, manifest.run.tokens),
         own,
         weight_codec,
         notebook,
@@ -96,7 +125,14 @@ def build_rank(
         all_gather=group.gather,
     )
     window = vector_range_of(model)
-    store, trained = (RankCheckpoints(each, group, window) for each in (home.checkpoints, home.trained))
+    part = None
+    if leader_ranks:
+        begins = offsets(agreement.stages, model.whole.unit_lengths)
+        is_leaders = group.rank < leader_ranks
+        place, ranks = (group.rank, leader_ranks) if is_leaders else (0, 1)
+        held = VectorRange(0, begins[leader_ranks], window.total) if is_leaders else window
+        part = ComputerPart(place, ranks, held, [each.blocks.start for each in agreement.stages])
+    store, trained = (RankCheckpoints(each, group, window, part) for each in (home.checkpoints, home.trained))
     shard = LocalShard(learner.payloads)
     return TeamRank(agreement, group, sharding, task, learner, shard, store, trained, store.load_latest())
 

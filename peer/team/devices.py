@@ -11,6 +11,8 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import Manifest
 from p2ptrain.outer.fragments import layer_slices, stage_starts
 from p2ptrain.train import accelerator
+from p2ptrain.train.replicas import Mesh
+from p2ptrain.train.stages import divisors_down
 from peer.capacity import StagePlace, check_team_memory
 
 
@@ -43,25 +45,51 @@ def _all_cards() -> list[str]:
     raise DeviceError("This machine has no card that torch can use, so `all` names no device.", "Name the CPU: cpu.")
 
 
-def check_team(manifest: Manifest, devices: Sequence[torch.device], memory_bytes: float) -> None:
-    """Raise DeviceError unless a team on these devices can train the run in so much host memory."""
-    ranks, outer, sequences = len(devices), manifest.outer, manifest.training.sequences_per_step
-    if outer.cut != "layers":
+def check_team(
+    manifest: Manifest, devices: Sequence[torch.device], stages: int | None, memory_bytes: float, others: int = 0
+) -> Mesh:
+    """Return the mesh of a team on these devices. Raises DeviceError if it cannot train the run in so much host memory.
+
+    Args:
+        stages: of the pipeline; None: as many as possible, since each holds the less.
+        others: ranks on other computers, whose memory is not known before they join. All ranks are then stages.
+    """
+    ranks, sequences = len(devices) + others, manifest.training.sequences_per_step
+    if ranks > sequences:
         raise DeviceError(
-            f"This run cuts its weights without regard to layers (outer.cut is {outer.cut!r}), so it trains on one "
-            f"device, not on {ranks}.",
-            'Name one device, or join a run whose manifest has outer.cut = "layers".',
+            f"The run's inner steps have {sequences} sequences, too few for a team of {ranks} devices.",
+            f"Use at most {sequences}.",
         )
-    units = manifest.model.unit_parameters()
-    blocks, starts = manifest.model.config.num_hidden_layers, stage_starts(units, layer_slices(units, outer.fragments))
-    most, why = min(
+    most, why = _most_stages(manifest)
+    possible = [each for each in divisors_down(ranks) if each <= most]
+    if others:
+        if ranks > most:
+            raise DeviceError(f"{why}, too few for a team of {ranks} devices.", f"Use at most {most}.")
+        if stages not in (None, ranks):
+            raise DeviceError("A team on several computers has as many stages as devices.", "Omit --stages.")
+        return Mesh(ranks)
+    stages = possible[0] if stages is None else stages
+    words = ", ".join(map(str, reversed(possible)))
+    remedy = f"Choose the number of stages among {words}."
+    if ranks % stages:
+        raise DeviceError(f"{stages} stages do not divide {ranks} device{'s' if ranks > 1 else ''}.", remedy)
+    if stages > most:
+        raise DeviceError(f"{why}, too few for {stages} stages.", remedy)
+    mesh = Mesh.of(ranks, stages)
+    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes), mesh.replicas)
+    return mesh
+
+
+def _most_stages(manifest: Manifest) -> tuple[int, str]:
+    """Return the most stages of a pipeline that trains the run, and what limits them."""
+    outer, units, blocks = manifest.outer, manifest.model.unit_parameters(), manifest.model.config.num_hidden_layers
+    if outer.cut != "layers":
+        return 1, f"This run cuts its weights without regard to layers (outer.cut is {outer.cut!r})"
+    starts = stage_starts(units, layer_slices(units, outer.fragments))
+    return min(
         (blocks, f"The run's model has {blocks} layers"),
-        (sequences, f"The run's inner steps have {sequences} sequences"),
         (max(1, len(starts)), f"The run's {outer.fragments} fragments begin with {len(starts)} of the model's layers"),
     )
-    if ranks > most:
-        raise DeviceError(f"{why}, too few for a team of {ranks} devices.", f"Use at most {most}.")
-    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes))
 
 
 def _place(device: torch.device) -> StagePlace:

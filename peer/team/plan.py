@@ -27,6 +27,8 @@ class RankPlan(TeamRecord):
     """The peer's id, by which it draws batches."""
     rank: Annotated[int, Field(ge=0, lt=MOST_RANKS)]
     devices: Annotated[list[str], Field(min_length=2, max_length=MOST_RANKS)]
+    stages: Annotated[int, Field(ge=1)]
+    """Stages of the pipeline; the devices are replicas of so many."""
     generation: Count
     folder: str
     """Private folder of the rendezvous and of the leader's socket."""
@@ -44,6 +46,16 @@ class RankPlan(TeamRecord):
     starts: Annotated[list[int], Field(max_length=MOST_RANKS)]
     """First block of each rank; empty: the ranks measure their devices and agree on it."""
 
+    leader: str = ""
+    """Where the leader of a team on several computers listens, HOST:PORT; empty: all ranks are on one computer."""
+    host: str = ""
+    """Private address of this computer on which gloo listens, beside ``leader``."""
+    meeting: str = ""
+    """Random name of the generation, hexadecimal, beside ``leader``."""
+
+    leader_ranks: Annotated[int, Field(ge=0, lt=MOST_RANKS)] = 0
+    """Number of the ranks on the leader's computer, the first ones, beside ``leader``."""
+
     @property
     def device(self) -> str:
         return self.devices[self.rank]
@@ -52,9 +64,10 @@ class RankPlan(TeamRecord):
 class RankReport(TeamRecord):
     """What a rank process reports: that it has imported its libraries, or why it ends."""
 
-    kind: Literal["ready", "memory", "device", "team", "user", "error"]
-    """memory: its device ran out of memory. device: its device failed. team: another rank failed first. user: a problem
-    that the owner can solve. error: a bug, whose traceback is on the standard error."""
+    kind: Literal["ready", "alive", "memory", "device", "team", "user", "error"]
+    """alive: its threads run, whatever its device computes; repeated. memory: its device ran out of memory. device: its
+    device failed. team: another rank failed first. user: a problem that the owner can solve. error: a bug, whose
+    traceback is on the standard error."""
     reason: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
     remedy: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, Queue
+from typing import Protocol
 
 from p2ptrain.base.errors import TeamError
 from p2ptrain.base.launcher import launched
@@ -23,6 +25,50 @@ FINAL_REPORT_S = 3.0
 """Seconds in which ranks that notice a failure report it and end; one that has not is frozen."""
 
 
+LISTENING_S, SILENT_S = 1.0, 15
+"""Seconds of one wait for a rank's next line, and waits in a row without one after which the rank counts as frozen.
+Waits are counted, so that nothing follows from a time in which this process was stopped, too. Guess: pauses of
+machines that swap."""
+
+
+class RankHandle(Protocol):
+    """Rank process as its leader sees it: ``RankProcess``, or ``remote_rank.RemoteRank`` on another computer."""
+
+    rank: int
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None: on another computer."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until the process has imported its libraries. Raises TeamError."""
+
+    def tell(self, plan: RankPlan) -> None:
+        """Send the plan. Raises TeamError."""
+
+    def last_report(self) -> RankReport | None:
+        """Return the last report that has not been read."""
+
+    def begin_kill(self) -> None:
+        """Begin what ``kill`` does, without waiting. Any thread may call it."""
+
+    def kill(self) -> None:
+        """End the process. Safe to call twice."""
+
+    def wait(self, until: float) -> bool:
+        """Wait for the end until this time of ``time.monotonic``; return whether it has come."""
+
+    def how_ended(self) -> str:
+        """Say how the process has ended."""
+
+
 class RankProcess:
     """One rank's process. It ends with this one: its standard input closes, and it gets the parent-death signal."""
 
@@ -31,6 +77,7 @@ class RankProcess:
         self.device = device
         command = launched(sys.executable, "-P", "-m", "peer.team.rank", str(home), str(rank))  # named for people
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self._is_silent = False
         self._reports: Queue[RankReport | None] = Queue(MOST_REPORTS)
         self._thread = threading.Thread(target=self._read, name=f"rank-{rank}", daemon=True)
         self._thread.start()
@@ -38,6 +85,10 @@ class RankProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def name(self) -> str:
+        return f"its process {self.pid}"
 
     @property
     def has_ended(self) -> bool:
@@ -68,6 +119,10 @@ class RankProcess:
                 found = said
         return found
 
+    def begin_kill(self) -> None:
+        """Send the signal of ``kill``, without waiting. Any thread may call it."""
+        self._process.kill()
+
     def kill(self) -> None:
         """End the process at once, also if it is stopped, and wait for it. Safe to call twice."""
         self._process.kill()
@@ -86,17 +141,31 @@ class RankProcess:
 
     def how_ended(self) -> str:
         """Say how the process has ended."""
+        if self._is_silent:
+            return f"its process {self.pid} gave no sign of life for {SILENT_S * LISTENING_S:.0f} s"
         code = self._process.returncode
-        return f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return f"its process {self.pid} {how}"
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        line = bytearray()
-        while chunk := self._process.stdout.read(4096):
+        line, waits, is_alive = bytearray(), 0, False
+        while True:
+            readable, _, _ = select.select([self._process.stdout], [], [], LISTENING_S)
+            if not readable:
+                waits += 1
+                if is_alive and waits >= SILENT_S:
+                    self._is_silent = True
+                    self._process.kill()
+                continue
+            waits = 0
+            if not (chunk := self._process.stdout.read(4096)):
+                break
             line += chunk
             while (end := line.find(b"\n")) >= 0:
-                if (said := decode_report(bytes(line[:end]))) is not None:
+                if (said := decode_report(bytes(line[:end]))) is not None and said.kind != "alive":
                     self._put(said)
+                is_alive |= said is not None and said.kind == "alive"
                 del line[: end + 1]
             if len(line) > LONGEST_LINE:
                 line.clear()
@@ -109,7 +178,7 @@ class RankProcess:
         self._reports.put(said)
 
 
-def failed_rank(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, RankReport | None]:
+def failed_rank(ranks: Sequence[RankHandle]) -> tuple[RankHandle | None, str, RankReport | None]:
     """Return the rank whose failure ended the team, why, and its report; None: the leader itself, or unknown.
 
     Waits ``FINAL_REPORT_S`` for ranks that end because another one failed. Ends those that are left.
@@ -123,7 +192,7 @@ def failed_rank(ranks: Sequence[RankProcess]) -> tuple[RankProcess | None, str, 
             return each, printable(said.reason), said
     for each in ranks:
         if each not in alive and reports[each.rank] is None:
-            return each, f"its process {each.pid} {each.how_ended()}", None
+            return each, each.how_ended(), None
     if alive and len(alive) < max(2, len(ranks)):
-        return alive[0], f"its process {alive[0].pid} does not answer", None
+        return alive[0], f"{alive[0].name} does not answer", None
     return None, "", None

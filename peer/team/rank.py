@@ -7,8 +7,10 @@ once, whatever it does. It writes reports to standard output.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+import time
 from io import FileIO
 from pathlib import Path
 
@@ -22,17 +24,18 @@ with large_imports():
     from p2ptrain.base.telemetry import MemoryLog
     from p2ptrain.data.corpus import open_corpus
     from p2ptrain.data.stream import cache_directory
+    from p2ptrain.net.p2pd.socket_folder import sweep
     from p2ptrain.team.connection import RankConnection
-    from p2ptrain.team.handshake import dial
     from p2ptrain.team.shard_server import ShardServer
     from p2ptrain.team.trainer import follow
     from p2ptrain.train import accelerator
-    from p2ptrain.train.team_group import Rendezvous, TeamGroup
+    from p2ptrain.train.replicas import ReplicatedTask
+    from p2ptrain.train.team_group import HEARTBEAT_S, TeamGroup
     from peer.home import Home
     from peer.team.agreement import agree
-    from peer.team.building import build_rank
+    from peer.team.building import build_rank, build_task
+    from peer.team.meeting import BoxMeeting, LanMeeting
     from peer.team.plan import (
-        LEADER_SOCKET,
         LONGEST_LINE,
         LONGEST_REASON,
         RankPlan,
@@ -42,49 +45,75 @@ with large_imports():
     )
 
 
+SWEEPING_S = 2.0
+"""Longest time in which a rank whose leader has ended removes what that left."""
+
+
 def report(kind: str, reason: str = "", remedy: str = "") -> None:
     """Write a report to the leader; if it has died, nobody reads it."""
     said = RankReport.model_validate(
         {"kind": kind, "reason": reason[:LONGEST_REASON], "remedy": remedy[:LONGEST_REASON]}
     )
     try:
-        sys.stdout.write(said.model_dump_json() + "\n")
-        sys.stdout.flush()
+        os.write(1, said.model_dump_json().encode() + b"\n")  # one call: threads report, too
     except BrokenPipeError:
+        time.sleep(2 * SWEEPING_S)  # the thread of ``watch_leader`` removes the leader's folders, and ends this process
         os._exit(1)
 
 
-def watch_leader(pipe: FileIO) -> None:
-    """End this process as soon as the leader's end of the pipe is closed, by the leader or by its death."""
+def watch_leader(pipe: FileIO, folder: Path) -> None:
+    """End this process as soon as the leader's end of the pipe is closed, by the leader or by its death.
+
+    If the leader was killed, it left folders of sockets, one of which is ``folder``: they are removed.
+    """
 
     def watch() -> None:
         while pipe.read(4096):
             pass
+        until = time.monotonic() + SWEEPING_S
+        while folder.exists() and time.monotonic() < until:  # the leader's lock may last a moment longer than its pipe
+            sweep(folder.parent)
+            time.sleep(0.02)
         os._exit(1)
 
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a service manager stops all processes; the leader still saves
     threading.Thread(target=watch, name="leader-watch", daemon=True).start()
+
+
+def show_life() -> None:
+    """Report regularly that this process is not frozen."""
+
+    def show() -> None:
+        while True:
+            report("alive")
+            time.sleep(HEARTBEAT_S)
+
+    threading.Thread(target=show, name="life", daemon=True).start()
 
 
 def live(plan: RankPlan) -> None:
     """Join the team, and follow its leader until it says stop. Raises UserError and TeamError."""
     torch.set_num_threads(plan.threads)
     device = accelerator.choose_device(plan.device)
-    home, folder = Home(Path(plan.home)), Path(plan.folder)
+    home = Home(Path(plan.home))
     signed = home.load_manifest(None)
     assert signed is not None, "the leader saved it"
     manifest = signed.manifest
-    group = TeamGroup(Rendezvous(folder, plan.rank, len(plan.devices), plan.generation), plan.timeout_s)
+    meeting = LanMeeting.of(plan) if plan.leader else BoxMeeting(plan)
+    group = TeamGroup(meeting.rendezvous(), plan.timeout_s)
     try:
         data, tokenizer = (None if each is None else Path(each) for each in (plan.data, plan.tokenizer))
         corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
-        agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts)
-        rank = build_rank(group, manifest, device, corpus, PeerId(plan.peer), agreement, home, MemoryLog(100))
-        connection = dial(folder / LEADER_SOCKET, bytes.fromhex(plan.key), plan.rank, plan.timeout_s)
-        server = ShardServer(rank.shard, RankConnection(connection, most_message_bytes(manifest)))
+        agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts, plan.stages)
+        task = build_task(group, manifest, device, corpus, PeerId(plan.peer), agreement)
+        if isinstance(task, ReplicatedTask) and plan.rank >= plan.stages:
+            task.follow_replica()
+        rank = build_rank(task, manifest, agreement, home, MemoryLog(100), plan.leader_ranks)
+        server = ShardServer(rank.shard, RankConnection(meeting.dial(), most_message_bytes(manifest)))
         server.start()
         if rank.found.checkpoint is not None:
             rank.load(rank.found.checkpoint)
-        follow(rank.learner, group, rank.shard, rank.evaluate, rank.save, rank.save_trained)
+        follow(rank.learner, rank.group, rank.shard, rank.evaluate, rank.save, rank.save_trained)
     finally:
         group.close()
 
@@ -97,9 +126,11 @@ def main() -> int:
         if len(line) > LONGEST_LINE or not (byte := pipe.read(1)):
             return 1
         line += byte
-    watch_leader(pipe)
     try:
-        live(decode_plan(bytes(line)))
+        plan = decode_plan(bytes(line))
+        watch_leader(pipe, Path(plan.folder))
+        show_life()
+        live(plan)
     except TeamMemoryError as error:
         report("memory", str(error))
     except TeamError as error:

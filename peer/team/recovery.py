@@ -12,7 +12,7 @@ import torch
 from p2ptrain.base.errors import DeviceError, P2pTrainError, TeamError
 from p2ptrain.swarm.events import Event
 from peer.session_recorder import SessionRecorder
-from peer.team.generations import Team
+from peer.team.generations import Team, bare
 
 LEAVING_S = 60.0
 """Longest wait for the farewell, while new ranks start; a later delivery of the old driver would be dropped."""
@@ -60,13 +60,20 @@ class Recovery:
                 act()
                 return
             except TeamError as error:
-                failure = error
+                failure = bare(error)
             except torch.AcceleratorError as error:  # the context of this process's card is lost
+                team.close()  # nothing can be saved, and the ranks wait for this one
                 raise DeviceError(
                     f"The device {team.devices[0]} failed: {str(error).partition(chr(10))[0]}.",
                     "Start the peer again; if it fails again, check the card with its maker's tools.",
                 ) from error
             self._recover(team, failure)
+
+    def drop_deliveries(self) -> None:
+        """Drop what the swarm has delivered for ranks that have ended, and tell the protocol core so."""
+        if self.team is not None and self.membership is not None:
+            for event in self.team.trainer.abandon():
+                self.membership.post(event)
 
     def _recover(self, team: Team, failure: TeamError) -> None:
         self.record.interrupted()
@@ -76,8 +83,9 @@ class Recovery:
             raise TeamStoppedError
         until = time.monotonic() + LEAVING_S
         while self.membership is not None and not self.membership.is_away and time.monotonic() < until:
-            for event in team.trainer.abandon():
-                self.membership.post(event)
+            if team.is_stopping():
+                raise TeamStoppedError
+            self.drop_deliveries()
             time.sleep(POLL_S)
         team.trainer.abandon()
         team.renew()

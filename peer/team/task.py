@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from p2ptrain.team.trainer import LeadingTrainer
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
 from p2ptrain.train.pipeline import PipelineTask
+from p2ptrain.train.replicas import Mesh
 
 FIGURES = ("parameter_count", "computes_in", "skipped_steps", "coverage", "micro_batch", "learning_rate")
 """Names of ``train.tasks.TaskFigures`` that the leader's task has."""
@@ -19,15 +18,21 @@ class LeadingTask:
     """``train.tasks.PeerTask`` for the leader's session, whatever generation of ranks trains.
 
     Args:
-        devices: of all ranks.
+        devices: names of all ranks'.
+        mesh: their arrangement.
         trainer: lets the other ranks take part in an evaluation.
         own: returns the leader's task in the current generation; None between generations.
     """
 
     def __init__(
-        self, devices: Sequence[torch.device], trainer: LeadingTrainer, own: Callable[[], PipelineTask | None]
+        self,
+        devices: Sequence[str],
+        mesh: Mesh,
+        trainer: LeadingTrainer,
+        own: Callable[[], PipelineTask | None],
     ) -> None:
-        self.device_name = " + ".join(map(str, devices))
+        replicas = f" ({mesh})" if mesh.replicas > 1 else ""
+        self.device_name = " + ".join(devices) + replicas
         self._trainer = trainer
         self._own = own
         self._known: dict[str, Any] = {}

@@ -59,6 +59,7 @@ FILE = InputFile()
     metavar="DEVICE,…",
     help="Train the first peer on these, as cpu,cpu; then repeat with plain peers instead of a solo run.",
 )
+@click.option("--stages", type=click.IntRange(1, 64), help="Cut the first peer's model into so many parts.")
 @click.option("--seed", type=click.IntRange(min=0), help="Replaces the manifest's run.seed.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Torch threads per process.")
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the manifest names one by its digest.")
@@ -88,6 +89,7 @@ def testnet(
     out: Path,
     no_solo: bool,
     devices: str | None,
+    stages: int | None,
     seed: int | None,
     threads: int,
     data: Path | None,
@@ -119,6 +121,8 @@ def testnet(
         check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     data, tokenizer = data or _kept(manifest, chosen, "corpus"), tokenizer or _kept(manifest, chosen, "tokenizer")
     means = Means(threads, data, tokenizer, page or "")
+    if stages is not None and devices is None:
+        raise click.UsageError("--stages needs --devices.")
     if devices is None:
         report = _conducted(out, chosen, peers, not no_solo, seed, means, seconds, page, console)
         return EXIT_FAILED if report.failures else 0
@@ -127,7 +131,7 @@ def testnet(
     chosen = cut_at_layers(chosen)
     with_team, plain = (
         _conducted(out / name, chosen, peers, False, seed, each, seconds, None, console)
-        for name, each in (("team", replace(means, devices=devices)), ("plain", means))
+        for name, each in (("team", replace(means, devices=devices, stages=stages)), ("plain", means))
     )
     for line in reports.team_comparison(with_team, plain, devices):
         console.print(line, markup=False, soft_wrap=True)
@@ -182,7 +186,7 @@ def _laboratory() -> ModuleType:
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
     """Raise click.UsageError for options that have no effect with a scenario, or none without one."""
-    without = ("preset", "manifest", "peers", "seconds", "no_solo", "devices", "seed", "data", "tokenizer")
+    without = ("preset", "manifest", "peers", "seconds", "no_solo", "devices", "stages", "seed", "data", "tokenizer")
     wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)

@@ -56,6 +56,8 @@ class Means:
     """Address at which the bootstrap shows the swarm; empty for none."""
     devices: str = ""
     """Devices of the first peer; empty: one, as for the others."""
+    stages: int | None = None
+    """Pipeline stages of the first peer; None: as the peer chooses."""
 
     def arguments(self) -> list[str]:
         data = [] if self.data is None else ["--data", str(self.data)]
@@ -124,6 +126,7 @@ async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[st
     shared = ["--share"] if means.page else []
     for number, each in enumerate(plan.peers):
         several = ["--devices", means.devices] if means.devices and number == 0 else []
+        several += ["--stages", str(means.stages)] if means.stages is not None and number == 0 else []
         arguments = [link, "--local", "--nickname", each.name, *shared, *several]
         cast.trainers[each.name] = await _trainer(each, arguments, means)
     return []

@@ -52,8 +52,14 @@ def test_times_are_bounded(plain: dict[str, Any], change: str) -> None:
         ("bootstrap.returns_after_s=3", "bootstrap.returns_after_s: the bootstrap does not die; give dies_at_s"),
         (
             BROKEN.replace("1}", "1, for_s = 2}"),
-            "peers.home.troubles[0].for_s: a daemon that died stays dead; leave it out",
+            "peers.home.troubles[0].for_s: nothing ends daemon_dies; leave it out",
         ),
+        (
+            BROKEN.replace("daemon_dies", "rank_dies"),
+            "peers.home.troubles[0].what: rank_dies needs a peer on several devices",
+        ),
+        ('peers.home.devices="cpu,cpu"', 'peers.home.devices: several need outer.cut = "layers"'),
+        ('peers.home.devices="cpu;cpu"', "peers.home.devices: found 'cpu;cpu': devices are"),
         ("peers.home.leaves_every_s=9", "peers.home.leaves_every_s: give leaves_at_s, when the first peer leaves"),
         (
             "peers.home.amid_exchange=true",

@@ -69,7 +69,7 @@ async def answer(link: TwoStreams) -> None:
     payloads = cast(LearnerPayloads, Plain())
     session = Session(
         LinkId(OPENER, 1, outbound=False),
-        SessionEnvironment(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
+        SessionEnvironment(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
     )
     await session._swap(link, Swap(session.link, (0,)))
 

@@ -231,6 +231,10 @@ class Swarm:
             for process in self.processes():
                 process.kill()
 
+    def program(self, home: Path, *arguments: str) -> Program:
+        """Start Python with these arguments as a process of the swarm."""
+        return self._start(home, *arguments)
+
     def _start(self, home: Path, *arguments: str) -> Program:
         program = Program(home, [sys.executable, *arguments], self.environment)
         self.programs.append(program)

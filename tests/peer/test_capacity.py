@@ -91,7 +91,7 @@ def test_seven_billion_parameters_fit_a_team_that_has_the_memory() -> None:
         ([CARD_24, CARD_24], 512, r"take 10\d\.\d GB beside activations .* but cuda:0 has 24\.0 GB, cuda:0 has 24\.0"),
         ([CARD_80, CARD_80], 64, r"a team of 2 ranks needs at least 1\d\d\.\d GB .* which has 64\.0 GB"),
         ([HOST, HOST], 128, r"needs at least 2\d\d\.\d GB .* which has 128\.0 GB"),
-        ([CARD_80] * 33, 512, "has 32 layers, too few for a team of 33 devices"),
+        ([CARD_80] * 33, 512, "has 32 layers, too few for 33 stages"),
     ],
 )
 def test_seven_billion_parameters_are_refused_with_the_numbers(
@@ -100,6 +100,18 @@ def test_seven_billion_parameters_are_refused_with_the_numbers(
     with pytest.raises(DeviceError, match=why) as caught:
         check_team_memory(seven_billion(), places, installed_bytes=installed * GB)
     assert "6,607,343,616" in caught.value.problem or "layers" in caught.value.problem
+
+
+def test_replicas_hold_the_inner_state_again_and_the_outer_one_once() -> None:
+    run = seven_billion()
+    check_team_memory(run, [CARD_80] * 4, installed_bytes=256 * GB, replicas=2)
+    check_team_memory(run, [HOST] * 4, installed_bytes=512 * GB, replicas=2)
+    with pytest.raises(DeviceError, match=r"a team of 4 ranks needs at least 3\d\d\.\d GB"):
+        check_team_memory(run, [HOST] * 4, installed_bytes=256 * GB, replicas=2)
+    with pytest.raises(DeviceError, match="take 10"):
+        check_team_memory(run, [CARD_80, CARD_80, CARD_80, CARD_24], installed_bytes=512 * GB, replicas=2)
+    with pytest.raises(DeviceError, match="take 10"):
+        check_team_memory(run, [CARD_80, CARD_80], installed_bytes=512 * GB, replicas=2)
 
 
 def test_a_team_of_one_needs_what_one_process_does() -> None:

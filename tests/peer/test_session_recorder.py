@@ -42,7 +42,7 @@ def record() -> SessionRecorder:
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None)
     parts["checkpoints"] = SimpleNamespace(digest=None)
     parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
-    task = SimpleNamespace(coverage=0.0, learning_rate=3e-4, skipped_steps=0)
+    task = SimpleNamespace(device_name="cpu", coverage=0.0, learning_rate=3e-4, skipped_steps=0)
     record = SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
     record.saver._next = math.inf
     return record

@@ -24,6 +24,9 @@ from peer.start_options import StartFile, StartOptions
 NAMES = names(StartOptions)
 EVERYTHING = StartOptions(
     device="cpu",
+    stages=2,
+    team=2,
+    at="192.168.1.5:7007",
     nickname="Ada's",
     data=Path("/data/my corpus.txt"),
     tokenizer=Path("/data/tokenizer.json"),
@@ -35,6 +38,7 @@ EVERYTHING = StartOptions(
     page_token="secret",
     page_hosts="a.example,b.example",
     share=True,
+    keep="0-3",
 )
 
 
@@ -73,7 +77,9 @@ def test_a_setting_that_was_edited_later_takes_precedence(tmp_path: Path) -> Non
     file = StartFile(tmp_path)
     file.save(EVERYTHING, Settings(nickname="before"))
     loaded = file.load(Settings(nickname="after", share_figures=True))
-    assert (loaded.nickname, loaded.share, loaded.device) == (None, None, "cpu")
+    assert (loaded.nickname, loaded.share, loaded.device, loaded.stages) == (None, None, "cpu", 2)
+    others = file.load(Settings(nickname="before", device="cpu,cpu,cpu"))
+    assert (others.nickname, others.device, others.stages) == ("Ada's", None, None), "stages belong to their devices"
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from p2ptrain.manifest import with_changes
 from p2ptrain.outer.fragments import layer_slices, stage_starts
 from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import Placement
+from p2ptrain.train.stage_costs import unit_costs
 from peer.owner.settings import device_name
 from peer.team.agreement import balanced, candidates
-from peer.team.devices import choose_devices
+from peer.team.devices import check_team, choose_devices
 from peer.team.plan import LONGEST_LINE, decode_plan, decode_report
 from peer.team.processes import RankProcess, failed_rank
 
@@ -77,7 +78,7 @@ def test_micro_batches_divide_the_step_into_at_least_as_many_as_ranks(signed_run
 
 def test_too_few_sequences_are_one_error(signed_run):
     manifest = with_changes(signed_run().manifest, {"training.sequences_per_step": 2})
-    with pytest.raises(DeviceError, match="too few for a pipeline of 3 devices"):
+    with pytest.raises(DeviceError, match="too few for 3 devices"):
         candidates(manifest, 3, 2)
 
 
@@ -107,6 +108,75 @@ def test_a_slow_rank_gets_few_blocks_a_given_cut_is_kept_and_what_fits_nowhere_i
     assert [each.blocks for each in kept.stages] == [range(2), range(2, 6)]
     with pytest.raises(DeviceError, match="No cut of the run's model into 2 stages"):
         balanced(manifest, ways, seconds, [100, 100])
+
+
+def test_replicas_have_one_cut_and_shares_by_their_speed(signed_run):
+    manifest, ways = layered(signed_run), [Placement(None, size) for size in (2, 1)]
+    block_s = [(2.0, 1.0), (2.0, 1.0), (6.0, 3.0), (6.0, 3.0)]  # of each rank, for both micro-batches
+    seconds = [[[0.0, *[each[way]] * 6, 0.0] for each in block_s] for way in range(2)]
+    found = balanced(manifest, ways, seconds, [None] * 4, stages=2)
+    assert [each.blocks for each in found.stages] == [range(3), range(3, 6)]
+    assert (found.placement.micro_batch, found.counts) == (1, (6, 2))
+    small = balanced(manifest, ways, seconds, [None] * 4, [0], stages=1)
+    assert (small.stages[0].blocks, sum(small.counts)) == (range(6), 8 // small.placement.micro_batch)
+
+
+def test_the_smallest_card_of_a_stage_limits_it(signed_run):
+    manifest, ways = layered(signed_run), [Placement(None, 1)]
+    seconds = [[[0.0, *[1.0] * 6, 0.0]] * 4]
+    whole = sum(unit_costs(manifest.model, manifest.training.sequence_length, ways[0], seconds[0]).state_bytes)
+    found = balanced(manifest, ways, seconds, [None, None, None, whole // 3], stages=2)
+    assert len(found.stages[1].blocks) < 3
+    with pytest.raises(DeviceError, match="No cut of the run's model into 2 stages"):
+        balanced(manifest, ways, seconds, [100, None, None, None], stages=2)
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("devices", "stages", "expected"),
+    [
+        (2, None, "2 stages"),
+        (4, 2, "2 replicas of 2 stages"),
+        (4, 1, "4 replicas of 1 stage"),
+        (8, None, "2 replicas of 4 stages"),
+        (7, None, "7 replicas of 1 stage"),
+        (6, 6, "6 stages"),
+    ],
+)
+def test_by_default_there_are_as_many_stages_as_devices_and_layers_allow(signed_run, devices, stages, expected):
+    assert str(check_team(layered(signed_run), [CPU] * devices, stages, 1e12)) == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "stages", "changes", "says"),
+    [
+        (4, 3, {}, "3 stages do not divide 4 devices. Choose the number of stages among 1, 2, 4."),
+        (1, 2, {}, "2 stages do not divide 1 device. Choose the number of stages among 1."),
+        (8, 8, {}, "The run's model has 6 layers, too few for 8 stages. Choose the number of stages among 1, 2, 4."),
+        (4, 4, {"outer.fragments": 2}, "2 fragments begin with 2 of the model's layers, too few for 4 stages."),
+        (9, None, {}, "The run's inner steps have 8 sequences, too few for a team of 9 devices. Use at most 8."),
+        (2, 2, {"outer.cut": "even"}, "(outer.cut is 'even'), too few for 2 stages."),
+    ],
+)
+def test_stages_that_cannot_train_the_run_are_one_error(signed_run, devices, stages, changes, says):
+    with pytest.raises(DeviceError) as caught:
+        check_team(with_changes(layered(signed_run), changes), [CPU] * devices, stages, 1e12)
+    assert says in f"{caught.value.problem} {caught.value.remedy}"
+
+
+def test_a_team_on_several_computers_has_stages_alone(signed_run):
+    assert str(check_team(layered(signed_run), [CPU], None, 1e12, others=2)) == "3 stages"
+    with pytest.raises(DeviceError, match="as many stages as devices"):
+        check_team(layered(signed_run), [CPU], 1, 1e12, others=2)
+    with pytest.raises(DeviceError, match="too few for a team of 7 devices"):
+        check_team(layered(signed_run), [CPU], None, 1e12, others=6)
+
+
+def test_a_run_that_is_cut_within_layers_trains_on_replicas(signed_run):
+    run = with_changes(layered(signed_run), {"outer.cut": "even"})
+    assert str(check_team(run, [CPU] * 2, None, 1e12)) == "2 replicas of 1 stage"
 
 
 def test_a_cut_begins_where_fragments_do(signed_run):
@@ -161,6 +231,24 @@ def test_of_several_ranks_the_one_that_failed_is_found(rank_running, programs, r
     found, said, _ = failed_rank([rank_running(number, each) for number, each in enumerate(programs, 1)])
     assert (None if found is None else found.rank) == rank
     assert why in said
+
+
+ALIVE = """print('{"kind":"alive"}', flush=True)"""
+
+
+def test_a_rank_that_falls_silent_is_ended_and_found(rank_running, monkeypatch):
+    monkeypatch.setattr("peer.team.processes.LISTENING_S", 0.1)
+    living = f"import time\nwhile True:\n {ALIVE}\n time.sleep(0.2)"
+    frozen, well, still_starting = (
+        rank_running(number, program) for number, program in enumerate((f"{ALIVE}; {SLEEPS}", living, SLEEPS), 1)
+    )
+    assert frozen.wait(time.monotonic() + 30)
+    assert not well.has_ended
+    assert not still_starting.has_ended
+    well.kill()
+    found, said, _ = failed_rank([frozen])
+    assert found is frozen
+    assert "gave no sign of life for" in said
 
 
 def test_a_rank_that_does_not_start_is_an_error_in_time(rank_running):

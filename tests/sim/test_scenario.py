@@ -74,7 +74,10 @@ def test_there_are_examples() -> None:
         ("run.tokens=80", "run.outer_steps: give either outer_steps or tokens"),
         ("peers.home.leaves_at_s=0.5", None),
         ("peers.home.returns_after_s=1", "peers.home.returns_after_s: no peer leaves; give leaves_at_s or stays_s"),
-        ("peers.home.lie=silent", "peers: every group has a lie; at least one group must be honest"),
+        (
+            "peers.home.lie=silent",
+            "peers: every group has a lie or keeps fragments; at least one group must be honest and train",
+        ),
         ("peers.home.count=200000", "peers.home.count: input should be at least 1 and at most 100000, found 200000"),
         (
             "peers.home.freezes=[{at_s = 5, for_s = 9}, {at_s = 10, for_s = 1}]",

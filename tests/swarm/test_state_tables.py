@@ -28,9 +28,11 @@ from p2ptrain.swarm.events import (
     LinkFailed,
     Open,
     OuterStepDone,
+    PeersSeen,
     PhaseDone,
     Pulled,
     Received,
+    Started,
     Swap,
     SwapDone,
     TrainingEnded,
@@ -212,12 +214,30 @@ def a_peer_pulls_again_and_ends_meanwhile() -> None:
             assert core.state is PeerState.TRAINING
 
 
+def a_keeper_keeps_pulls_and_leaves() -> None:
+    rules = replace(RULES, run_tokens=10_000.0)
+    for pulls in (False, True):
+        peer = Peer(PeerId("ash"), rules, Random(0), step=3, progress=30.0, keeps=rules.everything)
+        peer.handle(Started(), 0.0)
+        peer.handle(PeersSeen(()), 1.0)
+        assert peer.state is PeerState.KEEPING
+        if pulls:
+            ahead = presence(BIRCH, progress=500.0)
+            effects = peer.handle(PeersSeen(((ahead, 90.0),)), 2.0)
+            link = next(each.link for each in effects if isinstance(each, Open))
+            peer.handle(Received(link, WeightsReply(50, 500.0)), 3.0)
+            assert peer.state is PeerState.JOINING
+        peer.handle(LeaveRequested(), 4.0)
+        assert peer.state is PeerState.LEAVING
+
+
 SCENES: dict[str, tuple[Callable[[], object], ...]] = {
     "peer states": (
         golden.three_peers_begin,
         golden.the_run_ends,
         golden.an_owner_stops,
         a_peer_pulls_again_and_ends_meanwhile,
+        a_keeper_keeps_pulls_and_leaves,
     ),
     "exchange states": (
         golden.three_peers_begin,

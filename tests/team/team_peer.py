@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from team_rank import BLOCKS, CPU, HELD_OUT, MICRO_BATCH, corpus, forbid_pickles
+from team_rank import BLOCKS, DEVICE, HELD_OUT, MICRO_BATCH, SEQUENCES, corpus, forbid_pickles
 from team_rank import Case as ModelCase
 
 from p2ptrain.base.errors import TeamError
@@ -27,7 +27,7 @@ from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, vector_range_of
-from p2ptrain.team.connection import RankConnection
+from p2ptrain.team.connection import RankConnection, SocketLine
 from p2ptrain.team.handshake import RankListener, dial
 from p2ptrain.team.inbox import TeamInbox
 from p2ptrain.team.payloads import TeamPayloads
@@ -43,8 +43,9 @@ from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.model import build_module, flat_model
 from p2ptrain.train.pipeline import PipelineTask
+from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask, shares
 from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
-from p2ptrain.train.stages import equal_cut, stage_model
+from p2ptrain.train.stages import StageModel, equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
 LINK = LinkId(PeerId("other"), 1, outbound=True)
@@ -63,6 +64,8 @@ class SwarmCase:
     optimizer: str = "adamw"
     clip: float = 1.0
     ranks: int = 2
+    replicas: int = 1
+    micro_batch: int = MICRO_BATCH
     inner_steps: int = 4
     fragments: int = 6
     run_tokens: int = 6400
@@ -71,6 +74,10 @@ class SwarmCase:
     key: str = ""
     home: str = ""
     """Directory of the checkpoints; the newest one is resumed."""
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(self.ranks // self.replicas, self.replicas)
 
     @property
     def manifest(self) -> Manifest:
@@ -97,13 +104,13 @@ class SwarmCase:
 def rest(case: SwarmCase) -> tuple[Any, ...]:
     manifest = case.manifest
     reader = CorpusReader(manifest.run.seed, PeerId(case.peer))
-    return corpus(manifest), manifest.training, manifest.run.tokens, reader, Placement(None, MICRO_BATCH)
+    return corpus(manifest), manifest.training, manifest.run.tokens, reader, Placement(None, case.micro_batch)
 
 
 def plain_learner(case: SwarmCase) -> Learner:
     """Return the learner of a peer in one process."""
     manifest = case.manifest
-    model = flat_model(manifest.model, manifest.run.seed, CPU)
+    model = flat_model(manifest.model, manifest.run.seed, DEVICE)
     fragments = fragments_of(manifest.outer, model.layout)
     codec, gradient_codec = codecs_of(manifest.codec)
     rules = learner_rules(manifest.outer, manifest.run.tokens)
@@ -133,15 +140,28 @@ class RankState:
         return self.task.held_out_loss(tokens, math.inf, lambda read, wanted: True)
 
 
-def rank_state(case: SwarmCase, folder: Path, rank: int) -> RankState:
-    manifest, layout = case.manifest, case.layout
-    group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
-    models = [stage_model(manifest.model, manifest.run.seed, CPU, stage) for stage in equal_cut(BLOCKS, case.ranks)]
+def stage_models(case: SwarmCase) -> list[StageModel]:
+    model, seed = case.manifest.model, case.manifest.run.seed
+    return [stage_model(model, seed, DEVICE, stage) for stage in equal_cut(BLOCKS, case.mesh.stages)]
+
+
+def stage_task(case: SwarmCase, folder: Path, rank: int) -> PipelineTask:
+    team = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
+    model, mesh = stage_models(case)[case.mesh.stage(rank)], case.mesh
+    if mesh.replicas == 1:
+        return PipelineTask(model, team, *rest(case))
+    pipeline = team.part("connecting the stages", mesh.pipelines)
+    counts = shares(SEQUENCES // case.micro_batch, mesh.stages, [1.0] * mesh.replicas)
+    return ReplicatedTask(model, pipeline, *rest(case), replicas=Replicas.of(team, mesh, counts))
+
+
+def rank_state(case: SwarmCase, task: PipelineTask, rank: int) -> RankState:
+    manifest, layout, group, models = case.manifest, case.layout, task.group, stage_models(case)
     sharding = sharding_of(fragments_of(manifest.outer, layout), [model.offset for model in models])
     codec, gradient_codec = codecs_of(manifest.codec)
     rules = learner_rules(manifest.outer, manifest.run.tokens)
     slices = sharding.slices(rank)
-    task, matrices = PipelineTask(models[rank], group, *rest(case)), matrices_of(models[rank].flat.layout, slices)
+    matrices = matrices_of(models[rank].flat.layout, slices)
     held_out = task.held_out(HELD_OUT, math.inf)
     learner = Learner(
         task,
@@ -224,11 +244,12 @@ class ByHand:
 
 
 def lead(case: SwarmCase, folder: Path, listener: RankListener) -> None:
-    state = rank_state(case, folder, 0)
+    state = rank_state(case, stage_task(case, folder, 0), 0)
     try:
-        connections = listener.connect(case.ranks, case.timeout_s)
+        connections = listener.connect(case.mesh.stages, case.timeout_s)
         remotes = [
-            RemoteShard(rank, RankConnection(each, MOST_BYTES)) for rank, each in enumerate(connections, start=1)
+            RemoteShard(rank, RankConnection(SocketLine(each), MOST_BYTES))
+            for rank, each in enumerate(connections, start=1)
         ]
         shards: list[Shard] = [state.shard, *remotes]
         codec, gradient_codec = codecs_of(case.manifest.codec)
@@ -283,10 +304,23 @@ def answer(value: object) -> None:
     sys.stdout.flush()
 
 
+def follow_first_replica(task: ReplicatedTask) -> None:
+    """Follow the first replica until it closes its connections."""
+    try:
+        task.follow_replica()
+    except TeamError:
+        task.group.close()
+
+
 def follow_leader(case: SwarmCase, folder: Path, rank: int) -> None:
-    state = rank_state(case, folder, rank)
+    task = stage_task(case, folder, rank)
+    if isinstance(task, ReplicatedTask) and rank >= case.mesh.stages:
+        follow_first_replica(task)
+        return
+    state = rank_state(case, task, rank)
     server = ShardServer(
-        state.shard, RankConnection(dial(folder / "leader", bytes.fromhex(case.key), rank, case.timeout_s), MOST_BYTES)
+        state.shard,
+        RankConnection(SocketLine(dial(folder / "leader", bytes.fromhex(case.key), rank, case.timeout_s)), MOST_BYTES),
     )
     server.start()
     try:

@@ -26,6 +26,10 @@ SCRIPT = Path(__file__).with_name("team_peer.py")
 PATHS = os.pathsep.join(str(path) for path in (ROOT, ROOT / "tests" / "train", SCRIPT.parent))
 
 
+REPLICAS = SwarmCase(replicas=2, micro_batch=4)
+"""Two replicas of one micro-batch each, whose sum has one order: bitwise what one process computes."""
+
+
 class Plain(ByHand):
     """Peer in this process."""
 
@@ -131,7 +135,7 @@ class TeamByHand:
         path = Path(self._processes.ask("save"))
         found = checkpoint.load_latest(path.parent).checkpoint
         assert found.path == path
-        assert len(list(path.glob("*.safetensors"))) == self._case.ranks
+        assert len(list(path.glob("*.safetensors"))) == self._case.mesh.stages
         return state_of(found.tensors)
 
     def end(self):
@@ -141,7 +145,7 @@ class TeamByHand:
 @pytest.fixture(scope="module")
 def teams(tmp_path_factory):
     folders = [tmp_path_factory.mktemp(name) for name in ("amber", "birch")]
-    both = [TeamProcesses(folder, ranks) for folder, ranks in zip(folders, (2, 3), strict=True)]
+    both = [TeamProcesses(folder, ranks) for folder, ranks in zip(folders, (2, 4), strict=True)]
     yield both
     for each in both:
         each.end()
@@ -195,8 +199,11 @@ def live_with_both_streams(one, other) -> list:
         (SwarmCase(ranks=3), live),
         (SwarmCase(recipe="swarm_both", gradients="lowrank"), live_with_both_streams),
         (SwarmCase(recipe="dilocox", gradients="lowrank", adaptive=True), live_with_both_streams),
+        (replace(REPLICAS, optimizer="muon", clip=0.05), live),
+        (replace(REPLICAS, recipe="noloco"), live_in_rounds),
+        (replace(REPLICAS, recipe="dilocox", gradients="lowrank", adaptive=True), live_with_both_streams),
     ],
-    ids=["muon", "noloco-3", "swarm-3", "swarm_both", "dilocox"],
+    ids=["muon", "noloco-3", "swarm-3", "swarm_both", "dilocox", "muon-2x1", "noloco-2x1", "dilocox-2x1"],
 )
 def test_a_team_and_a_plain_peer_end_bitwise_as_two_plain_ones(teams, case, way):
     cases = [case, replace(case, peer="birch")]
@@ -210,8 +217,9 @@ def test_a_team_and_a_plain_peer_end_bitwise_as_two_plain_ones(teams, case, way)
     mixed[1].end()
 
 
-def test_a_team_gives_and_takes_weights_as_one_process(teams):
-    cases = [SwarmCase(peer) for peer in ("amber", "birch")]
+@pytest.mark.parametrize("case", [SwarmCase(), REPLICAS], ids=["stages", "replicas"])
+def test_a_team_gives_and_takes_weights_as_one_process(teams, case):
+    cases = [case, replace(case, peer="birch")]
     plain, mixed = [Plain(each) for each in cases], [Plain(cases[0]), teams[1].begin(cases[1])]
     for one, other in (plain, mixed):
         one.advance(9)
@@ -250,18 +258,22 @@ def test_two_teams_end_bitwise_as_two_processes(teams, codec):
         (SwarmCase(optimizer="muon"), live),
         (SwarmCase(recipe="noloco"), live_in_rounds),
         (SwarmCase(recipe="swarm_both", gradients="lowrank"), live_with_both_streams),
+        (replace(REPLICAS, optimizer="muon"), live),
     ],
-    ids=["swarm", "noloco", "swarm_both"],
+    ids=["swarm", "noloco", "swarm_both", "replicas"],
 )
 def test_any_split_resumes_the_checkpoint_of_another_bitwise(teams, tmp_path, case, way):
-    """Check one process, then three ranks, then two, then one process, beside a peer that resumes alone each time."""
+    """Check one process, then three ranks, then two, then one process, beside a peer that resumes alone each time.
+
+    With replicas: one process, then two replicas, twice.
+    """
     other = replace(case, peer="birch")
     homes = tmp_path / "amber", tmp_path / "birch"
     before = Plain(case), Plain(other)
     way(*before)
     for each, home in zip(before, homes, strict=True):
         each.save(home)
-    for ranks in (3, 2):
+    for ranks in (3, 2) if case.replicas == 1 else (2, 2):
         plain = resumed(case, homes[0]), resumed(other, homes[1])
         split = teams[ranks - 2].begin(replace(case, ranks=ranks, home=str(homes[0]))), resumed(other, homes[1])
         assert way(*split) == way(*plain)
@@ -273,6 +285,20 @@ def test_any_split_resumes_the_checkpoint_of_another_bitwise(teams, tmp_path, ca
     alone = resumed(case, homes[0]).state()
     for name, tensor in plain[0].state().items():
         assert torch.equal(alone[name], tensor), name
+
+
+@pytest.mark.parametrize("recipe", ["swarm", "dilocox"])
+def test_two_replicas_of_two_stages_train_as_one_process_up_to_rounding(teams, recipe):
+    more = {"gradients": "lowrank", "adaptive": True} if recipe == "dilocox" else {}
+    case = SwarmCase(codec="fp32", recipe=recipe, ranks=4, replicas=2, **more)
+    plain, team = Plain(case), teams[1].begin(case)
+    for peer in (plain, team):
+        peer.advance(10)
+    found, wanted = team.state(), plain.state()
+    for name, tensor in wanted.items():
+        assert (found[name] - tensor).double().norm() <= 1e-4 * tensor.double().norm(), name
+    assert team.evaluate() == pytest.approx(plain.evaluate(), rel=1e-5)
+    team.end()
 
 
 def resumed(case: SwarmCase, home: Path) -> Plain:

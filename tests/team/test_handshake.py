@@ -9,7 +9,15 @@ import time
 import pytest
 
 from p2ptrain.base.errors import NetworkError, RemoteError, TeamError
-from p2ptrain.team.connection import MAGIC, MOST_JSON_BYTES, MOST_NUMBERS, VERSION, RankConnection, TeamFrame
+from p2ptrain.team.connection import (
+    MAGIC,
+    MOST_JSON_BYTES,
+    MOST_NUMBERS,
+    VERSION,
+    RankConnection,
+    SocketLine,
+    TeamFrame,
+)
 from p2ptrain.team.handshake import RankListener, dial, new_key
 from p2ptrain.team.remote_shard import RemoteShard
 from p2ptrain.team.requests import FitRecord, ShardAnswer
@@ -117,7 +125,7 @@ def test_a_leader_that_is_not_there_is_an_error(folder):
 @pytest.fixture
 def ends():
     pair = socket.socketpair()
-    lines = [RankConnection(each, 64) for each in pair]
+    lines = [RankConnection(SocketLine(each), 64) for each in pair]
     yield lines[0], lines[1], pair[1]
     for line in lines:
         line.close()

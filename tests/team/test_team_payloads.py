@@ -20,7 +20,7 @@ from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.swarm.download_plan import Span, cut
 from p2ptrain.swarm.events import Commit
 from p2ptrain.team import shard as shard_module
-from p2ptrain.team.connection import RankConnection
+from p2ptrain.team.connection import RankConnection, SocketLine
 from p2ptrain.team.inbox import TeamInbox, delivery_of
 from p2ptrain.team.payloads import TeamPayloads
 from p2ptrain.team.remote_shard import RemoteShard
@@ -61,9 +61,9 @@ class SplitTeam:
         ]
         self.shards = [LocalShard(each.payloads, patience_s=0.2) for each in self.learners]
         ours, theirs = socket.socketpair()
-        self.server = ShardServer(self.shards[1], RankConnection(theirs, 1 << 20))
+        self.server = ShardServer(self.shards[1], RankConnection(SocketLine(theirs), 1 << 20))
         self.server.start()
-        self.remote = RemoteShard(1, RankConnection(ours, 1 << 20), deadline_s=5.0)
+        self.remote = RemoteShard(1, RankConnection(SocketLine(ours), 1 << 20), deadline_s=5.0)
         self.payloads = TeamPayloads(
             codec.get(name),
             None,

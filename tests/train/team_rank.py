@@ -33,10 +33,14 @@ from p2ptrain.train.boundary import Boundary
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.pipeline import PipelineTask
-from p2ptrain.train.stages import StageRange, equal_cut, stage_model
+from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask, shares
+from p2ptrain.train.stage_lines import line_bytes_per_s
+from p2ptrain.train.stages import StageModel, StageRange, equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
 CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("P2PTRAIN_TEST_DEVICE", "cpu"))
+"""Device of every rank, so that one card can stand for several (docs/CARD-QUEUE.md)."""
 BLOCKS, SEQUENCES, MICRO_BATCH, TOKENS = 4, 8, 2, 16
 HELD_OUT = 256
 SHAPE = {
@@ -65,11 +69,13 @@ class Case:
 
     architecture: str = "LlamaForCausalLM"
     ranks: int = 2
+    replicas: int = 1
     optimizer: str = "adamw"
     tied: bool = False
     clip: float = 1.0
     compute: str = "float32"
     boundary: str = "fp32"
+    micro_batch: int = MICRO_BATCH
     steps: int = 3
     timeout_s: float = 60.0
     fails: str = ""  # "dies", "freezes" or "memory": what the last rank does after its first step
@@ -79,6 +85,10 @@ class Case:
     @property
     def autocast(self) -> torch.dtype | None:
         return None if self.compute == "float32" else getattr(torch, self.compute)
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(self.ranks // self.replicas, self.replicas)
 
     @property
     def manifest(self) -> Manifest:
@@ -98,7 +108,7 @@ class Case:
 
 def stages(case: Case) -> tuple[StageRange, ...]:
     """Return stages of 2 and 2, or of 1, 1 and 2 blocks."""
-    return equal_cut(BLOCKS, case.ranks)
+    return equal_cut(BLOCKS, case.mesh.stages)
 
 
 def corpus(manifest: Manifest) -> Corpus:
@@ -111,13 +121,13 @@ def rest(case: Case) -> tuple:
     """Return the arguments that both kinds of tasks take last."""
     manifest = case.manifest
     reader = CorpusReader(manifest.run.seed, PeerId("alice"))
-    placement = Placement(case.autocast, MICRO_BATCH)
+    placement = Placement(case.autocast, case.micro_batch)
     return corpus(manifest), manifest.training, manifest.run.tokens, reader, placement
 
 
 def whole_task(case: Case) -> LanguageModelTask:
     manifest = case.manifest
-    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, CPU), *rest(case))
+    return LanguageModelTask(flat_model(manifest.model, manifest.run.seed, DEVICE), *rest(case))
 
 
 def train(task: LanguageModelTask, case: Case) -> list[float]:
@@ -157,10 +167,12 @@ def fail(task: PipelineTask, how: str, at: str) -> None:
 def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
     group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
     manifest = case.manifest
-    model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[rank])
+    model = stage_model(manifest.model, manifest.run.seed, DEVICE, stages(case)[case.mesh.stage(rank)])
     began = time.monotonic()
     try:
-        task = PipelineTask(model, group, *rest(case), Boundary(case.boundary))
+        task = pipeline_task(case, model, group)
+        if rank >= case.mesh.stages:
+            return follow(task, case, folder, rank)
         if case.fails:
             task.inner_step(0)
             if rank == case.ranks - 1:
@@ -169,11 +181,43 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
         losses = train(task, case)
         save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
         held_out = task.held_out(HELD_OUT, math.inf).loss()
-        return {"losses": losses, "held_out": held_out, "listens_on": listening(), "said": say(group)}
+        answer = {"losses": losses, "held_out": held_out, "listens_on": listening(), "said": say(task.group)}
+        return {**answer, "is_line_fast": line_bytes_per_s(task.group) > 1e5}
     except TeamError as error:
         return {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
     finally:
         group.close()
+
+
+def pipeline_task(case: Case, model: StageModel, group: TeamGroup) -> PipelineTask:
+    if case.replicas == 1:
+        return PipelineTask(model, group, *rest(case), Boundary(case.boundary))
+    pipeline = group.part("connecting the stages", case.mesh.pipelines)
+    counts = shares(SEQUENCES // case.micro_batch, case.mesh.stages, [1.0] * case.replicas)
+    return ReplicatedTask(
+        model, pipeline, *rest(case), Boundary(case.boundary), replicas=Replicas.of(group, case.mesh, counts)
+    )
+
+
+def follow(task: PipelineTask, case: Case, folder: Path, rank: int) -> dict[str, object]:
+    """Follow the first replica until it closes its connections; save what this one then has."""
+    assert isinstance(task, ReplicatedTask)
+    if case.fails and rank == case.ranks - 1:
+        backward = task._backward
+
+        def failing(batch: torch.Tensor) -> torch.Tensor:
+            if task.step:
+                fail(task, case.fails, case.at)
+            return backward(batch)
+
+        task._backward = failing
+    try:
+        task.follow_replica()
+    except TeamError as error:
+        if case.fails:
+            raise
+        save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
+        return {"ended": str(error), "listens_on": listening()}
 
 
 def say(group: TeamGroup) -> list[object]:

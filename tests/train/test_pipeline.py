@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from team_rank import CPU, FIELDS, HELD_OUT, SEQUENCES, Case, corpus, rest, results, stages, told, train, whole_task
+from team_processes import Team
+from team_rank import DEVICE, FIELDS, HELD_OUT, SEQUENCES, Case, corpus, rest, results, stages, train, whole_task
 
 from p2ptrain.base.errors import DeviceError, TeamError, TeamMemoryError
 from p2ptrain.train.evaluate import validation_loss
@@ -22,65 +16,6 @@ from p2ptrain.train.stages import equal_cut, stage_model
 from p2ptrain.train.team_group import Rendezvous, TeamGroup
 
 pytestmark = pytest.mark.net
-
-ROOT = Path(__file__).parent.parent.parent
-SCRIPT = Path(__file__).with_name("team_rank.py")
-
-
-class Rank:
-    """A process that is one rank."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        command = [sys.executable, str(SCRIPT), str(folder), str(rank)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-
-    def tell(self, case: Case) -> None:
-        self.process.stdin.write(told(case) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict:
-        return json.loads(self.process.stdout.readline())
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
-class Team:
-    """Ranks that live for several cases, because they take seconds to start."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.ranks: list[Rank] = []
-        self._generations = count()
-
-    def tell(self, case: Case) -> Case:
-        case = replace(case, generation=next(self._generations))
-        while len(self.ranks) < case.ranks:
-            self.ranks.append(Rank(self.folder, len(self.ranks)))
-        for rank in self.ranks[: case.ranks]:
-            rank.tell(case)
-        return case
-
-    def run(self, case: Case) -> tuple[list[dict], dict[str, torch.Tensor]]:
-        """Return the ranks' answers, and their tensors end to end."""
-        case = self.tell(case)
-        answers = [rank.answer() for rank in self.ranks[: case.ranks]]
-        parts = [load_file(self.folder / f"{case.generation}-{rank}.safetensors") for rank in range(case.ranks)]
-        return answers, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def lose(self, rank: int) -> None:
-        self.ranks[rank].end()
-        del self.ranks[rank]
-
-    def end(self) -> None:
-        for rank in self.ranks:
-            rank.end()
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +46,13 @@ def test_a_team_trains_bitwise_as_one_process(team, case):
     numbers = [10.0, 20.0, 21.0][: 1 if case.ranks == 2 else 3]
     said = [numbers, 8 - case.ranks, "", "turn", "turn: 13 bytes, at most 4 expected"]
     for answer in answers:
-        assert answer == {"losses": losses, "held_out": held_out, "listens_on": ["127.0.0.1"], "said": said}
+        assert answer == {
+            "losses": losses,
+            "held_out": held_out,
+            "listens_on": ["127.0.0.1"],
+            "said": said,
+            "is_line_fast": True,
+        }
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel"])
@@ -137,8 +78,8 @@ def test_short_activations_cost_little(team, boundary):
 @pytest.mark.parametrize(
     ("case", "name"),
     [
-        (Case(fails="dies"), "pipeline schedule"),
-        (Case(fails="freezes", timeout_s=4.0), "pipeline schedule"),
+        (Case(fails="dies"), "pipeline schedule, gradient of micro-batch 0 from rank 1"),
+        (Case(fails="freezes", timeout_s=4.0), "pipeline schedule, gradient of micro-batch 0 from rank 1"),
         (Case(fails="dies", at="_all_reduce"), "gradient norms and loss"),
         (Case(fails="dies", at="_sum_tied_gradients", tied=True), "gradient of the tied embedding"),
     ],
@@ -182,7 +123,7 @@ def test_a_team_of_one_is_one_process(alone):
     case = Case(ranks=1)
     manifest = case.manifest
     (stage,) = stages(case)
-    task = PipelineTask(stage_model(manifest.model, manifest.run.seed, CPU, stage), alone, *rest(case))
+    task = PipelineTask(stage_model(manifest.model, manifest.run.seed, DEVICE, stage), alone, *rest(case))
     whole = whole_task(case)
     assert train(task, case) == train(whole, case)
     assert torch.equal(task.theta, whole.theta)
@@ -192,7 +133,7 @@ def test_a_team_of_one_is_one_process(alone):
 def test_memory_that_runs_out_in_a_forward_pass_is_named(alone):
     case = Case(ranks=1)
     manifest = case.manifest
-    model = stage_model(manifest.model, manifest.run.seed, CPU, stages(case)[0])
+    model = stage_model(manifest.model, manifest.run.seed, DEVICE, stages(case)[0])
     task = PipelineTask(model, alone, *rest(case))
 
     def short(*arguments):
@@ -207,13 +148,13 @@ def test_a_team_with_more_ranks_than_sequences_is_refused(alone):
     case = Case()
     manifest = case.manifest
     stage = replace(equal_cut(4, 4)[0], count=SEQUENCES + 1)
-    model = stage_model(manifest.model, manifest.run.seed, CPU, stage)
+    model = stage_model(manifest.model, manifest.run.seed, DEVICE, stage)
     with pytest.raises(DeviceError, match="8 sequences per inner step, too few for a pipeline of 9 devices"):
         PipelineTask(model, alone, *rest(case))
 
 
 def test_a_rank_that_never_comes_is_an_error_in_time(tmp_path):
-    with pytest.raises(TeamError, match=r"^connecting the team: rank 0 of 2 gave up after"):
+    with pytest.raises(TeamError, match=r"^connecting the team: ranks did not come in 1 s: rank 1$"):
         TeamGroup(Rendezvous(tmp_path, 0, 2), 1.0)
     TeamGroup(Rendezvous(tmp_path, 0, 1, generation=1), 10.0).close()  # the failure left nothing behind
 

@@ -9,7 +9,7 @@ from p2ptrain.manifest.model import parameter_count
 from p2ptrain.train import stage_costs
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.autofit import Placement
-from p2ptrain.train.stage_costs import STATE_BYTES, unit_costs, unit_seconds
+from p2ptrain.train.stage_costs import STATE_BYTES, trials, unit_costs, unit_seconds
 from p2ptrain.train.stages import balanced_cut, stage_model
 
 PLACEMENT = Placement(None, 2)
@@ -57,3 +57,17 @@ def test_few_tokens_are_tried_on_a_cpu(monkeypatch):
     monkeypatch.setattr(stage_costs, "_shortest_s", lambda compute, device: compute() or 1.0)
     seconds = unit_seconds(Case().manifest.model, TOKENS, PLACEMENT, CPU)
     assert seconds == pytest.approx([4.0, *[2 / 3] * BLOCKS, 4.0])  # 8 of 32 tokens
+
+
+def test_placements_whose_trials_are_the_same_share_one(monkeypatch):
+    tried = []
+
+    def seconds(description, length, placement, device):
+        tried.append(placement)
+        return [float(placement.micro_batch), 3.0 * placement.micro_batch]
+
+    monkeypatch.setattr(stage_costs, "CPU_TRIAL_TOKENS", 2 * TOKENS)
+    monkeypatch.setattr(stage_costs, "unit_seconds", seconds)
+    found = trials(Case().manifest.model, TOKENS, [Placement(None, size) for size in (8, 4, 2, 1)], CPU)
+    assert tried == [Placement(None, 2), Placement(None, 1)]
+    assert found == [[8.0, 24.0], [4.0, 12.0], [2.0, 6.0], [1.0, 3.0]]

@@ -12,6 +12,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import TrainingSection
 from p2ptrain.manifest.model import GroupedConfig, Llama
 from p2ptrain.ports import InnerTask, Notebook
+from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
 from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.lm.pool import LanguageModelPool
@@ -19,6 +20,7 @@ from p2ptrain.sim.lm.text import Text, shares
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.train.batches import CorpusReader
+from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrices_of
 
@@ -112,6 +114,10 @@ class LanguageLearnerPool:
         learner = Learner(task, rules, self.fragments, slow, notebook, gradient_codec=gradients, matrices=self.matrices)
         self._slots[learner] = slot
         return learner
+
+    def keeper(self, held: frozenset[int]) -> Keeper:
+        recipe = RECIPES[self._scenario.outer.recipe]
+        return Keeper(self.fragments, held, self._codecs[0], self.matrices, recipe)
 
     @property
     def tasks(self) -> list[InnerTask]:

@@ -105,11 +105,12 @@ PRESENCE = signed(
         signature=b"",
     )
 )
+KEEPER = signed(dataclasses.replace(PRESENCE, state=PeerState.KEEPING, keeps=((0, 3), (5, 5))))
 RECORD = wire.encode_presence(PRESENCE)
 UNTIL = PRESENCE.issued_at + PRESENCE.lifetime_s
 TERMS = Terms(step=1, progress=2.0, weight=1.0, clip_radius=math.inf, settled=True, state=PeerState.TRAINING)
 MESSAGES: tuple[Message, ...] = (
-    Offer(run=RUN, protocol=PROTOCOL_VERSION, fragments=(0, 2, 5), terms=TERMS, known=(PRESENCE,)),
+    Offer(run=RUN, protocol=PROTOCOL_VERSION, fragments=(0, 2, 5), terms=TERMS, known=(PRESENCE, KEEPER)),
     Accept(fragments=(0, 2), terms=TERMS, known=()),
     Decline(reason=DeclineReason.BUSY, state=PeerState.TRAINING, step=1, progress=2.0, known=()),
     Acknowledge(),

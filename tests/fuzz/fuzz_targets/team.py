@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+
 import torch
 
 from fuzz_targets.common import Target, refusing
 from p2ptrain import codec
 from p2ptrain.base.errors import RemoteError, TeamError
 from p2ptrain.team.connection import Blob, TeamFrame, read_frame, write_frame
+from p2ptrain.team.lan_messages import (
+    BeatMessage,
+    EndMessage,
+    JoinMessage,
+    PlanMessage,
+    ReadyMessage,
+    RefusalMessage,
+    ReportMessage,
+    WelcomeMessage,
+    decode_control,
+)
 from p2ptrain.team.requests import (
     CheckRequest,
     ExchangeRequest,
@@ -24,8 +37,10 @@ from p2ptrain.team.requests import (
     decode_answer,
     decode_request,
 )
+from p2ptrain.team.sealed import Purpose, decode_hello
 from p2ptrain.team.shard import LocalShard
 from p2ptrain.team.shard_server import answered
+from p2ptrain.team.store import StoreAnswer, StoreContent, StoreRequest, decode_store_answer, decode_store_request
 from p2ptrain.team.turn import (
     AdoptionRecord,
     DisplacementRecord,
@@ -105,6 +120,34 @@ def shard_answer(data: bytes) -> None:
     [each.fit() for each in answer.fits]
 
 
+@refusing(RemoteError)
+def lan_hello(data: bytes) -> None:
+    decode_hello(data)
+
+
+@refusing(RemoteError)
+def lan_message(data: bytes) -> None:
+    message = decode_control(read(data).body)
+    assert decode_control(message.model_dump_json().encode()) == message
+
+
+@refusing(RemoteError)
+def store_request(data: bytes) -> None:
+    frame = read(data)
+    content = StoreContent(most_wait_s=0.0)
+    content.answered(StoreRequest(op="set", keys=["a"]), [b"1"])
+    decode_store_answer(content.answered(decode_store_request(frame), frame.blobs)[0].model_dump_json().encode())
+
+
+@refusing(RemoteError)
+def store_answer(data: bytes) -> None:
+    decode_store_answer(read(data).body)
+
+
+def packed_hello(purpose: int) -> bytes:
+    return struct.pack(">15sBH16s32s", b"p2ptrain LAN 1\n", purpose, 1, bytes(16), bytes(32))
+
+
 def targets() -> dict[str, Target]:
     """Return the targets of this module by name."""
     displacement = DisplacementRecord(
@@ -132,10 +175,34 @@ def targets() -> dict[str, Target]:
     )
     fit = FitRecord(sketched=1.0, unexplained=float("nan"), blocks=3, wrapped=0.5, is_known=True)
     answers = framed(ShardAnswer(norms=[1.0], fits=[fit])), framed(ShardAnswer(failure="remote", reason="no"), b"x")
+    messages = (
+        framed(JoinMessage(version="1", run="ab", name="n", device="cpu")),
+        framed(WelcomeMessage(rank=1), b"manifest"),
+        framed(RefusalMessage(reason="no", remedy="go", is_final=True)),
+        framed(ReadyMessage()),
+        framed(PlanMessage(meeting="0f" * 16), b"plan"),
+        framed(ReportMessage(kind="memory", reason="full")),
+        framed(EndMessage(is_final=True)),
+        framed(BeatMessage()),
+    )
+    stored = (
+        framed(StoreRequest(op="set", keys=["k"]), b"value"),
+        framed(StoreRequest(op="get", keys=["a"], wait_s=1.0)),
+        framed(StoreRequest(op="add", keys=["n"], number=-1)),
+        framed(StoreRequest(op="wait", keys=["a", "b"])),
+        framed(StoreRequest(op="check", keys=[])),
+        framed(StoreRequest(op="delete", keys=["a"])),
+        framed(StoreRequest(op="count")),
+        framed(StoreRequest(op="compare_set", keys=["a"]), b"1", b"2"),
+    )
     plain = Turn(number=1, action="settle", peers=1.0)
     return {
         "turn": Target(turn, (encode_turn(full), encode_turn(plain))),
         "team_frame": Target(team_frame, (framed(ZeroRequest(), b"", b"abc"),)),
         "shard_request": Target(shard_request, requests, 5),
         "shard_answer": Target(shard_answer, answers),
+        "lan_hello": Target(lan_hello, tuple(map(packed_hello, Purpose))),
+        "lan_message": Target(lan_message, messages),
+        "store_request": Target(store_request, stored),
+        "store_answer": Target(store_answer, (framed(StoreAnswer(failure="no", number=-3), b"x"),)),
     }

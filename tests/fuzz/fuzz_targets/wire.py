@@ -8,6 +8,7 @@ import dataclasses
 import torch
 
 from fuzz_targets.common import (
+    KEEPER,
     MANIFEST,
     MESSAGES,
     PEER,
@@ -183,7 +184,7 @@ def targets() -> dict[str, Target]:
         "stream_frames": Target(stream_frames, (frames((FrameKind.CHUNK, b"x" * 99), (FrameKind.CHUNK, b"x" * 9)),), 5),
         "part_end": Target(part_end, (digest,)),
         "message": Target(message, tuple(map(wire.encode_message, MESSAGES))),
-        "presence": Target(presence, (RECORD,)),
+        "presence": Target(presence, (RECORD, wire.encode_presence(KEEPER))),
         "payload": Target(received_payload, (both,), 5),
         "packed_address": Target(packed_address, tuple(map(address.packed, addresses))),
         "written_address": Target(written_address, tuple(each.encode() for each in addresses)),

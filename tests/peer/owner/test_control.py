@@ -54,6 +54,7 @@ class FakeRecord:
     is_held: bool = False
     is_reading: bool = False
     has_stepped: bool = True
+    corpus: object = "the run's text"
     learner: FakeLearner = field(default_factory=FakeLearner)
 
     def figures(self) -> dict[str, Any]:

@@ -96,10 +96,10 @@ def test_the_hottest_plausible_sensor_of_processor_and_card_counts(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chips(monkeypatch, acpitz=[28.0], k10temp=[0.0, 62.0, 65.5, 255.0, float("nan")], nvme=[80.0])
-    assert temperatures(None) == {"the processor": 65.5}
-    assert temperatures(CARD) == {"the processor": 65.5, "the graphics card": 71.0}
+    assert temperatures([]) == {"the processor": 65.5}
+    assert temperatures([CARD]) == {"the processor": 65.5, "the graphics card": 71.0}
     chips(monkeypatch)
-    assert temperatures(CARD) == {"the graphics card": 71.0}
+    assert temperatures([CARD]) == {"the graphics card": 71.0}
 
 
 @pytest.mark.parametrize("told", ["[N/A]", "", "255", "nan"])
@@ -107,10 +107,10 @@ def test_a_missing_temperature_is_a_fault(tools: Path, monkeypatch: pytest.Monke
     chips(monkeypatch, coretemp=[50.0])
     (tools / "celsius").write_text(told)
     with pytest.raises(ToolError, match="no temperature of the graphics card"):
-        temperatures(CARD)
+        temperatures([CARD])
     chips(monkeypatch, nvme=[50.0])
     with pytest.raises(ToolError, match="no temperature of the processor"):
-        temperatures(None)
+        temperatures([])
 
 
 @pytest.mark.parametrize(("told", "expected"), [("yes", False), ("no", True)])
@@ -135,7 +135,7 @@ def test_only_what_was_asked_for_is_read_and_a_fault_stops_nothing_else(
     monkeypatch.setattr(psutil, "sensors_battery", broken, raising=False)
     monkeypatch.setattr(psutil, "process_iter", broken)
     chips(monkeypatch)
-    sensors = Sensors(tmp_path, CARD, clock=lambda: 7.0)
+    sensors = Sensors(tmp_path, [CARD], clock=lambda: 7.0)
     assert sensors.read().faults == {}
     assert not (tools / "calls").exists()
     sensors.watch(Settings(pause_on_battery=True, pause_above_celsius=80.0))
@@ -146,7 +146,7 @@ def test_only_what_was_asked_for_is_read_and_a_fault_stops_nothing_else(
 
 def test_the_thread_reads_at_once_after_an_edit_and_puts_the_limit_back(tools: Path, tmp_path: Path) -> None:
     read = threading.Event()
-    sensors = Sensors(tmp_path, CARD)
+    sensors = Sensors(tmp_path, [CARD])
     once = sensors.read
 
     def reads() -> Any:
@@ -177,7 +177,7 @@ def test_sensors_that_are_stuck_at_the_end_say_how_to_put_the_limit_back(
 
     monkeypatch.setattr(sensors_module, "is_on_battery", stuck)
     monkeypatch.setattr(sensors_module, "JOIN_S", 0.1)
-    sensors = Sensors(tmp_path, CARD)
+    sensors = Sensors(tmp_path, [CARD])
     sensors.watch(Settings(gpu_watts=gpu_watts, pause_on_battery=True))
     sensors.start()
     assert is_stuck.wait(60)
@@ -187,6 +187,40 @@ def test_sensors_that_are_stuck_at_the_end_say_how_to_put_the_limit_back(
     assert why.endswith(said)
     assert bool(why) is bool(said)
     assert watts(tools) == 350  # by the thread itself
+
+
+TWO_CARDS = """#!/bin/sh
+watts={folder}/watts.$2
+case "$*" in
+*temperature.gpu*) cat {folder}/celsius.$2 ;;
+*power.limit*) cat $watts ;;
+*"-pl "*) echo "$4.00" >$watts ;;
+esac
+"""
+
+
+def test_the_cards_of_a_peer_share_the_limit_and_the_hottest_counts(tools: Path, tmp_path: Path) -> None:
+    cards = {"GPU-1": 60, "GPU-2": 75}
+    write(tools, "nvidia-smi", TWO_CARDS.format(folder=tools))
+    for card, celsius in cards.items():
+        (tools / f"watts.{card}").write_text("350.00\n")
+        (tools / f"celsius.{card}").write_text(f"{celsius}\n")
+
+    def limits() -> list[float]:
+        return [float((tools / f"watts.{card}").read_text()) for card in cards]
+
+    sensors = Sensors(tmp_path, list(cards))
+    sensors.watch(Settings(pause_above_celsius=80.0, gpu_watts=500))
+    readings = sensors.read()
+    assert readings.faults == {}
+    assert readings.celsius["the graphics card"] == 75
+    assert limits() == [250, 250]
+    sensors.watch(Settings())
+    assert sensors.read().faults == {}
+    assert limits() == [350, 350]
+    (tools / "celsius.GPU-1").write_text("[N/A]\n")
+    with pytest.raises(ToolError, match="graphics card"):
+        temperatures(list(cards))
 
 
 # --- the card's power limit -------------------------------------------------------------------------------------------

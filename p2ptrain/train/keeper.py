@@ -1,0 +1,186 @@
+"""Keeper: the learner of a peer that holds some fragments and does not train (``swarm.keeping``).
+
+It has the slow weights of its fragments in fp32 and nothing else: no model, no momentum, no optimizer. Other fragments
+are empty tensors. Threads meet as in ``train.learner``: the trainer thread calls ``settle`` and is the only writer.
+
+Legend: F elements of one fragment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from p2ptrain import codec as codecs
+from p2ptrain.codec import Codec, CodecTerms, Matrices
+from p2ptrain.outer.mixing import displacement
+from p2ptrain.ports import Clock
+from p2ptrain.recipes import Recipe, Stream
+from p2ptrain.swarm.events import Adopted, Applied, Event
+from p2ptrain.swarm.keeping import ranges_of
+from p2ptrain.train.inbox import NOT_HELD, Adoption, Delivery, Displacement, Inbox
+from p2ptrain.train.payloads import Payloads, Snapshot
+from p2ptrain.train.piece_store import LocalPieceStore
+
+if TYPE_CHECKING:
+    from p2ptrain.ports import Saved
+
+
+class KeeperPayloads(Payloads):
+    """``Payloads`` of which only some fragments may be asked.
+
+    Args:
+        lengths: elements of every fragment of the model.
+        held: the fragments that this peer holds.
+        matrices, recipe: as for a learner of the same run.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], held: frozenset[int], codec: Codec, matrices: Sequence[Matrices], recipe: Recipe
+    ) -> None:
+        shown: Stream = "slow" if recipe.mix("fast") is None else "fast"
+        super().__init__(lengths, codec, None, matrices, shown, adds_pending=True)
+        self.held = held
+        self._kept_sizes = [4 * length if each in held else 0 for each, length in enumerate(lengths)]
+
+    @property
+    def are_zero(self) -> bool:
+        """False: a keeper has no weights until it adopts some, which says nothing about those of the run."""
+        return False
+
+    def weights(self) -> list[bytes]:
+        """Return the held slow weights as fp32 bytes; empty for other fragments."""
+        fp32 = codecs.get("fp32")
+        return [fp32.encode(each, CodecTerms(each.numel())) if each.numel() else b"" for each in self.published.slow]
+
+    def new_download(self) -> LocalPieceStore:
+        """Return a store for a donor's weights: room for the held fragments alone."""
+        return LocalPieceStore(self._kept_sizes)
+
+    def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
+        """Check a donor's weights as ``Payloads.check_weights``, without the fragments that are not held."""
+        self._check([each for each in parts if len(each)], [size for size in self._kept_sizes if size])
+
+
+class Keeper:
+    """Weights of some fragments that follow the trainers' average.
+
+    Args:
+        fragments: slices of [0, P), one per fragment of the model.
+        held: those that this peer holds.
+        codec: for weights in exchanges.
+        matrices: the matrices in each fragment (``rules.matrices_of``).
+        recipe: the run's.
+    """
+
+    ended = False
+    is_waiting = False
+    tokens = 0
+    loss = float("nan")
+    longest_blocked_s = 0.0
+    inner_step_s = 0.0
+
+    def __init__(
+        self,
+        fragments: Sequence[slice],
+        held: frozenset[int],
+        codec: Codec,
+        matrices: Sequence[Matrices],
+        recipe: Recipe,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        lengths = [piece.stop - piece.start for piece in fragments]
+        self.payloads = KeeperPayloads(lengths, held, codec, matrices, recipe)
+        self.inbox = Inbox(1.0, self.payloads)
+        self.step = 0
+        self.progress = 0.0
+        self.progress_displacement = 0.0
+        self.peers = 1.0
+        self.changes = 0
+        self.blocked_s = 0.0
+        self._lengths = lengths
+        self._clock = clock
+        self._slow = [torch.zeros(length) if each in held else NOT_HELD for each, length in enumerate(lengths)]
+        self._applied = [0] * len(lengths)
+        self._publish()
+
+    @property
+    def held(self) -> frozenset[int]:
+        return self.payloads.held
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, without copies on their way."""
+        return sum(4 * part.numel() for part in self._slow)
+
+    def advance(self) -> list[Event]:
+        """Apply what is ready: a keeper makes no inner steps."""
+        return self.settle()
+
+    def settle(self, wait_s: float = 0.0) -> list[Event]:
+        """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``inbox.wake``."""
+        events: list[Event] = []
+        deliveries = deque(self.inbox.drain(wait_s))
+        started = self._clock()
+        while deliveries:
+            match deliveries.popleft():
+                case Displacement() as ready:
+                    events.append(self._apply(ready))
+                case Adoption() as ready:
+                    events.extend(self._adopt(ready, deliveries))
+        self.blocked_s += self._clock() - started
+        return events
+
+    def _apply(self, ready: Displacement) -> Applied:
+        commit = ready.commit
+        for fragment, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
+            self._slow[fragment] = self._slow[fragment] + displacement(part, commit.share, commit.clip_radius)
+            self._applied[fragment] = ready.serial
+        if commit.keeper_step is not None:
+            self.step = max(self.step, commit.keeper_step)  # checkpoints are named by it
+        self._publish()
+        self.payloads.settle(ready.serial)
+        self.progress += commit.progress_displacement
+        self.progress_displacement += commit.progress_displacement
+        self.changes += 1
+        return Applied(commit.link, self.progress)
+
+    def _adopt(self, ready: Adoption, later: deque[Delivery]) -> list[Event]:
+        """Replace the weights by donors', and drop what was based on the old ones."""
+        stale = self.inbox.drop(tuple(later))
+        later.clear()
+        self._slow = [part if each in self.held else NOT_HELD for each, part in enumerate(ready.weights)]
+        self.payloads.forget_fits()
+        self.step, self.progress = ready.step, ready.progress
+        self.changes += 1
+        self._publish()
+        return [*(Applied(link, self.progress) for link in stale), Adopted(ready.link, self.step, self.progress)]
+
+    def _publish(self) -> None:
+        slow = tuple(self._slow)
+        self.payloads.publish(Snapshot(self.step, slow, slow, tuple(self._applied)))
+
+    # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]:
+        """Return everything that a resumed keeper needs."""
+        tensors: dict[str, Saved] = {f"kept.{each}": self._slow[each] for each in sorted(self.held)}
+        kept = [list(each) for each in ranges_of(self.held)]
+        return tensors, {"step": self.step, "progress": self.progress, "kept": kept}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
+        parts = {each: tensors[f"kept.{each}"] for each in sorted(self.held)}
+        for each, part in parts.items():
+            if part.shape != (self._lengths[each],):
+                raise ValueError(f"fragment {each} has {self._lengths[each]:,} weights, but {part.numel():,} are saved")
+        step, progress = int(numbers["step"]), float(numbers["progress"])
+        for each, part in parts.items():
+            self._slow[each] = part.clone()
+        self.step, self.progress = step, progress
+        self._publish()
