@@ -152,7 +152,7 @@ class Daemon:
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Connect to the peer by the addresses that the dial policy allows. Raises NetworkError; no deadline."""
-        dialable = [address.packed(each) for each in await self.caution.chosen(addresses)]
+        dialable = [address.packed(each) for each in await self.caution.chosen(addresses, peer)]
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
             connect=p2pd_pb2.ConnectRequest(peer=control.raw(peer), addrs=dialable),
@@ -183,7 +183,10 @@ class Daemon:
             streamOpen=p2pd_pb2.StreamOpenRequest(peer=control.raw(peer), proto=[protocol]),
         )
         response, stream = await self._ask(request)
-        return control.far_end(response.streamInfo), stream
+        far_end = control.far_end(response.streamInfo)
+        if far_end.place and far_end.relay is None:
+            self.caution.worked(peer, far_end.place)
+        return far_end, stream
 
     async def serve_streams(self, protocol: str, on_open: Callable[[Stream], None]) -> asyncio.Server:
         """Call ``on_open`` for each inbound stream, before ``read_opener``. Raises NetworkError; no deadline."""
