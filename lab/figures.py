@@ -145,7 +145,7 @@ def figures_of(
 
 def between_routers(honest: Sequence[Artifacts]) -> int:
     """Count exchanges between two peers behind routers; each of the two counts them."""
-    behind = {each.peer_id for each in honest if each.peer.settings.router}
+    behind = {each.peer_id for each in honest if each.peer.settings.router or each.peer.settings.home}
     return sum(made.partner in behind for each in honest if each.peer_id in behind for made in each.exchanges())
 
 

@@ -80,6 +80,7 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             "latency_s": own_latency(group),
             "packet_loss": group.packet_loss,
             "router": group.router,
+            **_families(group),
         }
         faults += [
             f"{field}: stage local has no links; take --stage namespaces" for field, value in wanted.items() if value
@@ -99,6 +100,7 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             "latency_s": not netem and own_latency(group),
             "packet_loss": not netem and group.packet_loss,
             "router": group.router,
+            **_families(group),
             "clock_off_s": group.clock_off_s,
             "amid_exchange": group.amid_exchange,
             "troubles": [each.what for each in group.troubles if each.what not in DISK_BREAKAGES],
@@ -109,6 +111,10 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             if value
         ]
     return faults
+
+
+def _families(group: RealGroup) -> dict[str, object]:
+    return {"home": group.home, "ipv4": not group.ipv4, "ipv6": group.ipv6 != "none"}
 
 
 def manifest_of(scenario: RealScenario) -> Manifest:

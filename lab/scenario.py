@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from lab.ipv6 import IPv6
 from lab.quotas import LEAST_CORES
 from lab.routers import RouterKind
 from p2ptrain.manifest.section import Section
@@ -87,6 +88,15 @@ class RealGroup(Group):
 
     router: bool | RouterKind = False
     """Kind of the home router that each is behind, which admits no new inbound connection; true: keep."""
+
+    home: bool = False
+    """Whether all of the group are behind one such router, in one home."""
+
+    ipv4: bool = True
+    """Whether their lines have IPv4."""
+
+    ipv6: IPv6 = "none"
+    """Whether their lines have IPv6: open to everybody, or behind a firewall that admits nothing new."""
 
     packet_loss: float = Field(default=0.0, ge=0, lt=1)
     """Share of the packets that its line loses, each way."""

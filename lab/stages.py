@@ -159,8 +159,9 @@ class Namespaces(LocalProcesses):
         self._quotas: CpuQuotas | None = None
         self._seconds: dict[str, SecondComputer] = {}
         try:
+            has_ipv6 = any(peer.settings.ipv6 != "none" for peer in script.hosts.values())
             for name in script.bootstraps:
-                self._network.add(name)
+                self._network.add(name, Access(ipv6="open" if has_ipv6 else "none"))
             for number, (host, peer) in enumerate(script.hosts.items()):
                 made = self._network.add(host, access_of(peer.settings), seed + number)
                 if peer.settings.computers > 1:
@@ -213,7 +214,16 @@ class Namespaces(LocalProcesses):
 
 def access_of(group: RealGroup) -> Access:
     """Return the access link of a group's peers."""
-    return Access(group.up_mbit_s, group.down_mbit_s, group.latency_s, group.packet_loss, group.router)
+    return Access(
+        group.up_mbit_s,
+        group.down_mbit_s,
+        group.latency_s,
+        group.packet_loss,
+        group.router or group.home,
+        home=group.name if group.home else "",
+        ipv4=group.ipv4,
+        ipv6=group.ipv6,
+    )
 
 
 def own_latency(group: RealGroup) -> float:

@@ -250,7 +250,7 @@ def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterabl
 def best_of_each_family(addresses: Sequence[str]) -> list[str]:
     """Return the first address of IPv4 and the first of IPv6, in the given order; names count as both.
 
-    A private IPv6 address beside a private IPv4 address is left out: whoever uses one can use the other.
+    A private IPv6 address beside a private IPv4 address is left out, as both lead to the same network.
     """
     found: dict[int, str] = {}
     for each in addresses:

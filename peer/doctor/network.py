@@ -29,8 +29,11 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.error_text import short_reason
-from p2ptrain.net.relay.dial_back import look, measure
+from p2ptrain.net.relay.candidates import Candidate
+from p2ptrain.net.relay.dial_back import ReachabilityReport, look, measure
+from p2ptrain.net.relay.reachability import FAMILIES
 from p2ptrain.net.relay.relay import reserve
+from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.transport import P2PTransport
 from peer.admission_client import gate_of
 from peer.doctor import verdicts
@@ -110,6 +113,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     asked = await asyncio.gather(*(_seen(node, *each, port) for each in targets.items()))
     seen = [each for each in asked if isinstance(each, Observation)]
     silent = [each for each in asked if isinstance(each, str)]
+    seen += [Observation(each) for each in await _by_the_other_family(node, targets, seen, port)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
     findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, targets, bool(port)))]
     has_relay = await _has_relay(node, targets) if seen else None
@@ -257,6 +261,19 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("0.0.0.0", 0))
         return int(probe.getsockname()[1])
+
+
+async def _by_the_other_family(
+    node: Node, targets: NodeAddresses, seen: Sequence[Observation], port: int
+) -> list[ReachabilityReport]:
+    """Have nodes dial us by IPv4 or IPv6 where our connections with them used only the other."""
+    used = {address.family_of(each.sight.place) for each in seen}
+    own = {
+        address.family_of(each) for each in node.addresses if address.family_of(each) == 4 or address.is_public(each)
+    }
+    probers = [Candidate(peer, tuple(places)) for peer, places in targets.items()]
+    families = [family for family in FAMILIES if port and used and family in own - used]
+    return [each for family in families for each in await look_by(family, node, probers, port)]
 
 
 def sent_from(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> int:

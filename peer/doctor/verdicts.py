@@ -11,7 +11,8 @@ from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.mapping import direct, is_symmetric
-from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S, verdict
+from p2ptrain.net.relay.reachability import FAMILIES, MAX_CLOCK_OFF_S
+from p2ptrain.net.relay.reachability import verdicts as by_family
 from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.messages import size
 
@@ -81,6 +82,7 @@ def router(seen: Sequence[Observation], own: Sequence[str], mapped: Sequence[str
         mapped: the addresses that nodes saw of connections from one local port, ``port``.
     """
     links = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
+    links = [each for each in links if address.family_of(each.sight.place) == 4] or links  # IPv6 needs no translation
     if links and all(address.is_loopback(each.sight.place) for each in links):
         return skipped("router", "only nodes on this machine answered, which see no router")
     far = [each for each in links if address.is_public(each.sight.place)] or links
@@ -121,16 +123,20 @@ def reach(
     if port == 0:
         return skipped("reach", "this machine does not listen, so no node was asked to dial it")
     sights = [each.sight for each in seen]
-    found = verdict(sights)
-    if found is None:
+    found = by_family(sights)
+    if not found:
         reasons = dict.fromkeys([*(each.why for each in sights if each.why), *silent])
         return skipped(
             "reach", f"no node could test whether others can dial this machine{''.join(f'; {why}' for why in reasons)}"
         )
     tried = [each for each in sights if each.dialed is not DialOutcome.DECLINED]
     host = next((address.host_of(each.place) for each in tried if each.place), own)
-    if found:
-        return ok("reach", f"others can dial this machine at {host}:{port}")
+    if any(found.values()):
+        open_at = {address.family_of(each.place) or 4: each.place for each in tried if each.dialed is DialOutcome.YES}
+        hosts = [address.host_port(open_at[family]).rpartition(":")[0] for family in FAMILIES if family in open_at]
+        words = f"others can dial this machine at {' and '.join(f'{each or host}:{port}' for each in hosts)}"
+        closed = [f"IPv{family}" for family in FAMILIES if found.get(family) is False]
+        return ok("reach", f"{words}{f'; by {closed[0]} only a relay carries inbound links' if closed else ''}")
     why = next((each.why for each in tried if each.dialed is DialOutcome.NO and each.why), "nobody answers")
     if host == own:
         fix = f"Allow TCP port {port} in this machine's firewall, for instance: sudo ufw allow {port}/tcp"

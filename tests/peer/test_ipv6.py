@@ -76,6 +76,9 @@ def test_a_peer_open_by_one_family_announces_that_and_circuits_for_those_who_lac
         assert others
         assert all(map(address.relay_of, others))
         assert all(map(address.relay_of, own(only4)))  # no private address
+        network.add("new", Access(router=True, ipv6="open"))
+        _, found = swarm.doctor("new")
+        assert "[2600:12:5::2]:31337; by IPv4 only a relay" in found["reach"]["found"], found
 
 
 def test_two_peers_in_one_home_meet_at_their_private_addresses(network: Network) -> None:

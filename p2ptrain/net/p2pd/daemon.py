@@ -180,7 +180,7 @@ class Daemon:
         usable = [each for each in addresses if self.dials_circuits or address.relay_of(each) is None]
         if addresses and not usable:
             raise NetworkError("this peer does not use circuits yet, as it has just started")
-        dialable = [address.packed(each) for each in await self.caution.chosen(usable)]
+        dialable = [address.packed(each) for each in await self.caution.chosen(usable, peer)]
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
             connect=p2pd_pb2.ConnectRequest(peer=control.raw(peer), addrs=dialable),
@@ -211,7 +211,10 @@ class Daemon:
             streamOpen=p2pd_pb2.StreamOpenRequest(peer=control.raw(peer), proto=[protocol]),
         )
         response, stream = await self._ask(request)
-        return control.far_end(response.streamInfo), stream
+        far_end = control.far_end(response.streamInfo)
+        if far_end.place and far_end.relay is None:
+            self.caution.worked(peer, far_end.place)
+        return far_end, stream
 
     async def serve_streams(self, protocol: str, on_open: Callable[[Stream], None]) -> asyncio.Server:
         """Call ``on_open`` for each inbound stream, before ``read_opener``. Raises NetworkError; no deadline."""

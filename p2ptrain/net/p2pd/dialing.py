@@ -3,7 +3,8 @@
 All peers dial the addresses in a presence record, which its issuer may forge. The policy keeps a forged record from
 directing a whole swarm at unrelated machines, or a peer at programs on its own machine: public addresses are dialed,
 private ones only if this machine is in a private network itself. Addresses that the owner named, and any in a swarm on
-one machine, are always dialed. Host names are resolved here, because p2pd cannot send UDP (``base.udp_filter``).
+one machine, are always dialed. Addresses of a family that this machine lacks (IPv4, IPv6) are left out, and what last
+led to a peer comes first. Host names are resolved here, because p2pd cannot send UDP (``base.udp_filter``).
 
 The policy covers only dials that p2ptrain requests, not addresses that p2pd learns by itself (libp2p's identify, its
 own DHT).
@@ -15,6 +16,8 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
 
 MAX_AT_ONCE = 4
@@ -22,6 +25,9 @@ MAX_AT_ONCE = 4
 needed to reach a peer; two circuits and two local ones should do."""
 RESOLVE_DEADLINE_S = 4.0
 """Timeout of a host name lookup; a fifth of a dial (``links.Limits``). Guess: measure lookups; 50 ms are usual."""
+
+MAX_REMEMBERED = 1024
+"""Peers whose last address is remembered, the latest."""
 
 _FAMILIES = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
@@ -42,6 +48,8 @@ class DialPolicy:
         self._resolve = resolve
         self._named: set[str] = set()
         self._has_neighbours = False
+        self._families: set[int | None] = set()  # by which this machine can dial; empty if unknown
+        self._worked: BoundedDict[PeerId, str] = BoundedDict(MAX_REMEMBERED)
 
     def trust(self, addresses: Iterable[str], local: bool = False) -> None:
         """Dial these addresses always because the owner named them; with ``local`` every address."""
@@ -49,14 +57,24 @@ class DialPolicy:
         self._local = self._local or local
 
     def stand_at(self, own: Iterable[str]) -> None:
-        """Set this machine's current addresses, which show whether it is in a private network."""
-        self._has_neighbours = any(map(is_private, address.announceable(own)))
+        """Set this machine's current addresses, which show whether it is in a private network, and its families."""
+        usable = address.announceable(own)
+        self._has_neighbours = any(map(is_private, usable))
+        self._families = set(map(address.family_of, usable))
 
-    async def chosen(self, addresses: Sequence[str]) -> list[str]:
-        """Return the addresses to dial, in the given order and in p2pd's form. The only deadline is that of lookups."""
+    def worked(self, peer: PeerId, place: str) -> None:
+        """Remember the direct address at which a peer was reached."""
+        self._worked[peer] = place
+
+    async def chosen(self, addresses: Sequence[str], peer: PeerId | None = None) -> list[str]:
+        """Return a peer's addresses to dial, in the given order except for the one that worked, and in p2pd's form.
+
+        The only deadline is that of lookups.
+        """
         found: list[str] = []
         left = MAX_AT_ONCE
-        for each in filter(address.is_dialable, addresses):
+        known = self._worked.get(peer) if peer is not None else None
+        for each in sorted(filter(address.is_dialable, addresses), key=lambda each: each != known):
             if self._local or _place(each) in self._named:
                 found += (await self._by_number(each))[:MAX_AT_ONCE]
             elif left > 0:
@@ -67,7 +85,7 @@ class DialPolicy:
 
     def _may_be_dialed(self, each: str) -> bool:
         host = address.ip_of(each)
-        if host is None or host.is_multicast:
+        if host is None or host.is_multicast or (self._families and host.version not in self._families):
             return False
         return host.is_global or (self._has_neighbours and is_private(each))
 

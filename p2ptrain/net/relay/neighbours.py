@@ -24,9 +24,9 @@ from p2ptrain.net.p2pd.dialing import is_private
 from p2ptrain.net.rate_limiter import origin
 
 ROUND_S = 60.0
-"""Interval between requests to a node. Guess: how long neighbours exchange through a relay before they meet."""
+"""Interval between requests to a node; a newcomer asks at once, and finds those that came before."""
 HURRY_S = 2.0
-"""Interval until a first node has answered. Guess: how long a peer takes until it first exchanges."""
+"""Interval until a first node has answered; a peer takes some seconds until it first exchanges."""
 LIFETIME_S = 150.0
 """How long a node remembers a peer that does not ask again: one lost request may be in it."""
 DIAL_S = 10.0
@@ -34,9 +34,9 @@ DIAL_S = 10.0
 MAX_EACH = 4
 """Addresses of one peer: of two networks by IPv4 and IPv6."""
 MAX_TRIED = 2
-"""Of these, dialed at the next exchange before the announced ones, if the one that answers is not known."""
+"""Addresses of a neighbour that are dialed before its announced ones, if the one that answers is not known."""
 MAX_TOLD = 16
-"""Neighbours in one answer. Guess: peers in a home or behind a provider's NAT."""
+"""Neighbours in one answer: several times the peers of a home."""
 MAX_REMEMBERED = 1024
 """Peers that a node remembers, the latest."""
 

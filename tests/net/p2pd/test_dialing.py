@@ -52,9 +52,9 @@ def test_no_stranger_leads_us_to_our_own_machine_or_to_nobody(place: str, own: s
 def test_private_addresses_are_for_those_who_have_neighbours(place: str) -> None:
     caution = DialPolicy()
     assert chosen(caution, place) == []  # our own addresses are not known yet
-    caution.stand_at(["/ip4/11.0.0.1/tcp/5", LOOPBACK])
+    caution.stand_at(["/ip4/11.0.0.1/tcp/5", "/ip6/2600:1900::7/tcp/5", LOOPBACK])
     assert chosen(caution, place, PUBLIC) == [PUBLIC]
-    caution.stand_at(["/ip4/192.168.1.2/tcp/5", LOOPBACK])
+    caution.stand_at(["/ip4/192.168.1.2/tcp/5", "/ip6/2600:1900::7/tcp/5", LOOPBACK])
     assert chosen(caution, place, PUBLIC) == [place, PUBLIC]
     caution.stand_at(["/ip4/11.0.0.1/tcp/5"])  # the computer moved to another network
     assert chosen(caution, place) == []
@@ -120,3 +120,20 @@ def test_the_systems_names_are_looked_up() -> None:
     caution.stand_at(["/ip4/192.168.1.2/tcp/5"])
     for run in (asyncio.run, uvloop.run):
         assert run(caution.chosen(["/dns/localhost/tcp/6379", f"/dns4/{'a' * 200}/tcp/1"])) == []
+
+
+def test_addresses_of_a_family_that_this_machine_lacks_take_no_place() -> None:
+    caution = DialPolicy()
+    caution.stand_at(["/ip4/192.168.1.7/tcp/1", "/ip6/::1/tcp/1", "/ip6/fe80::1/tcp/1"])
+    sixes = [f"/ip6/2600:1900::{number}/tcp/1" for number in range(1, 8)]
+    assert chosen(caution, *sixes, PUBLIC) == [PUBLIC]
+    caution.stand_at(["/ip6/2600:1900::7/tcp/1"])
+    assert chosen(caution, PUBLIC, sixes[0]) == [sixes[0]]
+
+
+def test_what_worked_is_dialed_first() -> None:
+    caution = DialPolicy()
+    places = [f"/ip4/8.8.8.{number}/tcp/1" for number in range(6)]
+    caution.worked(RELAY, places[5])
+    assert virtual_time.run(caution.chosen(places, RELAY)) == [places[5], *places[:3]]
+    assert chosen(caution, *places) == places[:4]

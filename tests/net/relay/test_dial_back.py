@@ -207,3 +207,19 @@ def test_who_gives_nothing_looks_and_moves_no_samples() -> None:
             await link.receive()
 
     virtual_time.run(main())
+
+
+def test_another_peer_may_be_expected_at_the_same_place() -> None:
+    """Check a second p2pd that asks for the first: still only the place that the request came from is dialed."""
+    world = World(found=THIRD)
+
+    async def main() -> None:
+        transport = await world.start()
+        report = await ask_to_look(transport, ANSWERER, [], 7, THIRD)
+        assert report.dialed is DialOutcome.YES
+        assert (await ask_to_look(transport, ANSWERER, [], 7)).dialed is DialOutcome.NO
+        with pytest.raises((NetworkError, RemoteError)):
+            await ask_to_look(transport, ANSWERER, [], 7, PeerId("nobody"))
+
+    virtual_time.run(main())
+    assert world.dialed == [("203.0.114.7", 7)] * 2

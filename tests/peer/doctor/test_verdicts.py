@@ -72,6 +72,16 @@ def test_without_a_router_it_is_the_firewall() -> None:
     assert "router" not in found.fix
 
 
+def test_reach_by_one_family_alone_names_the_other() -> None:
+    six = seen(DialOutcome.YES, place="/ip6/2600:1900::7/tcp/9")
+    found = verdicts.reach([six, seen(why="nobody answers")], 31337, OWN, has_relay=True)
+    assert found.state is FindingState.OK
+    assert "at [2600:1900::7]:31337; by IPv4 only a relay" in found.found
+    both = verdicts.reach([six, seen(DialOutcome.YES, place="/ip4/8.8.8.8/tcp/9")], 31337, OWN, has_relay=None)
+    assert both.found.endswith("at 8.8.8.8:31337 and [2600:1900::7]:31337")
+    assert "router" in verdicts.router([six, seen()], [OWN, "2600:1900::7"]).found  # IPv4's counts
+
+
 def test_reach_that_nobody_looked_at_is_skipped_and_says_why() -> None:
     declined = verdicts.reach([seen(DialOutcome.DECLINED, why="asked too often")], 31337, OWN, None)
     assert (declined.state, "asked too often" in declined.found) == (FindingState.SKIPPED, True)
