@@ -31,9 +31,9 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.error_text import short_reason
 from p2ptrain.net.relay.candidates import Candidate
 from p2ptrain.net.relay.dial_back import ReachabilityReport, look, measure
-from p2ptrain.net.relay.reachability import FAMILIES
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.net.relay.second_look import look_by
+from p2ptrain.net.relay.verdicts import FAMILIES
 from p2ptrain.net.transport import P2PTransport
 from peer.admission_client import gate_of
 from peer.doctor import verdicts

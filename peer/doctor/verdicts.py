@@ -11,8 +11,9 @@ from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from p2ptrain.net.relay.mapping import direct, is_symmetric
-from p2ptrain.net.relay.reachability import FAMILIES, MAX_CLOCK_OFF_S
-from p2ptrain.net.relay.reachability import verdicts as by_family
+from p2ptrain.net.relay.reachability import MAX_CLOCK_OFF_S
+from p2ptrain.net.relay.verdicts import FAMILIES
+from p2ptrain.net.relay.verdicts import verdicts as by_family
 from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.messages import size
 

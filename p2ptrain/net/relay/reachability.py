@@ -23,10 +23,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from random import Random
-from statistics import median_high, median_low
 
 from p2ptrain.base.backoff import backoff
 from p2ptrain.base.bounded import BoundedDict
@@ -39,6 +37,16 @@ from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
 from p2ptrain.net.relay.hole_punching import HolePunching
 from p2ptrain.net.relay.relay import reserve
 from p2ptrain.net.relay.second_look import look_by
+from p2ptrain.net.relay.verdicts import (
+    FAMILIES,
+    announced,
+    best_places,
+    by_family,
+    clock_off,
+    places_seen,
+    speaks_for_the_internet,
+    verdicts,
+)
 from p2ptrain.ports import Notebook
 
 WANTED = 2
@@ -62,103 +70,6 @@ MAX_CLOCK_OFF_S = 30.0
 """Clock error beyond which the owner is warned. Records live for 75 s from their issuer's time (``swarm.rules``) and
 must still be valid when a lookup finds them after half of that; a reported clock may be 10 s old."""
 MAX_REFUSED = 512
-MAX_OWN = 4
-"""Direct addresses in a record with circuits; a record has room for eight addresses."""
-
-
-FAMILIES = (4, 6)
-
-
-def verdict(reports: Iterable[ReachabilityReport]) -> bool | None:
-    """Return whether most dial-backs reached us, those from public addresses if any; None if no node tried."""
-    judged = _judges(reports)
-    if not judged:
-        return None
-    return 2 * sum(each.dialed is DialOutcome.YES for each in judged) > len(judged)
-
-
-def verdicts(reports: Sequence[ReachabilityReport]) -> dict[int, bool]:
-    """Return the verdict for each address family by which a node tried to dial us: 4, 6."""
-    found = {family: verdict(by_family(reports, family)) for family in FAMILIES}
-    return {family: each for family, each in found.items() if each is not None}
-
-
-def by_family(reports: Iterable[ReachabilityReport], family: int) -> list[ReachabilityReport]:
-    """Return the reports over IPv4 or IPv6; an unknown place counts as IPv4."""
-    return [each for each in reports if (address.family_of(each.place) or 4) == family]
-
-
-def speaks_for_the_internet(reports: Iterable[ReachabilityReport]) -> bool:
-    return any(address.is_public(each.place) for each in _judges(reports))
-
-
-def _judges(reports: Iterable[ReachabilityReport]) -> list[ReachabilityReport]:
-    tried = [each for each in reports if each.dialed is not DialOutcome.DECLINED]
-    return [each for each in tried if address.is_public(each.place)] or tried
-
-
-def places_seen(reports: Iterable[ReachabilityReport], ports: Mapping[int, int]) -> tuple[str, ...]:
-    """Return our addresses at which dial-backs succeeded, each confirmed by a majority.
-
-    Without a majority, a single report could direct the whole swarm at any address, loopback included. Public and
-    private addresses, and IPv4 and IPv6, are counted separately. Our own IPv6 addresses that soon end are left out: the
-    lasting ones, which we announce, are behind the same firewall.
-
-    Args:
-        ports: the port that was dialed, by address family.
-    """
-    found: dict[tuple[bool, bool], Counter[str]] = {}
-    fleeting = address.fleeting_addresses()
-    for host in (address.ip_of(each.place) for each in reports if each.dialed is DialOutcome.YES):
-        if host is None or host.version not in ports or str(host) in fleeting:
-            continue
-        place = address.multiaddress(str(host), ports[host.version])
-        if address.is_of_use(place):
-            found.setdefault((host.is_global, host.version == 6), Counter())[place] += 1
-    leading = [(*places.most_common(1)[0], places.total()) for places in found.values()]
-    return tuple(place for place, times, of in leading if 2 * times > of)
-
-
-def best_places(addresses: Sequence[str]) -> list[str]:
-    """Return a relay's best address of IPv4 and of IPv6, public ones if there are any."""
-    return address.best_of_each_family(sorted(addresses, key=lambda each: not address.is_public(each)))
-
-
-def announced(
-    own: Sequence[str],
-    seen: Sequence[str],
-    circuits: Sequence[str],
-    verdicts: Mapping[int, bool],
-    shared: Collection[int] = FAMILIES,
-) -> tuple[str, ...]:
-    """Return the addresses for a presence record, best first.
-
-    Args:
-        own: listen addresses that others may use.
-        seen: addresses at which dial-backs succeeded.
-        circuits: circuits through our relays.
-        verdicts: by address family, whether others can dial us; absent if unknown.
-        shared: families whose private addresses are announced, because the swarm is within our private network.
-    """
-    direct = list(dict.fromkeys([*seen, *own]))
-    # Public addresses that nobody can dial would only cost dials.
-    public = [each for each in direct if address.is_public(each) and verdicts.get(address.family_of(each) or 4, True)]
-    private = [each for each in direct if not address.is_public(each) and (address.family_of(each) or 4) in shared]
-    if circuits:
-        # A dial tries four addresses: the best ones, then the circuits.
-        best = address.best_of_each_family(public)
-        public = [each for each in public if each not in best][: MAX_OWN - len(best)]
-        return tuple(dict.fromkeys([*best, *circuits, *public, *private[:MAX_OWN]]))
-    return (*public, *private)
-
-
-def clock_off(reports: Iterable[ReachabilityReport], now: float) -> float | None:
-    """Return by how many seconds our clock ``now`` is ahead of the median of the reports; None without reports.
-
-    With two middle values the one nearer to our clock counts, because the other may be false.
-    """
-    clocks = [each.clock for each in reports]
-    return min((now - middle(clocks) for middle in (median_low, median_high)), key=abs) if clocks else None
 
 
 class ReachabilityManager:

@@ -20,14 +20,8 @@ from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay import reachability
 from p2ptrain.net.relay.candidates import MAX_ADDRESSES_EACH, PROBERS, Candidate, candidates, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
-from p2ptrain.net.relay.reachability import (
-    ReachabilityManager,
-    announced,
-    best_places,
-    clock_off,
-    verdict,
-    verdicts,
-)
+from p2ptrain.net.relay.reachability import ReachabilityManager
+from p2ptrain.net.relay.verdicts import announced, best_places, clock_off, places_seen, verdict, verdicts
 from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 ME, RELAY, BOOTSTRAP, OTHER, HIDDEN = map(
@@ -94,13 +88,13 @@ def yes(*hosts: str) -> list[ReachabilityReport]:
     ],
 )
 def test_we_are_where_most_who_dialed_us_found_us_and_where_others_may_dial(hosts: list[str], found: list[str]) -> None:
-    assert list(reachability.places_seen(yes(*hosts), {4: 31337, 6: 31337})) == [
+    assert list(places_seen(yes(*hosts), {4: 31337, 6: 31337})) == [
         address.multiaddress(host, 31337) for host in found
     ]
 
 
 def test_who_did_not_find_us_does_not_say_where_we_are() -> None:
-    assert reachability.places_seen([sight(DialOutcome.NO), sight(DialOutcome.DECLINED)], {4: 31337}) == ()
+    assert places_seen([sight(DialOutcome.NO), sight(DialOutcome.DECLINED)], {4: 31337}) == ()
 
 
 def test_a_node_open_by_ipv6_takes_places_for_those_who_lack_it(monkeypatch: pytest.MonkeyPatch) -> None:

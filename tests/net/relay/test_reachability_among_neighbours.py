@@ -23,8 +23,8 @@ from p2ptrain.net.relay.reachability import (
     ROUND_S,
     VERDICT_S,
     ReachabilityManager,
-    speaks_for_the_internet,
 )
+from p2ptrain.net.relay.verdicts import speaks_for_the_internet
 
 NEIGHBOUR = "/ip4/192.168.1.3/tcp/5"
 ROUND = 1.25 * ROUND_S + 1.0
