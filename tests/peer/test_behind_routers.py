@@ -92,11 +92,12 @@ def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_wh
 
 @pytest.mark.parametrize(("one", "other"), [("keep", "other"), ("firewall", "keep_reset")])
 def test_two_peers_behind_routers_exchange_directly(one: RouterKind, other: RouterKind) -> None:
+    """Check lines of 10 ms: a router that rejects the other's first packet needs both at once."""
     check_support()
     with Network() as network:
         network.add("bootstrap")
-        network.add("alice", Access(router=one))
-        network.add("bob", Access(router=other))
+        network.add("alice", Access(router=one, delay_s=0.01))
+        network.add("bob", Access(router=other, delay_s=0.01))
         with FarFlung(network, **ENDLESS) as swarm:
             swarm.bootstrap()
             alice, bob = swarm.peer("alice", "-v"), swarm.peer("bob")
