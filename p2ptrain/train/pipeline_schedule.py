@@ -26,7 +26,8 @@ from torch import Tensor
 from p2ptrain.train.team_group import Direction, TeamGroup, TensorTransfer
 
 RECEIVES_AHEAD = 2
-"""Tensors of each direction that may arrive before they are needed. Guess: lines with delay."""
+"""Tensors of each direction that may arrive before they are needed. Guess: lines of other rates and delays would settle
+it."""
 
 Computation = tuple[Literal["forward", "backward"], int]
 """What to compute next, of which micro-batch."""
@@ -65,7 +66,7 @@ def computations(first: int, micro_batches: int) -> Iterator[Computation]:
 
 
 @dataclass(slots=True)
-class TensorReceiver:
+class Receiver:
     """Tensors of one direction from a neighbour, received ahead."""
 
     group: TeamGroup
@@ -106,8 +107,8 @@ def run_schedule(
     """Compute one step's micro-batches on this rank's stage, a collective. Raises TeamError."""
     stage, last = group.rank, group.size - 1
     before, after = (stage - 1 if stage else None), (stage + 1 if stage < last else None)
-    activations = TensorReceiver(group, "forward", before, micro_batches, f"{name}, activations", computation)
-    gradients = TensorReceiver(group, "backward", after, micro_batches, f"{name}, gradient", computation)
+    activations = Receiver(group, "forward", before, micro_batches, f"{name}, activations", computation)
+    gradients = Receiver(group, "backward", after, micro_batches, f"{name}, gradient", computation)
     activations.begin()
     gradients.begin()
     sends = deque[TensorTransfer]()

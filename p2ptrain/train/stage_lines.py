@@ -20,7 +20,7 @@ TRIALS = 3
 """Trials, of which the shortest counts: the first opens TCP's window."""
 SPARE = 0.8
 """Most of a micro-batch's computation that its tensor may travel, so that delays of a line seldom delay a stage. Guess:
-busy lines."""
+lines with other traffic would settle it."""
 
 
 def line_bytes_per_s(group: TeamGroup) -> float:

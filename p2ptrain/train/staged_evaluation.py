@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from p2ptrain.train.stages import StagePass
 
 ROUND = 2
-"""Batches between all-reduces, per stage. More batches keep the pipeline full, fewer end nearer to the time limit.
-Guess: uneven stages."""
+"""Batches between all-reduces, per stage. Guess: evaluation of slow and fast stages would settle it; more batches keep
+the pipeline full, fewer end nearer to the time limit."""
 
 
 @dataclass(frozen=True, slots=True)

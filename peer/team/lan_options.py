@@ -45,7 +45,7 @@ def parse_key(text: str) -> bytes:
 
 
 def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device]) -> range:
-    """Return the numbers of the ranks on other computers. Raises DeviceError if the options contradict each other."""
+    """Return the numbers of the ranks on other computers. Raises UserError if the options are wrong."""
     if team is None and at is None:
         return range(0)
     if team is None or at is None:
@@ -58,6 +58,7 @@ def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device
             f"--team {team} leaves no place for another computer, since this one has {len(devices)} devices.",
             f"Give --team {len(devices) + 1} for one more, or omit --team and --at.",
         )
+    LanAddress.parse(at)
     return range(len(devices), team)
 
 

@@ -18,6 +18,7 @@ from test_lan_team import CLI, HASTY, LAYERS
 from lab.namespaces import Namespace, check_support
 
 pytestmark = [
+    pytest.mark.lab,
     pytest.mark.net,
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's"),
 ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import p2ptrain
 from p2ptrain.base.errors import DeviceError, HomeError, NetworkError, RemoteError, TeamError, UserError
@@ -29,7 +30,7 @@ from p2ptrain.team.sealed import Hello, Purpose, dial_leader, generation_key
 from peer.home import Home
 from peer.team import lan_leader, lan_rank
 from peer.team.lan_leader import LanListener
-from peer.team.lan_options import listener_for, team_key
+from peer.team.lan_options import listener_for, other_ranks, team_key
 from peer.team.lan_rank import RankOptions, run_rank
 from peer.team.remote_rank import RemoteRank
 
@@ -229,3 +230,10 @@ def test_a_rank_waits_for_a_leader_that_is_not_there(monkeypatch: pytest.MonkeyP
         threading.Timer(0.3, stop.set).start()
         run_rank(RankOptions(address, KEY, tmp_path, "cpu"), log, stop)
     assert log.kinds() == ["waiting for the leader"]  # told once
+
+
+@pytest.mark.parametrize("at", ["8.8.8.8", "0.0.0.0", "192.168.1.5:99999"])
+def test_an_address_that_is_not_private_is_refused_with_the_other_options(at: str) -> None:
+    with pytest.raises(UserError):
+        other_ranks(2, at, [torch.device("cpu")])
+    assert other_ranks(2, "192.168.1.5", [torch.device("cpu")]) == range(1, 2)
