@@ -219,7 +219,7 @@ def access_of(group: RealGroup) -> Access:
         group.down_mbit_s,
         group.latency_s,
         group.packet_loss,
-        group.router or group.home,
+        group.router or bool(group.home),
         home=group.name if group.home else "",
         ipv4=group.ipv4,
         ipv6=group.ipv6,

@@ -117,16 +117,16 @@ def test_who_is_here(state: StatusView) -> None:
     presence = Presence(
         OTHER, RunId("5" * 64), ("/ip4/1.2.3.4/tcp/5",), PeerState.TRAINING, 7, 700.0, True, "hen\x1b", 990, 75
     )
-    state.update_peers([presence], lambda peer: False)
+    state.update_peers([presence], lambda peer: "")
     own, other = state.document()["peers"]
     assert (own["id"], own["path"], own["up"], own["tokens"]) == (ME, "here", 5.0, 310)
     assert (other["nickname"], other["state"], other["step"], other["age_s"]) == ("hen", "training", 7, 10.0)
     assert other["path"] == "direct"
     assert other["loss"] is None
-    state.update_peers([], lambda peer: False)
+    state.update_peers([], lambda peer: "")
     assert [each["state"] for each in state.document()["peers"]] == ["training", "gone"]
     assert state.document()["total_peers"] == 1
-    state.update_peers([presence], lambda peer: True)
+    state.update_peers([presence], lambda peer: "relayed")
     assert state.document()["peers"][1]["path"] == "relayed"
 
 
@@ -273,7 +273,7 @@ def test_figures_and_state(state: StatusView) -> None:
 def test_its_line_is_watched_whether_anybody_looks_or_not(state: StatusView) -> None:
     """Check that traffic is sampled without an open page: the page shows the last hour when it is opened."""
     for _ in range(3):
-        state.update_peers([], lambda peer: False)
+        state.update_peers([], lambda peer: "")
     assert state.document()["traffic"] == [(1000.0, 5.0, 6.0)] * 3
 
 

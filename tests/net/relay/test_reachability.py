@@ -88,9 +88,7 @@ def yes(*hosts: str) -> list[ReachabilityReport]:
     ],
 )
 def test_we_are_where_most_who_dialed_us_found_us_and_where_others_may_dial(hosts: list[str], found: list[str]) -> None:
-    assert list(places_seen(yes(*hosts), {4: 31337, 6: 31337})) == [
-        address.multiaddress(host, 31337) for host in found
-    ]
+    assert list(places_seen(yes(*hosts), {4: 31337, 6: 31337})) == [address.multiaddress(host, 31337) for host in found]
 
 
 def test_who_did_not_find_us_does_not_say_where_we_are() -> None:
