@@ -21,7 +21,7 @@ WAIT_S = 3.0
 POLL_S = 0.1
 """Interval of the question which connections p2pd has, which takes a millisecond (measured)."""
 AGAIN_S = (60.0, 3600.0)
-"""First and longest backoff after a wait in vain, by peer; it doubles. Guess: measure how often a later try works."""
+"""First and longest backoff after a wait in vain, by peer; it doubles. A fresh circuit costs a second (measured)."""
 MAX_REMEMBERED = 1024
 """Most peers with which a wait was in vain."""
 

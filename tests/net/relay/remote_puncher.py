@@ -28,7 +28,7 @@ from peer.network import Connection
 
 RUN = RunId("0" * 64)
 CHUNK = bytes(1 << 20)
-FIRST_S = 5.0
+FIRST_S = float(os.environ.get("FIRST_S", "5"))
 """Time since the first contact within which a direct connection is wanted."""
 
 
