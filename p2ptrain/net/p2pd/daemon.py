@@ -121,7 +121,9 @@ class Daemon:
                     announce_maddrs=list(announce) or None,
                     check_if_identity_free=False,  # the check starts another daemon, and may find our own old one
                     startup_timeout=STARTUP_TIMEOUT_S,
-                    dht_mode="server",  # libp2p's DHT, which dials peers known only by id
+                    # libp2p's DHT, which dials peers known only by id. A node that punches holes answers no questions:
+                    # it would tell others the address of a partner, and their plain dials would collide with a punch.
+                    dht_mode="client" if punches else "server",
                     no_listen=not listen,
                     use_relay=False,  # would relay for everybody; circuits are dialed anyway (net.relay)
                     auto_nat=punches,  # the only switch that turns hole punching on

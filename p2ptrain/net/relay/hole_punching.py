@@ -28,7 +28,7 @@ class HolePunching:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._mirrors = Mirrors(node.port) if node.daemon.punches and can_mirror() else None
+        self._mirrors = Mirrors(node.port, _outward_host()) if node.daemon.punches and can_mirror() else None
         self._began_at = time.monotonic()
         self._has_observer = False
 
@@ -73,3 +73,8 @@ class HolePunching:
     async def close(self) -> None:
         if self._mirrors is not None:
             await self._mirrors.close()
+
+
+def _outward_host() -> str:
+    """Return the IPv4 address from which this machine's connections to the internet come; loopback without a route."""
+    return next((address.host_of(each) for each in address.way_out() if "/ip4/" in each), "127.0.0.1")

@@ -74,10 +74,17 @@ def can_mirror() -> bool:
 
 
 class Mirrors:
-    """The mirrors of one p2pd, which listens on all addresses, or on loopback, at this port."""
+    """The mirrors of one p2pd.
 
-    def __init__(self, port: int) -> None:
+    Args:
+        host: own IPv4 address at which p2pd listens. With the address that its connections to the internet come from,
+            p2pd counts mirrors and real observers together; with another one (loopback) it may know its public address
+            twice, dial a partner's twice at once, and fail.
+    """
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self._port = port
+        self._host = host
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # by the address that they name
         self.is_punching = asyncio.Event()
         """Set once p2pd punches holes."""
@@ -115,7 +122,7 @@ class Mirrors:
         while True:
             began = asyncio.get_running_loop().time()
             try:
-                session = await _connect(self._port, source)
+                session = await _connect(self._host, self._port, source)
                 try:
                     await self._answer(session, place)
                 finally:
@@ -218,10 +225,10 @@ class _YamuxSession:
         self._writer.write(_HEADER.pack(0, kind, flags, stream, len(body) if length is None else length) + body)
 
 
-async def _connect(port: int, source: str) -> _YamuxSession:
-    """Connect to p2pd from a loopback address. Raises OSError, EOFError and ValueError."""
+async def _connect(host: str, port: int, source: str) -> _YamuxSession:
+    """Connect to p2pd from a loopback address, which only this machine can do. Raises OSError, EOFError and ValueError."""
     async with asyncio.timeout(HANDSHAKE_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0))
+        reader, writer = await asyncio.open_connection(host, port, local_addr=(source, 0))
         try:
             greeting = _line(_MULTISTREAM) + _line(_TLS)
             writer.write(greeting)
