@@ -24,7 +24,7 @@ from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.manifest.fitting import repetition
 from p2ptrain.net.identity import Identity
 from p2ptrain.ports import Clock, Notebook
-from p2ptrain.swarm import Counters, Peer
+from p2ptrain.swarm import Counters, Peer, SwarmRules
 from p2ptrain.swarm.events import Event
 from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
@@ -105,6 +105,19 @@ class _Trained:
     team: Team | None = None
 
 
+def rules_of_run(signed: SignedManifest, sizes: Sizes) -> SwarmRules:
+    """Return the rules of the protocol core in a run, for messages of these sizes."""
+    manifest = signed.manifest
+    return swarm_rules(
+        signed.run_id,
+        manifest.outer,
+        manifest.swarm,
+        sizes,
+        run_tokens=float(manifest.run.tokens),
+        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
+    )
+
+
 def build(
     options: PeerOptions,
     devices: Sequence[torch.device],
@@ -157,14 +170,7 @@ def build(
         )
     learner, task = parts.learner, parts.task
     first_loss, earlier = _resume(parts, signed, log)
-    rules = swarm_rules(
-        signed.run_id,
-        manifest.outer,
-        manifest.swarm,
-        parts.sizes,
-        run_tokens=float(manifest.run.tokens),
-        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
-    )
+    rules = rules_of_run(signed, parts.sizes)
 
     def new_core() -> Peer:
         return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)

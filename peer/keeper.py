@@ -25,9 +25,9 @@ from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss
 from p2ptrain.train.keeper import Keeper
 from p2ptrain.train.loop import Hooks, Signals
 from p2ptrain.train.model import shape_module
-from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of, swarm_rules
+from p2ptrain.train.rules import codecs_of, fragments_of, matrices_of
 from p2ptrain.train.tasks import PeerLearner
-from peer.assembly import PeerOptions, TrainingSession
+from peer.assembly import PeerOptions, TrainingSession, rules_of_run
 from peer.capacity import BASE_BYTES, installed_memory
 from peer.home import Home
 from peer.session_recorder import SessionRecorder
@@ -177,14 +177,7 @@ def build_keeper(
     learner = Keeper(fragments, held, codec, matrices_of(layout, fragments), RECIPES[manifest.outer.recipe])
     checkpoints = Checkpoints(home.checkpoints)
     earlier = _resume(learner, checkpoints, home, signed, log)
-    rules = swarm_rules(
-        signed.run_id,
-        manifest.outer,
-        manifest.swarm,
-        learner.payloads,
-        run_tokens=float(manifest.run.tokens),
-        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
-    )
+    rules = rules_of_run(signed, learner.payloads)
 
     def new_core() -> Peer:
         return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress, keeps=held)

@@ -135,7 +135,7 @@ def test_every_make_target_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = {each for _, block in BLOCKS for each in re.findall(r"^make ([\w-]+)", block, flags=re.MULTILINE)}
     containers, figures = {"docker-testnet", "docker-check"}, {"bench", "results"}
-    assert targets == {"demo", "install", "test", "lab", "soak", "check", "fuzz"} | containers | figures
+    assert targets == {"demo", "demo-team", "install", "test", "lab", "soak", "check", "fuzz"} | containers | figures
     for each in targets:
         assert re.search(rf"^{each}:", makefile, flags=re.MULTILINE), f"the Makefile has no target {each}"
 

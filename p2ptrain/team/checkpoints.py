@@ -65,7 +65,7 @@ class ComputerPart:
     """What the ranks of one computer keep of the checkpoints of a team on several computers."""
 
     place: int
-    """Of this rank among the ranks of its computer; the first one prepares and concludes."""
+    """Position of this rank among the ranks of its computer; the first one prepares and concludes a checkpoint."""
     ranks: int
     vector_range: VectorRange
     """Part of the flat vectors that these ranks hold together."""

@@ -184,7 +184,7 @@ class _TeamStore(dist.Store):
         self._timeout_s = timeout_s
 
     def _ask(self, request: StoreRequest, *blobs: bytes) -> tuple[StoreAnswer, Sequence[bytes | bytearray]]:
-        raise NotImplementedError
+        raise NotImplementedError  # an abstract class needs a metaclass that torch's Store does not have
 
     def _asked(self, request: StoreRequest, *blobs: bytes) -> tuple[int, list[bytes]]:
         answer, found = self._ask(request, *blobs)

@@ -33,7 +33,7 @@ TYPES = (None, torch.bfloat16, torch.float16)
 @dataclass(frozen=True, slots=True)
 class Agreement:
     stages: tuple[StageRange, ...]
-    """The same cut for all replicas."""
+    """Stages of a replica, in order; all replicas are cut alike."""
     placement: Placement
     counts: tuple[int, ...]
     """Micro-batches of an inner step that each replica computes."""

@@ -159,7 +159,7 @@ class LanRank:
                 message, blob = self._control.receive()
                 if not isinstance(message, BeatMessage):
                     self._heard.put((message, blob), timeout=MOST_BACKOFF_S)
-        except Exception as error:  # for the thread that serves
+        except Exception as error:  # raised again in the thread that serves
             self._heard.put(error)
 
     def _handle(self, heard: tuple[ControlMessage, bytes] | Exception) -> None:
