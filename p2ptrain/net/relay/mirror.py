@@ -226,7 +226,7 @@ class _YamuxSession:
 
 
 async def _connect(host: str, port: int, source: str) -> _YamuxSession:
-    """Connect to p2pd from a loopback address, which only this machine can do. Raises OSError, EOFError and ValueError."""
+    """Connect to p2pd from a loopback address, as only this machine can. Raises OSError, EOFError and ValueError."""
     async with asyncio.timeout(HANDSHAKE_S):
         reader, writer = await asyncio.open_connection(host, port, local_addr=(source, 0))
         try:
