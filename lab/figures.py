@@ -134,6 +134,7 @@ def figures_of(
         "wall_s": record["wall_s"],
         **run_figures(artifacts),
         "loss_spread": _ratio(_max(each["loss"] for each in staying), _min(each["loss"] for each in staying)),
+        "bootstrap_bytes_per_exchange": _ratio(_carried(record), _sum(ours, "exchanges_made")),
         "peak_memory": _max(peak for name, peak in record.get("peaks", {}).items() if name in steady),
         **{name: _max(each.get(name) for each in growing) for name in GROWTH},
         "bootstraps": {name: growth(samples[name]) for name in samples if name not in peers},
@@ -375,6 +376,12 @@ def _max(values: Any) -> float | None:
 
 def _min(values: Any) -> float | None:
     return min((value for value in values if value is not None), default=None)
+
+
+def _carried(record: Mapping[str, Any]) -> float | None:
+    """Return the bytes that the bootstraps' lines carried; None if nothing counted them."""
+    found = [each for each in record.get("line_bytes", {}).values() if each is not None]
+    return sum(found) if found else None
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:

@@ -195,6 +195,14 @@ def test_a_pair_behind_routers_is_direct_after_five_seconds(later: dict[str, Any
     assert (found["punchable_pairs"], found["punched_share"]) == (1, share)
 
 
+def test_bytes_of_the_bootstraps_lines_are_per_exchange() -> None:
+    notes = [exchange(1.0, "x"), exchange(2.0, "y")]
+    ran = {**record({"anna": [WELL]}), "line_bytes": {"bootstrap-1": 300, "bootstrap-2": 100}}
+    assert figures(ran, artifacts("anna", *notes))["bootstrap_bytes_per_exchange"] == 200
+    ran["line_bytes"] = {"bootstrap-1": None}
+    assert figures(ran, artifacts("anna", *notes))["bootstrap_bytes_per_exchange"] is None
+
+
 def test_exchanges_through_a_relay() -> None:
     notes = [exchange(1.0, "x"), {**exchange(2.0, "y"), "relay": "the bootstrap"}]
     assert figures(record({"anna": [WELL]}), artifacts("anna", *notes))["relayed_exchanges"] == 1
