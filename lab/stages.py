@@ -241,7 +241,7 @@ def access_of(group: RealGroup) -> Access:
         group.latency_s,
         group.packet_loss,
         group.router or bool(group.home),
-        home=group.name if group.home else "",
+        home=(group.name or "") if group.home else "",
         ipv4=group.ipv4,
         ipv6=group.ipv6,
     )
