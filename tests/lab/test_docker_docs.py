@@ -132,7 +132,7 @@ def test_every_variable_is_told() -> None:
     assert [name for name in sorted(variables()) if f"`{name}" not in DOCUMENT and f"{name}=" not in DOCUMENT] == []
     assert containers.BUILD_VARIABLE in DOCUMENT
     asked = set(re.findall(r"^ARG (\w+)=", DOCKERFILE, flags=re.MULTILINE))
-    told = set(re.findall(r"^\| `([A-Z_]+)` \|", DOCUMENT, flags=re.MULTILINE))
+    told = set(re.findall(r"^- `([A-Z_]+)` \(", DOCUMENT, flags=re.MULTILINE))
     assert told == asked == set(COMPOSE["x-build"]["args"])
 
 
