@@ -68,7 +68,7 @@ from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.team.devices import choose_devices
-from peer.team.lan_options import other_ranks
+from peer.team.lan_options import check_no_rank, other_ranks
 from peer.team.recovery import Recovery, TeamStoppedError
 
 CODEC_THREADS = 2
@@ -109,6 +109,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         devices = [torch.device("cpu")] if keeps else choose_devices(options.device or "auto")
         if options.keep is not None:
             check_options(given, options.keep, home)
+        check_no_rank(home)
         other_ranks(options.team, options.at, devices)  # wrong options are not remembered
         log.listen(screen.show)
         if words := saved.words():
