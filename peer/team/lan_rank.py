@@ -220,6 +220,10 @@ class LanRank:
             self._control.send(ReadyMessage())
         elif said is not None and said.kind != "ready":
             self._report(said.kind, said.reason, said.remedy)
+        if process.has_ended and not self._is_told:  # no generation has it: the leader would wait for it forever
+            why = process.how_ended()
+            self._control.send(RefusalMessage(reason=why, remedy="", is_final=False))
+            raise NetworkError(f"this computer's rank did not start: {why}")
         if process.has_ended and not self._has_reported:
             said = process.last_report()
             if said is not None and said.kind != "ready":
