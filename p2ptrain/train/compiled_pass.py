@@ -20,7 +20,7 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,6 +78,15 @@ class PassShape:
     @property
     def autocast(self) -> torch.dtype | None:
         return None if self.computes_in == "fp32" else torch.bfloat16
+
+    @property
+    def is_stage(self) -> bool:
+        """Whether the library is of a pipeline stage, not of a whole model."""
+        return self.end_block > 0
+
+    def lock(self) -> str:
+        """Return the name of the lock for compiling: the stages of a team on one computer are compiled in turn."""
+        return replace(self, stage=0, first_block=0, end_block=0).key() if self.is_stage else self.key()
 
     def key(self) -> str:
         """Return the name of this shape's library on this machine with these versions; cards of one kind share it."""

@@ -18,12 +18,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.train.compiled_pass import NativeLibrary, PassShape
+from p2ptrain.train.libraries import backward_library
 from p2ptrain.train.stages import StageModel
-
-
-def backward_library(library: Path) -> Path:
-    """Return the file of the backward pass beside that of the forward pass."""
-    return library.with_suffix(".backward.so")
 
 
 def stage_weights(model: StageModel) -> list[Tensor]:

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from p2ptrain.train.compiled_pass import PassShape
-from p2ptrain.train.compiled_stage import CompiledStage, backward_library, stage_weights
+from p2ptrain.train.compiled_stage import CompiledStage, stage_weights
 from p2ptrain.train.cross_entropy import summed_cross_entropy
+from p2ptrain.train.libraries import backward_library
 from p2ptrain.train.stages import StageModel, StagePass, StageRange
 
 Compile = Callable[[torch.fx.GraphModule, tuple[Tensor, ...], Path], None]
