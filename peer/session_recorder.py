@@ -82,7 +82,7 @@ class SessionRecorder:
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
-    compiler: BackgroundCompiler | None = None
+    compiler: BackgroundCompiler | TeamCompilers | None = None
     trained: CheckpointStore | None = None
     """Where a team saves its weights when training ends; None: this process saves them alone."""
     first_loss: HeldOutLoss | None = None

@@ -16,9 +16,8 @@ whole model.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,13 +31,13 @@ from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.boundary import EXACT, Boundary
 from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
-from p2ptrain.train.compiled_stage import CompiledStage, MicroBatchInFlight
+from p2ptrain.train.compiled_stage import CompiledStage
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
 from p2ptrain.train.inner import CLIP_EPSILON, COMPILED, ArrivingStepResult, LanguageModelTask
-from p2ptrain.train.libraries import remember_failure
+from p2ptrain.train.micro_batches import CompiledMicroBatches, MicroBatches
 from p2ptrain.train.pace import Pace
-from p2ptrain.train.pass_choice import EAGER, StageChoice
+from p2ptrain.train.pass_choice import StageChoice
 from p2ptrain.train.pipeline_schedule import run_schedule
 from p2ptrain.train.staged_evaluation import StagedHeldOut, staged_validation_loss
 from p2ptrain.train.stages import StageModel, StagePass, fitting_micro_batch
@@ -207,7 +206,7 @@ class PipelineTask(LanguageModelTask):
         name = f"inner step {self.step}: pipeline schedule"
         try:
             parts = torch.split(batch, self.micro_batch)
-            with self.group.named(name), contextlib.closing(_MicroBatches(self, parts)) as micro_batches:
+            with self.group.named(name), self._micro_batches(parts) as micro_batches:
                 run_schedule(name, self.group, len(parts), micro_batches, self.is_eager)
         except CompiledPassError as error:  # without memory on a card, which libraries do not say
             raise TeamMemoryError(name, f"the compiled code failed on {self.theta.device}: {error}") from error
@@ -217,6 +216,10 @@ class PipelineTask(LanguageModelTask):
             raise TeamMemoryError(
                 name, f"{self.theta.device} ran out of memory with micro-batches of {self.micro_batch} sequences"
             ) from error
+
+    def _micro_batches(self, parts: Sequence[Tensor]) -> contextlib.closing[MicroBatches]:
+        device = self.theta.device
+        return contextlib.closing(MicroBatches(parts, self.forward_pass, self.loss_of, self.compiled, device))
 
     def loss_of(
         self,
@@ -261,128 +264,3 @@ class PipelineTask(LanguageModelTask):
         self.group.sum(f"inner step {self.step}: gradient norms and loss", values)
         device = self.theta.device
         return values[-1].to(device), torch.linalg.vector_norm(values[:-1]).to(device)
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledMicroBatches:
-    """Libraries of a stage, and whether they compute the next micro-batch."""
-
-    libraries: CompiledStage
-    choice: StageChoice
-    path: Path
-    """Of the library of the forward pass."""
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What a micro-batch keeps between its forward and backward pass."""
-
-    given: Tensor
-    result: Tensor | None = None
-    """Result of the eager pass, with its graph."""
-    begun: MicroBatchInFlight | None = None
-    """What the compiled pass keeps."""
-    seconds: float = 0.0
-    """Duration of the forward pass."""
-
-
-class _MicroBatches:
-    """``StageComputation`` of one step by torch's autograd, or by compiled libraries."""
-
-    def __init__(
-        self,
-        task: PipelineTask,
-        parts: Sequence[Tensor],  # of the batch, [b, T+1] each
-    ) -> None:
-        self._task = task
-        self._parts = parts
-        self._stage = task.stage_model.stage
-        self._pass = task.forward_pass
-        self._compiled = task.compiled  # one is offered by another thread
-        if self._compiled is not None and not self._compiled.libraries.takes(parts[0].shape[0], parts[0].shape[1] - 1):
-            self._compiled = None
-        self._kept: dict[int, _Kept] = {}
-        """Micro-batches whose backward pass is to come."""
-
-    def buffer(self) -> Tensor:
-        sequences, tokens = self._parts[0].shape
-        return self._pass.buffer(sequences, tokens - 1)
-
-    def forward(self, micro_batch: int, received: Tensor | None) -> Tensor | None:
-        began, part = self._now(), self._parts[micro_batch]
-        given = part[:, :-1] if received is None else self._pass.received(received)
-        kept = self._kept[micro_batch] = _Kept(given)
-        hidden = self._compiled_forward(kept, part[:, 1:])
-        if kept.begun is None:
-            hidden = self._eager_forward(kept, part[:, 1:])
-        sent = None if hidden is None else self._pass.packed(hidden)
-        kept.seconds = self._now() - began
-        return sent
-
-    def backward(self, micro_batch: int, received: Tensor | None) -> Tensor | None:
-        began, kept = self._now(), self._kept.pop(micro_batch)
-        slope = None if received is None else self._pass.received(received)
-        returned = self._eager_backward(kept, slope) if kept.begun is None else self._compiled_backward(kept, slope)
-        sent = None if returned is None else self._pass.packed(returned)
-        if self._compiled is not None and self._compiled.choice.is_timing:
-            name = EAGER if kept.begun is None else COMPILED
-            self._compiled.choice.add(name, kept.seconds + self._now() - began)
-        return sent
-
-    def close(self) -> None:
-        """Free what unfinished micro-batches keep outside Python's memory."""
-        for kept in self._kept.values():
-            if kept.begun is not None and self._compiled is not None:
-                self._compiled.libraries.drop(kept.begun)
-        self._kept.clear()
-
-    def _eager_forward(self, kept: _Kept, targets: Tensor) -> Tensor | None:
-        given = kept.given if self._stage.is_first else kept.given.requires_grad_()
-        hidden = self._pass(given)
-        if self._stage.is_last:
-            kept.result = self._task.loss_of(hidden, targets)
-            return None
-        kept.result = hidden
-        return hidden
-
-    def _eager_backward(self, kept: _Kept, slope: Tensor | None) -> Tensor | None:
-        result = kept.result
-        assert result is not None
-        torch.autograd.backward(result, None if slope is None else slope.to(result))
-        return kept.given.grad
-
-    def _compiled_forward(self, kept: _Kept, targets: Tensor) -> Tensor | None:
-        """Compute by the libraries if it is their turn; otherwise leave ``kept.begun`` None."""
-        compiled = self._compiled
-        if compiled is None or compiled.choice.begin() == EAGER:
-            return None
-        try:
-            kept.begun = compiled.libraries.forward(kept.given, targets)
-        except CompiledPassError as error:
-            if self._stage.is_last:
-                raise self._failed(compiled, error) from error
-            compiled.choice.give_up(str(error))  # the eager pass computes this micro-batch
-            return None
-        return kept.begun.hidden
-
-    def _compiled_backward(self, kept: _Kept, slope: Tensor | None) -> Tensor | None:
-        assert self._compiled is not None
-        assert kept.begun is not None
-        try:
-            return self._compiled.libraries.backward(kept.begun, slope)
-        except CompiledPassError as error:
-            raise self._failed(self._compiled, error) from error
-
-    def _failed(self, compiled: CompiledMicroBatches, error: CompiledPassError) -> CompiledPassError:
-        """Give the libraries up and delete them: a part of the gradient may be added, so the ranks start again."""
-        compiled.choice.give_up(str(error))
-        with contextlib.suppress(OSError):
-            remember_failure(compiled.path, str(error))
-            compiled.path.unlink()
-        return error
-
-    def _now(self) -> float:
-        """Return the time, on a card once it has computed everything, while the passes are compared."""
-        if self._compiled is not None and self._compiled.choice.is_timing:
-            accelerator.synchronize(self._task.theta.device)
-        return time.perf_counter()
