@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest
 from p2ptrain.ports import Notebook
-from p2ptrain.train.compiling import BackgroundCompiler, CompileMode
+from p2ptrain.train.compiling import BackgroundCompiler
 from p2ptrain.train.libraries import FOLDER
 from p2ptrain.train.pipeline import PipelineTask
 from peer.capacity import compiler_fault
+from peer.owner.settings import CompileMode
 from peer.team.processes import RankHandle
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 from p2ptrain.base.errors import TeamError
 from p2ptrain.manifest import Manifest, parameter_count
 from p2ptrain.team.turn import MOST_RANKS, TeamRecord
-from p2ptrain.train.compiling import CompileMode
+from peer.owner.settings import CompileMode
 
 LONGEST_LINE = 1 << 16
 """Bytes of a line."""
