@@ -121,5 +121,3 @@ class CompiledStage:
     def _of(self, tensors: Sequence[Tensor | None]) -> list[ctypes.c_void_p]:
         """Return handles of those that exist."""
         return [self._forward.handle(each) for each in tensors if each is not None]
-
-

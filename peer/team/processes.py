@@ -80,7 +80,9 @@ class RankProcess:
         is_eager: called with the reason if the rank's stage cannot be compiled, by another thread.
     """
 
-    def __init__(self, home: Path, rank: int, device: str, is_eager: Callable[[str], object] = lambda why: None) -> None:
+    def __init__(
+        self, home: Path, rank: int, device: str, is_eager: Callable[[str], object] = lambda why: None
+    ) -> None:
         self.rank = rank
         self.device = device
         self.compiler = ""
