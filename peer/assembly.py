@@ -82,7 +82,7 @@ class TrainingSession:
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
     compilable: LanguageModelTask | None
-    """The task, whose passes the compiler may replace; None: a team's, whose ranks compile theirs (``Team.compilers``)."""
+    """The task, whose passes the compiler may replace; None: a team, whose ranks compile theirs."""
     team: Team | None = None
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""

@@ -164,7 +164,7 @@ class PipelineTask(LanguageModelTask):
         self.compiled = CompiledMicroBatches(libraries, StageChoice(COMPILED, decided, failed), library)
 
     def offer_graph(self, decided: Callable[[str, float | None], None], failed: Callable[[str], None]) -> None:
-        """Raise CompiledPassError: a CUDA graph has one memory for all micro-batches, of which several are in flight."""
+        """Raise CompiledPassError: all micro-batches of a CUDA graph share its memory, and several are in flight."""
         raise CompiledPassError("CUDA graphs have no memory for several micro-batches at once")
 
     def refresh_guest(self) -> None:

@@ -1,7 +1,8 @@
-"""Compiled stages: which pass computes a micro-batch, what a failure does; with a compiler, that they compute the same."""
+"""Compiled stages: which pass computes, what a failure does; with a compiler, that they compute the same."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from team_processes import Team
 from team_rank import DEVICE, MICRO_BATCH, SEQUENCES, TOKENS, Case, rest, results, stages, train, whole_task
 
 from p2ptrain.base.errors import TeamMemoryError
-from p2ptrain.train import libraries, micro_batches, stage_compiler
+from p2ptrain.train import libraries, stage_compiler
 from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
 from p2ptrain.train.inner import COMPILED
 from p2ptrain.train.micro_batches import CompiledMicroBatches, MicroBatches
@@ -214,7 +215,6 @@ def test_a_library_that_fails_makes_the_ranks_start_again(monkeypatch):
         raise CompiledPassError("status 1")
 
     monkeypatch.setattr("p2ptrain.train.pipeline.run_schedule", fail)
-    task.group.named = lambda name: SimpleNamespace(__enter__=None)
     monkeypatch.setattr(task, "group", NamedGroup())
     with pytest.raises(TeamMemoryError, match="the compiled code failed on cpu: status 1"):
         task._run_schedule(torch.zeros(SEQUENCES, TOKENS + 1, dtype=torch.int64))
@@ -222,7 +222,7 @@ def test_a_library_that_fails_makes_the_ranks_start_again(monkeypatch):
 
 class NamedGroup:
     def named(self, name):
-        return micro_batches.contextlib.nullcontext()
+        return nullcontext()
 
 
 # --- pace -------------------------------------------------------------------------------------------------------------
