@@ -1,7 +1,7 @@
 """Speed of a team of CPU ranks: beside one process on the same cores, and on a shaped line between two hosts.
 
     python -m bench.team_pipeline box [--pairs 12] [--exact]
-    python -m bench.team_pipeline compiled [--pairs 12] [--exact]
+    python -m bench.team_pipeline compiled [--pairs 12] [--exact] [--device cuda:0]
     python -m bench.team_pipeline line [--mbit-s 100] [--width 256]
 
 ``box``: two ranks of one thread each, and one process with two threads, make inner steps of llama-15m in turn, each as
@@ -41,6 +41,7 @@ from lab.hosts import Access, Network
 from lab.namespaces import check_support
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import Manifest, preset, with_changes
+from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.boundary import BOUNDARIES, Boundary
@@ -125,6 +126,7 @@ def timed(task: LanguageModelTask, steps: int) -> float:
     began = time.perf_counter()
     for _ in range(steps):
         task.inner_step(0)
+    accelerator.synchronize(task.theta.device)
     return time.perf_counter() - began
 
 
@@ -169,12 +171,13 @@ def box_rank(folder: Path, rank: int, address: str) -> None:
 
     def do(order: Order) -> Any:
         if "exact" in order:
-            agreed = agree(group, run, CPU, CPU_ACTIVATION_BYTES // RANKS, run.training.sequences_per_step, (), RANKS)
+            device, most = torch.device(order.get("device", "cpu")), run.training.sequences_per_step
+            agreed = agree(group, run, device, CPU_ACTIVATION_BYTES // RANKS, most, (), RANKS)
             how = Placement(
                 None if order["exact"] else agreed.placement.autocast,
                 order["micro_batch"] or agreed.placement.micro_batch,
             )
-            model = stage_model(run.model, run.run.seed, CPU, agreed.stages[rank])
+            model = stage_model(run.model, run.run.seed, device, agreed.stages[rank])
             tasks["it"] = PipelineTask(model, group, *rest(run), how, agreed.boundary, agreed.is_eager)
             return [how.computes_in, how.micro_batch, str(agreed.stages[rank].blocks)]
         task = tasks["it"]
@@ -235,13 +238,14 @@ def box(pairs: int, exact: bool, micro_batch: int) -> None:
 @click.option("--pairs", default=12, show_default=True, type=click.IntRange(min=2))
 @click.option("--exact", is_flag=True, help="Compute in fp32.")
 @click.option("--micro-batch", default=0, help="0: as the ranks agree.")
-def compiled(pairs: int, exact: bool, micro_batch: int) -> None:
+@click.option("--device", default="cpu", show_default=True, help="Of both ranks.")
+def compiled(pairs: int, exact: bool, micro_batch: int, device: str) -> None:
     """Compare two ranks with compiled stages and the same with eager ones."""
     tokens = manifest().training.tokens_per_step
     with tempfile.TemporaryDirectory() as folder:
         ranks = [OrderedProcess(child("rank", folder, str(rank)), 1) for rank in range(RANKS)]
         try:
-            click.echo(f"team: {together(ranks, exact=exact, micro_batch=micro_batch)}", err=True)
+            click.echo(f"team: {together(ranks, exact=exact, micro_batch=micro_batch, device=device)}", err=True)
             click.echo(f"compiled in {together(ranks, compile=True)} s", err=True)
             while None in (chosen := together(ranks, steps=0)):
                 together(ranks, steps=1)
