@@ -27,7 +27,8 @@ def stage_compiler(
 
     def obstacle() -> str:
         allowed = math.inf if memory_bytes is None else memory_bytes
-        return compiler_fault(manifest, task.theta.device, task.micro_batch, allowed)
+        share = len(task.theta) / task.parameter_count
+        return compiler_fault(manifest, task.theta.device, task.micro_batch, allowed, share)
 
     pace = task.pace
     return BackgroundCompiler(

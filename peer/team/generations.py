@@ -344,9 +344,9 @@ class Team:
         return [self.rank.shard, *self._remotes]
 
     def _end_generation(self) -> None:
-        self.compilers.end()
         if self._group is not None:
             self._group.close()
+        self.compilers.end()
         for remote in self._remotes:
             remote.close()
         for process in self._processes:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,7 @@ def live(plan: RankPlan, reports: CompilerReports) -> None:
     manifest = signed.manifest
     meeting = LanMeeting.of(plan) if plan.leader else BoxMeeting(plan)
     group = TeamGroup(meeting.rendezvous(), plan.timeout_s)
-    with ExitStack() as stack:
-        stack.callback(group.close)
+    with ExitStack() as stack, closing(group):  # the other ranks notice an end before the compiler's
         data, tokenizer = (None if each is None else Path(each) for each in (plan.data, plan.tokenizer))
         corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
         agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts, plan.stages)
