@@ -194,7 +194,8 @@ def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def _results(graph: torch.fx.GraphModule) -> Sequence[torch.fx.Node]:
-    found: Sequence[torch.fx.Node] = graph.graph.output_node().args[0]
+    returned: Any = graph.graph.output_node().args[0]
+    found: Sequence[torch.fx.Node] = returned
     return found
 
 
