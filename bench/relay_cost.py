@@ -100,7 +100,9 @@ def figures(turns: Sequence[Turn], case: RelayCase) -> dict[str, float]:
         "python_s_per_gb": round(statistics.median(each.python_s for each in turns), 2),
         "p2pd_s_per_gb": round(statistics.median(each.p2pd_s for each in turns), 2),
         "s_per_gb": round(statistics.median(each.python_s + each.p2pd_s for each in turns), 2),
-        "mbit_s": round(case.pairs * (case.mebibytes << 20) * 8e-6 / statistics.median(each.seconds for each in turns), 1),
+        "mbit_s": round(
+            case.pairs * (case.mebibytes << 20) * 8e-6 / statistics.median(each.seconds for each in turns), 1
+        ),
     }
 
 
@@ -150,7 +152,15 @@ def inside(folder: Path, case: RelayCase, trees: Sequence[str]) -> None:
 
         def started(role: str, name: str, root: str, access: Access) -> _Role:
             host = network.add(name, access)
-            command = [sys.executable, "-P", str(Path(__file__).resolve()), *case.words(), "--role", role, str(folder / name)]
+            command = [
+                sys.executable,
+                "-P",
+                str(Path(__file__).resolve()),
+                *case.words(),
+                "--role",
+                role,
+                str(folder / name),
+            ]
             found = _Role(host.inside(*command), root)
             stack.callback(found.close)
             return found

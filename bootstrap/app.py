@@ -58,7 +58,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay.dial_back import serve_reach
-from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.relay.relay import FOR_A_SERVER, NO_RELAY, Relay, RelayLimits
 from p2ptrain.net.start_options import NodeOptions, OptionsFile, merged
 from p2ptrain.net.supervisor import NodeSupervisor
 from p2ptrain.net.throttle import MBIT, Throttles
@@ -205,7 +205,12 @@ class EntryPoint:
             known=self._cache.load(self._signed.run_id),
             local=bool(self._options.local),
             rates=self._rates,
+            connections=self._relay_limits.connections,
         )
+
+    @property
+    def _relay_limits(self) -> RelayLimits:
+        return NO_RELAY if self._options.relay is False else FOR_A_SERVER
 
     async def _equip(self, node: Node) -> None:
         if self._link is None:
@@ -218,7 +223,7 @@ class EntryPoint:
         services.append(await serve_reach(node, rates))
         if self._admission is not None:
             services.append(await self._admission.serve(node, rates))
-        services.append(await Relay.start(node, NO_RELAY if self._options.relay is False else RelayLimits(), rates))
+        services.append(await Relay.start(node, self._relay_limits, rates))
 
     async def _serve_files(self, node: Node) -> P2PTransport:
         """Serve the run's files; in a closed run only to peers that it admits."""

@@ -95,6 +95,7 @@ class Node:
         local: bool = False,
         rates: Throttles | None = None,
         punches: bool = False,
+        connections: int = 0,
     ) -> Node:
         """Start a node and its keeper.
 
@@ -107,6 +108,7 @@ class Node:
             local: whether the swarm runs on this machine alone; then loopback addresses may be announced.
             rates: throttles that count the DHT's bytes and limit its responses.
             punches: whether nobody can dial this node, so that p2pd is to punch holes; needs a listening port.
+            connections: connections that p2pd keeps; 0: its own limit of some hundred.
 
         Raises UserError for unusable addresses, DeviceError if p2pd cannot run, NetworkError if it does not answer.
         """
@@ -114,7 +116,9 @@ class Node:
         address.check(listen, announce, bootstraps)
         listen = address.with_one_port(listen)
         use_hivemind_log_handler("nowhere")  # hivemind's messages go to the root logger only
-        daemon = await Daemon.start(identity.path, listen, announce, punches and address.port_of(listen) > 0)
+        daemon = await Daemon.start(
+            identity.path, listen, announce, punches and address.port_of(listen) > 0, connections
+        )
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 validator = PresenceValidator(run)
