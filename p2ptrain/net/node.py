@@ -49,6 +49,9 @@ REFRESH_S = 60.0
 settle it."""
 MAX_DIALS_AT_ONCE = 8  # by an isolated node
 MAX_KNOWN_PEERS = 256
+CROWD = 64
+"""Known peers from which on a node asks the join link's nodes less often, a quarter as often with all that it can know.
+Guess: count the requests at a bootstrap of a large swarm."""
 
 
 class Node:
@@ -235,7 +238,7 @@ class Node:
         while self.alive:
             if self.has_company:
                 retries_s = backoff(*RETRY_S)
-                await asyncio.sleep(REFRESH_S)
+                await asyncio.sleep(slower_in_a_crowd(REFRESH_S, len(self.known)))
                 await self._join()
             else:
                 await self._join()
@@ -262,6 +265,11 @@ class Node:
             places = ", ".join(map(address.host_port, addresses))
             logger.info("no answer from %s at %s: %s", short(peer), places, error or "timed out")
             return False
+
+
+def slower_in_a_crowd(interval_s: float, known: int) -> float:
+    """Return the interval of requests to nodes of the join link, which all peers ask: in a large swarm a longer one."""
+    return interval_s * max(1.0, known / CROWD)
 
 
 def whom_to_dial(

@@ -15,20 +15,21 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, key_of
 from p2ptrain.net import address
-from p2ptrain.net.node import Node
+from p2ptrain.net.node import Node, slower_in_a_crowd
 from p2ptrain.net.p2pd.dialing import is_private
 from p2ptrain.net.rate_limiter import origin
 
 ROUND_S = 60.0
 """Interval between requests to a node; a newcomer asks at once, and finds those that came before."""
 HURRY_S = 2.0
-"""Interval until a first node has answered; a peer takes some seconds until it first exchanges."""
-LIFETIME_S = 150.0
-"""How long a node remembers a peer that does not ask again: one lost request may be in it."""
+"""First interval until a node has answered, which doubles; a peer takes some seconds until it first exchanges."""
+LIFETIME_S = 600.0
+"""How long a node remembers a peer that does not ask again: one lost request may be in it, in a large swarm, too."""
 DIAL_S = 10.0
 """Timeout to connect to a neighbour: a home network answers at once, or a firewall never."""
 MAX_EACH = 4
@@ -37,7 +38,7 @@ MAX_TRIED = 2
 """Addresses of a neighbour that are dialed before its announced ones, if the one that answers is not known."""
 MAX_TOLD = 16
 """Neighbours in one answer: several times the peers of a home."""
-MAX_REMEMBERED = 1024
+MAX_REMEMBERED = 16384
 """Peers that a node remembers, the latest."""
 
 
@@ -107,14 +108,19 @@ class NeighbourFinder:
         self._random = random or Random()
 
     async def run(self) -> None:
+        pauses_s = backoff(HURRY_S, ROUND_S)
         while self._node.alive:
             answers = await asyncio.gather(*map(self._neighbours_at, self._node.bootstraps))
             found = {peer: places for answer in answers for peer, places in (answer or {}).items()}
             found.pop(self._node.peer_id, None)
             met = await asyncio.gather(*(self._meet(*each) for each in found.items()))
             self._node.neighbours = dict(each for each in met if each is not None)
-            is_answered = any(answer is not None for answer in answers)
-            await asyncio.sleep((ROUND_S if is_answered else HURRY_S) * self._random.uniform(0.75, 1.25))
+            if any(answer is not None for answer in answers):
+                pauses_s, pause_s = backoff(HURRY_S, ROUND_S), ROUND_S
+            else:
+                pause_s = next(pauses_s)
+            pause_s = slower_in_a_crowd(pause_s, len(self._node.known))
+            await asyncio.sleep(pause_s * self._random.uniform(0.75, 1.25))
 
     async def _neighbours_at(self, bootstrap: PeerId) -> dict[PeerId, tuple[str, ...]] | None:
         own = self._node.addresses[:MAX_EACH] if self._node.port else ()
