@@ -4,9 +4,9 @@ One node with a relay on loopback. Peers are the least that libp2p calls one (``
 identity each, all in one process; each connects, answers identify, and takes a reservation. Their own cost is not
 counted.
 
-    python -m bench.bootstrap_connections [--peers 400] [--seconds 20]
+    python -m bench.bootstrap_connections [--peers 400] [--seconds 20] [--kept 0]
 
-Linux. ``held`` says how many connections p2pd still has at the end.
+Linux. ``connections`` says how many p2pd still has at the end; it closes none in their first two minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay import circuit_v2, mirror
-from p2ptrain.net.relay.relay import Relay, RelayLimits
+from p2ptrain.net.relay.relay import FOR_A_SERVER, Relay, RelayLimits
 
 RUN = RunId("be" * 32)
 AT_ONCE = 8
@@ -88,10 +88,10 @@ async def _guests(port: int, peers: int) -> list[_Guest]:
     return [each for each in found if each is not None]
 
 
-async def _serve(home: Path, peers: int) -> None:
+async def _serve(home: Path, peers: int, kept: int) -> None:
     """Serve as the bootstrap until standard input ends."""
     identity = Identity.load_or_create(home / "relay.key")
-    node = await Node.start(identity, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
+    node = await Node.start(identity, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True, connections=kept)
     relay = await Relay.start(node, RelayLimits(places=peers, places_per_origin=peers))
     sys.stdout.write(json.dumps(node.addresses) + "\n")
     sys.stdout.flush()
@@ -104,10 +104,10 @@ async def _serve(home: Path, peers: int) -> None:
     await node.close()
 
 
-async def measure(peers: int, seconds: float) -> dict[str, Any]:
+async def measure(peers: int, seconds: float, kept: int = FOR_A_SERVER.connections) -> dict[str, Any]:
     """Return the figures per peer of the bootstrap's two processes."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", __spec__.name, "--serve", folder, "--peers", str(peers)]
+        command = [sys.executable, "-m", __spec__.name, "--serve", folder, "--peers", str(peers), "--kept", str(kept)]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         assert process.stdin is not None
@@ -160,13 +160,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of a connected peer at a bootstrap")
     parser.add_argument("--peers", type=int, default=400)
     parser.add_argument("--seconds", type=float, default=20.0, help="idle time; default %(default)s")
+    kept = FOR_A_SERVER.connections
+    parser.add_argument("--kept", type=int, default=kept, help="that p2pd keeps; 0: its default; default %(default)s")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if given.serve:
-            runner.run(_serve(given.serve, given.peers))
+            runner.run(_serve(given.serve, given.peers, given.kept))
         else:
-            sys.stdout.write(json.dumps(runner.run(measure(given.peers, given.seconds)), indent=1) + "\n")
+            sys.stdout.write(json.dumps(runner.run(measure(given.peers, given.seconds, given.kept)), indent=1) + "\n")
 
 
 if __name__ == "__main__":

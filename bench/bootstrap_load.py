@@ -53,12 +53,12 @@ class Costs:
     """Costs on a server; measured by ``bench.relay_cost`` and ``bench.bootstrap_connections``."""
 
     relay_cpu_s_per_gb: float = 7.0
-    connection_bytes: float = 150e3
+    connection_bytes: float = 140e3
     circuit_bytes: float = 1.2e6
-    """Memory of a circuit at most: buffers of the relay's process, both ways."""
-    connect_cpu_s: float = 0.005
+    """Memory of a circuit at most: in each direction a read buffer, one read, and what waits to be sent."""
+    connect_cpu_s: float = 0.0015
     """CPU seconds of a new connection: TLS handshake and identify."""
-    request_cpu_s: float = 0.003
+    request_cpu_s: float = 0.00125
     """CPU seconds of a request on a connection: a renewed reservation, a question about reachability."""
 
 

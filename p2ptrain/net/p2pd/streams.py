@@ -61,7 +61,12 @@ class Stream(asyncio.BufferedProtocol):
             self._target = self._reader = None
 
     def widen(self, size_bytes: int) -> None:
-        """Enlarge the spare buffer, and thus what ``read_some`` may return at once. No reader may be waiting."""
+        """Enlarge the spare buffer, and thus what ``read_some`` may return at once; fewer bytes then wait to be sent.
+
+        No reader may be waiting.
+        """
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=2 * size_bytes)
         unread = self._spare[self._spare_start : self._spare_end]
         self._spare = memoryview(bytearray(size_bytes))
         self._spare[: len(unread)] = unread

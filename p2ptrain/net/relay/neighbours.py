@@ -38,8 +38,12 @@ MAX_TRIED = 2
 """Addresses of a neighbour that are dialed before its announced ones, if the one that answers is not known."""
 MAX_TOLD = 16
 """Neighbours in one answer: several times the peers of a home."""
-MAX_REMEMBERED = 16384
-"""Peers that a node remembers, the latest."""
+MAX_REMEMBERED = 8192
+"""Networks whose peers a node remembers, the latest, and of each one more peer than it tells."""
+
+
+_Network = BoundedDict[PeerId, tuple[tuple[str, ...], float]]
+"""Peers of one network: their addresses there, and until when they are remembered."""
 
 
 class Neighbourhoods:
@@ -51,7 +55,7 @@ class Neighbourhoods:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._asked: BoundedDict[PeerId, tuple[str, tuple[str, ...], float]] = BoundedDict(MAX_REMEMBERED)
+        self._networks: BoundedDict[str, _Network] = BoundedDict(MAX_REMEMBERED)
 
     def meet(self, peer: PeerId, place: str, addresses: Sequence[str]) -> list[list[Any]]:
         """Remember a peer whose request came from ``place``, and return its neighbours: lists of peer and addresses.
@@ -61,13 +65,14 @@ class Neighbourhoods:
         if not address.is_public(place) or address.relay_of(place) is not None:
             return []
         where, now = origin(place), self._clock()
-        self._asked[peer] = where, near(addresses, place), now + LIFETIME_S
-        others = [
+        network: _Network = self._networks.get(where) or BoundedDict(1 + MAX_TOLD)
+        network[peer] = near(addresses, place), now + LIFETIME_S
+        self._networks[where] = network
+        return [
             [other, list(places)]
-            for other, (there, places, until) in reversed(self._asked.items())
-            if there == where and until > now and other != peer and places
+            for other, (places, until) in reversed(network.items())
+            if until > now and other != peer and places
         ]
-        return others[:MAX_TOLD]
 
 
 def near(addresses: Iterable[str], place: str) -> tuple[str, ...]:
