@@ -75,6 +75,8 @@ class BootstrapLoad:
     circuits: float
     """Concurrent circuits, most of them idle: an introduction lasts one or two idle times."""
     renewals_per_s: float
+    refusals_per_s: float
+    """Requests of peers that find no room, at the longest backoff."""
     circuits_per_s: float
     greetings_per_s: float
     near_per_s: float
@@ -102,13 +104,15 @@ def load(case: SwarmCase, costs: Costs | None = None, limits: RelayLimits = FOR_
     places = case.peers * case.sheltered / case.bootstraps
     crowded = node.slower_in_a_crowd(1.0, min(case.peers, node.MAX_KNOWN_PEERS))
     renewals_per_s = min(places, limits.places) / reachability.ROUND_S
+    pause_s = reachability.FULL_S if case.relays else reachability.OF_LINK_S[1]
+    refusals_per_s = max(places - limits.places, 0.0) / pause_s
     greetings_per_s = case.peers / 2 / (node.REFRESH_S * crowded) / case.bootstraps
     near_per_s = case.peers / (neighbours.ROUND_S * crowded)
     dial_backs_per_s = case.peers / reachability.VERDICT_S / case.bootstraps
     guests = min(places, limits.places)
     kept_share = min(1.0, OTHER_CONNECTIONS / max(case.peers - guests, 1.0))
     strangers = 1.0 - guests / max(case.peers, 1)
-    asked_per_s = greetings_per_s + near_per_s + dial_backs_per_s
+    asked_per_s = refusals_per_s + greetings_per_s + near_per_s + dial_backs_per_s
     connects_per_s = asked_per_s * strangers * (1.0 - kept_share)
     connections = min(float(case.peers), guests + OTHER_CONNECTIONS) + 2 * min(circuits, limits.circuits)
     memory = connections * costs.connection_bytes + min(circuits, limits.circuits) * costs.circuit_bytes
@@ -121,6 +125,7 @@ def load(case: SwarmCase, costs: Costs | None = None, limits: RelayLimits = FOR_
         places_wanted=places,
         circuits=circuits,
         renewals_per_s=renewals_per_s,
+        refusals_per_s=refusals_per_s,
         circuits_per_s=opened_per_s,
         greetings_per_s=greetings_per_s,
         near_per_s=near_per_s,

@@ -179,6 +179,8 @@ class Relay:
         self._tasks: dict[asyncio.Task[None], tuple[PeerId, str] | None] = {}
         """One task per stream: its initiator and origin; None until they are known."""
         self._floods: RateLimiter[str] = RateLimiter()
+        self._floods_of_guests: RateLimiter[str] = RateLimiter()
+        """Limit for peers with a reservation, which they can renew however many others ask for one in vain."""
 
     @classmethod
     async def start(cls, node: Node, limits: RelayLimits, rates: Throttles | None = None) -> Relay:
@@ -240,7 +242,8 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         where, limits = origin(asker.place), self._limits
-        if not self._floods.admits(where, task.get_loop().time()):
+        floods = self._floods_of_guests if asker.peer in self._places else self._floods
+        if not floods.admits(where, task.get_loop().time()):
             logger.info("refused %s at the relay: rate limit exceeded", short(asker.peer))
             return False
         opened = [each for each in self._tasks.values() if each is not None]

@@ -189,6 +189,18 @@ def test_who_asks_too_often_is_not_heard() -> None:
     virtual_time.run(main())
 
 
+def test_a_crowd_that_finds_no_room_keeps_no_guest_from_renewing() -> None:
+    async def main() -> None:
+        line = Line(RelayLimits(places=1))
+        assert await line.reserves(peer(1), HERE) == CircuitStatus.OK
+        crowd = [await line.reserves(peer(2 + n), f"/ip4/203.0.{n // 250}.{n % 250}/tcp/1") for n in range(500)]
+        assert crowd[0] == CircuitStatus.RESERVATION_REFUSED
+        assert crowd[-1] is None  # not even read
+        assert await line.reserves(peer(1), HERE) == CircuitStatus.OK
+
+    virtual_time.run(main())
+
+
 def test_an_answer_is_left_to_be_read_but_not_for_ever() -> None:
     """Check that the relay closes after a pause: closing at once could discard the answer (``net.links``)."""
 
