@@ -147,6 +147,8 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redia
                 status, is_limited = circuit_v2.status(answer), circuit_v2.is_limited(answer)
             finally:
                 stream.close()
+            if status == CircuitStatus.OK:
+                await daemon.protect(relay, "relay")
     except TimeoutError:
         raise NetworkError(f"{short(relay)} did not answer as a relay within {ASK_DEADLINE_S:.0f} s") from None
     except (OSError, EOFError, ValueError) as error:
