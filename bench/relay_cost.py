@@ -40,6 +40,7 @@ from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.payload import Buffers, receive_payload, send_payload
+from p2ptrain.net.relay import relay as relays
 from p2ptrain.net.relay.relay import Relay, RelayLimits, reserve
 from p2ptrain.net.transport import P2PTransport
 
@@ -203,7 +204,9 @@ def _say(words: Any) -> None:
 
 async def relay(home: Path, case: RelayCase) -> None:
     """Relay until standard input ends."""
-    node = await Node.start(Identity.load_or_create(home), RUN, listen=["/ip4/0.0.0.0/tcp/4001"])
+    server: RelayLimits | None = getattr(relays, "FOR_A_SERVER", None)  # an older tree has none
+    kept = {"connections": server.connections} if server else {}
+    node = await Node.start(Identity.load_or_create(home), RUN, listen=["/ip4/0.0.0.0/tcp/4001"], **kept)
     serving = await Relay.start(node, RelayLimits())
     _say({"peer": node.peer_id, "addresses": node.addresses})
     await asyncio.to_thread(sys.stdin.read)

@@ -111,7 +111,7 @@ class Node:
             local: whether the swarm runs on this machine alone; then loopback addresses may be announced.
             rates: throttles that count the DHT's bytes and limit its responses.
             punches: whether nobody can dial this node, so that p2pd is to punch holes; needs a listening port.
-            connections: connections that p2pd keeps; 0: its own limit of some hundred.
+            connections: connections that p2pd keeps on a server; 0: its own limit of some hundred.
 
         Raises UserError for unusable addresses, DeviceError if p2pd cannot run, NetworkError if it does not answer.
         """

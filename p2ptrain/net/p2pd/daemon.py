@@ -64,23 +64,15 @@ connection on which both act as initiator, and both dials fail; without it they 
 peer that punches holes at its own address, and hole punching needs connections that leave from the listening port."""
 
 
-class _HivemindP2P(P2P):
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **{_REUSE: "false"})
-
-
-class _PunchingP2P(P2P):
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **{_REUSE: "true"})
-
-
-def _with_connections(base: type[P2P], connections: int, *args: Any, **kwargs: Any) -> list[str]:
-    """Return p2pd's command with its limits of connections: it closes old ones from the high one to the low one."""
+def _command(punches: bool, connections: int, *args: Any, **kwargs: Any) -> list[str]:
+    """Return p2pd's command. A server's p2pd has other limits of connections, of which it closes old ones from the high
+    one to the low one, and one processor: with more, Go's idle threads look for work, which a relay's many short waits
+    make a quarter of its CPU seconds (``bench.relay_cost``); one moves 1.5 Gbit/s."""
+    environment = {_REUSE: "true" if punches else "false"}
     if connections:
         kwargs |= {"connHi": connections, "connLo": connections * 3 // 4}
-    return base._make_process_args(*args, **kwargs)
+        environment["GOMAXPROCS"] = "1"
+    return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **environment)
 
 
 class Daemon:
@@ -115,7 +107,8 @@ class Daemon:
         relay/DCUtR). It then dials from its listening port, which must be given, and names private addresses alone to
         others, whose dials to a public one would collide with its own.
 
-        ``connections``: how many p2pd keeps; 0: its own limit, which closes old ones from 512 on until 256 are left.
+        ``connections``: how many p2pd keeps on a server, where it uses one processor; 0: its own limit, from which on it
+        closes old ones: 512, until 256 are left.
 
         Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
         """
@@ -127,10 +120,9 @@ class Daemon:
         unary.install()
         folder = SocketFolder.create()
         # P2P reads the socket folder from the class.
-        base = _PunchingP2P if punches else _HivemindP2P
-        arguments = staticmethod(functools.partial(_with_connections, base, connections))
-        own = {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/", "_make_process_args": arguments}
-        kind: Any = type("_Daemon", (base,), own)
+        command = staticmethod(functools.partial(_command, punches, connections))
+        own = {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/", "_make_process_args": command}
+        kind: Any = type("_Daemon", (P2P,), own)
         try:
             async with asyncio.timeout(STARTUP_TIMEOUT_S + 10):
                 p2p = await kind.create(

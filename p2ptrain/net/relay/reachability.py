@@ -307,8 +307,8 @@ class ReachabilityManager:
 
     async def _cheaper(self, line: Sequence[Candidate]) -> Candidate:
         """Return the better of two random candidates, which spreads load nearly as well as the best of all would
-        (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). Nodes that are hardly relays are
-        not looked at."""
+        (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). One that lies
+        about its load gets at most twice its share. Nodes that are hardly relays are not looked at."""
         pair = [each for each in line[:2] if each.is_named or each.peer in self._of_link]
         if len(pair) < 2:
             return line[0]

@@ -48,7 +48,7 @@ def test_a_node_remembers_few_peers_and_tells_fewer() -> None:
     told = met.meet(ME, HOME, [])
     assert len(told) == neighbours.MAX_TOLD
     assert told[0][0] == "99"
-    for number in range(2 * neighbours.MAX_REMEMBERED):
+    for number in range(10 + neighbours.MAX_REMEMBERED):
         met.meet(OTHER, f"/ip4/9.9.{number // 250}.{number % 250}/tcp/1", [PLACE])
     assert len(met._networks) == neighbours.MAX_REMEMBERED
     assert met.meet(ME, HOME, []) == []
