@@ -107,8 +107,8 @@ class Daemon:
         relay/DCUtR). It then dials from its listening port, which must be given, and names private addresses alone to
         others, whose dials to a public one would collide with its own.
 
-        ``connections``: how many p2pd keeps on a server, where it uses one processor; 0: its own limit, from which on it
-        closes old ones: 512, until 256 are left.
+        ``connections``: how many p2pd keeps on a server, where it uses one processor; 0: its own limit, from which on
+        it closes old ones: 512, until 256 are left.
 
         Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
         """
