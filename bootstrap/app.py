@@ -38,7 +38,7 @@ from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
-from p2ptrain.base import cgroups, files
+from p2ptrain.base import cgroups, descriptors, files
 from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
@@ -73,6 +73,9 @@ IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """Environment variable that our container images set."""
 OWN_WORD_S = 10.0
 """Timeout to ask p2pd for its addresses. Guess: its answers on overloaded machines; milliseconds are usual."""
+
+MAX_FILES = 2 * FOR_A_SERVER.connections
+"""Limit of open files of this process and of p2pd: a connection has one, a circuit's end two."""
 
 MAX_NAMED = 8
 """Most addresses in our link, another bootstrap's included: half of what a link may have."""
@@ -121,6 +124,7 @@ def run(given: BootstrapOptions, say: Say) -> None:
     for each in (given.run, given.home):
         _check_no_peer(each)
     cgroups.check_pids()
+    descriptors.allow(MAX_FILES)
     signed = load_run(given.run)
     with files.locked(given.home), lossy_output(), logging_installed():
         start = OptionsFile(given.home, RememberedOptions)
