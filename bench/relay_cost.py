@@ -166,29 +166,30 @@ def inside(folder: Path, case: RelayCase, trees: Sequence[str]) -> None:
             stack.callback(found.close)
             return found
 
+        def peers(role: str, number: int) -> list[_Role]:
+            line, pairs = Access(case.mbit_s, case.mbit_s), range(case.pairs)
+            return [started(role, f"{role}{number}-{pair}", str(ROOT), line) for pair in pairs]
+
         swarms = []
         for number, root in enumerate(trees):
             relay = started("relay", f"relay{number}", root, Access(RELAY_MBIT_S, RELAY_MBIT_S))
+            swarms.append((relay, peers("near", number), peers("far", number)))
+        for relay, nears, fars in swarms:
             where = relay.answer()
-            askers = []
-            for pair in range(case.pairs):
-                line = Access(case.mbit_s, case.mbit_s)
-                far = started("far", f"far{number}-{pair}", str(ROOT), line)
-                far.tell(json.dumps(where))
-                near = started("near", f"near{number}-{pair}", str(ROOT), line)
+            for each in fars:
+                each.tell(json.dumps(where))
+            for near, far in zip(nears, fars, strict=True):
                 near.tell(json.dumps(far.answer()))
-                askers.append(near)
-            for each in askers:  # an uncounted turn
+            for each in nears:  # an uncounted turn
                 each.tell()
                 each.answer()
-            swarms.append((relay, askers))
         turns: dict[str, list[tuple[float, float, float]]] = {root: [] for root in trees}
         for _ in range(case.turns):
-            for root, (relay, askers) in zip(trees, swarms, strict=True):
+            for root, (relay, nears, _) in zip(trees, swarms, strict=True):
                 before = relay.cpu_s()
-                for each in askers:
+                for each in nears:
                     each.tell()
-                seconds = max(each.answer() for each in askers)
+                seconds = max(each.answer() for each in nears)
                 python, p2pd = (now - then for now, then in zip(relay.cpu_s(), before, strict=True))
                 turns[root].append((python / case.gigabytes, p2pd / case.gigabytes, seconds))
         (folder / "turns.json").write_text(json.dumps(turns))
