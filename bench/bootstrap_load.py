@@ -1,10 +1,10 @@
 """What one bootstrap carries for a large swarm: relayed bytes, reservations, circuits, requests, memory and CPU.
 
-Pure. Two peers that nobody can dial ("sheltered") exchange through a relay unless a hole can be punched. Any pair whose
-target is sheltered is introduced by a circuit. Without punching such a pair keeps it; with punching it becomes direct
+Pure. Two peers that nobody can dial ("unreachable") exchange through a relay unless a hole can be punched. Any pair whose
+target is unreachable is introduced by a circuit. Without punching such a pair keeps it; with punching it becomes direct
 where one side can be dialed, and else in ``punched`` of the cases.
 
-Peers with ``--relay`` carry as many circuits as a bootstrap; each sheltered peer has one reservation at a bootstrap and
+Peers with ``--relay`` carry as many circuits as a bootstrap; each unreachable peer has one reservation at a bootstrap and
 one at such a peer, if there is one. Requests to a bootstrap have the intervals of ``p2ptrain.net``.
 
     python -m bench.bootstrap_load [--peers 10000] [--bootstraps 1] [--relays 0]
@@ -32,10 +32,10 @@ class SwarmCase:
     """A swarm and its relays."""
 
     peers: int = 10_000
-    sheltered: float = 0.6
+    unreachable: float = 0.6
     """Share of peers that nobody can dial."""
     punched: float = 0.7
-    """Share of pairs of sheltered peers that connect directly (arXiv 2510.27500: 70 % +- 7.1 %); 0: no punching, not
+    """Share of pairs of unreachable peers that connect directly (arXiv 2510.27500: 70 % +- 7.1 %); 0: no punching, not
     even with peers that can be dialed."""
     exchange_bytes: float = 33.6e6
     """Bytes each way of an exchange: 70 million parameters in modular4."""
@@ -93,7 +93,7 @@ class BootstrapLoad:
 def load(case: SwarmCase, costs: Costs | None = None, limits: RelayLimits = FOR_A_SERVER) -> BootstrapLoad:
     """Return the load of each bootstrap of the swarm; beyond the limits of a relay the numbers say what is missing."""
     costs = costs or Costs()
-    both, target = case.sheltered**2, case.sheltered
+    both, target = case.unreachable**2, case.unreachable
     relayed = both * (1.0 - case.punched) if case.punched else target
     exchanges_per_s = case.peers * case.exchanges_per_step / case.step_s
     carriers = case.bootstraps + case.relays
@@ -101,7 +101,7 @@ def load(case: SwarmCase, costs: Costs | None = None, limits: RelayLimits = FOR_
     opened_per_s = exchanges_per_s * target / carriers
     transfer_s = relayed / target * case.exchange_bytes / TRANSFER_RATE if target else 0.0
     circuits = opened_per_s * (1.5 * limits.idle_s + transfer_s)
-    places = case.peers * case.sheltered / case.bootstraps
+    places = case.peers * case.unreachable / case.bootstraps
     crowded = node.slower_in_a_crowd(1.0, min(case.peers, node.MAX_KNOWN_PEERS))
     renewals_per_s = min(places, limits.places) / reachability.ROUND_S
     pause_s = reachability.FULL_S if case.relays else reachability.OF_LINK_S[1]
@@ -131,7 +131,7 @@ def load(case: SwarmCase, costs: Costs | None = None, limits: RelayLimits = FOR_
         near_per_s=near_per_s,
         dial_backs_per_s=dial_backs_per_s,
         connects_per_s=connects_per_s,
-        dht_kb_s=DHT_BYTES_S / max(1.0 - case.sheltered, 1e-3) / 1e3,
+        dht_kb_s=DHT_BYTES_S / max(1.0 - case.unreachable, 1e-3) / 1e3,
         connections=connections,
         memory_mb=memory / 1e6,
         cores=cores,

@@ -74,7 +74,7 @@ class RelayCase:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RelayTurn:
     """One turn: CPU seconds per gigabyte, and the seconds it took."""
 
     python_s: float
@@ -92,10 +92,10 @@ def measure(case: RelayCase, trees: Sequence[Path]) -> dict[str, Any]:
         if status := run_in_cell(command, STOP_S, PYTHONPATH=str(ROOT)):
             raise RuntimeError(f"the inside ended with status {status}; see its output above")
         turns = json.loads((Path(folder) / "turns.json").read_bytes())
-    return {root: figures([Turn(*each) for each in found], case) for root, found in turns.items()}
+    return {root: figures([RelayTurn(*each) for each in found], case) for root, found in turns.items()}
 
 
-def figures(turns: Sequence[Turn], case: RelayCase) -> dict[str, float]:
+def figures(turns: Sequence[RelayTurn], case: RelayCase) -> dict[str, float]:
     """Return medians over the turns."""
     return {
         "python_s_per_gb": round(statistics.median(each.python_s for each in turns), 2),

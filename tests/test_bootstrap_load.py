@@ -15,7 +15,7 @@ SWARM = SwarmCase()
 def test_punching_leaves_the_pairs_that_no_hole_connects() -> None:
     with_holes, without = load(SWARM), load(replace(SWARM, punched=0.0))
     assert with_holes.relayed_share == pytest.approx(0.6**2 * 0.3)
-    assert without.relayed_share == 0.6  # each pair whose target is sheltered
+    assert without.relayed_share == 0.6  # each pair whose target is unreachable
     assert with_holes.relayed_mbit_s / without.relayed_mbit_s == pytest.approx(0.18)
     bytes_s = 10_000 / 600 * with_holes.relayed_share * 2 * SWARM.exchange_bytes
     assert with_holes.relayed_mbit_s == pytest.approx(bytes_s * 8e-6)
