@@ -1,11 +1,11 @@
 """What one bootstrap carries for a large swarm: relayed bytes, reservations, circuits, requests, memory and CPU.
 
-Pure. Two peers that nobody can dial ("unreachable") exchange through a relay unless a hole can be punched. Any pair whose
-target is unreachable is introduced by a circuit. Without punching such a pair keeps it; with punching it becomes direct
-where one side can be dialed, and else in ``punched`` of the cases.
+Pure. Two peers that nobody can dial ("unreachable") exchange through a relay unless a hole can be punched. Any pair
+whose target is unreachable is introduced by a circuit. Without punching such a pair keeps it; with punching it becomes
+direct where one side can be dialed, and else in ``punched`` of the cases.
 
-Peers with ``--relay`` carry as many circuits as a bootstrap; each unreachable peer has one reservation at a bootstrap and
-one at such a peer, if there is one. Requests to a bootstrap have the intervals of ``p2ptrain.net``.
+Peers with ``--relay`` carry as many circuits as a bootstrap; each unreachable peer has one reservation at a bootstrap
+and one at such a peer, if there is one. Requests to a bootstrap have the intervals of ``p2ptrain.net``.
 
     python -m bench.bootstrap_load [--peers 10000] [--bootstraps 1] [--relays 0]
 """
