@@ -32,10 +32,10 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
 from p2ptrain.net.node import Node
-from p2ptrain.net.relay.candidates import Candidate, candidates, probers
+from p2ptrain.net.relay.candidates import Candidate, candidates, in_line, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
 from p2ptrain.net.relay.hole_punching import HolePunching
-from p2ptrain.net.relay.relay import reserve
+from p2ptrain.net.relay.relay import RelayFullError, look_at_relay, reserve
 from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.relay.verdicts import (
     FAMILIES,
@@ -66,6 +66,8 @@ REFUSED_S = (30.0, 1800.0)
 OF_LINK_S = (2.0, 60.0)
 """First and longest backoff for nodes of the join link, one of which may be the only relay. They are short, so that the
 node recovers soon after an outage on either side."""
+FULL_S = 300.0
+"""Least backoff after a relay had no room, for a node that has another one. Guess: measure how long relays are full."""
 MAX_CLOCK_OFF_S = 30.0
 """Clock error beyond which the owner is warned. Records live for 75 s from their issuer's time (``swarm.rules``) and
 must still be valid when a lookup finds them after half of that; a reported clock may be 10 s old."""
@@ -285,15 +287,16 @@ class ReachabilityManager:
 
     async def _fill(self, now: float) -> None:
         """Ask a few candidates for missing reservations, and nodes of the join link while none is at one of them."""
-        asked, of_link = 0, self._of_link
-        for candidate in self._candidates():
-            until, _ = self._refused.get(candidate.peer, (now, None))
-            lacks = len(self._held) < WANTED or (candidate.peer in of_link and of_link.isdisjoint(self._held))
-            if not lacks or asked >= ASKED_AT_ONCE:
+        of_link = self._of_link
+        left = [each for each in self._candidates() if self._refused.get(each.peer, (now, None))[0] <= now]
+        for _ in range(ASKED_AT_ONCE):
+            line = in_line(left, of_link, self._held)
+            is_of_link = bool(line) and line[0].peer in of_link
+            lacks = len(self._held) < WANTED or (is_of_link and of_link.isdisjoint(self._held))
+            if not line or not lacks:
                 return
-            if candidate.peer in self._held or until > now:
-                continue
-            asked += 1
+            candidate = await self._cheaper(line)
+            left.remove(candidate)
             if not await self._reserve(candidate):
                 self._held[candidate.peer] = candidate
                 self._has_told_of_none = False
@@ -302,6 +305,22 @@ class ReachabilityManager:
             self._has_told_of_none = True
             self._notebook.note("no relay", port=self._ports.get(4, 0), own=self._own_host)
 
+    async def _cheaper(self, line: Sequence[Candidate]) -> Candidate:
+        """Return the better of two random candidates, which spreads load nearly as well as the best of all would
+        (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). One that lies
+        about its load gets at most twice its share. Nodes that are hardly relays are not looked at."""
+        pair = [each for each in line[:2] if each.is_named or each.peer in self._of_link]
+        if len(pair) < 2:
+            return line[0]
+        costs = await asyncio.gather(*map(self._cost_s, pair))
+        return pair[costs.index(min(costs))]
+
+    async def _cost_s(self, relay: Candidate) -> float:
+        try:
+            return (await look_at_relay(self._node.daemon, relay.peer, relay.addresses)).cost_s
+        except NetworkError:
+            return math.inf
+
     async def _reserve(self, relay: Candidate) -> str:
         """Take or renew one reservation; return why it failed, or an empty string."""
         try:
@@ -309,7 +328,9 @@ class ReachabilityManager:
         except NetworkError as error:
             fresh = backoff(*(OF_LINK_S if relay.peer in self._of_link else REFUSED_S))
             _, pauses_s = self._refused.pop(relay.peer, (0.0, fresh))
-            self._refused[relay.peer] = time.monotonic() + next(pauses_s), pauses_s
+            is_full = isinstance(error, RelayFullError) and bool(self._held)
+            pause_s = max(next(pauses_s), FULL_S if is_full else 0.0)
+            self._refused[relay.peer] = time.monotonic() + pause_s, pauses_s
             return str(error)
         self._refused.pop(relay.peer, None)
         return ""
