@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from p2ptrain.base import files
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Clock, Notebook
@@ -51,6 +52,11 @@ MAX_ERROR_CHARS = 200
 MAX_NOTED_ERRORS = 20
 
 
+def local_time() -> datetime:
+    """Return the local time by a clock that does not follow false jumps of the system's."""
+    return datetime.fromtimestamp(wall())
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingHandle:
     record: SessionRecorder
@@ -73,7 +79,7 @@ class OwnerControl:
         signals: Signals,
         notebook: Notebook,
         sensors: Sensors,
-        now: Callable[[], datetime] = datetime.now,
+        now: Callable[[], datetime] = local_time,
         clock: Clock = time.monotonic,
     ) -> None:
         self._home = home

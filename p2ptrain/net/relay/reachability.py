@@ -28,6 +28,7 @@ from random import Random
 
 from p2ptrain.base.backoff import backoff
 from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
@@ -115,6 +116,7 @@ class ReachabilityManager:
         self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
         self._clock_is_wrong = False
+        self._wake = asyncio.Event()
         self._told = told
         self.verdicts: dict[int, bool] = dict.fromkeys(FAMILIES, False) if node.daemon.punches else {}
         """By address family (4, 6), whether others can dial us by it; absent if unknown. A node whose p2pd punches
@@ -167,6 +169,7 @@ class ReachabilityManager:
     async def _run(self) -> None:
         while self._node.alive:
             await self._look_at_itself()
+            await self._judge_jump()
             await self._prepare_punching()
             if self.reachable is False and not self._held:  # as the last verdict says; another takes five seconds
                 await self._update_places()
@@ -179,7 +182,17 @@ class ReachabilityManager:
                 continue
             await self._update_places()
             is_served = self.reachable or self._held
-            await asyncio.sleep((ROUND_S if is_served else HURRY_S) * self._random.uniform(0.75, 1.25))
+            await self._rest((ROUND_S if is_served else HURRY_S) * self._random.uniform(0.75, 1.25))
+
+    def refresh(self) -> None:
+        """Look at our addresses now, as they may have changed."""
+        self._wake.set()
+
+    async def _rest(self, seconds: float) -> None:
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
 
     async def _update_places(self) -> None:
         """Take or renew reservations if they are needed, and announce the addresses if they have changed."""
@@ -255,8 +268,19 @@ class ReachabilityManager:
             answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
             self._punching.show([each.place for each in answers if each is not None and each.place])
 
+    async def _judge_jump(self) -> None:
+        """Ask which time is right if the system's clock has jumped."""
+        if not wall.is_judged:
+            answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
+            self._mind_the_clock([each for each in answers if each is not None])
+
     def _mind_the_clock(self, reports: Sequence[ReachabilityReport]) -> None:
-        off = clock_off(reports, time.time())
+        off = clock_off(reports, wall())
+        if off is not None and (jump_s := wall.jump_s):
+            is_news, is_right = not wall.is_judged, wall.judge(off)
+            if is_right or is_news:
+                self._notebook.note("clock jumped", by_s=jump_s, is_right=is_right, nodes=len(reports))
+            off += jump_s if is_right else 0.0
         if off is None or (abs(off) > MAX_CLOCK_OFF_S) == self._clock_is_wrong:
             return
         self._clock_is_wrong = not self._clock_is_wrong

@@ -1,0 +1,101 @@
+"""Changes of this machine's network, with made-up addresses and clocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import virtual_time
+
+from p2ptrain.net.network_monitor import (
+    DEAD_S,
+    POLL_S,
+    READY_S,
+    Addresses,
+    ChangeDetector,
+    NetworkCause,
+    NetworkChange,
+    NetworkMonitor,
+)
+
+HOME = Addresses(frozenset({("wlan0", "192.168.1.2")}), frozenset({"192.168.1.2"}))
+PHONE = Addresses(frozenset({("usb0", "10.0.0.7")}), frozenset({"10.0.0.7"}))
+NO_ROUTE = Addresses(HOME.hosts, frozenset())
+NOTHING = Addresses(frozenset(), frozenset())
+BRIDGED = Addresses(HOME.hosts | {("docker0", "172.17.0.1")}, HOME.sources)
+SECOND = Addresses(HOME.hosts | PHONE.hosts, PHONE.sources)
+LAN = Addresses(HOME.hosts, frozenset())
+OTHER_LAN = Addresses(frozenset({("eth0", "10.1.1.1")}), frozenset())
+SAME_ADDRESS = Addresses(frozenset({("eth0", "192.168.1.2")}), HOME.sources)
+
+
+def seen(*places: Addresses, step_s: float = POLL_S) -> list[NetworkChange | None]:
+    """Return what a detector finds at each of these places after the first."""
+    detector = ChangeDetector(places[0], 100.0)
+    return [detector.observe(each, 100.0 + number * step_s) for number, each in enumerate(places[1:], 1)]
+
+
+def test_nothing_changes_while_nothing_changes() -> None:
+    assert seen(HOME, HOME, HOME) == [None, None]
+
+
+def test_another_address_breaks_connections_once_there_is_a_network_again() -> None:
+    assert seen(HOME, PHONE, PHONE) == [NetworkChange(NetworkCause.MOVED), None]
+    assert seen(HOME, NOTHING, NOTHING, PHONE) == [None, None, NetworkChange(NetworkCause.MOVED)]
+
+
+def test_one_more_address_breaks_nothing_but_is_told() -> None:
+    assert seen(HOME, BRIDGED, BRIDGED, HOME) == [NetworkChange(None), None, NetworkChange(None)]
+    assert seen(HOME, SAME_ADDRESS) == [NetworkChange(None)]
+
+
+def test_another_way_out_breaks_nothing_while_the_old_address_is_there() -> None:
+    moved = NetworkChange(NetworkCause.MOVED)
+    assert seen(HOME, SECOND, PHONE) == [NetworkChange(None), NetworkChange(None)]
+    assert seen(HOME, SECOND, HOME) == [NetworkChange(None), moved]
+
+
+def test_a_short_absence_breaks_nothing_and_a_long_one_does() -> None:
+    short, long = round(DEAD_S / 2 / POLL_S), round(1.5 * DEAD_S / POLL_S)
+    assert seen(HOME, *[NO_ROUTE] * short, HOME)[-1] == NetworkChange(None)
+    found = seen(HOME, *[NO_ROUTE] * long, HOME, HOME)
+    assert found[:-2] == [None] * long
+    assert found[-2:] == [NetworkChange(NetworkCause.ABSENT, long * POLL_S), None]
+
+
+def test_a_sleep_breaks_connections_even_if_it_ends_without_a_network() -> None:
+    slept = NetworkChange(NetworkCause.SLEPT, 3600.0)
+    assert seen(HOME, HOME, step_s=3600.0) == [slept]
+    detector = ChangeDetector(HOME, 0.0)
+    assert detector.observe(NOTHING, 3600.0) is None
+    assert detector.observe(PHONE, 3602.0) == slept
+    assert detector.observe(PHONE, 3604.0) is None
+
+
+def test_a_network_without_a_route_to_the_internet_is_one() -> None:
+    moved = NetworkChange(NetworkCause.MOVED)
+    assert seen(LAN, OTHER_LAN) == [moved]
+    waited = round(READY_S / POLL_S)
+    found = seen(HOME, *[OTHER_LAN] * (waited + 2))
+    assert found == [*[None] * waited, moved, None]
+
+
+def test_the_monitor_reports_what_breaks_connections_and_calls_back_for_the_rest() -> None:
+    async def main() -> None:
+        places: Iterator[Addresses] = iter([HOME, HOME, BRIDGED, PHONE, PHONE, PHONE, HOME])
+        calls: list[float] = []
+        clock = asyncio.get_running_loop().time
+        monitor = NetworkMonitor(lambda: next(places), clock)
+        assert (await monitor.until_broken(lambda: calls.append(clock()))).cause is NetworkCause.MOVED
+        assert calls == [2 * POLL_S]
+        await asyncio.sleep(600.0)  # p2pd could not be started again
+        assert (await monitor.until_broken(lambda: calls.append(clock()))).cause is NetworkCause.MOVED
+        assert len(calls) == 1
+
+    virtual_time.run(main())
+
+
+def test_the_addresses_are_those_of_this_machine() -> None:
+    here = Addresses.now()
+    assert here.sources <= {host for _, host in here.hosts}
+    assert "127.0.0.1" not in {host for _, host in here.hosts}
