@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.breakage import Breakages, Disk, ExhaustedDescriptors, faketime_library, with_clock_error
+from lab.breakage import Breakages, Clock, Disk, ExhaustedDescriptors, faketime_library, with_clock_error
 from p2ptrain.base.errors import DeviceError
 
 ON_A_DISK = """
@@ -168,6 +168,32 @@ def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
     assert before[0] - 3601 < wall < time.time() - 3599
     assert before[1] <= steady <= time.monotonic()
     assert abs(changed - tmp_path.stat().st_mtime) < 1
+
+
+@pytest.mark.skipif(not list(Path("/usr/lib").glob("**/faketime/libfaketime.so.1")), reason="needs libfaketime")
+def test_a_clock_jumps_while_its_program_runs(tmp_path: Path) -> None:
+    clock = Clock(tmp_path / "clocks" / "anna")
+    clock.jump(0.0)
+    told = "import sys, time\nfor line in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
+    command = clock.wrap(plain)(sys.executable, "-c", told)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+
+        def off_s() -> int:
+            print("?", file=program.stdin, flush=True)
+            wall, steady = map(float, program.stdout.readline().split())
+            assert abs(steady - time.monotonic()) < 5
+            return round((wall - time.time()) / 3600)
+
+        assert off_s() == 0
+        for by_h, wanted in ((24, 24), (-48, -24)):
+            clock.jump(3600.0 * by_h)
+            until = time.monotonic() + 20
+            while off_s() != wanted and time.monotonic() < until:
+                time.sleep(0.1)
+            assert off_s() == wanted
+        program.stdin.close()
 
 
 def test_a_missing_library_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

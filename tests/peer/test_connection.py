@@ -19,6 +19,7 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import supervisor
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.network_monitor import Addresses, NetworkMonitor
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd import daemon
 from p2ptrain.net.parallel_streams import ParallelStreams
@@ -102,6 +103,42 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
             assert "did not answer" in whys[-1]
             assert connection.node.directory.end == signed.manifest.run.tokens
             await until(lambda: connection.node.has_company)
+        finally:
+            await connection.close()
+            await bootstrap.close()
+
+    uvloop.run(main())
+
+
+@pytest.mark.net
+def test_a_change_of_the_network_makes_another_node(tmp_path: Path) -> None:
+    home = Addresses(frozenset({("wlan0", "192.168.1.2")}), frozenset({"192.168.1.2"}))
+    phone = Addresses(frozenset({("usb0", "10.0.0.7")}), frozenset({"10.0.0.7"}))
+
+    async def until(condition: Any) -> None:
+        async with asyncio.timeout(60.0):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def main() -> None:
+        here = Identity.load_or_create(tmp_path / "bootstrap.key")
+        bootstrap = await Node.start(here, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
+        link = [f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}"]
+        place = [home]
+        connection, log = connection_of(
+            tmp_path, bootstraps=link, monitor=NetworkMonitor(lambda: place[0]), listen=["/ip4/127.0.0.1/tcp/0"]
+        )
+        try:
+            await connection.start()
+            await until(lambda: connection.node.has_company)
+            before = connection.node
+            place[0] = phone
+            await until(lambda: "network changed" in log.kinds())
+            await until(lambda: connection._supervisor.current not in (None, before))
+            await until(lambda: connection.node.has_company)
+            assert before.daemon.p2p._child.returncode is not None
+            assert log.kinds().count("network changed") == 1
+            assert "p2pd died" not in log.kinds()
         finally:
             await connection.close()
             await bootstrap.close()

@@ -121,7 +121,7 @@ class ReachabilityManager:
         self.verdicts: dict[int, bool] = dict.fromkeys(FAMILIES, False) if node.daemon.punches else {}
         """By address family (4, 6), whether others can dial us by it; absent if unknown. A node whose p2pd punches
         holes begins with the verdict that made it so."""
-        self._last = frozenset(self.addresses)  # addresses at the last update
+        self._last: frozenset[str] = frozenset()  # addresses at the last update
 
     @property
     def reachable(self) -> bool | None:

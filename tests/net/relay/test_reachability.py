@@ -12,6 +12,7 @@ import base58
 import pytest
 import virtual_time
 
+from p2ptrain.base.clock import WallClock
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
@@ -151,15 +152,49 @@ def test_the_others_median_tells_how_far_off_our_clock_is() -> None:
 
 
 def test_a_wrong_clock_is_told_once_and_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: 5000.0)
+    monkeypatch.setattr(reachability, "wall", WallClock(lambda: 5000.0, lambda: 0.0))
     log = MemoryLog()
-    reachability = ReachabilityManager(cast(Any, FakeNode()), log)
+    here = ReachabilityManager(cast(Any, FakeNode()), log)
     for clocks in ([5020.0], [], [8600.0, 8600.0], [8600.0], [5000.0], [5000.0]):
-        reachability._mind_the_clock([told(each) for each in clocks])
+        here._mind_the_clock([told(each) for each in clocks])
     assert list(log.notes) == [
         ("wrong clock", {"off_s": -3600.0, "nodes": 2}),
         ("right clock", {"off_s": 0.0, "nodes": 1}),
     ]
+
+
+@pytest.mark.parametrize("is_right", [False, True])
+def test_others_tell_at_once_which_time_is_right_after_a_jump(monkeypatch: pytest.MonkeyPatch, is_right: bool) -> None:
+    """Check a clock that others refute, and a wrong one that is corrected; the owner is told once."""
+    node, log, asked, system = FakeNode("/ip4/8.8.4.4/tcp/5"), MemoryLog(), [], [5000.0]
+
+    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
+        asked.append(port)
+        clock = 5000.0 + 86_400.0 * is_right
+        return ReachabilityReport(PUBLIC, DialOutcome.YES if port else DialOutcome.DECLINED, "", clock)
+
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "wall", clock := WallClock(lambda: system[0], lambda: 0.0))
+
+    async def main() -> None:
+        here = ReachabilityManager(cast(Any, node), log, random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(5.0)
+        system[0] += 86_400.0
+        here.refresh()
+        await asyncio.sleep(0.1)
+        assert clock() == (system[0] if is_right else 5000.0)
+        await asyncio.sleep(300.0)
+        assert asked == [5, 0]
+        node.alive = False
+        here.refresh()
+        await task
+
+    virtual_time.run(main())
+    told = [(kind, fields) for kind, fields in log.notes if "clock" in kind]
+    jumped = ("clock jumped", {"by_s": 86_400.0, "is_right": is_right, "nodes": 1})
+    wrong = ("wrong clock", {"off_s": -86_400.0, "nodes": 1})
+    assert told == ([wrong, jumped, ("right clock", {"off_s": 0.0, "nodes": 1})] if is_right else [jumped])
 
 
 def test_relays_come_first_and_whoever_is_behind_one_does_not_come() -> None:
