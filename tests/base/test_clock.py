@@ -40,8 +40,8 @@ def test_small_corrections_are_followed_at_once() -> None:
     machine = Machine()
     machine.off_s = JUMP_S / 2
     assert machine.error_s == JUMP_S / 2
-    machine.off_s = -JUMP_S / 3
-    assert machine.error_s == -JUMP_S / 3
+    machine.off_s = -JUMP_S / 4
+    assert machine.error_s == -JUMP_S / 4
     assert machine.wall.is_judged
     assert machine.wall.jump_s == 0.0
 

@@ -168,7 +168,7 @@ def test_others_tell_at_once_which_time_is_right_after_a_jump(monkeypatch: pytes
     """Check a clock that others refute, and a wrong one that is corrected; the owner is told once."""
     node, log, asked, system = FakeNode("/ip4/8.8.4.4/tcp/5"), MemoryLog(), [], [5000.0]
 
-    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
+    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int = 0) -> ReachabilityReport:
         asked.append(port)
         clock = 5000.0 + 86_400.0 * is_right
         return ReachabilityReport(PUBLIC, DialOutcome.YES if port else DialOutcome.DECLINED, "", clock)
