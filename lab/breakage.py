@@ -122,7 +122,7 @@ class ExhaustedDescriptors:
 
 
 @dataclass(slots=True)
-class Clock:
+class JumpingClock:
     """Clock that may jump while its processes run: libfaketime reads the file once a second."""
 
     file: Path
@@ -149,7 +149,7 @@ class Breakages:
     _disks: dict[str, Disk] = field(default_factory=dict)
     """Disks by peer name."""
     _exhausted: dict[str, ExhaustedDescriptors] = field(default_factory=dict)
-    _clocks: dict[str, Clock] = field(default_factory=dict)
+    _clocks: dict[str, JumpingClock] = field(default_factory=dict)
     _logs: dict[Path, Path] = field(default_factory=dict)
     """Temporary path of each log outside a failing disk, with its final path."""
 
@@ -158,7 +158,7 @@ class Breakages:
         for who in sorted({act.who for act in acts if act.kind in (ActKind.FILL, ActKind.LOCK)}):
             self._disks[who] = Disk.small(homes[who])
         for who in {act.who for act in acts if act.kind is ActKind.JUMP}:
-            self._clocks[who] = Clock(homes[who].with_name(f"{homes[who].name}.clock"))
+            self._clocks[who] = JumpingClock(homes[who].with_name(f"{homes[who].name}.clock"))
 
     def clock(self, who: str, off_s: float, inside: Wrap) -> Wrap:
         """Return a command wrapper that also sets a peer's clock, which may jump later."""

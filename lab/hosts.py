@@ -87,7 +87,7 @@ class Host:
     """Name of the interface that leads out."""
     _line: subprocess.Popen[bytes] | None = None
     router: Namespace | None = None
-    """Its router; None without one."""
+    """Router that the host is behind; None without one."""
     _lodgers: int = 1
     """Hosts behind the router."""
 

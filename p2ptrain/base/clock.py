@@ -23,8 +23,8 @@ JUMP_S = 10.0
 """Least jump of the system's clock that is not followed at once. Records survive an error of 30 s
 (``net.relay.reachability``); time servers change a running clock by less than a second."""
 UNJUDGED_S = 120.0
-"""Seconds after which a jump is followed if nobody tells which time is right: an owner without a network may set the
-clock. Guess: how long networks are absent when clocks jump."""
+"""Seconds after which a jump is followed if nobody tells which time is right, as an owner without a network may set the
+clock. A peer whose network returns asks within a minute."""
 
 
 def _choose() -> Callable[[], float]:

@@ -29,7 +29,7 @@ have none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
+class InterfaceAddresses:
     """This machine's addresses, without those that only reach itself or one link."""
 
     hosts: frozenset[tuple[str, str]]
@@ -38,7 +38,7 @@ class Addresses:
     """Source addresses towards the internet; empty without a route."""
 
     @classmethod
-    def now(cls) -> Addresses:
+    def now(cls) -> InterfaceAddresses:
         """Read them from the operating system."""
         found = interfaces.interface_addresses()
         hosts = frozenset((name, host) for name, host in found if _leads_out(host))
@@ -75,11 +75,11 @@ class ChangeDetector:
         now: seconds on a clock that counts sleep.
     """
 
-    def __init__(self, here: Addresses, now: float) -> None:
+    def __init__(self, here: InterfaceAddresses, now: float) -> None:
         self._here = here
         self._at = now
         self._used = _used(here)
-        """Addresses from which connections come."""
+        """InterfaceAddresses from which connections come."""
         self._had_route = bool(here.sources)
         self._gone_since: float | None = None
         self._found = NetworkChange(None)
@@ -89,7 +89,7 @@ class ChangeDetector:
         """Go on after a time in which nothing was observed and there were no connections."""
         self._at = now
 
-    def observe(self, here: Addresses, now: float) -> NetworkChange | None:
+    def observe(self, here: InterfaceAddresses, now: float) -> NetworkChange | None:
         """Return what has changed; None if nothing has.
 
         What broke the connections is returned once there is a network again.
@@ -116,7 +116,7 @@ class ChangeDetector:
         return found if found.cause is not None or here != before else None
 
 
-def _used(here: Addresses) -> frozenset[str]:
+def _used(here: InterfaceAddresses) -> frozenset[str]:
     return here.sources or frozenset(host for _, host in here.hosts)
 
 
@@ -128,7 +128,7 @@ class NetworkMonitor:
         clock: clock that counts sleep.
     """
 
-    def __init__(self, look: Callable[[], Addresses] = Addresses.now, clock: Clock = steady) -> None:
+    def __init__(self, look: Callable[[], InterfaceAddresses] = InterfaceAddresses.now, clock: Clock = steady) -> None:
         self._look = look
         self._clock = clock
         self._detector: ChangeDetector | None = None

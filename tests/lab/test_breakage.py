@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.breakage import Breakages, Clock, Disk, ExhaustedDescriptors, faketime_library, with_clock_error
+from lab.breakage import Breakages, Disk, ExhaustedDescriptors, JumpingClock, faketime_library, with_clock_error
 from p2ptrain.base.errors import DeviceError
 
 ON_A_DISK = """
@@ -172,7 +172,7 @@ def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not list(Path("/usr/lib").glob("**/faketime/libfaketime.so.1")), reason="needs libfaketime")
 def test_a_clock_jumps_while_its_program_runs(tmp_path: Path) -> None:
-    clock = Clock(tmp_path / "clocks" / "anna")
+    clock = JumpingClock(tmp_path / "clocks" / "anna")
     clock.jump(0.0)
     told = "import sys, time\nfor line in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
     command = clock.wrap(plain)(sys.executable, "-c", told)

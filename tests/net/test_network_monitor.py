@@ -11,25 +11,25 @@ from p2ptrain.net.network_monitor import (
     DEAD_S,
     POLL_S,
     READY_S,
-    Addresses,
     ChangeDetector,
+    InterfaceAddresses,
     NetworkCause,
     NetworkChange,
     NetworkMonitor,
 )
 
-HOME = Addresses(frozenset({("wlan0", "192.168.1.2")}), frozenset({"192.168.1.2"}))
-PHONE = Addresses(frozenset({("usb0", "10.0.0.7")}), frozenset({"10.0.0.7"}))
-NO_ROUTE = Addresses(HOME.hosts, frozenset())
-NOTHING = Addresses(frozenset(), frozenset())
-BRIDGED = Addresses(HOME.hosts | {("docker0", "172.17.0.1")}, HOME.sources)
-SECOND = Addresses(HOME.hosts | PHONE.hosts, PHONE.sources)
-LAN = Addresses(HOME.hosts, frozenset())
-OTHER_LAN = Addresses(frozenset({("eth0", "10.1.1.1")}), frozenset())
-SAME_ADDRESS = Addresses(frozenset({("eth0", "192.168.1.2")}), HOME.sources)
+HOME = InterfaceAddresses(frozenset({("wlan0", "192.168.1.2")}), frozenset({"192.168.1.2"}))
+PHONE = InterfaceAddresses(frozenset({("usb0", "10.0.0.7")}), frozenset({"10.0.0.7"}))
+NO_ROUTE = InterfaceAddresses(HOME.hosts, frozenset())
+NOTHING = InterfaceAddresses(frozenset(), frozenset())
+BRIDGED = InterfaceAddresses(HOME.hosts | {("docker0", "172.17.0.1")}, HOME.sources)
+SECOND = InterfaceAddresses(HOME.hosts | PHONE.hosts, PHONE.sources)
+LAN = InterfaceAddresses(HOME.hosts, frozenset())
+OTHER_LAN = InterfaceAddresses(frozenset({("eth0", "10.1.1.1")}), frozenset())
+SAME_ADDRESS = InterfaceAddresses(frozenset({("eth0", "192.168.1.2")}), HOME.sources)
 
 
-def seen(*places: Addresses, step_s: float = POLL_S) -> list[NetworkChange | None]:
+def seen(*places: InterfaceAddresses, step_s: float = POLL_S) -> list[NetworkChange | None]:
     """Return what a detector finds at each of these places after the first."""
     detector = ChangeDetector(places[0], 100.0)
     return [detector.observe(each, 100.0 + number * step_s) for number, each in enumerate(places[1:], 1)]
@@ -82,7 +82,7 @@ def test_a_network_without_a_route_to_the_internet_is_one() -> None:
 
 def test_the_monitor_reports_what_breaks_connections_and_calls_back_for_the_rest() -> None:
     async def main() -> None:
-        places: Iterator[Addresses] = iter([HOME, HOME, BRIDGED, PHONE, PHONE, PHONE, HOME])
+        places: Iterator[InterfaceAddresses] = iter([HOME, HOME, BRIDGED, PHONE, PHONE, PHONE, HOME])
         calls: list[float] = []
         clock = asyncio.get_running_loop().time
         monitor = NetworkMonitor(lambda: next(places), clock)
@@ -96,6 +96,6 @@ def test_the_monitor_reports_what_breaks_connections_and_calls_back_for_the_rest
 
 
 def test_the_addresses_are_those_of_this_machine() -> None:
-    here = Addresses.now()
+    here = InterfaceAddresses.now()
     assert here.sources <= {host for _, host in here.hosts}
     assert "127.0.0.1" not in {host for _, host in here.hosts}

@@ -19,7 +19,7 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import supervisor
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.network_monitor import Addresses, NetworkMonitor
+from p2ptrain.net.network_monitor import InterfaceAddresses, NetworkMonitor
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd import daemon
 from p2ptrain.net.parallel_streams import ParallelStreams
@@ -112,8 +112,8 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
 
 @pytest.mark.net
 def test_a_change_of_the_network_makes_another_node(tmp_path: Path) -> None:
-    home = Addresses(frozenset({("wlan0", "192.168.1.2")}), frozenset({"192.168.1.2"}))
-    phone = Addresses(frozenset({("usb0", "10.0.0.7")}), frozenset({"10.0.0.7"}))
+    home = InterfaceAddresses(frozenset({("wlan0", "192.168.1.2")}), frozenset({"192.168.1.2"}))
+    phone = InterfaceAddresses(frozenset({("usb0", "10.0.0.7")}), frozenset({"10.0.0.7"}))
 
     async def until(condition: Any) -> None:
         async with asyncio.timeout(60.0):
