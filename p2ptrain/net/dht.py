@@ -50,10 +50,15 @@ async def network_errors(what: str, deadline_s: float | None = None) -> AsyncIte
         raise NetworkError(f"{what} failed in hivemind: {error!r:.120}") from error
 
 
+def use_wall_clock() -> None:
+    """Make hivemind read our wall clock: a jump of the system's would end all entries, or keep bans for as long."""
+    for module in (timed_storage, protocol, routing, node_module):
+        module.get_dht_time = wall
+
+
 async def start_node(p2p: P2P, validator: RecordValidatorBase, rates: Throttles) -> DHTNode:
     """Start a DHT node that knows no other node yet, over a running p2pd."""
-    for module in (timed_storage, protocol, routing, node_module):  # a jump would end all entries, or keep bans
-        module.get_dht_time = wall
+    use_wall_clock()
     own = id_of(p2p.peer_id.to_bytes())
     # In client mode hivemind's own protocol serves nobody, until ours replaces it. Nothing is cached: lookups need the
     # latest records and would ask anyway, and each would send a neighbour all that it found (measured with 95 peers:

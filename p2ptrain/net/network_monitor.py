@@ -82,8 +82,8 @@ class ChangeDetector:
         """InterfaceAddresses from which connections come."""
         self._had_route = bool(here.sources)
         self._gone_since: float | None = None
-        self._found = NetworkChange(None)
-        """What has broken the connections since the last report."""
+        self._slept_s = 0.0
+        """Sleep since the last report."""
 
     def resume(self, now: float) -> None:
         """Go on after a time in which nothing was observed and there were no connections."""
@@ -96,24 +96,25 @@ class ChangeDetector:
         """
         before, self._here = self._here, here
         gap_s, self._at = now - self._at, now
+        self._slept_s = gap_s if gap_s >= DEAD_S else self._slept_s
         hosts = {host for _, host in here.hosts}
-        if gap_s >= DEAD_S:
-            self._found = NetworkChange(NetworkCause.SLEPT, gap_s)
-        elif self._found.cause is None and not self._used <= hosts:
-            self._found = NetworkChange(NetworkCause.MOVED)
+        has_moved, absent_s = not self._used <= hosts, 0.0
         if not (here.sources if self._had_route else hosts):
             self._gone_since = now if self._gone_since is None else self._gone_since
-            has_moved = self._found.cause is not None and now - self._gone_since >= READY_S
-            if not (hosts and has_moved):
+            is_elsewhere = bool(hosts) and (has_moved or self._slept_s > 0.0)
+            if not is_elsewhere or now - self._gone_since < READY_S:
                 return None
         elif self._gone_since is not None:
-            gone_s = now - self._gone_since
-            if self._found.cause is None and gone_s >= DEAD_S:
-                self._found = NetworkChange(NetworkCause.ABSENT, gone_s)
-        self._gone_since = None
-        found, self._found = self._found, NetworkChange(None)
+            absent_s = now - self._gone_since
+        slept_s, self._slept_s, self._gone_since = self._slept_s, 0.0, None
         self._used, self._had_route = _used(here), bool(here.sources)
-        return found if found.cause is not None or here != before else None
+        if slept_s:
+            return NetworkChange(NetworkCause.SLEPT, slept_s)
+        if has_moved:
+            return NetworkChange(NetworkCause.MOVED)
+        if absent_s >= DEAD_S:
+            return NetworkChange(NetworkCause.ABSENT, absent_s)
+        return NetworkChange(None) if here != before else None
 
 
 def _used(here: InterfaceAddresses) -> frozenset[str]:

@@ -63,6 +63,11 @@ def test_a_short_absence_breaks_nothing_and_a_long_one_does() -> None:
     assert found[-2:] == [NetworkChange(NetworkCause.ABSENT, long * POLL_S), None]
 
 
+def test_an_address_that_comes_back_soon_is_looked_at_but_breaks_nothing() -> None:
+    """Check a loose plug: connections survive it, unless the machine is now behind another router."""
+    assert seen(HOME, NOTHING, NOTHING, HOME, HOME) == [None, None, NetworkChange(None), None]
+
+
 def test_a_sleep_breaks_connections_even_if_it_ends_without_a_network() -> None:
     slept = NetworkChange(NetworkCause.SLEPT, 3600.0)
     assert seen(HOME, HOME, step_s=3600.0) == [slept]

@@ -185,7 +185,9 @@ class ReachabilityManager:
             await self._rest((ROUND_S if is_served else HURRY_S) * self._random.uniform(0.75, 1.25))
 
     def refresh(self) -> None:
-        """Look at our addresses now, as they may have changed."""
+        """Find out anew how others reach us: our addresses have changed, or the router may be another one."""
+        self._judged_at = -math.inf
+        self._refused.clear()
         self._wake.set()
 
     async def _rest(self, seconds: float) -> None:
