@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,6 +19,8 @@ from enum import StrEnum
 from p2ptrain.base.clock import steady
 from p2ptrain.net import address, interfaces
 from p2ptrain.ports import Clock
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 """Interval of the comparison, which takes a millisecond (measured)."""
@@ -136,13 +139,25 @@ class NetworkMonitor:
 
     async def until_broken(self, on_change: Callable[[], None]) -> NetworkChange:
         """Wait for a change that breaks the connections, and return it; call ``on_change`` at any other one."""
-        if self._detector is None:
-            self._detector = ChangeDetector(self._look(), self._clock())
-        self._detector.resume(self._clock())
+        if self._detector is not None:
+            self._detector.resume(self._clock())
         while True:
-            await asyncio.sleep(POLL_S)
-            change = self._detector.observe(self._look(), self._clock())
+            change = self._observe()
             if change is not None and change.cause is not None:
                 return change
             if change is not None:
                 on_change()
+            await asyncio.sleep(POLL_S)
+
+    def _observe(self) -> NetworkChange | None:
+        now = self._clock()
+        try:
+            here = self._look()
+        except OSError as error:  # no file descriptor is free
+            logger.debug("the network interfaces cannot be read: %s", error)
+            if self._detector is not None:
+                self._detector.resume(now)
+            return None
+        if self._detector is None:
+            self._detector = ChangeDetector(here, now)
+        return self._detector.observe(here, now)

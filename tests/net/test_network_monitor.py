@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import errno
+import os
+import subprocess
+import sys
 
+import pytest
 import virtual_time
 
+from lab.hosts import Access, Network
+from lab.moves import change_network
+from lab.script import ActKind
 from p2ptrain.net.network_monitor import (
     DEAD_S,
     POLL_S,
@@ -27,6 +34,21 @@ SECOND = InterfaceAddresses(HOME.hosts | PHONE.hosts, PHONE.sources)
 LAN = InterfaceAddresses(HOME.hosts, frozenset())
 OTHER_LAN = InterfaceAddresses(frozenset({("eth0", "10.1.1.1")}), frozenset())
 SAME_ADDRESS = InterfaceAddresses(frozenset({("eth0", "192.168.1.2")}), HOME.sources)
+
+WATCHING = """
+import asyncio
+from p2ptrain.net import network_monitor
+network_monitor.POLL_S = 0.1
+
+async def main():
+    monitor, look = network_monitor.NetworkMonitor(), network_monitor.InterfaceAddresses.now
+    print(sorted(look().sources), flush=True)
+    while True:
+        change = await monitor.until_broken(lambda: None)
+        print(change.cause, sorted(look().sources), flush=True)
+
+asyncio.run(main())
+"""
 
 
 def seen(*places: InterfaceAddresses, step_s: float = POLL_S) -> list[NetworkChange | None]:
@@ -86,18 +108,60 @@ def test_a_network_without_a_route_to_the_internet_is_one() -> None:
 
 
 def test_the_monitor_reports_what_breaks_connections_and_calls_back_for_the_rest() -> None:
+    """Check also a time without a node, and one in which the interfaces cannot be read: neither is a sleep."""
+
     async def main() -> None:
-        places: Iterator[InterfaceAddresses] = iter([HOME, HOME, BRIDGED, PHONE, PHONE, PHONE, HOME])
-        calls: list[float] = []
+        place, is_readable, calls = [HOME], [True], list[float]()
         clock = asyncio.get_running_loop().time
-        monitor = NetworkMonitor(lambda: next(places), clock)
-        assert (await monitor.until_broken(lambda: calls.append(clock()))).cause is NetworkCause.MOVED
-        assert calls == [2 * POLL_S]
-        await asyncio.sleep(600.0)  # p2pd could not be started again
-        assert (await monitor.until_broken(lambda: calls.append(clock()))).cause is NetworkCause.MOVED
+
+        def look() -> InterfaceAddresses:
+            if not is_readable[0]:
+                raise OSError(errno.EMFILE, "no file descriptor is free")
+            return place[0]
+
+        monitor = NetworkMonitor(look, clock)
+
+        def watching() -> asyncio.Task[NetworkChange]:
+            return asyncio.create_task(monitor.until_broken(lambda: calls.append(clock())))
+
+        watched = watching()
+        await asyncio.sleep(10.0)
+        place[0] = BRIDGED
+        await asyncio.sleep(10.0)
+        assert len(calls) == 1
+        is_readable[0] = False
+        await asyncio.sleep(3 * DEAD_S)
+        is_readable[0] = True
+        await asyncio.sleep(10.0)
+        assert not watched.done()
+        place[0] = PHONE
+        assert (await watched).cause is NetworkCause.MOVED
+        await asyncio.sleep(3 * DEAD_S)  # p2pd could not be started again
+        watched = watching()
+        await asyncio.sleep(10.0)
+        assert not watched.done()
+        place[0] = HOME
+        assert (await watched).cause is NetworkCause.MOVED
         assert len(calls) == 1
 
     virtual_time.run(main())
+
+
+@pytest.mark.net
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
+def test_the_monitor_notices_a_new_address_and_another_network() -> None:
+    with Network() as network:
+        host = network.add("laptop", Access(router=True))
+        command = host.inside(sys.executable, "-c", WATCHING)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout is not None
+            try:
+                assert program.stdout.readline() == "['192.168.1.2']\n"
+                for kind, place in (ActKind.READDRESS, "192.168.1.52"), (ActKind.MOVE, "192.168.43.2"):
+                    change_network(network, "laptop", kind)
+                    assert program.stdout.readline() == f"moved ['{place}']\n"
+            finally:
+                program.kill()
 
 
 def test_the_addresses_are_those_of_this_machine() -> None:
