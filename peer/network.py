@@ -228,7 +228,8 @@ class Connection:
 
     @property
     def size(self) -> int:
-        return self.node.directory.size
+        node = self._supervisor.current
+        return 0 if node is None else node.directory.size  # p2pd may be restarted right after a lookup
 
     async def announce(self, presence: Presence) -> None:
         is_settled = self._reachability is None or self._reachability.is_settled
@@ -264,9 +265,9 @@ class Connection:
         await self._handler(self._parallel_streams.of(link, ours=False))
 
     def _note_path(self, link: StreamLink, addresses: Sequence[str] = ()) -> None:
-        node = self.node
-        announced = addresses or node.known.get(link.peer, ())
-        self._paths.note(link, node.daemon.punches, announced)
+        node = self._supervisor.current
+        if node is not None:  # else p2pd is being restarted, and the link ends
+            self._paths.note(link, node.daemon.punches, addresses or node.known.get(link.peer, ()))
 
     # --- the current node -------------------------------------------------------------------------------------------
 

@@ -144,3 +144,9 @@ def test_a_change_of_the_network_makes_another_node(tmp_path: Path) -> None:
             await bootstrap.close()
 
     uvloop.run(main())
+
+
+def test_the_swarm_has_no_known_size_while_p2pd_is_restarted(tmp_path: Path) -> None:
+    """The driver asks for it after a lookup, when the node may just have gone."""
+    connection, _ = connection_of(tmp_path)
+    assert connection.size == 0
