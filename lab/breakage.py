@@ -122,21 +122,17 @@ class ExhaustedDescriptors:
 
 
 @dataclass(slots=True)
-class JumpingClock:
-    """Clock that may jump while its processes run: libfaketime reads the file once a second."""
+class ClockFile:
+    """File that ``lab.jumping_clock`` reads."""
 
-    file: Path
+    path: Path
     _off_s: float = 0.0
 
     def jump(self, by_s: float) -> None:
         """Set the clock ahead by so many seconds."""
         self._off_s += by_s
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(f"{self._off_s:+.0f}", encoding="ascii")
-
-    def wrap(self, inside: Wrap) -> Wrap:
-        """Return a command wrapper whose processes have this clock."""
-        return _with_clock(inside, FAKETIME_TIMESTAMP_FILE=str(self.file), FAKETIME_CACHE_DURATION="1")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(str(self._off_s), encoding="ascii")
 
 
 @dataclass(slots=True)
@@ -149,7 +145,7 @@ class Breakages:
     _disks: dict[str, Disk] = field(default_factory=dict)
     """Disks by peer name."""
     _exhausted: dict[str, ExhaustedDescriptors] = field(default_factory=dict)
-    _clocks: dict[str, JumpingClock] = field(default_factory=dict)
+    _clocks: dict[str, ClockFile] = field(default_factory=dict)
     _logs: dict[Path, Path] = field(default_factory=dict)
     """Temporary path of each log outside a failing disk, with its final path."""
 
@@ -158,14 +154,14 @@ class Breakages:
         for who in sorted({act.who for act in acts if act.kind in (ActKind.FILL, ActKind.LOCK)}):
             self._disks[who] = Disk.small(homes[who])
         for who in {act.who for act in acts if act.kind is ActKind.JUMP}:
-            self._clocks[who] = JumpingClock(homes[who].with_name(f"{homes[who].name}.clock"))
+            self._clocks[who] = ClockFile(homes[who].with_name(f"{homes[who].name}.clock"))
+            self._clocks[who].jump(0.0)
 
-    def clock(self, who: str, off_s: float, inside: Wrap) -> Wrap:
-        """Return a command wrapper that also sets a peer's clock, which may jump later."""
-        if who in self._clocks:
-            self._clocks[who].jump(off_s)
-            return self._clocks[who].wrap(inside)
-        return with_clock_error(off_s, inside)
+    def program(self, who: str, module: str) -> tuple[str, list[str]]:
+        """Return the module that runs a peer's ``module``, and its first arguments: if its clock jumps, another one."""
+        if who not in self._clocks:
+            return module, []
+        return "lab.jumping_clock", [str(self._clocks[who].path), module]
 
     def log(self, who: str, log: Path) -> Path:
         """Return where to write a peer's output: outside its home if its disk will fail, so that nothing is lost."""
@@ -213,7 +209,7 @@ class Breakages:
             disk.close()
         self._disks.clear()
         for clock in self._clocks.values():
-            clock.file.unlink(missing_ok=True)
+            clock.path.unlink(missing_ok=True)
         self._clocks.clear()
         for beside, log in self._logs.items():
             if beside.exists():
@@ -272,15 +268,11 @@ def with_clock_error(seconds: float, inside: Wrap) -> Wrap:
     """Return a command wrapper that also makes the clock fast by this many seconds."""
     if not seconds:
         return inside
-    return _with_clock(inside, FAKETIME=f"{seconds:+.0f}s")
-
-
-def _with_clock(inside: Wrap, **settings: str) -> Wrap:
     wrong = {
         "LD_PRELOAD": str(faketime_library()),
+        "FAKETIME": f"{seconds:+.0f}s",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "NO_FAKE_STAT": "1",
-        **settings,
     }
 
     def wrapped(*command: str) -> Sequence[str]:
@@ -295,7 +287,7 @@ def faketime_library() -> Path:
         for found in sorted(Path(place).glob("**/faketime/libfaketime.so.1")):
             return found
     raise DeviceError(
-        "A wrong clock needs libfaketime, which is not installed.",
+        "peers.clock_off_s needs libfaketime, which is not installed.",
         "Type: apt-get install libfaketime.",
     )
 

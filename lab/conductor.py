@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from lab import second_computer
-from lab.breakage import BREAKAGE_ACTS, Breakages, kill_leader
+from lab.breakage import BREAKAGE_ACTS, Breakages, kill_leader, with_clock_error
 from lab.exchange_probe import wait_for_exchange
 from lab.resource_monitor import ResourceMonitor
 from lab.run_record import Done
@@ -276,10 +276,11 @@ class Conductor:
         module = "peer" if settings.lie is None else "lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []
-        inside = self.breakages.clock(who, settings.clock_off_s, self.stage.inside(self._host(who), who))
+        inside = with_clock_error(settings.clock_off_s, self.stage.inside(self._host(who), who))
+        module, first = self.breakages.program(who, module)
         self.stage.limit(self._host(who), None)  # what a start takes says nothing about how a slow computer trains
         log = self.breakages.log(who, trainer.log)
-        child = await processes.start(who, module, arguments, log, self.threads, inside)
+        child = await processes.start(who, module, [*first, *arguments], log, self.threads, inside)
         if settings.computers > 1 and who not in self.ranks:
             other = self.stage.second(self._host(who)).inside
             self.ranks[who] = await second_computer.start_rank(who, trainer.home.path, log, self.threads, other)

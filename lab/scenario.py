@@ -24,31 +24,29 @@ BOOTSTRAP = "bootstrap"
 """Name of the bootstrap in partitions; no group may have it."""
 
 
-NetworkEvent = Literal["new_address", "new_network", "no_route", "mappings_lost"]
-"""Events in the network of a computer (``lab.moves``), which only stage namespaces has. new_address: it gets another
-one, as by DHCP. new_network: it is connected by another interface to another router, as of a phone. no_route: it has
-no way out. mappings_lost: its router forgets all connections."""
-
-Breakage = (
-    Literal[
-        "disk_full",
-        "read_only",
-        "no_descriptors",
-        "daemon_dies",
-        "rank_dies",
-        "rank_freezes",
-        "lan_cut",
-        "clock_jumps",
-    ]
-    | NetworkEvent
-)
+Breakage = Literal[
+    "disk_full",
+    "read_only",
+    "no_descriptors",
+    "daemon_dies",
+    "rank_dies",
+    "rank_freezes",
+    "lan_cut",
+    "clock_jumps",
+    "new_address",
+    "new_network",
+    "no_route",
+    "mappings_lost",
+]
 """Kinds of failure. disk_full: nothing more can be written where its home is. read_only: nothing there can be changed.
 no_descriptors: neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed.
 rank_dies, rank_freezes: the process of its last device is killed, or stopped forever. lan_cut: nothing passes between
-its two computers. clock_jumps: its clock is set ahead by ``by_s``."""
+its two computers. clock_jumps: its clock is set ahead by ``by_s``. new_address: it gets another one, as by DHCP.
+new_network: it is connected by another interface to another router, as of a phone. no_route: it has no way out.
+mappings_lost: its router forgets all connections."""
 
-NETWORK_EVENTS: tuple[NetworkEvent, ...] = ("new_address", "new_network", "no_route", "mappings_lost")
-"""All events in the network of a computer."""
+NETWORK_EVENTS: tuple[Breakage, ...] = ("new_address", "new_network", "no_route", "mappings_lost")
+"""Events in the network of a computer (``lab.moves``), which only stage namespaces has."""
 
 FINAL_BREAKAGES: tuple[Breakage, ...] = (
     "daemon_dies",

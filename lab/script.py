@@ -68,7 +68,11 @@ TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {
 """Acts that begin and end each trouble."""
 
 NETWORK_ACTS = frozenset(
-    kind for what in ("lan_cut", *NETWORK_EVENTS) for kind in TROUBLE_ACTS[what] if kind is not None
+    kind
+    for what, acts in TROUBLE_ACTS.items()
+    if what in NETWORK_EVENTS or what == "lan_cut"
+    for kind in acts
+    if kind is not None
 )
 """Acts that the stage performs on the network of a host."""
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from lab.breakage import Breakages, Disk, ExhaustedDescriptors, JumpingClock, faketime_library, with_clock_error
+from lab.breakage import Breakages, Disk, ExhaustedDescriptors, faketime_library, with_clock_error
+from lab.script import Act, ActKind
 from p2ptrain.base.errors import DeviceError
 
 ON_A_DISK = """
 import errno, os, socket, sys
 from pathlib import Path
+from lab.script import Act, ActKind
 from lab.breakage import Disk
 
 home = Path(sys.argv[1])
@@ -170,30 +172,37 @@ def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
     assert abs(changed - tmp_path.stat().st_mtime) < 1
 
 
-@pytest.mark.skipif(not list(Path("/usr/lib").glob("**/faketime/libfaketime.so.1")), reason="needs libfaketime")
-def test_a_clock_jumps_while_its_program_runs(tmp_path: Path) -> None:
-    clock = JumpingClock(tmp_path / "clocks" / "anna")
-    clock.jump(0.0)
-    told = "import sys, time\nfor line in sys.stdin: print(time.time(), time.monotonic(), flush=True)"
-    command = clock.wrap(plain)(sys.executable, "-c", told)
+def test_a_clock_jumps_while_its_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "told.py").write_text(
+        "import sys, time\nfor line in sys.stdin: print(time.time(), time.monotonic(), sys.argv[1:], flush=True)"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    breakages = Breakages()
+    breakages.prepare([Act(1.0, ActKind.JUMP, "anna", 1.0)], {"anna": tmp_path / "anna"})
+    assert breakages.program("bert", "told") == ("told", [])
+    module, arguments = breakages.program("anna", "told")
+    command = [sys.executable, "-m", module, *arguments, "more"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None
         assert program.stdout is not None
 
-        def off_s() -> int:
+        def off_h() -> int:
             print("?", file=program.stdin, flush=True)
-            wall, steady = map(float, program.stdout.readline().split())
-            assert abs(steady - time.monotonic()) < 5
-            return round((wall - time.time()) / 3600)
+            wall, steady, others = program.stdout.readline().split()
+            assert abs(float(steady) - time.monotonic()) < 5
+            assert others == "['more']"
+            return round((float(wall) - time.time()) / 3600)
 
-        assert off_s() == 0
+        assert off_h() == 0
         for by_h, wanted in ((24, 24), (-48, -24)):
-            clock.jump(3600.0 * by_h)
+            breakages.perform(Act(1.0, ActKind.JUMP, "anna", 3600.0 * by_h), program.pid)
             until = time.monotonic() + 20
-            while off_s() != wanted and time.monotonic() < until:
+            while off_h() != wanted and time.monotonic() < until:
                 time.sleep(0.1)
-            assert off_s() == wanted
+            assert off_h() == wanted
         program.stdin.close()
+    breakages.close()
+    assert not list(tmp_path.glob("*.clock"))
 
 
 def test_a_missing_library_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

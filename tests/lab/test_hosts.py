@@ -285,7 +285,7 @@ def test_a_router_forgets_connections() -> None:
         server = serving(network, "server")
         try:
             assert asked(network, "home", network.hosts["server"].public) == home.public
-            table = "/proc/net/nf_conntrack"
+            table = "/proc/thread-self/net/nf_conntrack"
             assert home.router is not None
             if not home.router.call(Path(table).exists):
                 pytest.skip("this kernel does not list connections")
