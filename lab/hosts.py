@@ -124,6 +124,8 @@ class Network:
     _backbone: Namespace = field(init=False)
     _homes: dict[str, Host] = field(default_factory=dict)
     """First host of each home."""
+    _lines: dict[str, str] = field(default_factory=dict)
+    """Numbers of the access links whose networks have another number."""
     _numbers: int = 0
     """Access links and public addresses so far."""
     _asleep: set[str] = field(default_factory=set)
@@ -215,18 +217,25 @@ class Network:
             host.address = f"{network}.{int(place) + 50}"
             host.public = host.address if host.public == before else host.public
         else:
-            number, line, length = self._new_number(), network.rpartition(".")[2], 30
-            self._backbone.ip([f"address add 11.0.{number}.1/30 dev line{line}"])
-            host.address = host.public = f"11.0.{number}.2"
-            host.gateway = f"11.0.{number}.1"
-        host.namespace.ip(
-            [
-                f"address del {before}/{length} dev {host.link}",
-                f"address add {host.address}/{length} dev {host.link}",
-                f"route replace default via {host.gateway}",
-            ]
-        )
+            host.public, host.gateway = self._new_place(network)
+            host.address, length = host.public, 30
+        _replace_address(host.namespace, host.link, f"{before}/{length}", f"{host.address}/{length}", host.gateway)
         self._filter()
+
+    def renumber(self, name: str) -> None:
+        """Give the router of a host another public address, as providers do; the one before ends."""
+        host = self.hosts[name]
+        assert host.router is not None  # lab.scenario
+        before, (host.public, gateway) = host.public, self._new_place(host.public.rpartition(".")[0])
+        _replace_address(host.router, "wan0", f"{before}/30", f"{host.public}/30", gateway)
+        self._filter()
+
+    def _new_place(self, network: str) -> tuple[str, str]:
+        """Give the access link of a network another one; return its address, and the gateway's."""
+        number, line = self._new_number(), self._lines.get(network, network.rpartition(".")[2])
+        self._backbone.ip([f"address add 11.0.{number}.1/30 dev line{line}"])
+        self._lines[f"11.0.{number}"] = line
+        return f"11.0.{number}.2", f"11.0.{number}.1"
 
     def move(self, name: str, kind: RouterKind = "other") -> None:
         """Connect a host with a line of its own by another interface to another router, as of a phone."""
@@ -338,6 +347,16 @@ def _plug_in(host: Host, router: Namespace, place: int, network: str = HOME_NETW
             f"address add {host.address}/24 dev {host.link}",
             f"link set {host.link} up",
             f"route add default via {host.gateway}",
+        ]
+    )
+
+
+def _replace_address(namespace: Namespace, link: str, before: str, after: str, gateway: str) -> None:
+    namespace.ip(
+        [
+            f"address del {before} dev {link}",
+            f"address add {after} dev {link}",
+            f"route replace default via {gateway}",
         ]
     )
 

@@ -26,6 +26,9 @@ def change_network(network: Network, name: str, kind: ActKind) -> None:
             host.namespace.ip(["route del default"])
         case ActKind.REROUTE:
             host.namespace.ip([f"route replace default via {host.gateway}"])
+        case ActKind.RENUMBER:
+            network.renumber(name)
+            forget_connections(host)
         case ActKind.FORGET:
             forget_connections(host)
         case _:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.artifacts import Artifacts
-from lab.script import ActKind
+from lab.script import NETWORK_ACTS, ActKind
 
-RETURNS = frozenset({ActKind.READDRESS, ActKind.MOVE, ActKind.REROUTE, ActKind.FORGET, ActKind.RESUME, ActKind.JUMP})
+RETURNS = NETWORK_ACTS - {ActKind.UNROUTE, ActKind.CUT_LAN, ActKind.MEND_LAN} | {ActKind.RESUME, ActKind.JUMP}
 """Acts after which exchanges should work again."""
 
 

@@ -37,15 +37,22 @@ Breakage = Literal[
     "new_network",
     "no_route",
     "mappings_lost",
+    "new_public_address",
 ]
 """Kinds of failure. disk_full: nothing more can be written where its home is. read_only: nothing there can be changed.
 no_descriptors: neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed.
 rank_dies, rank_freezes: the process of its last device is killed, or stopped forever. lan_cut: nothing passes between
 its two computers. clock_jumps: its clock is set ahead by ``by_s``. new_address: it gets another one, as by DHCP.
 new_network: it is connected by another interface to another router, as of a phone. no_route: it has no way out.
-mappings_lost: its router forgets all connections."""
+mappings_lost: its router forgets all connections. new_public_address: it also gets another address."""
 
-NETWORK_EVENTS: tuple[Breakage, ...] = ("new_address", "new_network", "no_route", "mappings_lost")
+NETWORK_EVENTS: tuple[Breakage, ...] = (
+    "new_address",
+    "new_network",
+    "no_route",
+    "mappings_lost",
+    "new_public_address",
+)
 """Events in the network of a computer (``lab.moves``), which only stage namespaces has."""
 
 FINAL_BREAKAGES: tuple[Breakage, ...] = (
@@ -55,6 +62,7 @@ FINAL_BREAKAGES: tuple[Breakage, ...] = (
     "new_address",
     "new_network",
     "mappings_lost",
+    "new_public_address",
     "clock_jumps",
 )
 """Failures that only the peer itself can overcome."""
@@ -280,10 +288,11 @@ def _trouble_faults(scenario: RealScenario) -> list[str]:
                 faults.append(f"{field}.what: lan_cut needs a peer on two computers; give computers = 2")
             if (trouble.what == "clock_jumps") != bool(trouble.by_s):
                 faults.append(f"{field}.by_s: give it for clock_jumps alone")
-            if trouble.what in ("new_address", "new_network") and (group.ipv6 != "none" or group.home):
+            has_own_line = group.ipv6 == "none" and not group.home
+            if trouble.what in ("new_address", "new_network", "new_public_address") and not has_own_line:
                 faults.append(f"{field}.what: {trouble.what} needs a line of its own with IPv4 alone")
-            if trouble.what == "mappings_lost" and not group.router:
-                faults.append(f"{field}.what: mappings_lost needs a router; give router = true")
+            if trouble.what in ("mappings_lost", "new_public_address") and not group.router:
+                faults.append(f"{field}.what: {trouble.what} needs a router; give router = true")
         if group.computers > 1 and group.ranks > 1:
             faults.append(f"peers[{place}].devices: a peer on two computers has one device on each")
         if group.computers > 1 and scenario.outer.cut != "layers":

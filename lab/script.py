@@ -46,6 +46,7 @@ class ActKind(StrEnum):
     UNROUTE = "has no route"
     REROUTE = "has a route again"
     FORGET = "has a router that forgets all connections"
+    RENUMBER = "has a router that gets another address"
     JUMP = "has a clock that jumps"
     BAN = "is banned by the run's author"
     TURN_AWAY = "is not invited"
@@ -63,6 +64,7 @@ TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {
     "new_network": (ActKind.MOVE, None),
     "no_route": (ActKind.UNROUTE, ActKind.REROUTE),
     "mappings_lost": (ActKind.FORGET, None),
+    "new_public_address": (ActKind.RENUMBER, None),
     "clock_jumps": (ActKind.JUMP, None),
 }
 """Acts that begin and end each trouble."""

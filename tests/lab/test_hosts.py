@@ -262,6 +262,10 @@ def test_networks_of_hosts_change() -> None:
             change_network(network, "private", ActKind.REROUTE)
             assert asked(network, "private", there) == private.public
 
+            change_network(network, "private", ActKind.RENUMBER)
+            change_network(network, "private", ActKind.RENUMBER)
+            assert asked(network, "private", there) == private.public != before[1]
+
             change_network(network, "private", ActKind.MOVE)
             change_network(network, "public", ActKind.MOVE)
             assert private.address == public.address == "192.168.43.2"

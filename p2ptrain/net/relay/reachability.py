@@ -44,6 +44,7 @@ from p2ptrain.net.relay.verdicts import (
     best_places,
     by_family,
     clock_off,
+    is_elsewhere,
     places_seen,
     speaks_for_the_internet,
     verdicts,
@@ -60,6 +61,9 @@ HURRY_S = 2.0
 reachable."""
 VERDICT_S = 600.0
 """Lifetime of a reachability check while our own addresses stay. Guess: measure how often routers change."""
+PLACE_S = 60.0
+"""Interval at which one node is asked where it sees us: providers give routers other public addresses, often daily. The
+answer has a hundred bytes, and the next presence record is due within half a minute."""
 ASKED_AT_ONCE = 4
 """Nodes asked for a reservation in one round; a silent one costs 10 s. Guess: measure the share of silent nodes."""
 REFUSED_S = (30.0, 1800.0)
@@ -117,6 +121,8 @@ class ReachabilityManager:
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self._wake = asyncio.Event()
+        self._reports: Sequence[ReachabilityReport] = ()  # of the last verdict
+        self._placed_at = -math.inf
         self._told = told
         self.verdicts: dict[int, bool] = dict.fromkeys(FAMILIES, False) if node.daemon.punches else {}
         """By address family (4, 6), whether others can dial us by it; absent if unknown. A node whose p2pd punches
@@ -170,6 +176,7 @@ class ReachabilityManager:
         while self._node.alive:
             await self._look_at_itself()
             await self._judge_jump()
+            await self._check_place()
             await self._prepare_punching()
             if self.reachable is False and not self._held:  # as the last verdict says; another takes five seconds
                 await self._update_places()
@@ -238,7 +245,8 @@ class ReachabilityManager:
         found = verdicts(reports) if ports else {4: False}
         if not found:
             return
-        self._judged_at = now
+        self._judged_at, self._placed_at = now, asyncio.get_running_loop().time()
+        self._reports = reports
         self._seen = places_seen(reports, ports)
         self._is_near = not speaks_for_the_internet(reports)
         self._seen_outside = frozenset(
@@ -276,6 +284,16 @@ class ReachabilityManager:
             answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
             self._mind_the_clock([each for each in answers if each is not None])
 
+    async def _check_place(self) -> None:
+        """Invalidate the last verdict if a node sees us at another public address: a router has got another one."""
+        now = asyncio.get_running_loop().time()
+        if now - self._placed_at < PLACE_S or self._by_owner or not math.isfinite(self._judged_at):
+            return
+        self._placed_at = now
+        answers = [await self._ask(each, port=0) for each in self._probers()[-1:]]  # rather a peer than a bootstrap
+        if any(each is not None and is_elsewhere(each, self._reports) for each in answers):
+            self.refresh()
+
     def _mind_the_clock(self, reports: Sequence[ReachabilityReport]) -> None:
         off = clock_off(reports, wall())
         if off is not None and (jump_s := wall.jump_s):
@@ -291,7 +309,7 @@ class ReachabilityManager:
     async def _ask(self, prober: Candidate, port: int | None = None) -> ReachabilityReport | None:
         try:
             if port == 0:
-                return await look(self._node, prober.peer, prober.addresses)
+                return await look(self._node, prober.peer, prober.addresses, 0)
             ports = set(self._ports.values())
             if len(ports) == 1:
                 return await look(self._node, prober.peer, prober.addresses, *ports)
