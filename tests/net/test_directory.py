@@ -651,7 +651,7 @@ def shelf_over(node: Any, gate: Gate, news: list[int], drawn: float = 0.99) -> A
 def test_the_newest_rulings_reach_everybody_and_stay(monkeypatch: pytest.MonkeyPatch):
     clock = [get_dht_time()]
     for module in (directory, access_list_module):
-        monkeypatch.setattr(module, "get_dht_time", lambda: clock[0])
+        monkeypatch.setattr(module, "wall", lambda: clock[0])
 
     async def main() -> None:
         node, news = AccessListNode(gate_for()), []
