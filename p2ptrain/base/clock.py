@@ -43,15 +43,15 @@ class WallClock:
     """Seconds since 1970, which continue as before when the system's clock jumps. Safe to call from any thread.
 
     Args:
-        system: the system's clock.
+        system: the system's clock; None: ``time.time``, also if that is replaced later, as by the laboratory.
         steady: clock that nobody can set.
     """
 
-    def __init__(self, system: Callable[[], float] = time.time, steady: Callable[[], float] = steady) -> None:
-        self._system = system
+    def __init__(self, system: Callable[[], float] | None = None, steady: Callable[[], float] = steady) -> None:
+        self._system = system or (lambda: time.time())
         self._steady = steady
         self._lock = threading.Lock()
-        self._offset = system() - steady()
+        self._offset = self._system() - steady()
         """This clock's lead over the steady one."""
         self._jumped: tuple[float, float] | None = None
         """The system's lead over the steady clock after a jump that is not yet judged, and when it was noticed."""

@@ -174,7 +174,8 @@ def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
 
 def test_a_clock_jumps_while_its_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "told.py").write_text(
-        "import sys, time\nfor line in sys.stdin: print(time.time(), time.monotonic(), sys.argv[1:], flush=True)"
+        "import sys, time\nfrom p2ptrain.base.clock import wall\n"
+        "for line in sys.stdin: print(time.time(), wall.jump_s, time.monotonic(), sys.argv[1:], flush=True)"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
     breakages = Breakages()
@@ -188,8 +189,9 @@ def test_a_clock_jumps_while_its_program_runs(tmp_path: Path, monkeypatch: pytes
 
         def off_h() -> int:
             print("?", file=program.stdin, flush=True)
-            wall, steady, others = program.stdout.readline().split()
+            wall, jump_s, steady, others = program.stdout.readline().split()
             assert abs(float(steady) - time.monotonic()) < 5
+            assert abs(float(jump_s) - (float(wall) - time.time())) < 60  # seen by our clock, too
             assert others == "['more']"
             return round((float(wall) - time.time()) / 3600)
 
