@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import reporting
@@ -225,7 +226,7 @@ class Relay:
                 status = self._give_place(asker, time.monotonic())
                 if status == CircuitStatus.OK:
                     await self._protect(asker.peer, "place")
-                until = int(time.time() + PLACE_S) if status == CircuitStatus.OK else 0
+                until = int(wall() + PLACE_S) if status == CircuitStatus.OK else 0
                 await _send_last(stream, circuit_v2.answer(status, until))
             elif asked.kind == circuit_v2.CONNECT:
                 if len(asked.target) > MAX_TARGET_BYTES:  # converting it to text would take long
