@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,6 +167,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 if session.team is None or session.team.is_running:
                     session.record.saver.rescue()
                 raise
+            if network is not None and (fault := network.identity_watch.error()):
+                raise fault
             place = home.path.absolute()
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
@@ -276,13 +279,13 @@ def _run_in_swarm(
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
-        connection = network.connection
+        connection, foreign_tokens = network.connection, record.home.foreign_tokens()
         contributions = Contributions(
             signed.run_id,
             network.identity.peer_id,
             network.identity.state,
             Ledger(record.home.contributions),
-            lambda: (learner.step, learner.tokens),
+            lambda: (learner.step, max(learner.tokens - foreign_tokens, 0)),
             record.notebook,
         )
 
@@ -296,7 +299,7 @@ def _run_in_swarm(
             notebook=PathNotebook(record.notebook, network.paths),
             clock=steady,
             sign=connection.sign,
-            live_until=admission.live_until,
+            live_until=partial(_live_until, admission, network),
             begin_training=control.begin,
             work=work,
             committed=contributions.exchanged,
@@ -324,6 +327,13 @@ def _run_in_swarm(
         stored = {each.sha256: record.home.files.find(each.sha256) for each in named_files(signed.manifest)}
         file_server = FileServer({sha256: path for sha256, path in stored.items() if path is not None}, network.rates)
         participation = Participation(learner, session.new_core, environment, control)
+
+        def stop() -> None:
+            signals.stop.set()
+            learner.inbox.wake()
+
+        watch = network.identity_watch
+        watch.stop = stop
         record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
 
         def records() -> list[Presence]:
@@ -342,7 +352,9 @@ def _run_in_swarm(
             try:
                 seen = sharing.serving(connection, participation, network.paths)
                 async with admission.updating(), contributions.gathering(receipt_transport), seen:
-                    return await participation.live()
+                    why = await participation.live()
+                    await watch.linger(connection.announce_again)
+                    return why
             finally:
                 cache_task.cancel()
                 connection.save_cache(records())
@@ -362,6 +374,14 @@ def _run_in_swarm(
             record.why = "stopped by its owner"
             raise
         record.why = ended.result()
+
+
+def _live_until(admission: AdmissionClient, network: NetworkStack, presence: Presence) -> float | None:
+    """Return when a presence record expires; a valid one of this peer's own goes to the watch for duplicates."""
+    until = admission.live_until(presence)
+    if until is not None and presence.peer == network.identity.peer_id:
+        network.identity_watch.see(presence)
+    return until
 
 
 def _say_goodbye(recovery: Recovery, participation: Participation, ended: Future[str]) -> None:

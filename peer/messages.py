@@ -170,6 +170,20 @@ def _took_weights(fields: Mapping[str, Any]) -> str:
     return said
 
 
+def _same_identity(fields: Mapping[str, Any]) -> str:
+    """Return the line about another process with this peer's key, and what to do."""
+    said = (
+        f"[peers] another process uses this peer's identity {fields['name']}, at {fields['where']} (outer step "
+        f"{fields['step']:,}); only one can take part"
+    )
+    if fields["yields"]:
+        return f"{said}, so this one saves and stops. If this home was copied: {fields['command']}"
+    return (
+        f"{said}, and this one goes on. If its home is a copy, run p2ptrain identity --new with it there. If it is not "
+        f"yours, somebody has your key: stop this peer, then {fields['command']}"
+    )
+
+
 _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "exchanged": _exchanged,
     "progress": _progress,
@@ -229,6 +243,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"median of {f['nodes']} other node{'s' if f['nodes'] != 1 else ''}, so others ignore this peer's presence "
         "records. Set the clock (on Linux: timedatectl set-ntp true); no restart is needed"
     ),
+    "same identity": _same_identity,
     "right clock": lambda f: "[peers] this machine's clock is correct again",
     "tokenizing": _tokenizing,
     "text read": _text_read,

@@ -59,6 +59,7 @@ class Connection:
         paths: records whether links are direct or relayed.
         punch: whether p2pd may punch holes through a router that lets nobody in.
         unreachable: whether nobody could dial this peer in the last session.
+        stamp: completes each presence record before it is signed.
         on_move: called in the loop when ``addresses`` change; may raise HomeError.
     """
 
@@ -80,6 +81,7 @@ class Connection:
         paths: Paths | None = None,
         punch: bool = False,
         unreachable: bool = False,
+        stamp: Callable[[Presence], Presence] = lambda presence: presence,
         on_move: Callable[[], None] = lambda: None,
     ) -> None:
         self._identity = identity
@@ -99,6 +101,7 @@ class Connection:
         self.unreachable = unreachable
         """Whether nobody can dial this peer, by the last verdict."""
         self._has_stopped_punching = False  # p2pd is restarted for this once a session, as verdicts may alternate
+        self._stamp = stamp
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: SignedManifest | None = None
@@ -180,21 +183,20 @@ class Connection:
 
     def sign(self, announce: Announce) -> Presence:
         self._announced = announce
-        return self._identity.sign(
-            Presence(
-                peer=self._identity.peer_id,
-                run=self._run,
-                addresses=self._places,
-                state=PeerState(announce.state),
-                step=announce.step,
-                progress=announce.progress,
-                settled=announce.settled,
-                nickname=self._nickname,
-                issued_at=time.time(),
-                lifetime_s=PRESENCE_LIFETIME_S,
-                keeps=announce.keeps,
-            )
+        presence = Presence(
+            peer=self._identity.peer_id,
+            run=self._run,
+            addresses=self._places,
+            state=PeerState(announce.state),
+            step=announce.step,
+            progress=announce.progress,
+            settled=announce.settled,
+            nickname=self._nickname,
+            issued_at=time.time(),
+            lifetime_s=PRESENCE_LIFETIME_S,
+            keeps=announce.keeps,
         )
+        return self._identity.sign(self._stamp(presence))
 
     async def close(self, in_haste: bool = False) -> None:
         """Close everything; ``in_haste`` kills p2pd first, which may be frozen."""
@@ -243,6 +245,10 @@ class Connection:
     async def _moved(self) -> None:
         """Announce changed addresses at once, not only with the next announcement."""
         self._save_addresses()
+        await self.announce_again()
+
+    async def announce_again(self) -> None:
+        """Sign the last announcement anew, and announce it. Raises NetworkError."""
         if self._announced is not None:
             await self.announce(self.sign(self._announced))
 

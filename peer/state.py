@@ -50,6 +50,7 @@ FAILURES = frozenset(
         "relay lost",
         "no relay",
         "wrong clock",
+        "same identity",
         "p2pd died",
         "torn checkpoint",
         "settings refused",

@@ -138,6 +138,7 @@ class DhtDirectory:
         """Progress at the run's end; infinite until the manifest is known."""
         self._dht = dht
         self._run = run
+        self._me: PeerId | None = None  # until the first announcement
         self._random = random or Random()
         self._buckets = PresenceBuckets(self._random)
         self.sees_all = True
@@ -151,6 +152,7 @@ class DhtDirectory:
 
     async def announce(self, presence: Presence) -> None:
         """Store our record. The first call begins with a lookup, because the swarm's size determines the buckets."""
+        self._me = presence.peer
         if self._buckets.size is None:
             with contextlib.suppress(NetworkError):  # without a size, the root bucket is used, as in a small swarm
                 await self.lookup()
@@ -168,6 +170,10 @@ class DhtDirectory:
         self._stored_until |= dict.fromkeys(homes, until)
 
     async def lookup(self) -> list[Presence]:
+        """Return live peers' records, always with our own if there is one: another process may have announced it.
+
+        Raises NetworkError.
+        """
         if not self._dht.protocol.routing_table.uid_to_peer_id:
             raise NetworkError("no other node is known")
         found: dict[PeerId, Presence] = {}
@@ -178,12 +184,22 @@ class DhtDirectory:
                     records = await self._records(search.next)
                     search.answered(len(records))
                     found |= {record.peer: record for record in records}
+                if not search.saw_all and self._me is not None and self._me not in found:
+                    found |= {record.peer: record for record in await self._own()}
         except (TimeoutError, NetworkError) as error:
             if not found:
                 raise NetworkError(str(error) or f"the lookup took more than {DEADLINE_S:.0f} s") from error
         self.sees_all = search.saw_all
         # A random sample and not the latest: records dated ahead would displace all others.
-        return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
+        own = [found[self._me]] if self._me in found and len(found) > MAX_RECORDS else []
+        return own + self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
+
+    async def _own(self) -> list[Presence]:
+        """Return our own records in the buckets where they may be."""
+        assert self._me is not None
+        homes = [home(self._run, self._me, level) for level in range(min(self._buckets.level + 1, MAX_LEVEL) + 1)]
+        found = await concurrently(*(self._records(bucket) for bucket in homes))
+        return [record for records in found for record in records if record.peer == self._me]
 
     async def keep_finished(self, presence: Presence) -> None:
         await self.keep_sealed({presence.peer: (self._sealed(presence), presence.issued_at + FINISHED_LIFETIME_S)})
