@@ -25,6 +25,8 @@ TOLD_BY_NOTE: Mapping[str, tuple[str, str]] = {
     "told_daemon": ("p2pd died", ""),
     "told_banned": ("put out", Refusal.BANNED.text),
     "told_wrong_clock": ("wrong clock", ""),
+    "told_same_identity": ("same identity", ""),
+    "told_narrow_path": ("narrow path", ""),
 }
 """Figures of what owners were told, with the kind of note that says so and the reason in it, if one is required."""
 

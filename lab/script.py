@@ -43,6 +43,7 @@ class ActKind(StrEnum):
     MEND_LAN = "has its LAN again"
     BAN = "is banned by the run's author"
     TURN_AWAY = "is not invited"
+    COPY = "is a copy"
 
 
 TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {

@@ -184,6 +184,19 @@ def _same_identity(fields: Mapping[str, Any]) -> str:
     )
 
 
+def _narrow_path(fields: Mapping[str, Any]) -> str:
+    return (
+        f"[peers] the path to {fields['where']} loses large packets in silence, because its MTU is smaller than this "
+        "machine's and ICMP is blocked on it; "
+        + (
+            "routers on it may now fragment what this peer sends"
+            if fields["fragments"]
+            else "exchanges by it fail, and this peer cannot help it"
+        )
+        + f". To cure it: {' or '.join(fields['remedies'])}"
+    )
+
+
 _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "exchanged": _exchanged,
     "progress": _progress,
@@ -244,6 +257,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "records. Set the clock (on Linux: timedatectl set-ntp true); no restart is needed"
     ),
     "same identity": _same_identity,
+    "narrow path": _narrow_path,
     "right clock": lambda f: "[peers] this machine's clock is correct again",
     "tokenizing": _tokenizing,
     "text read": _text_read,

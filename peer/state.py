@@ -51,6 +51,7 @@ FAILURES = frozenset(
         "no relay",
         "wrong clock",
         "same identity",
+        "narrow path",
         "p2pd died",
         "torn checkpoint",
         "settings refused",
