@@ -51,11 +51,10 @@ def first_sentence(source: str) -> str:
 # --- The map.
 
 
-def package_table() -> str:
-    """Return a table of all packages and their subjects."""
+def package_list() -> str:
+    """Return a list of all packages and their subjects."""
     packages = [path for path in sources() if path.name == "__init__.py" and str(path.parent) != "p2ptrain"]
-    rows = [f"| `{path.parent}` | {first_sentence(read(path))} |" for path in packages]
-    return "\n".join(["| package | subject |", "|---|---|", *rows])
+    return "\n".join(f"- `{path.parent}`: {first_sentence(read(path))}" for path in packages)
 
 
 def module_list() -> str:
@@ -160,7 +159,7 @@ def register() -> str:
 
 
 PAGES = {
-    ROOT / "docs" / "ARCHITECTURE.md": package_table,
+    ROOT / "docs" / "ARCHITECTURE.md": package_list,
     ROOT / "docs" / "generated" / "MAP.md": module_list,
     ROOT / "docs" / "generated" / "GUESSES.md": register,
 }

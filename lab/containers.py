@@ -126,6 +126,9 @@ class Containers:
     def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: a suspended container answers nothing, and its link is not cut."""
 
+    def line_bytes(self, host: str) -> int | None:
+        return None
+
     def limit(self, host: str, cores: float | None) -> None:
         """Do nothing: ``plan.check`` refuses limits here."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from statistics import mean
 from typing import Any
 
-from lab.artifacts import TOLD, Artifacts, Note
+from lab.artifacts import TOLD, Artifacts, ExchangeArtifact, Note
 from lab.healing import exchanges_across, exchanges_within, steps_to_contact, steps_to_heal
 from lab.pace import curve, run_figures, told_shortened_s
 from lab.resource_monitor import FIGURES as GROWTH
@@ -84,6 +84,7 @@ def figures_of(
     staying = [peers[each.peer.name] for each in there]
     samples, steady = record["samples"], {each.peer.name for each in there}
     growing = [growth(those) for name, those in samples.items() if name in steady]
+    pairs, punched = punchable_pairs(honest)
     parted = [exchanges_across(artifacts, record["done"], key, parts) for key, parts in sides.items()]
     healed = [steps_to_heal(there, record["done"], key, parts) for key, parts in sides.items()]
     met = [steps_to_contact(there, record["done"], key, parts) for key, parts in sides.items()]
@@ -99,7 +100,8 @@ def figures_of(
         "relayed_exchanges": _sum(ours, "relayed_exchanges"),
         "exchanges_between_routers": between_routers(honest),
         "punched_exchanges": _sum(ours, "punched_exchanges"),
-        "relayed_past_punchable": relayed_past_punchable(honest),
+        "punchable_pairs": pairs,
+        "punched_share": _ratio(punched, pairs),
         "fewest_exchanges": min((each["exchanges_made"] for each in staying), default=0),
         "fewest_exchanges_afterwards": min((each["exchanges_afterwards"] for each in staying), default=0),
         "exchanges_per_outer_step": _min(each["exchanges_per_outer_step"] for each in staying),
@@ -132,6 +134,7 @@ def figures_of(
         "wall_s": record["wall_s"],
         **run_figures(artifacts),
         "loss_spread": _ratio(_max(each["loss"] for each in staying), _min(each["loss"] for each in staying)),
+        "bootstrap_bytes_per_exchange": _ratio(_carried(record), _sum(ours, "exchanges_made")),
         "peak_memory": _max(peak for name, peak in record.get("peaks", {}).items() if name in steady),
         **{name: _max(each.get(name) for each in growing) for name in GROWTH},
         "bootstraps": {name: growth(samples[name]) for name in samples if name not in peers},
@@ -149,20 +152,26 @@ def between_routers(honest: Sequence[Artifacts]) -> int:
     return sum(made.partner in behind for each in honest if each.peer_id in behind for made in each.exchanges())
 
 
-def relayed_past_punchable(honest: Sequence[Artifacts]) -> int:
-    """Count relayed exchanges between two peers whose routers let holes be punched; each of the two counts them.
+def punchable_pairs(honest: Sequence[Artifacts]) -> tuple[int, int]:
+    """Return the pairs of peers that exchanged and whose routers let holes be punched, and those connected directly.
 
-    An exchange that begins within ``PUNCHING_S`` of the pair's first one does not count.
+    The latter are pairs of which no exchange that began ``PUNCHING_S`` or more after their first was relayed, and one
+    was direct.
     """
     punchable = {each.peer_id for each in honest if each.peer.settings.router not in (False, "symmetric")}
-    count = 0
+    made: dict[frozenset[str], list[ExchangeArtifact]] = {}
     for each in honest:
-        made = [one for one in each.exchanges() if each.peer_id in punchable and one.partner in punchable]
-        first: dict[str, float] = {}
-        for one in made:
-            first[one.partner] = min(first.get(one.partner, one.began), one.began)
-        count += sum(one.is_relayed and one.began > first[one.partner] + PUNCHING_S for one in made)
-    return count
+        for one in each.exchanges():
+            if each.peer_id in punchable and one.partner in punchable:
+                made.setdefault(frozenset((each.peer_id, one.partner)), []).append(one)
+
+    def is_direct(exchanges: Sequence[ExchangeArtifact]) -> bool:
+        until = min(each.began for each in exchanges) + PUNCHING_S
+        return all(each.began < until or not each.is_relayed for each in exchanges) and any(
+            each.is_punched for each in exchanges
+        )
+
+    return len(made), sum(map(is_direct, made.values()))
 
 
 def _newcomer_figures(
@@ -367,6 +376,12 @@ def _max(values: Any) -> float | None:
 
 def _min(values: Any) -> float | None:
     return min((value for value in values if value is not None), default=None)
+
+
+def _carried(record: Mapping[str, Any]) -> float | None:
+    """Return the bytes that the bootstraps' lines carried; None if nothing counted them."""
+    found = [each for each in record.get("line_bytes", {}).values() if each is not None]
+    return sum(found) if found else None
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lab.resource_monitor import Sample
 
@@ -46,3 +46,5 @@ class RunRecord:
     """Samples of the last process of each peer and bootstrap."""
     peaks: dict[str, int]
     """Largest resident bytes of the same process and its network daemon."""
+    line_bytes: dict[str, int | None] = field(default_factory=dict)
+    """Bytes that the line of each bootstrap's host has carried, both ways; None where nothing counts them."""

@@ -72,6 +72,7 @@ async def _run(conductor: Conductor, seconds: float | None) -> RunRecord:
         await processes.stop(conductor.ranks.values(), SAVE_GRACE_S)
         watch.refresh()
         wall_s = 0.0 if began is None else time.monotonic() - began
+        of_lines = {name: conductor.stage.line_bytes(name) for name in conductor.script.bootstraps}
         await processes.stop(conductor.all_bootstraps, SAVE_GRACE_S)
     except BaseException:
         try:
@@ -91,7 +92,7 @@ async def _run(conductor: Conductor, seconds: float | None) -> RunRecord:
     samples = {name: conductor.monitor.samples.get(pid, []) for name, pid in last.items()}
     peaks = {name: conductor.monitor.peaks[pid] for name, pid in last.items() if pid in conductor.monitor.peaks}
     done = sorted(conductor.done, key=lambda each: order[each.at_s, each.do, each.who])
-    return RunRecord(lives, done, conductor.missed, troubles, cut_short, wall_s, samples, peaks)
+    return RunRecord(lives, done, conductor.missed, troubles, cut_short, wall_s, samples, peaks, of_lines)
 
 
 async def _begin(conductor: Conductor) -> list[str]:

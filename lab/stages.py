@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 from lab.hosts import Access, Network
@@ -83,6 +84,10 @@ class Stage(Protocol):
         """Return the computer on a host's own LAN (``RealGroup.computers``)."""
         ...
 
+    def line_bytes(self, host: str) -> int | None:
+        """Return the bytes that a host's line has carried, both ways; None if nothing counts them."""
+        ...
+
     def limit(self, host: str, cores: float | None) -> None:
         """Limit the CPU time of a host's processes (``RealGroup.cores``); None for no limit."""
         ...
@@ -131,6 +136,9 @@ class Loopback(LocalProcesses):
 
     def inside(self, host: str, who: str) -> Wrap:
         return lambda *command: command
+
+    def line_bytes(self, host: str) -> int | None:
+        return None
 
     def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: the loopback has no link to cut."""
@@ -191,6 +199,9 @@ class Namespaces(LocalProcesses):
         if self._is_limited(host):
             self.quotas.limit(host, cores)
 
+    def line_bytes(self, host: str) -> int | None:
+        return self._network.hosts[host].namespace.call(interface_bytes)
+
     def cut_link(self, host: str, is_cut: bool) -> None:
         self._network.cut(host, is_cut)
 
@@ -212,6 +223,16 @@ class Namespaces(LocalProcesses):
             self._quotas.close()
 
 
+def interface_bytes(table: Path = Path("/proc/thread-self/net/dev")) -> int:
+    """Return the bytes that this thread's network namespace has received and sent, without the loopback."""
+    total = 0
+    for line in table.read_text().splitlines()[2:]:  # two lines of headings
+        name, _, counts = line.partition(":")
+        received, sent = (int(counts.split()[column]) for column in (0, 8))
+        total += received + sent if name.strip() != "lo" else 0
+    return total
+
+
 def access_of(group: RealGroup) -> Access:
     """Return the access link of a group's peers."""
     return Access(
@@ -220,7 +241,7 @@ def access_of(group: RealGroup) -> Access:
         group.latency_s,
         group.packet_loss,
         group.router or bool(group.home),
-        home=group.name if group.home else "",
+        home=(group.name or "") if group.home else "",
         ipv4=group.ipv4,
         ipv6=group.ipv6,
         mtu=group.mtu,

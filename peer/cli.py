@@ -18,7 +18,7 @@ from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
-from peer.options import FILE, HOME, LINK, FiniteRange
+from peer.options import AT, FILE, HOME, LINK, TEAM, FiniteRange
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
@@ -39,12 +39,8 @@ TOKENIZER = click.option(
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--devices", help="Train on several, as cuda:0,cuda:1, or on all cards: all.", metavar="DEVICE,…")
 @click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
-@click.option(
-    "--team", type=click.IntRange(2, 256), help="Devices of the team, those of other computers included.", metavar="N"
-)
-@click.option(
-    "--at", help="Private address of this computer where others join the team by p2ptrain rank.", metavar="HOST[:PORT]"
-)
+@TEAM
+@AT
 @click.option(
     "--keep", help="Do not train: hold these fragments of the model for others, as 0-3, or all.", metavar="FRAGMENTS"
 )

@@ -41,6 +41,13 @@ def _instead(context: click.Context, directory: UserPath) -> str:
     return f"If it is a peer's home: {command_line(*context.command_path.split(), '--home', directory)}"
 
 
+TEAM = click.option(
+    "--team", type=click.IntRange(2, 256), help="Devices of the team, those of other computers included.", metavar="N"
+)
+AT = click.option(
+    "--at", help="Private address of this computer where others join the team by p2ptrain rank.", metavar="HOST[:PORT]"
+)
+
 LINK = click.argument("link", nargs=-1, metavar="[LINK]", callback=_joined)
 """A join link, which may be broken into words or have the join command before it."""
 

@@ -70,6 +70,7 @@ def test_an_exchange_and_bare_tcp_have_their_turns_on_lines_near_and_far() -> No
         assert all(0 < share < 1.2 for share in each.values() if share != each["of_tcp"])
 
 
+@pytest.mark.lab
 @pytest.mark.net
 def test_a_team_saves_resumes_and_exports_what_it_trained(tmp_path: Path) -> None:
     """Check the script on a model of 126,000 parameters; the published figures are of one of a billion."""
@@ -84,6 +85,7 @@ def test_a_team_saves_resumes_and_exports_what_it_trained(tmp_path: Path) -> Non
     assert report["load"]["processes"][0]["differ"] == []
 
 
+@pytest.mark.lab
 @pytest.mark.net
 def test_a_team_and_one_process_have_their_turns() -> None:
     done = CliRunner().invoke(team_pipeline.main, ["box", "--pairs", "2"])

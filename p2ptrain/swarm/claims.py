@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from p2ptrain.swarm.core_state import CoreState
+from p2ptrain.swarm.events import PeersSeen
 from p2ptrain.swarm.matching import catch_up_bound, implausible_progress, must_catch_up
 from p2ptrain.swarm.messages import PeerState
 from p2ptrain.swarm.peer_info import PeerInfo
@@ -144,3 +145,17 @@ def _is_cut_off(core: CoreState, in_step_at: float, now: float) -> bool:
             for known in core.members.live(now)
         )
     )
+
+
+def ended_before(core: CoreState, event: PeersSeen, now: float) -> str:
+    """Return how many peers announced the run's end and left, if nobody but other beginners is left; else empty.
+
+    Anybody can write such a record, so this peer trains all the same.
+    """
+    end, live = core.rules.run_tokens, core.members.live(now)
+    seen = (*event.finished, *(each for each, _ in event.records))
+    ended = {each.peer for each in seen if each.state is PeerState.LEAVING and each.progress >= end}
+    ended -= {core.me, *(known.peer for known in live)}
+    is_beginner = core.progress == 0
+    is_left = ended and core.progress < end and (is_beginner or not live)
+    return f"{len(ended):,} of its peers announced its end and left" if is_left else ""

@@ -12,13 +12,13 @@ from typing import assert_never
 from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm import events
 from p2ptrain.swarm.catchup import CatchUp
-from p2ptrain.swarm.claims import ahead_of, drop_out_if_due
+from p2ptrain.swarm.claims import ahead_of, drop_out_if_due, ended_before
 from p2ptrain.swarm.core_state import CoreState, Counters
 from p2ptrain.swarm.deadlines import Stopwatch
 from p2ptrain.swarm.discovery import Discovery
 from p2ptrain.swarm.exchange_manager import ExchangeManager
 from p2ptrain.swarm.final_gossip import FinalGossip
-from p2ptrain.swarm.keeping import held_by, words
+from p2ptrain.swarm.keeper_schedule import HolderWatch, KeeperSchedule
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.message_router import MessageRouter
 from p2ptrain.swarm.messages import PeerState, Presence
@@ -106,10 +106,9 @@ class Peer:
         self._discovery = Discovery(self._core)
         self._final_gossip = FinalGossip(self._core, self._exchanges)
         self._router = MessageRouter(self._core, self._exchanges, self._catch_up, self._final_gossip)
+        self._keeper = KeeperSchedule(self._core, self._exchanges)
+        self._holders = HolderWatch(self._core)
         self._training = False  # BeginTraining was emitted, or a keeper has its fragments
-        self._keep_at = NEVER  # a keeper's next exchange
-        self._told_waiting = ""
-        self._told_lacking: frozenset[int] = frozenset()
         self._search_until = NEVER
         self._caught_up_at = 0.0
         self._awaits_lookup = False  # slept: the known peers may be outdated
@@ -245,38 +244,13 @@ class Peer:
         if event.from_lookup:
             self._core.count.in_directory = event.in_directory if self._discovery.is_crowded else 0
             self._core.count_peers(now)
-        if is_first and self._catch_up.pull is None and not ahead_of(self._core, now):
-            self._tell_if_ended(event, now)
+        is_first_and_alone = is_first and self._catch_up.pull is None and not ahead_of(self._core, now)
+        if is_first_and_alone and (why := ended_before(self._core, event, now)):
+            self._core.note("ended before", why=why)
         if event.from_lookup:
-            self._tell_lacking(now)
+            self._holders.look(now)
         if alone and event.from_lookup:
             self._begin(now)
-
-    def _tell_lacking(self, now: float) -> None:
-        """Note fragments that no other peer holds, once: they end with this peer."""
-        core = self._core
-        others = [known for known in core.members.live(now) if known.state is not PeerState.JOINING]
-        lacking: frozenset[int] = frozenset()
-        if any(known.state is PeerState.KEEPING for known in others):
-            everything = core.rules.everything
-            lacking = everything.difference(*(held_by(known, everything) for known in others))
-        if lacking and lacking != self._told_lacking:
-            core.note("not held", why=words(lacking))
-        self._told_lacking = lacking
-
-    def _tell_if_ended(self, event: events.PeersSeen, now: float) -> None:
-        """Note if peers announced the run's end and left, and nobody is left but other beginners, if this is one.
-
-        Anybody can write such a record, so this peer trains all the same.
-        """
-        core = self._core
-        end, live = core.rules.run_tokens, core.members.live(now)
-        seen = (*event.finished, *(each for each, _ in event.records))
-        ended = {each.peer for each in seen if each.state is PeerState.LEAVING and each.progress >= end}
-        ended -= {core.me, *(known.peer for known in live)}
-        is_beginner = core.progress == 0
-        if ended and core.progress < end and (is_beginner or not live):
-            core.note("ended before", why=f"{len(ended):,} of its peers announced its end and left")
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while a peer is so far ahead that this one must; go on as before while no donor gives."""
@@ -341,16 +315,10 @@ class Peer:
         if core.progress <= 0:
             return
         if not self._training:
-            self._training, self._keep_at = True, now
+            self._training = True
+            self._keeper.begin(now)
             core.emit(events.BeginTraining())
         self._enter(PeerEvent.KEEP, now)
-
-    def _keep_up(self, now: float) -> None:
-        """Make a keeper's next exchange due."""
-        if self._core.state is PeerState.KEEPING and now >= self._keep_at:
-            pause_s = self._exchanges.keeper_pace_s(now)
-            self._keep_at = now + pause_s * self._core.random.uniform(0.75, 1.25)
-            self._exchanges.make_due(now)
 
     # --- training and its end ---------------------------------------------------------------------------------------
 
@@ -432,9 +400,7 @@ class Peer:
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
             why = self._catch_up.why_none(now)
             if self._core.is_keeper:
-                if self._core.progress <= 0 and why != self._told_waiting:
-                    self._core.note("keeper waits", why=why)
-                self._told_waiting = why
+                self._keeper.wait(why)
                 self._search_until = now + SEARCH_PATIENCE_S
             elif self._core.progress < self._core.rules.run_tokens:  # else there is nothing left to train
                 self._core.note("alone", why=f"{why}; training starts and the search continues")
@@ -446,7 +412,7 @@ class Peer:
             else:
                 self._final_gossip.keep_up(now)
         self._conclude_if_resolved(now)
-        self._keep_up(now)
+        self._keeper.keep_up(now)
         self._exchanges.seek(now)
 
     def _sleep(self, now: float) -> None:
@@ -456,9 +422,7 @@ class Peer:
         wake_at = min(exchanges.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
         if state is not PeerState.LEAVING:
             ends_at = self._conclude_by if self._core.is_over else self._final_gossip.next_due()
-            wake_at = min(wake_at, self._discovery.next_due(), ends_at)
-            if state is PeerState.KEEPING:
-                wake_at = min(wake_at, self._keep_at)
+            wake_at = min(wake_at, self._discovery.next_due(), self._keeper.next_due(), ends_at)
             if not self._training and self._catch_up.pull is None:
                 wake_at = min(wake_at, self._search_until)
             if exchanges.is_due or state is PeerState.JOINING:

@@ -21,7 +21,7 @@ from peer.doctor import findings as show
 from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, default_home
-from peer.options import FILE, LINK
+from peer.options import AT, FILE, LINK, TEAM
 from peer.owner.settings import Settings, SettingsFile, compile_mode
 
 DEFAULT_PORT = 31337
@@ -49,6 +49,8 @@ def _unheard() -> Iterator[None]:
 @click.option("--device", help=f"{DEVICE_WORDS}. [settings.toml; auto]")
 @click.option("--devices", help="Several devices of one peer, as cuda:0,cuda:1, or all cards: all.", metavar="DEVICE,…")
 @click.option("--stages", type=click.IntRange(1, 64), help="Of several devices: cut the model into so many parts.")
+@TEAM
+@AT
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
@@ -63,6 +65,8 @@ def doctor(
     device: str | None,
     devices: str | None,
     stages: int | None,
+    team: int | None,
+    at: str | None,
     port: int | None,
     local: bool,
     data: Path | None,
@@ -97,6 +101,11 @@ def doctor(
         found += machine.device(device)
     with _errors_as_findings("compiler", found):
         found += machine.compiler(device, compile_mode(settings.compile, os.environ), os.environ)
+    others = range(0)
+    if team or at:
+        with _errors_as_findings("team", found):
+            others = machine.other_ranks(team, at, device)
+            found += machine.team(at)
     with _errors_as_findings("port", found):
         findings, listens_at = _port(Home(place), port, local)
         found += findings
@@ -113,7 +122,7 @@ def doctor(
             holders = examined.holders
     found += _material(manifest, Home(place), data, tokenizer, holders)
     with _errors_as_findings("memory", found):
-        found += machine.memory(manifest, device, settings.memory_bytes, stages or settings.stages or None)
+        found += machine.memory(manifest, device, settings.memory_bytes, stages or settings.stages or None, len(others))
     found += _speed(manifest, device, settings, found)
     with _errors_as_findings("disk", found):
         found += machine.disk(place, manifest)

@@ -19,6 +19,7 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.system_tool import ToolError, output_of
 from p2ptrain.cli import platform_fault
 from p2ptrain.manifest import Manifest, parameter_count
+from p2ptrain.team.lan_address import LanAddress, interface_of
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.owner.settings import CompileMode
 
@@ -150,8 +151,34 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
     return [ok("compiler", f"{program}{' and Triton' if chosen.type == 'cuda' else ''}; makes training faster")]
 
 
-def memory(manifest: Manifest | None, name: str, allowed_bytes: float, stages: int | None = None) -> list[Finding]:
-    """Check that the run's model fits the memory of this machine and what the owner allows in settings.toml."""
+def other_ranks(team: int | None, at: str | None, name: str) -> range:
+    """Return the numbers of the team's ranks on other computers. Raises UserError if the options are wrong."""
+    from peer.team import lan_options
+    from peer.team.devices import choose_devices
+
+    return lan_options.other_ranks(team, at, choose_devices(name))
+
+
+def team(at: str | None) -> list[Finding]:
+    """Check that other computers of the network can join a team here; nothing if no address is given."""
+    if at is None:
+        return []
+    place = LanAddress.parse(at)
+    interface = interface_of(place.host)
+    if fault := _fault_to_listen(place.host, place.port):
+        fix = f"Stop the other program ({_listing(place.port)} names it), or name another port: --at {place.host}:PORT."
+        return [bad("team", f"cannot listen at {place}: {fault.strerror}", fix)]
+    return [ok("team", f"other computers can join at {place} ({interface}); each checks its memory when it joins")]
+
+
+def memory(
+    manifest: Manifest | None, name: str, allowed_bytes: float, stages: int | None = None, others: int = 0
+) -> list[Finding]:
+    """Check that the run's model fits the memory of this machine and what the owner allows in settings.toml.
+
+    Args:
+        others: ranks of the team on other computers.
+    """
     from peer.capacity import activation_bytes, check_memory, installed_memory
     from peer.team.devices import check_team, choose_devices
 
@@ -160,9 +187,13 @@ def memory(manifest: Manifest | None, name: str, allowed_bytes: float, stages: i
         return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
     arranged = ""
     try:
-        chosen, *others = choose_devices(name)
-        if others or (stages or 1) > 1:
-            mesh = check_team(manifest, [chosen, *others], stages, min(allowed_bytes, installed_memory()))
+        chosen, *rest = choose_devices(name)
+        if rest or others or (stages or 1) > 1:
+            devices = [chosen, *rest]
+            mesh = check_team(manifest, devices, stages, min(allowed_bytes, installed_memory()), others)
+            if others:
+                words = f"{there}; {mesh}, and each computer checks its own when it joins"
+                return [ok("memory", words)]
             arranged = f", in {mesh}"
         else:
             check_memory(manifest, chosen)
@@ -213,22 +244,27 @@ def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Findin
 
 def port(host: str, number: int, is_named: bool) -> list[Finding]:
     """Check that a port is free; if not, the finding is BAD only for a port that the owner named."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
+    if error := _fault_to_listen(host, number):
+        words = f"cannot listen on TCP port {number}: {error.strerror}"
+        if not is_named:
+            return [note("port", f"{words}; a peer without --listen uses another one")]
+        fix = (
+            f"Stop the other program ({_listing(number)} names it), or choose another port with --port."
+            if error.errno in (48, 98)  # EADDRINUSE of macOS and Linux
+            else "Choose a port above 1023 with --port."
+        )
+        return [bad("port", words, fix)]
+    return [ok("port", f"TCP port {number} is free")]
+
+
+def _fault_to_listen(host: str, port: int) -> OSError | None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, number))
+            probe.bind((host, port))
         except OSError as error:
-            words = f"cannot listen on TCP port {number}: {error.strerror}"
-            if not is_named:
-                return [note("port", f"{words}; a peer without --listen uses another one")]
-            fix = (
-                f"Stop the other program ({_listing(number)} names it), or choose another port with --port."
-                if error.errno in (48, 98)  # EADDRINUSE of macOS and Linux
-                else "Choose a port above 1023 with --port."
-            )
-            return [bad("port", words, fix)]
-    return [ok("port", f"TCP port {number} is free")]
+            return error
+    return None
 
 
 def _listing(number: int) -> str:

@@ -26,8 +26,10 @@ def exchange(began: float, partner: str) -> dict[str, Any]:
     return {"kind": "exchanged", "time": began + 1.0, "seconds": 1.0, "peer": partner}
 
 
-def artifacts(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None, lie: Any = None) -> Artifacts:
-    group = GROUP.model_copy(update={"lie": lie})
+def artifacts(
+    name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None, lie: Any = None, router: Any = False
+) -> Artifacts:
+    group = GROUP.model_copy(update={"lie": lie, "router": router})
     return Artifacts(ScriptedPeer(name, name, group, name), f"id of {name}", notes, summary)
 
 

@@ -132,14 +132,14 @@ def test_every_variable_is_told() -> None:
     assert [name for name in sorted(variables()) if f"`{name}" not in DOCUMENT and f"{name}=" not in DOCUMENT] == []
     assert containers.BUILD_VARIABLE in DOCUMENT
     asked = set(re.findall(r"^ARG (\w+)=", DOCKERFILE, flags=re.MULTILINE))
-    told = set(re.findall(r"^\| `([A-Z_]+)` \|", DOCUMENT, flags=re.MULTILINE))
+    told = set(re.findall(r"^- `([A-Z_]+)` \(", DOCUMENT, flags=re.MULTILINE))
     assert told == asked == set(COMPOSE["x-build"]["args"])
 
 
 def test_every_profile_is_told() -> None:
     profiles = {each for service in COMPOSE["services"].values() for each in service.get("profiles", [])}
-    table = DOCUMENT.partition("| `--profile` |")[2].partition("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == profiles
+    told = DOCUMENT.partition("`--profile` adds:\n\n")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^- `(\w+)`:", told, flags=re.MULTILINE)) == profiles
 
 
 def test_networks_are_told_as_they_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from sample_artifacts import CRASHED, GROUP, KILLED, SUMMARY, WELL, artifacts, exchange, figures, record
 
 from lab.artifacts import Artifacts
@@ -176,6 +177,30 @@ def test_the_final_gossip_does_not_count_as_training() -> None:
     notes = [exchange(1.0, "x"), exchange(2.0, "x"), {"kind": "trained", "time": 4.0}, exchange(5.0, "x")]
     found = figures(record({"anna": [WELL]}), artifacts("anna", *notes, summary=SUMMARY))
     assert found["fewest_exchanges"] == found["fewest_exchanges_afterwards"] == 2
+
+
+@pytest.mark.parametrize(
+    ("later", "share"),
+    [({"punched": True}, 1.0), ({"relay": "the bootstrap"}, 0.0), ({}, 0.0)],
+    ids=["direct", "still relayed", "in one home"],
+)
+def test_a_pair_behind_routers_is_direct_after_five_seconds(later: dict[str, Any], share: float) -> None:
+    early = {**exchange(1.0, "id of bert"), "relay": "the bootstrap"}
+    everybody = [
+        artifacts("anna", early, {**exchange(7.0, "id of bert"), **later}, router="keep"),
+        artifacts("bert", router="other"),
+        artifacts("cleo", {**exchange(9.0, "id of bert"), "relay": "the bootstrap"}, router="symmetric"),
+    ]
+    found = figures(record({each.peer.name: [WELL] for each in everybody}), *everybody)
+    assert (found["punchable_pairs"], found["punched_share"]) == (1, share)
+
+
+def test_bytes_of_the_bootstraps_lines_are_per_exchange() -> None:
+    notes = [exchange(1.0, "x"), exchange(2.0, "y")]
+    ran = {**record({"anna": [WELL]}), "line_bytes": {"bootstrap-1": 300, "bootstrap-2": 100}}
+    assert figures(ran, artifacts("anna", *notes))["bootstrap_bytes_per_exchange"] == 200
+    ran["line_bytes"] = {"bootstrap-1": None}
+    assert figures(ran, artifacts("anna", *notes))["bootstrap_bytes_per_exchange"] is None
 
 
 def test_exchanges_through_a_relay() -> None:

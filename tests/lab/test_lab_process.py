@@ -46,6 +46,7 @@ def acted_out(out: Path, environment: dict[str, str], *changes: str) -> dict[str
     return report
 
 
+@pytest.mark.lab
 @root
 @pytest.mark.net
 def test_a_swarm_behind_routers_survives_the_death_of_its_only_public_peer(

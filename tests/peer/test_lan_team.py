@@ -99,6 +99,7 @@ def test_a_team_of_two_computers_trains_beside_a_plain_peer_and_exports() -> Non
         assert whole.state["ended"]
 
 
+@pytest.mark.lab
 def test_a_killed_rank_returns_and_training_goes_on_from_a_common_step() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
@@ -134,6 +135,7 @@ def key_lines(program: Program) -> int:
     return program.output.count("key of this team")
 
 
+@pytest.mark.lab
 def test_strangers_and_surplus_ranks_are_one_line_each_and_training_goes_on() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()

@@ -147,6 +147,7 @@ def test_caps_pause_resume_budget_and_finish(company: tuple[Swarm, Program, Prog
     assert command("pause", anna)[0] == 2
 
 
+@pytest.mark.lab
 def test_sigkill_and_ctrl_c_while_it_rests(company: tuple[Swarm, Program, Program]) -> None:
     swarm, _, bert = company
     cleo = swarm.peer("cleo", "--page", "0")

@@ -46,6 +46,7 @@ def test_two_replicas_of_two_stages_train_in_a_swarm_and_end_together() -> None:
         assert not [each for each in ranks if each.is_running()]
 
 
+@pytest.mark.lab
 def test_a_run_cut_within_layers_trains_on_two_replicas_survives_a_dead_one_and_resumes_elsewhere() -> None:
     with Swarm(**ENDLESS) as swarm:
         swarm.bootstrap()

@@ -120,6 +120,7 @@ def test_no_rank_outlives_a_killed_leader_and_no_folder_is_left() -> None:
         assert bootstrap.process.poll() is None
 
 
+@pytest.mark.lab
 def test_a_teams_model_is_exported_and_continues_a_text_while_it_trains_and_after_a_kill() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
@@ -148,7 +149,7 @@ def test_a_teams_model_is_exported_and_continues_a_text_while_it_trains_and_afte
         swarm.programs.remove(team)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.lab)])
 def test_after_a_rank_failed_the_peer_leaves_once_and_goes_on_with_a_new_one(how: signal.Signals) -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
@@ -169,6 +170,7 @@ def test_after_a_rank_failed_the_peer_leaves_once_and_goes_on_with_a_new_one(how
         assert "Traceback" not in team.output
 
 
+@pytest.mark.lab
 def test_the_third_death_within_an_hour_ends_the_peer_with_the_devices_name() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
@@ -190,7 +192,7 @@ def test_the_third_death_within_an_hour_ends_the_peer_with_the_devices_name() ->
 
 
 @pytest.mark.parametrize("stalls", ["silent", "ready"])
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.lab)])
 def test_a_stop_while_ranks_start_again_ends_the_peer_soon_and_names_what_is_kept(how, stalls) -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.environment["STALLS"] = stalls

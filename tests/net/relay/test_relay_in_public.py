@@ -28,6 +28,7 @@ SECONDS = 20
 """Seconds to watch: libp2p asks 15 s after its start whether it can be dialed."""
 
 
+@pytest.mark.lab
 def test_a_relay_stays_ours_when_p2pd_hears_that_it_can_be_dialed(tmp_path: Path) -> None:
     """Check that our relay still answers: p2pd's own would carry 128 KiB, and of two handlers the newer one answers."""
     check_support()

@@ -144,3 +144,25 @@ def test_the_homes_settings_count(
     (tmp_path / "settings.toml").write_text("memory_gb = lots\n")
     found = findings(link, "--home", str(tmp_path), "--port", str(free), expected=False)
     assert "settings.toml is faulty" in found["settings"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--team", "2"], "--team and --at belong together"),
+        (["--team", "2", "--at", "8.8.8.8"], "8.8.8.8 is not an address of a private network"),
+        (["--team", "2", "--at", "10.255.254.253"], "This computer has no address 10.255.254.253"),
+    ],
+)
+def test_a_team_that_no_other_computer_can_join_is_told(tmp_path: Path, words: list[str], says: str) -> None:
+    found = findings("--home", str(tmp_path / "home"), *words, expected=False)
+    assert says in found["team"]["found"]
+
+
+def test_where_other_computers_join_a_team_is_told_unless_the_port_is_taken(tmp_path: Path, free: int) -> None:
+    words = ["--home", str(tmp_path / "home"), "--team", "2", "--at", f"127.0.0.1:{free}"]
+    assert f"join at 127.0.0.1:{free} (lo)" in findings(*words, expected=True)["team"]["found"]
+    with socket.create_server(("127.0.0.1", free)):
+        found = findings(*words, expected=False)
+    assert "cannot listen" in found["team"]["found"]
+    assert f"ss -ltnp sport = :{free}" in found["team"]["fix"]
