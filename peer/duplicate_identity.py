@@ -44,7 +44,7 @@ from peer.home import Home
 logger = logging.getLogger(__name__)
 
 SENIOR_S = 600.0
-"""Age of a process that a younger one yields to. Guess: how long copies train unnoticed, each cut off from the other."""
+"""Age of a process that a younger one yields to. Guess: how long copies train unnoticed, cut off from each other."""
 RANKS, LEVELS = 1000, 3
 MAX_ISSUED = 4096
 """Records of this process that are remembered: 22 hours of them."""
@@ -156,8 +156,8 @@ class IdentityWatch:
         if self.rival is None:
             return None
         return HomeError(
-            f"Another process uses this peer's identity {short(self.rival.peer)}, at {self._where(self.rival)}, and only one "
-            "can take part; this one has stopped.",
+            f"Another process uses this peer's identity {short(self.rival.peer)}, at {self._where(self.rival)}. Only one "
+            "can take part, so this one has stopped.",
             f"If this home was copied, give it an identity of its own, which keeps its checkpoint: {self.command}",
         )
 

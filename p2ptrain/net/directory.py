@@ -37,6 +37,7 @@ from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net import access_list_store
+from p2ptrain.net.concurrently import concurrently
 from p2ptrain.net.dht import network_errors
 from p2ptrain.net.dht_protocol import MAX_ENTRIES
 from p2ptrain.net.identity import verify

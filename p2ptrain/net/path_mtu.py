@@ -1,16 +1,16 @@
 """Paths that lose large packets in silence, and how p2pd's connections get through them.
 
-A path may carry smaller packets than this machine's interface (a tunnel, PPPoE) while a firewall drops the ICMP messages
-that say so: a black hole (RFC 2923). Connections open there and small messages pass, but nothing of the size of an
-exchange. Linux recovers by itself only with ``net.ipv4.tcp_mtu_probing``, which is off by default.
+A path may carry smaller packets than this machine's interface (a tunnel, PPPoE) while a firewall drops the ICMP
+messages that say so: a black hole (RFC 2923). Connections open there and small messages pass, but nothing of the size
+of an exchange. Linux recovers by itself only with ``net.ipv4.tcp_mtu_probing``, which is off by default.
 
 ``PathWatch`` looks for connections of p2pd whose oldest segment times out again and again. It lets routers fragment
 their packets (``IP_MTU_DISCOVER``), which changes nothing on other paths. This needs no privileges: a parent may take
 its child's sockets (pidfd_getfd(2), Linux 5.6). IPv6 has no such fragments; there the watch only names the path.
 
 ``examine`` tells a narrow path from a dead one: it connects, sends a few kilobytes and waits until the other side has
-acknowledged them, in segments of full size, of at most 1220 bytes, and of full size that routers may fragment. The other
-side's p2pd closes such a connection, as it does any without a libp2p greeting.
+acknowledged them, in segments of full size, of at most 1220 bytes, and of full size that routers may fragment. The
+other side's p2pd closes such a connection, as it does any without a libp2p greeting.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class PathWatch:
         with contextlib.suppress(OSError):  # p2pd has ended, or the system hides it
             for each in os.scandir(f"/proc/{self._pid}/fd"):
                 with contextlib.suppress(OSError):  # closed meanwhile
-                    kind, _, inode = os.readlink(each.path).partition(":")
+                    kind, _, inode = str(Path(each.path).readlink()).partition(":")
                     if kind == "socket":
                         found[int(inode.strip("[]"))] = int(each.name)
         return found
