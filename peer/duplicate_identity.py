@@ -155,9 +155,10 @@ class IdentityWatch:
         """Return why this process ended, if it has yielded."""
         if self.rival is None:
             return None
+        where = self._where(self.rival)
         return HomeError(
-            f"Another process uses this peer's identity {short(self.rival.peer)}, at {self._where(self.rival)}. Only one "
-            "can take part, so this one has stopped.",
+            f"Another process uses this peer's identity {short(self.rival.peer)}, at {where}. Only one can take part, so "
+            "this one has stopped.",
             f"If this home was copied, give it an identity of its own, which keeps its checkpoint: {self.command}",
         )
 

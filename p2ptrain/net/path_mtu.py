@@ -67,11 +67,11 @@ class TcpRow(NamedTuple):
     inode: int
 
 
-def parse(table: str) -> Iterator[TcpRow]:
-    """Yield the established connections in the text of /proc/net/tcp or tcp6."""
+def parse(table: str, least_timeouts: int = 0) -> Iterator[TcpRow]:
+    """Yield the established connections in the text of /proc/net/tcp or tcp6 with at least so many timeouts."""
     for line in table.splitlines()[1:]:
         fields = line.split()
-        if len(fields) < 10 or fields[3] != ESTABLISHED:
+        if len(fields) < 10 or fields[3] != ESTABLISHED or int(fields[6], 16) < least_timeouts:
             continue
         host, _, port = fields[2].partition(":")
         words = [int(host[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(host), 8)]
@@ -151,6 +151,15 @@ def probes_by_itself() -> bool | None:
         return None
 
 
+def can_help() -> bool:
+    """Return whether this process may take its children's sockets, as far as can be told without a child."""
+    try:
+        with socket.socket() as own, _taken(os.getpid(), own.fileno()):
+            return True
+    except OSError:
+        return False
+
+
 def default_interface() -> str:
     """Return the name of the interface of the default route by IPv4; empty if there is none."""
     with contextlib.suppress(OSError):
@@ -177,10 +186,10 @@ class PathWatch:
     def __init__(self, pid: int, found: Callable[[str, PathVerdict], None]) -> None:
         self._pid = pid
         self._found = found
-        self._hosts: BoundedDict[str, PathVerdict | None] = BoundedDict(MAX_PLACES)
+        self._hosts: BoundedDict[str, PathVerdict] = BoundedDict(MAX_PLACES)
         """Remote hosts whose path was examined."""
-        self._handled: BoundedDict[int, None] = BoundedDict(4 * MAX_PLACES)
-        """Inodes of the sockets of connections that may be fragmented."""
+        self._handled: BoundedDict[int, bool] = BoundedDict(4 * MAX_PLACES)
+        """Inodes of handled sockets, and whether routers may fragment their packets now."""
 
     async def run(self) -> None:
         """Watch until cancelled. Returns at once where the system does not show connections."""
@@ -190,15 +199,15 @@ class PathWatch:
 
     async def look(self) -> None:
         """Help the connections that are stuck now, and examine their paths."""
-        due = [row for row in self._rows() if row.inode not in self._handled and self._is_due(row)]
+        knows_any = any(each.is_narrow for each in self._hosts.values())
+        rows = self._rows(0 if knows_any else STUCK_TIMEOUTS)
+        due = [row for row in rows if row.inode not in self._handled and self._is_due(row)]
         if not due:
             return
         mine = self._sockets()
         stuck = [row for row in due if row.inode in mine]
         for row in stuck:
-            self._handled[row.inode] = None
-            if ":" not in row.host:
-                self._fragment(mine[row.inode])
+            self._handled[row.inode] = ":" not in row.host and self._fragment(mine[row.inode])
         unknown = {row.host: row for row in stuck if row.host not in self._hosts and not _is_local(row.host)}
         await asyncio.gather(*(self._examine(row) for row in list(unknown.values())[:MAX_EXAMINED]))
 
@@ -209,14 +218,16 @@ class PathWatch:
     async def _examine(self, row: TcpRow) -> None:
         verdict = await examine(row.host, row.port)
         if verdict is not None:  # else it was only away, or lets nobody in
+            helps = verdict.fragments_pass and self._handled.get(row.inode, False)
+            verdict = verdict._replace(fragments_pass=helps)
             self._hosts[row.host] = verdict
             if verdict.is_narrow:
                 self._found(row.host, verdict)
 
-    def _rows(self) -> Iterable[TcpRow]:
+    def _rows(self, least_timeouts: int) -> Iterable[TcpRow]:
         for name in ("tcp", "tcp6"):
             try:
-                yield from parse(Path(f"/proc/{self._pid}/net/{name}").read_text())
+                yield from parse(Path(f"/proc/{self._pid}/net/{name}").read_text(), least_timeouts)
             except (OSError, ValueError):  # p2pd has ended, or IPv6 is off
                 continue
 
@@ -231,13 +242,15 @@ class PathWatch:
                         found[int(inode.strip("[]"))] = int(each.name)
         return found
 
-    def _fragment(self, descriptor: int) -> None:
-        """Let routers fragment what p2pd sends by this socket, if the system allows it."""
+    def _fragment(self, descriptor: int) -> bool:
+        """Let routers fragment what p2pd sends by this socket; return False if the system forbids it."""
         try:
             with _taken(self._pid, descriptor) as sock:
                 sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DONT)
         except OSError as error:
             logger.info("p2pd's socket cannot be changed: %s", error)
+            return False
+        return True
 
 
 def _taken(pid: int, descriptor: int) -> socket.socket:

@@ -29,7 +29,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.error_text import short_reason
-from p2ptrain.net.path_mtu import PathVerdict
+from p2ptrain.net.path_mtu import PathVerdict, can_help
 from p2ptrain.net.path_mtu import examine as examine_path
 from p2ptrain.net.relay.candidates import Candidate
 from p2ptrain.net.relay.dial_back import ReachabilityReport, look, measure
@@ -122,7 +122,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     seen += [Observation(each) for each in await _by_the_other_family(node, targets, seen, port)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
     findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, targets, bool(port)))]
-    findings.append(verdicts.path(paths))
+    findings.append(verdicts.path(paths, can_help()))
     has_relay = await _has_relay(node, targets) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
     findings.append(verdicts.rates(await _measured(node, peers | answered)))

@@ -153,8 +153,12 @@ def reach(
     return bad("reach", f"{where}, and no relay accepts it", f"{fix}; or ask somebody to run with --relay.")
 
 
-def path(examined: Mapping[str, PathVerdict]) -> Finding:
-    """Report whether paths carry packets of this machine's MTU, by host."""
+def path(examined: Mapping[str, PathVerdict], can_help: bool) -> Finding:
+    """Report whether paths carry packets of this machine's MTU, by host.
+
+    Args:
+        can_help: whether a peer could let routers fragment its packets.
+    """
     if not examined:
         return skipped("path", "no node could be dialed directly to examine the path to it")
     narrow = {host: verdict for host, verdict in examined.items() if verdict.is_narrow}
@@ -163,7 +167,7 @@ def path(examined: Mapping[str, PathVerdict]) -> Finding:
     words = f"large packets to {', '.join(narrow)} are lost in silence: the path's MTU is smaller, and ICMP is blocked"
     lasting, both_ways = remedies()
     fix = f"Let the kernel find the path's MTU: {lasting}. If others' packets are lost, too: {both_ways}"
-    if all(verdict.fragments_pass for verdict in narrow.values()):
+    if can_help and all(verdict.fragments_pass for verdict in narrow.values()):
         return note("path", f"{words}; a peer works, since routers on it may fragment what it sends", fix)
     return bad("path", words, fix)
 
