@@ -157,8 +157,8 @@ class IdentityWatch:
             return None
         where = self._where(self.rival)
         return HomeError(
-            f"Another process uses this peer's identity {short(self.rival.peer)}, at {where}. Only one can take part, so "
-            "this one has stopped.",
+            f"Another process uses this peer's identity {short(self.rival.peer)}, at {where}. Only one can take part, "
+            "so this one has stopped.",
             f"If this home was copied, give it an identity of its own, which keeps its checkpoint: {self.command}",
         )
 
