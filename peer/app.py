@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -299,7 +298,7 @@ def _run_in_swarm(
             notebook=PathNotebook(record.notebook, network.paths),
             clock=steady,
             sign=connection.sign,
-            live_until=partial(_live_until, admission, network),
+            live_until=admission.live_until,
             begin_training=control.begin,
             work=work,
             committed=contributions.exchanged,
@@ -333,7 +332,7 @@ def _run_in_swarm(
             learner.inbox.wake()
 
         watch = network.identity_watch
-        watch.stop = stop
+        watch.stop_by(stop)
         record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
 
         def records() -> list[Presence]:
@@ -374,14 +373,6 @@ def _run_in_swarm(
             record.why = "stopped by its owner"
             raise
         record.why = ended.result()
-
-
-def _live_until(admission: AdmissionClient, network: NetworkStack, presence: Presence) -> float | None:
-    """Return when a presence record expires; a valid one of this peer's own goes to the watch for duplicates."""
-    until = admission.live_until(presence)
-    if until is not None and presence.peer == network.identity.peer_id:
-        network.identity_watch.see(presence)
-    return until
 
 
 def _say_goodbye(recovery: Recovery, participation: Participation, ended: Future[str]) -> None:

@@ -60,11 +60,7 @@ def rank_of(issued_at: float) -> int:
 
 
 class IdentityWatch:
-    """Watches for records of this identity that others issued. Runs in the network loop.
-
-    Args:
-        stop: makes the trainer save and leave; called once.
-    """
+    """Watches for records of this identity that others issued. Runs in the network loop."""
 
     def __init__(
         self,
@@ -74,7 +70,7 @@ class IdentityWatch:
         clock: Clock = time.monotonic,
         random: SystemRandom | None = None,
     ) -> None:
-        self.stop: Callable[[], None] = lambda: None
+        self._stop: Callable[[], None] = lambda: None
         self.rival: Presence | None = None
         """Last record of the process that this one yields to; None if it yields to nobody."""
         self._home = home
@@ -134,7 +130,13 @@ class IdentityWatch:
         )
         if yields:
             self.rival = presence
-            self.stop()
+            self._stop()
+
+    def stop_by(self, stop: Callable[[], None]) -> None:
+        """Call ``stop``, which makes the trainer save and leave, once this process yields; at once if it has."""
+        self._stop = stop
+        if self.rival is not None:
+            stop()
 
     @property
     def command(self) -> str:

@@ -61,6 +61,7 @@ class Connection:
         punch: whether p2pd may punch holes through a router that lets nobody in.
         unreachable: whether nobody could dial this peer in the last session.
         stamp: completes each presence record before it is signed.
+        see_own: called with each live record of this peer that a lookup finds.
         on_move: called in the loop when ``addresses`` change; may raise HomeError.
     """
 
@@ -83,6 +84,7 @@ class Connection:
         punch: bool = False,
         unreachable: bool = False,
         stamp: Callable[[Presence], Presence] = lambda presence: presence,
+        see_own: Callable[[Presence], None] = lambda presence: None,
         on_move: Callable[[], None] = lambda: None,
     ) -> None:
         self._identity = identity
@@ -103,6 +105,7 @@ class Connection:
         """Whether nobody can dial this peer, by the last verdict."""
         self._has_stopped_punching = False  # p2pd is restarted for this once a session, as verdicts may alternate
         self._stamp = stamp
+        self._see_own = see_own
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: SignedManifest | None = None
@@ -280,6 +283,7 @@ class Connection:
         services = self._supervisor.services
         self.port = node.port or self.port
         self._started_at = time.monotonic()
+        node.directory.on_own = self._see_own
         node.on_narrow_path = self._note_narrow_path
         upgrades = Upgrades(node.daemon, lambda: self._is_hopeful)
         self._transport = P2PTransport(node, rates=self._rates, upgrades=upgrades)

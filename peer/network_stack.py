@@ -73,6 +73,7 @@ def connect(
         punch=options.punch,
         unreachable=last.unreachable,
         stamp=watch.stamped,
+        see_own=watch.see,
         on_move=book.keep,
     )
 

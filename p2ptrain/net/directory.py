@@ -18,7 +18,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -139,7 +139,9 @@ class DhtDirectory:
         """Progress at the run's end; infinite until the manifest is known."""
         self._dht = dht
         self._run = run
-        self._me: PeerId | None = None  # until the first announcement
+        self.me: PeerId | None = None
+        self.on_own: Callable[[Presence], None] = lambda presence: None
+        """Called with each live record of ``me`` that a lookup finds: another process may have announced it."""
         self._random = random or Random()
         self._buckets = PresenceBuckets(self._random)
         self.sees_all = True
@@ -153,7 +155,6 @@ class DhtDirectory:
 
     async def announce(self, presence: Presence) -> None:
         """Store our record. The first call begins with a lookup, because the swarm's size determines the buckets."""
-        self._me = presence.peer
         if self._buckets.size is None:
             with contextlib.suppress(NetworkError):  # without a size, the root bucket is used, as in a small swarm
                 await self.lookup()
@@ -171,10 +172,7 @@ class DhtDirectory:
         self._stored_until |= dict.fromkeys(homes, until)
 
     async def lookup(self) -> list[Presence]:
-        """Return live peers' records, always with our own if there is one: another process may have announced it.
-
-        Raises NetworkError.
-        """
+        """Return live peers' records, and look for our own in any case. Raises NetworkError."""
         if not self._dht.protocol.routing_table.uid_to_peer_id:
             raise NetworkError("no other node is known")
         found: dict[PeerId, Presence] = {}
@@ -185,22 +183,18 @@ class DhtDirectory:
                     records = await self._records(search.next)
                     search.answered(len(records))
                     found |= {record.peer: record for record in records}
-                if not search.saw_all and self._me is not None and self._me not in found:
-                    found |= {record.peer: record for record in await self._own()}
+                if not search.saw_all and self.me is not None and self.me not in found:
+                    await self._look_for_own(self.me)
         except (TimeoutError, NetworkError) as error:
             if not found:
                 raise NetworkError(str(error) or f"the lookup took more than {DEADLINE_S:.0f} s") from error
         self.sees_all = search.saw_all
         # A random sample and not the latest: records dated ahead would displace all others.
-        own = [found[self._me]] if self._me in found and len(found) > MAX_RECORDS else []
-        return own + self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
+        return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
 
-    async def _own(self) -> list[Presence]:
-        """Return our own records in the buckets where they may be."""
-        assert self._me is not None
-        homes = [home(self._run, self._me, level) for level in range(min(self._buckets.level + 1, MAX_LEVEL) + 1)]
-        found = await concurrently(*(self._records(bucket) for bucket in homes))
-        return [record for records in found for record in records if record.peer == self._me]
+    async def _look_for_own(self, me: PeerId) -> None:
+        """Look up buckets that we might announce ourselves in now."""
+        await concurrently(*(self._records(bucket) for bucket in self._buckets.homes(self._run, me)))
 
     async def keep_finished(self, presence: Presence) -> None:
         await self.keep_sealed({presence.peer: (self._sealed(presence), presence.issued_at + FINISHED_LIFETIME_S)})
@@ -261,6 +255,8 @@ class DhtDirectory:
             and presence.issued_at + presence.lifetime_s > now
             and home(self._run, presence.peer, bucket.level) == bucket
         }
+        if self.me is not None and (own := records.get(self.me)) is not None:
+            self.on_own(own)
         return list(records.values())
 
 

@@ -70,6 +70,7 @@ class Node:
         self.daemon = daemon
         self.dht = dht
         self.directory = DhtDirectory(dht, run)
+        self.directory.me = identity.peer_id
         self._validator = validator
         self._local = local
         self._bootstraps: dict[PeerId, tuple[str, ...]] = {}

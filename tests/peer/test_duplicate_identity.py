@@ -31,7 +31,7 @@ class Process:
         self.now = 0.0
         self.stops = 0
         self.watch = IdentityWatch(home, self, lambda: 1e9 + self.now, lambda: self.now, Drawn(place))
-        self.watch.stop = self.stop
+        self.watch.stop_by(self.stop)
         self.identity, self.address = identity, address
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -69,8 +69,8 @@ def pair(tmp_path: Path, identity: Identity, places: tuple[int, int] = (5, 9)) -
 
 
 def meet(one: Process, other: Process, *states: PeerState) -> None:
-    """Let two processes announce themselves, a second later, and see each other's records."""
-    one.now, other.now = one.now + 1, other.now + 1
+    """Let two processes announce themselves, a second or two later, and see each other's records."""
+    one.now, other.now = one.now + 1, other.now + 1.5
     records = [each.announce(*states[place : place + 1]) for place, each in enumerate((one, other))]
     for record in records:
         assert verify(record)
