@@ -353,7 +353,7 @@ def _run_in_swarm(
                 async with admission.updating(), contributions.gathering(receipt_transport), seen:
                     why = await participation.live()
                     await watch.linger(connection.announce_again)
-                    return why
+                    return why if watch.rival is None else "another process uses its identity"
             finally:
                 cache_task.cancel()
                 connection.save_cache(records())

@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -41,13 +40,11 @@ from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import PeerState, Presence
 from peer.home import Home
 
-logger = logging.getLogger(__name__)
-
 SENIOR_S = 600.0
 """Age of a process that a younger one yields to. Guess: how long copies train unnoticed, cut off from each other."""
 RANKS, LEVELS = 1000, 3
 MAX_ISSUED = 4096
-"""Records of this process that are remembered: 22 hours of them."""
+"""Records of this process that are remembered: those of 22 hours."""
 NOTE_PERIOD_S = 600.0
 LINGER_S, REPEAT_S = 50.0, 3.0
 """Seconds for which a process that yields repeats the other's record, and between two repetitions: the other process
