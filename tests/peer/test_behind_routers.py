@@ -90,7 +90,9 @@ def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_wh
             alice.wait_for_more("exchanged", more=3, peer=bob.peer_id, relay=volunteer.peer_id)
 
 
-@pytest.mark.parametrize(("one", "other"), [("keep", "other"), ("firewall", "keep_reset")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("keep", "other"), pytest.param("firewall", "keep_reset", marks=pytest.mark.lab)]
+)
 def test_two_peers_behind_routers_exchange_directly(one: RouterKind, other: RouterKind) -> None:
     """Check lines of 10 ms: a router that rejects the other's first packet needs both at once."""
     check_support()
