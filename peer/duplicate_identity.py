@@ -2,19 +2,24 @@
 
 Both processes announce themselves under one peer id, so each finds presence records in the directory that its key
 signed and that it did not issue itself. Nobody without the key can make such a record, and records of this home's
-earlier processes do not count: ``HOME/announced`` holds the time of the last one.
+earlier processes do not count: ``HOME/announced`` holds the time of the last one. So a copy knows at its first lookup if
+the other process has announced itself since the copy was made, else within a minute.
 
 One of the two goes on. The last three digits of a record's time, its microseconds, hold its issuer's rank, which all
 versions accept; the lower rank yields, and of equal ranks both.
 
-=========  ============================================
-rank       process
-=========  ============================================
-0          has yielded
-1 to 332   has not trained yet
-334 to 665 trains
-667 to 998 began ten minutes ago or longer
-=========  ============================================
+==========  =====================================================================
+rank        process
+==========  =====================================================================
+0           has yielded
+1 to 110    has not trained yet
+112 to 221  has trained for less than 20 s
+...         and so on: each 111 more mean twice as long
+889 to 998  has trained for 21 minutes or longer
+==========  =====================================================================
+
+Within a level the place is random. A process compares its rank now with that in the other's record, so the two agree
+once both have been in one level.
 
 A process that yields stops as at Ctrl+C, with an error at its end. It stays for ``LINGER_S`` and repeats the other's
 last record, signed anew and with its own addresses added, in place of its own: the other process learns of it, and to
@@ -40,9 +45,9 @@ from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import PeerState, Presence
 from peer.home import Home
 
-SENIOR_S = 600.0
-"""Age of a process that a younger one yields to. Guess: how long copies train unnoticed, cut off from each other."""
-RANKS, LEVELS = 1000, 3
+RANKS, LEVELS, PLACES = 1000, 9, 111
+FIRST_LEVEL_S = 20.0
+"""Training time of the first level, the period of announcements."""
 MAX_ISSUED = 4096
 """Records of this process that are remembered: those of 22 hours."""
 NOTE_PERIOD_S = 600.0
@@ -74,9 +79,9 @@ class IdentityWatch:
         self._notebook = notebook
         self._wall = wall
         self._clock = clock
-        width = RANKS // LEVELS
-        self._width, self._place = width, (random or SystemRandom()).randrange(1, width)
+        self._place = (random or SystemRandom()).randrange(1, PLACES)
         self._trains_since = math.inf
+        self._tick = 0
         self._issued: BoundedDict[float, None] = BoundedDict(MAX_ISSUED)
         self._last_issued = self._earlier = home.last_announced(default=wall())
         self._note_at = -math.inf
@@ -86,14 +91,16 @@ class IdentityWatch:
     def rank(self) -> int:
         if self.rival is not None:
             return 0
-        age = self._clock() - self._trains_since
-        return self._width * (0 if age < 0 else 1 if age < SENIOR_S else 2) + self._place
+        age_s = self._clock() - self._trains_since
+        level = 0 if age_s < 0 else min(1 + int(age_s / FIRST_LEVEL_S).bit_length(), LEVELS - 1)
+        return PLACES * level + self._place
 
     def stamped(self, presence: Presence) -> Presence:
         """Return the next record to sign: with its time and our rank, or the rival's record in place of ours."""
         if presence.state in (PeerState.TRAINING, PeerState.KEEPING):
             self._trains_since = min(self._trains_since, self._clock())
-        now = math.floor(self._wall() * 1000) / 1000 + self.rank / 1e6
+        self._tick = self._next_tick()
+        now = self._tick / 1000 + self.rank / 1e6
         self._addresses = presence.addresses
         if self.rival is not None:
             presence = dataclasses.replace(self.rival, addresses=(*self.rival.addresses, *presence.addresses))
@@ -103,6 +110,11 @@ class IdentityWatch:
         with contextlib.suppress(HomeError):  # without it, a start soon after a crash may yield to its own record
             self._home.save_announced(self._last_issued)
         return presence
+
+    def _next_tick(self) -> int:
+        """Return the time in milliseconds, later than that of the last record unless the clock was set back."""
+        tick = math.floor(self._wall() * 1000)
+        return self._tick + 1 if 0 <= self._tick - tick < 1000 else tick
 
     def see(self, presence: Presence) -> None:
         """Compare a valid record of this identity with our own ones."""

@@ -108,18 +108,30 @@ def test_of_equal_ranks_both_yield(tmp_path: Path, identity: Identity) -> None:
 
 
 def test_the_older_process_goes_on(tmp_path: Path, identity: Identity) -> None:
-    first, second = pair(tmp_path, identity, (1, 332))
+    first, second = pair(tmp_path, identity, (1, 110))
     first.announce()
-    first.now = second.now = duplicate_identity.SENIOR_S
+    first.now = second.now = 30.0
     meet(first, second)
     assert (first.stops, second.stops) == (0, 1)
+
+
+def test_ranks_grow_with_age_and_times_with_each_record(tmp_path: Path, identity: Identity) -> None:
+    first, _ = pair(tmp_path, identity)
+    assert rank_of(first.announce(PeerState.JOINING).issued_at) == 5
+    times, ranks = [], []
+    for age in (0, 0, 19, 20, 79, 80, 1279, 1280, 1e6):
+        first.now = float(age)
+        times.append(first.announce().issued_at)
+        ranks.append(rank_of(times[-1]) // 111)
+    assert ranks == [1, 1, 1, 2, 3, 4, 7, 8, 8]
+    assert times == sorted(set(times))
 
 
 def test_what_yields_repeats_the_others_record_until_it_ends(tmp_path: Path, identity: Identity) -> None:
     first, second = pair(tmp_path, identity)
     first.announce(step=41)
     second.now = 1.0
-    second.watch.see(replace(first.announce(step=42), issued_at=1e9 + 1 + 500e-6))
+    second.watch.see(replace(first.announce(step=42), issued_at=1e9 + 1 + 900e-6))
     second.now = 3.0
     record = second.announce(PeerState.LEAVING)
     assert (record.state, record.step, rank_of(record.issued_at)) == (PeerState.TRAINING, 42, 0)
