@@ -2,8 +2,8 @@
 
 Both processes announce themselves under one peer id, so each finds presence records in the directory that its key
 signed and that it did not issue itself. Nobody without the key can make such a record, and records of this home's
-earlier processes do not count: ``HOME/announced`` holds the time of the last one. So a copy knows at its first lookup if
-the other process has announced itself since the copy was made, else within a minute.
+earlier processes do not count: ``HOME/announced`` holds the time of the last one. So a copy knows at its first lookup
+if the other process has announced itself since the copy was made, else within a minute.
 
 One of the two goes on. The last three digits of a record's time, its microseconds, hold its issuer's rank, which all
 versions accept; the lower rank yields, and of equal ranks both.
