@@ -1,10 +1,13 @@
 """Speed of a team of CPU ranks: beside one process on the same cores, and on a shaped line between two hosts.
 
     python -m bench.team_pipeline box [--pairs 12] [--exact]
+    python -m bench.team_pipeline compiled [--pairs 12] [--exact] [--device cuda:0]
     python -m bench.team_pipeline line [--mbit-s 100] [--width 256]
 
 ``box``: two ranks of one thread each, and one process with two threads, make inner steps of llama-15m in turn, each as
 a peer would compute it: autocast type, micro-batch and cut by its own trials. ``--exact``: both in fp32.
+
+``compiled``: the same two ranks, with their stages compiled and eager in turn.
 
 ``line`` (Linux and root): two ranks on hosts of the laboratory (``lab.hosts``), whose line tbf limits both ways, for
 each form of the activations, with and without a longer warm-up. The bound is the nominal rate over the bytes of a
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,7 @@ from lab.hosts import Access, Network
 from lab.namespaces import check_support
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import Manifest, preset, with_changes
+from p2ptrain.train import accelerator
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, Placement, place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.boundary import BOUNDARIES, Boundary
@@ -121,6 +126,7 @@ def timed(task: LanguageModelTask, steps: int) -> float:
     began = time.perf_counter()
     for _ in range(steps):
         task.inner_step(0)
+    accelerator.synchronize(task.theta.device)
     return time.perf_counter() - began
 
 
@@ -160,22 +166,41 @@ def whole(folder: Path, rank: int, address: str) -> None:
 def box_rank(folder: Path, rank: int, address: str) -> None:
     run = manifest()
     group = TeamGroup(Rendezvous(folder, rank, RANKS), TIMEOUT_S)
-    tasks = {}
+    tasks: dict[str, PipelineTask] = {}
+    ways: dict[str, Any] = {}
 
     def do(order: Order) -> Any:
         if "exact" in order:
-            agreed = agree(group, run, CPU, CPU_ACTIVATION_BYTES // RANKS, run.training.sequences_per_step, (), RANKS)
+            device, most = torch.device(order.get("device", "cpu")), run.training.sequences_per_step
+            agreed = agree(group, run, device, CPU_ACTIVATION_BYTES // RANKS, most, (), RANKS)
             how = Placement(
                 None if order["exact"] else agreed.placement.autocast,
                 order["micro_batch"] or agreed.placement.micro_batch,
             )
-            model = stage_model(run.model, run.run.seed, CPU, agreed.stages[rank])
+            model = stage_model(run.model, run.run.seed, device, agreed.stages[rank])
             tasks["it"] = PipelineTask(model, group, *rest(run), how, agreed.boundary, agreed.is_eager)
             return [how.computes_in, how.micro_batch, str(agreed.stages[rank].blocks)]
-        return timed(tasks["it"], order["steps"])
+        task = tasks["it"]
+        if "compile" in order:
+            return compiled_stage(task, run, folder / f"{rank}.so")
+        if "compiled" in order:
+            task.compiled = ways["compiled"] if order["compiled"] else None
+        if order["steps"] == 0:  # what the comparison has chosen; None: it goes on
+            ways["compiled"] = task.compiled
+            return None if task.compiled.choice.is_timing else task.compiled.choice.begin() or "eager"
+        return timed(task, order["steps"])
 
     follow(do)
     group.close()
+
+
+def compiled_stage(task: PipelineTask, run: Manifest, library: Path) -> float:
+    """Compile the rank's stage and let the task compare it; return the seconds."""
+    shape, began = task.pass_shape(run.model), time.perf_counter()
+    command = [sys.executable, "-m", "p2ptrain.train.pass_compiler", str(library)]
+    subprocess.run(command, input=json.dumps(asdict(shape)).encode(), check=True)
+    task.offer(library, shape, lambda way, ratio: None, lambda why: None)
+    return round(time.perf_counter() - began, 1)
 
 
 @main.command()
@@ -206,6 +231,45 @@ def box(pairs: int, exact: bool, micro_batch: int) -> None:
     found = {"tokens_per_s": speeds, "ratio": round(statistics.median(ratios), 3)}
     quarters = statistics.quantiles(ratios, n=4)
     found |= {"quarters": [round(quarters[0], 3), round(quarters[2], 3)], "pairs": pairs, **environment()}
+    click.echo(json.dumps(found, indent=1))
+
+
+@main.command()
+@click.option("--pairs", default=12, show_default=True, type=click.IntRange(min=2))
+@click.option("--exact", is_flag=True, help="Compute in fp32.")
+@click.option("--micro-batch", default=0, help="0: as the ranks agree.")
+@click.option("--device", default="cpu", show_default=True, help="Of both ranks.")
+def compiled(pairs: int, exact: bool, micro_batch: int, device: str) -> None:
+    """Compare two ranks with compiled stages and the same with eager ones."""
+    tokens = manifest().training.tokens_per_step
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [OrderedProcess(child("rank", folder, str(rank)), 1) for rank in range(RANKS)]
+        try:
+            click.echo(f"team: {together(ranks, exact=exact, micro_batch=micro_batch, device=device)}", err=True)
+            click.echo(f"compiled in {together(ranks, compile=True)} s", err=True)
+            while None in (chosen := together(ranks, steps=0)):
+                together(ranks, steps=1)
+            click.echo(f"chosen: {chosen}", err=True)
+            seconds: dict[bool, list[float]] = {True: [], False: []}
+            for number in range(pairs + 1):
+                for way in (True, False) if number % 2 else (False, True):
+                    took_s = max(together(ranks, compiled=way, steps=1))
+                    if number:
+                        seconds[way].append(took_s)
+        finally:
+            for each in ranks:
+                each.close()
+    ratios = sorted(eager / own for eager, own in zip(seconds[False], seconds[True], strict=True))
+    quarters = statistics.quantiles(ratios, n=4)
+    names = {"compiled": True, "eager": False}
+    found: dict[str, Any] = {
+        "tokens_per_s": {name: round(tokens / statistics.median(seconds[way])) for name, way in names.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "quarters": [round(quarters[0], 3), round(quarters[2], 3)],
+        "chosen": chosen,
+        "pairs": pairs,
+        **environment(),
+    }
     click.echo(json.dumps(found, indent=1))
 
 

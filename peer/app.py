@@ -49,7 +49,7 @@ from peer.assembly import PeerOptions, TrainingSession, build
 from peer.capacity import compiler_fault
 from peer.contributions import Contributions
 from peer.home import home_for
-from peer.keeper import KeeperRecorder, build_keeper, check_run
+from peer.keeper import KeeperRecorder, build_keeper, check_options, check_run
 from peer.ledger import Ledger
 from peer.manifest_fetch import ask_for_manifest
 from peer.network_stack import NetworkStack, connect
@@ -68,7 +68,7 @@ from peer.start_options import StartFile, StartOptions
 from peer.state import StatusView
 from peer.stopping import Stopping
 from peer.team.devices import choose_devices
-from peer.team.lan_options import other_ranks
+from peer.team.lan_options import check_no_rank, other_ranks
 from peer.team.recovery import Recovery, TeamStoppedError
 
 CODEC_THREADS = 2
@@ -107,6 +107,9 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         options = _completed(remembered, settings)
         keeps = options.keep is not None
         devices = [torch.device("cpu")] if keeps else choose_devices(options.device or "auto")
+        if options.keep is not None:
+            check_options(given, options.keep, home)
+        check_no_rank(home)
         other_ranks(options.team, options.at, devices)  # wrong options are not remembered
         log.listen(screen.show)
         if words := saved.words():

@@ -41,6 +41,7 @@ from peer.home import Home
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
+from peer.team.compiling import TeamCompilers
 from peer.team.devices import check_team, rank_threads
 from peer.team.generations import Team, TeamFiles
 from peer.team.lan_options import listener_for, other_ranks
@@ -83,7 +84,7 @@ class TrainingSession:
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
     compilable: LanguageModelTask | None
-    """The task, whose passes the compiler may replace; None: a team's, which are not compiled."""
+    """The task, whose passes the compiler may replace; None: a team, whose ranks compile theirs."""
     team: Team | None = None
     held: frozenset[int] | None = None
     """Fragments of a keeper; None: this peer holds all and trains."""
@@ -143,7 +144,9 @@ def build(
         mesh = check_team(manifest, devices, options.stages, memory_bytes, len(others))
         files, threads = TeamFiles(options.data, options.tokenizer), rank_threads(devices)
         lan = listener_for(options.at, others, home, signed, log, is_stopping, show_key)
-        team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, is_stopping, lan=lan)
+        limit = None if math.isinf(options.memory_bytes) else options.memory_bytes
+        compilers = TeamCompilers(options.compile, limit, log)
+        team = Team(mesh, devices, home, identity.peer_id, signed, files, threads, log, compilers, is_stopping, lan=lan)
         stack.enter_context(closing(team))
     else:
         check_memory(manifest, devices[0])
@@ -192,6 +195,7 @@ def build(
         earlier=earlier,
         sampler=_sampler(task),
         gather=None if team is None else team.gather,
+        compiler=None if team is None else team.compilers,
     )
     return TrainingSession(new_core, record, parts.compilable, team)
 

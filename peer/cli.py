@@ -94,8 +94,10 @@ def peer(
 
     if device is not None and devices is not None:
         raise click.UsageError("Give either --device or --devices.")
-    if keep is not None and (device is not None or devices is not None):
-        raise click.UsageError("A peer with --keep does not train: omit --device and --devices.")
+    if keep is not None and any(each is not None for each in (device, devices, stages, team, at)):
+        raise click.UsageError(
+            "A peer with --keep does not train: omit --device, --devices, --stages, --team and --at."
+        )
     link_given = JoinLink.parse(link) if link is not None else None
     address.check(listen, announce, ())  # before the import of large libraries
     home_for(link_given, home)

@@ -15,7 +15,7 @@ from typing import Any
 from p2ptrain.base.errors import DeviceError, HomeError, ManifestError, UserError
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.checkpoint import Checkpoints
-from p2ptrain.manifest import Decoder, SignedManifest, parameter_count
+from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer.flat import FlatLayout
 from p2ptrain.recipes import RECIPES
@@ -150,6 +150,15 @@ def parsed(text: str) -> frozenset[int]:
         ) from None
 
 
+def check_options(given: PeerOptions, kept: str, home: Home) -> None:
+    """Raise UserError if this start's options are of a peer that trains, but its home keeps fragments."""
+    if given.keep is None and any(each is not None for each in (given.device, given.stages, given.team, given.at)):
+        raise UserError(
+            f"The peer in {home.path} keeps fragments {kept} and does not train.",
+            "Omit --device, --devices, --stages, --team and --at, or use another --home to train.",
+        )
+
+
 def check_run(signed: SignedManifest) -> None:
     """Raise UserError if fragments of this run cannot be kept."""
     outer = signed.manifest.outer
@@ -170,9 +179,9 @@ def build_keeper(
     manifest = signed.manifest
     check_run(signed)
     held = held_of(options.keep, manifest.outer.fragments)
-    _check_memory(manifest.model, held, manifest.outer.fragments, options.memory_bytes)
     layout = FlatLayout.of(shape_module(manifest.model))
     fragments = fragments_of(manifest.outer, layout)
+    check_memory(sum(fragments[each].stop - fragments[each].start for each in held), options.memory_bytes)
     codec, _ = codecs_of(manifest.codec)
     learner = Keeper(fragments, held, codec, matrices_of(layout, fragments), RECIPES[manifest.outer.recipe])
     checkpoints = Checkpoints(home.checkpoints)
@@ -213,9 +222,9 @@ def keep(learner: PeerLearner, signals: Signals, post: Callable[[Event], None], 
         post(event)
 
 
-def _check_memory(model: Decoder, held: frozenset[int], fragments: int, memory_bytes: float) -> None:
-    share = parameter_count(model) / fragments * len(held)
-    needed, there = BASE_BYTES + 4 * LIVE_COPIES * share, min(memory_bytes, installed_memory())
+def check_memory(weights: int, memory_bytes: float) -> None:
+    """Raise DeviceError if so many kept weights do not fit into this machine's memory."""
+    needed, there = BASE_BYTES + 4 * LIVE_COPIES * weights, min(memory_bytes, installed_memory())
     if needed > there:
         raise DeviceError(
             f"These fragments take {needed / 1e9:.1f} GB of memory while they are exchanged, but this machine has "

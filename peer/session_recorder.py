@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
@@ -19,7 +19,6 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
-from p2ptrain.train.compiling import BackgroundCompiler
 from p2ptrain.train.evaluate import NOT_READ, GoesOn, HeldOutLoss, tokens_to_read
 from p2ptrain.train.tasks import PeerLearner, PeerTask
 from peer.home import Home
@@ -52,6 +51,13 @@ STEPS_REMEMBERED = 1000
 median drifts in long sessions."""
 
 
+class CompilerView(Protocol):
+    """What the owner sees of the compilation: of ``BackgroundCompiler``, or of all ranks of a team."""
+
+    @property
+    def state(self) -> str: ...
+
+
 @dataclass(slots=True)
 class SessionRecorder:
     """Writes notes and the summary of one session, and has checkpoints saved. Runs in the trainer thread."""
@@ -82,7 +88,7 @@ class SessionRecorder:
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
     is_stopping: Callable[[], bool] = lambda: False
     """Whether the owner stopped the peer."""
-    compiler: BackgroundCompiler | None = None
+    compiler: CompilerView | None = None
     trained: CheckpointStore | None = None
     """Where a team saves its weights when training ends; None: this process saves them alone."""
     first_loss: HeldOutLoss | None = None

@@ -10,6 +10,7 @@ medians of what its partners said in its last exchanges, so a minority hardly ma
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ that each trainer serves a small part of its exchanges to keepers. Guess: compar
 numbers."""
 FINAL_PACE_S = 1.0
 """Seconds between two exchanges while a partner makes its last ones, after which it leaves."""
+_NUMBER = re.compile("[0-9]{1,5}")
 
 
 def ranges_of(fragments: Iterable[int]) -> Ranges:
@@ -64,7 +66,7 @@ def parse(text: str) -> frozenset[int]:
     found: set[int] = set()
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
-        if not (first.isascii() and first.isdigit() and len(first) < 6) or (dash and not last.isdigit()):
+        if _NUMBER.fullmatch(first) is None or (dash and _NUMBER.fullmatch(last) is None):
             raise ValueError(f"{word.strip()!r} is neither a fragment nor a range such as 0-3")
         begin, end = int(first), int(last) if dash else int(first)
         if not begin <= end < MAX_FRAGMENTS:

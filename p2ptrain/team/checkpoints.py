@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import HomeError, TeamError
 from p2ptrain.checkpoint import (
     TORN,
     Checkpoint,
@@ -151,8 +151,8 @@ class RankCheckpoints:
         Raises OSError on all ranks if one of them could not write, TeamError, and HomeError.
         """
         if self._part is not None:
-            said = self._group.broadcast(f"checkpoint {step}: state", json.dumps(state).encode(), MOST_STATE_BYTES)
-            state = json.loads(said)
+            name = f"checkpoint {step}: state"
+            state = _state(name, self._group.broadcast(name, json.dumps(state).encode(), MOST_STATE_BYTES), step)
         if self._share.rank and (self._part is None or self._part.place):
             length = self._length
             tensors = {name: saved for name, saved in tensors.items() if _elements(saved) == length}
@@ -279,3 +279,14 @@ class TeamCheckpoints:
 
 def _elements(saved: Saved) -> int:
     return sum(part.numel() for part in parts(saved))
+
+
+def _state(collective: str, said: bytes, step: int) -> dict[str, Any]:
+    """Decode a checkpoint's state, which other computers of the LAN may have changed. Raises TeamError."""
+    try:
+        state = json.loads(said)
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict) or state.get("step") != step:
+        raise TeamError(collective, "the leader's state is invalid")
+    return state

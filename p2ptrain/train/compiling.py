@@ -164,7 +164,7 @@ class BackgroundCompiler:
             return library
         if not self._is_worth_it():
             return None
-        lock = FileLock(library.with_suffix(".lock"))
+        lock = FileLock(folder / f"{self._shape.lock()}.lock")
         self.state = "compiling"
         while not self._ends.is_set():
             with contextlib.suppress(Timeout), lock.acquire(timeout=0):

@@ -3,9 +3,10 @@
 ::
 
     DIRECTORY/torch-2.13.0/<key>.so       library of one ``compiled_pass.PassShape``
-    DIRECTORY/torch-2.13.0/<key>.digest   SHA-256 of a whole library
+    DIRECTORY/torch-2.13.0/<key>.backward.so  a stage's second library, if it has one
+    DIRECTORY/torch-2.13.0/<key>.digest   SHA-256 of a whole library, or of both
     DIRECTORY/torch-2.13.0/<key>.failed   why it could not be made; nobody tries again while it exists
-    DIRECTORY/torch-2.13.0/<key>.lock     held by the one peer that compiles it
+    DIRECTORY/torch-2.13.0/<key>.lock     held by the one process that compiles it; stages of a model share one
     DIRECTORY/torch-2.13.0/<key>-…/       its workspace
 """
 
@@ -50,9 +51,12 @@ def private_folder(directory: Path, name: str) -> Path:
 
 
 def publish(made: Path, library: Path) -> None:
-    """Give a library its final name, with its digest in a file beside it. Raises OSError."""
-    files.sync(made)
+    """Give a library, and that of its backward pass, the final name, with their digest beside it. Raises OSError."""
+    for each in _parts(made):
+        files.sync(each)
     files.replace(library.with_suffix(".digest"), _digest(made).encode())
+    if (second := backward_library(made)).exists():
+        second.replace(backward_library(library))
     made.replace(library)
 
 
@@ -69,7 +73,7 @@ def is_whole(library: Path) -> bool:
 
 def keep(library: Path) -> None:
     """Note that a library was used. Raises OSError."""
-    for each in (library, library.with_suffix(".digest"), library.parent):
+    for each in (*_parts(library), library.with_suffix(".digest"), library.parent):
         os.utime(each)
 
 
@@ -91,6 +95,20 @@ def remember_failure(library: Path, why: str) -> None:
     files.replace(failure_file(library), why.encode())
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def backward_library(library: Path) -> Path:
+    """Return the file of a stage's backward pass beside that of its forward pass."""
+    return library.with_suffix(".backward.so")
+
+
+def _parts(library: Path) -> list[Path]:
+    """Return a library's files, the last to appear first."""
+    second = backward_library(library)
+    return [library, second] if second.exists() else [library]
+
+
+def _digest(library: Path) -> str:
+    digests = []
+    for each in _parts(library):
+        with each.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return "".join(digests)

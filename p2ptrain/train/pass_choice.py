@@ -17,7 +17,8 @@ PAIRS = 8
 GAIN = 1.03
 """Least ratio of times for which the eager pass is left: more than ``PAIRS`` show by chance. Guess: the ratio's
 spread."""
-_EAGER = ""
+EAGER = ""
+"""Name of the eager pass."""
 
 
 def compile_choice(
@@ -60,7 +61,7 @@ class PassChoice:
         self._decided = decided
         self._failed = failed
         self._clock = clock
-        self._times: dict[str, list[float]] = {name: [] for name in (*candidates, _EAGER)}
+        self._times: dict[str, list[float]] = {name: [] for name in (*candidates, EAGER)}
         self._is_decided = False
 
     def run(self, part: Tensor, eager: Callable[[Tensor], Tensor]) -> Tensor:
@@ -75,10 +76,8 @@ class PassChoice:
             return self._run(name, part)
         name = min(self._times, key=lambda each: len(self._times[each]))
         began = self._clock()
-        loss = eager(part) if name == _EAGER else self._run(name, part)
-        self._times[name].append(self._clock() - began)
-        if min(map(len, self._times.values())) > PAIRS:
-            self._decide()
+        loss = eager(part) if name == EAGER else self._run(name, part)
+        self._add(name, self._clock() - began)
         return loss
 
     def give_up(self, why: str) -> None:
@@ -87,8 +86,13 @@ class PassChoice:
             self._candidates.clear()
             self._failed(why)
 
+    def _add(self, name: str, seconds: float) -> None:
+        self._times[name].append(seconds)
+        if min(map(len, self._times.values())) > PAIRS:
+            self._decide()
+
     def _decide(self) -> None:
-        eager_s, *times = (self._times[name][1:] for name in (_EAGER, *self._candidates))  # the first fill caches
+        eager_s, *times = (self._times[name][1:] for name in (EAGER, *self._candidates))  # the first fill caches
         ratios = dict(zip(self._candidates, (compile_choice(eager_s, each) for each in times), strict=True))
         name = max(ratios, key=lambda each: ratios[each] or 0.0)
         self._is_decided = True
@@ -104,3 +108,53 @@ class PassChoice:
             else:
                 del self._candidates[name], self._times[name]
             raise
+
+
+class StageChoice:
+    """Chooses between the eager and the compiled pass of a stage, whose micro-batches are several at once in flight.
+
+    A micro-batch stays with the pass that ``begin`` names. Until ``PAIRS`` of each are timed, they take turns.
+
+    Args:
+        decided, failed: as for ``PassChoice``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        decided: Callable[[str, float | None], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._decided = decided
+        self._failed = failed
+        self._begun = {EAGER: 0, name: 0}
+        self._times: dict[str, list[float]] = {EAGER: [], name: []}
+        self._chosen: str | None = None
+
+    @property
+    def is_timing(self) -> bool:
+        return self._chosen is None
+
+    def begin(self) -> str:
+        """Return the name of the pass for the next micro-batch."""
+        if self._chosen is not None:
+            return self._chosen
+        name = min(self._begun, key=lambda each: self._begun[each])
+        self._begun[name] += 1
+        return name
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count the time of a micro-batch, forward and backward."""
+        self._times[name].append(seconds)
+        if self._chosen is None and min(map(len, self._times.values())) > PAIRS:
+            eager_s, compiled_s = (self._times[each][1 : PAIRS + 1] for each in (EAGER, self._name))
+            ratio = compile_choice(eager_s, compiled_s)  # without the first, which fill caches
+            self._chosen = EAGER if ratio is None else self._name
+            self._decided(self._name, ratio)
+
+    def give_up(self, why: str) -> None:
+        """Report a failure; the eager pass computes all further micro-batches."""
+        if self._chosen != EAGER:
+            self._chosen = EAGER
+            self._failed(why)

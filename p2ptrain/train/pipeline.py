@@ -15,8 +15,10 @@ whole model.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,9 +31,13 @@ from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.boundary import EXACT, Boundary
 from p2ptrain.train.compiled_pass import CompiledPassError, PassShape
+from p2ptrain.train.compiled_stage import CompiledStage
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
-from p2ptrain.train.inner import CLIP_EPSILON, LanguageModelTask
+from p2ptrain.train.inner import CLIP_EPSILON, COMPILED, ArrivingStepResult, LanguageModelTask
+from p2ptrain.train.micro_batches import CompiledMicroBatches, MicroBatches
+from p2ptrain.train.pace import Pace
+from p2ptrain.train.pass_choice import StageChoice
 from p2ptrain.train.pipeline_schedule import run_schedule
 from p2ptrain.train.staged_evaluation import StagedHeldOut, staged_validation_loss
 from p2ptrain.train.stages import StageModel, StagePass, fitting_micro_batch
@@ -94,8 +100,16 @@ class PipelineTask(LanguageModelTask):
         """Called with the most tokens before the held-out loss is read; the leader's lets the other ranks read, too."""
         self._mean = torch.zeros((), device=self.theta.device)
         """Mean loss of the current step, on the last stage."""
+        self.pace = Pace(run_tokens)
+        """Times of the inner steps."""
+        self.compiled: CompiledMicroBatches | None = None
+        """Libraries beside the eager pass; see ``offer``."""
         self._norm = torch.zeros(())
         """Norm of the current step's gradient over all ranks."""
+
+    def inner_step(self, progress: float) -> ArrivingStepResult:
+        with self.pace.step(progress):
+            return super().inner_step(progress)
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -125,8 +139,33 @@ class PipelineTask(LanguageModelTask):
         return ""
 
     def pass_shape(self, description: Decoder) -> PassShape:
-        """Raise CompiledPassError: the passes of stages are not compiled."""
-        raise CompiledPassError("the passes of a team's stages are not compiled")
+        """Return what this stage's libraries would compute. Raises CompiledPassError if there are none."""
+        shape, stage = super().pass_shape(description), self.stage_model.stage
+        return replace(
+            shape,
+            stages=stage.count,
+            stage=stage.index,
+            first_block=stage.blocks.start,
+            end_block=stage.blocks.stop,
+        )
+
+    def offer(
+        self,
+        library: Path,
+        shape: PassShape,
+        decided: Callable[[str, float | None], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        """Compare the stage's libraries with the eager pass from now on, then use the faster; any thread.
+
+        Raises CompiledPassError if they cannot be loaded. ``StageChoice`` explains the callbacks.
+        """
+        libraries = CompiledStage(library, self.stage_model, self._mean, shape)
+        self.compiled = CompiledMicroBatches(libraries, StageChoice(COMPILED, decided, failed), library)
+
+    def offer_graph(self, decided: Callable[[str, float | None], None], failed: Callable[[str], None]) -> None:
+        """Raise CompiledPassError: all micro-batches of a CUDA graph share its memory, and several are in flight."""
+        raise CompiledPassError("CUDA graphs have no memory for several micro-batches at once")
 
     def refresh_guest(self) -> None:
         """Copy the tied embedding from the first to the last stage, a collective of the two."""
@@ -167,14 +206,20 @@ class PipelineTask(LanguageModelTask):
         name = f"inner step {self.step}: pipeline schedule"
         try:
             parts = torch.split(batch, self.micro_batch)
-            with self.group.named(name):
-                run_schedule(name, self.group, len(parts), _MicroBatches(self, parts), self.is_eager)
+            with self.group.named(name), self._micro_batches(parts) as micro_batches:
+                run_schedule(name, self.group, len(parts), micro_batches, self.is_eager)
+        except CompiledPassError as error:  # without memory on a card, which libraries do not say
+            raise TeamMemoryError(name, f"the compiled code failed on {self.theta.device}: {error}") from error
         except (RuntimeError, MemoryError) as error:
             if not accelerator.is_out_of_memory(error):
                 raise
             raise TeamMemoryError(
                 name, f"{self.theta.device} ran out of memory with micro-batches of {self.micro_batch} sequences"
             ) from error
+
+    def _micro_batches(self, parts: Sequence[Tensor]) -> contextlib.closing[MicroBatches]:
+        device = self.theta.device
+        return contextlib.closing(MicroBatches(parts, self.forward_pass, self.loss_of, self.compiled, device))
 
     def loss_of(
         self,
@@ -219,38 +264,3 @@ class PipelineTask(LanguageModelTask):
         self.group.sum(f"inner step {self.step}: gradient norms and loss", values)
         device = self.theta.device
         return values[-1].to(device), torch.linalg.vector_norm(values[:-1]).to(device)
-
-
-class _MicroBatches:
-    """``StageComputation`` of one step by torch's autograd."""
-
-    def __init__(
-        self,
-        task: PipelineTask,
-        parts: Sequence[Tensor],  # of the batch, [b, T+1] each
-    ) -> None:
-        self._task = task
-        self._parts = parts
-        self._stage = task.stage_model.stage
-        self._pass = task.forward_pass
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
-        """What went in and came out of micro-batches whose backward pass is to come, with the graph between."""
-
-    def buffer(self) -> Tensor:
-        sequences, tokens = self._parts[0].shape
-        return self._pass.buffer(sequences, tokens - 1)
-
-    def forward(self, micro_batch: int, received: Tensor | None) -> Tensor | None:
-        part = self._parts[micro_batch]
-        given = part[:, :-1] if received is None else self._pass.received(received).requires_grad_()
-        hidden = self._pass(given)
-        if self._stage.is_last:
-            self._kept[micro_batch] = given, self._task.loss_of(hidden, part[:, 1:])
-            return None
-        self._kept[micro_batch] = given, hidden
-        return self._pass.packed(hidden)
-
-    def backward(self, micro_batch: int, received: Tensor | None) -> Tensor | None:
-        given, result = self._kept.pop(micro_batch)
-        torch.autograd.backward(result, None if received is None else self._pass.received(received).to(result))
-        return None if given.grad is None else self._pass.packed(given.grad)

@@ -134,10 +134,8 @@ def compiler(name: str, mode: CompileMode, environment: Mapping[str, str]) -> li
     from p2ptrain.train.compiling import compiler_program
     from peer.team.devices import choose_devices
 
-    chosen, *others = choose_devices(name)
-    if others:
-        return [note("compiler", "the stages of a peer on several devices are not compiled")]
-    if chosen.type not in ("cpu", "cuda"):
+    kinds = {each.type: each for each in choose_devices(name)}
+    if (chosen := kinds.get("cuda") or kinds.get("cpu")) is None:
         return []
     if mode == "off":
         fix = 'Set compile = "auto" in settings.toml: compiled code makes training faster.'

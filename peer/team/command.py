@@ -59,8 +59,10 @@ def rank(
         raise HomeError(f"{place.path} is the home of a peer.", "Name another folder with --home.")
     with command_imports():
         from p2ptrain.team.lan_address import LanAddress
+        from peer.team.devices import choose_devices
         from peer.team.lan_rank import RankOptions, run_rank
 
+    choose_devices(device)  # the leader's peer would end with the error
     options = RankOptions(LanAddress.parse(leader), secret, place.path, device, data, tokenizer)
     stop = threading.Event()
     with place.locked(), lossy_output(), closing(EventLog(place.events)) as log, Screen() as screen:

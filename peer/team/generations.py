@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ from p2ptrain.train.team_group import TeamGroup
 from peer.home import Home
 from peer.team.agreement import agree
 from peer.team.building import TeamRank, build_rank, build_task
+from peer.team.compiling import TeamCompilers
 from peer.team.lan_leader import LanListener
 from peer.team.meeting import BoxHost, MeetingHost, MeetingPoint
 from peer.team.plan import RankPlan, most_message_bytes
@@ -85,6 +87,7 @@ class Team:
         files: TeamFiles,
         threads: int,
         notebook: Notebook,
+        compilers: TeamCompilers,
         is_stopping: Callable[[], bool] = lambda: False,
         timeout_s: float = TIMEOUT_S,
         clock: Clock = time.monotonic,
@@ -103,6 +106,7 @@ class Team:
         self._threads = threads
         self._activation_bytes = CPU_ACTIVATION_BYTES // len(devices)
         self._notebook = notebook
+        self.compilers = compilers
         self._timeout_s = timeout_s
         self._clock = clock
         self._most_sequences = signed.manifest.training.sequences_per_step
@@ -235,7 +239,7 @@ class Team:
 
     def _spawned(self) -> list[RankHandle]:
         own: list[RankHandle] = [
-            RankProcess(self._home.path.absolute(), rank, str(device))
+            RankProcess(self._home.path.absolute(), rank, str(device), partial(self.compilers.note_eager, rank))
             for rank, device in enumerate(self.devices)
             if rank
         ]
@@ -303,6 +307,7 @@ class Team:
         most = most_message_bytes(manifest)
         self._remotes = [RemoteShard(number, RankConnection(each, most)) for number, each in enumerate(lines, 1)]
         self._rank = rank
+        self.compilers.begin(task, manifest, self._processes)
 
     def _plan(self, rank: int, point: MeetingPoint) -> RankPlan:
         data, tokenizer = (None if each is None else str(each.absolute()) for each in self._files)
@@ -322,6 +327,8 @@ class Team:
             data=data,
             tokenizer=tokenizer,
             threads=self._threads,
+            compile=self.compilers.mode,
+            memory_bytes=self.compilers.memory_bytes,
             timeout_s=self._timeout_s,
             activation_bytes=self._activation_bytes,
             most_sequences=self._most_sequences,
@@ -339,6 +346,7 @@ class Team:
     def _end_generation(self) -> None:
         if self._group is not None:
             self._group.close()
+        self.compilers.end()
         for remote in self._remotes:
             remote.close()
         for process in self._processes:

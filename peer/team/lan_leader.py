@@ -62,6 +62,7 @@ class OpenMeeting:
     key: bytes
     content: StoreContent
     shards: dict[int, ByteLine] = field(default_factory=dict)
+    stores: list[ByteLine] = field(default_factory=list)
 
 
 class LanListener:
@@ -148,7 +149,7 @@ class LanListener:
             meeting, self._meeting = self._meeting, None
         if meeting is not None:
             meeting.content.close()
-            for line in meeting.shards.values():
+            for line in (*meeting.shards.values(), *meeting.stores):
                 line.close()
 
     def visitor(self, rank: int) -> Visitor | None:
@@ -237,11 +238,13 @@ class LanListener:
             case Purpose.CONTROL:
                 self._host(line)
             case Purpose.STORE:
-                meeting = self._meeting
-                if meeting is None or meeting.name != hello.generation:
-                    line.close()
-                else:
-                    serve_store(meeting.content, RankConnection(line, 2 * MOST_VALUE_BYTES))
+                with self._changed:
+                    meeting = self._meeting
+                    if meeting is None or meeting.name != hello.generation:
+                        line.close()
+                        return
+                    meeting.stores.append(line)  # ``close_meeting`` ends it: a computer that vanished never does
+                serve_store(meeting.content, RankConnection(line, 2 * MOST_VALUE_BYTES))
             case Purpose.SHARD:
                 with self._changed:
                     meeting = self._meeting

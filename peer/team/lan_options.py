@@ -10,10 +10,11 @@ import torch
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, HomeError
+from p2ptrain.checkpoint import checkpoints_in, explained, part_of
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.ports import Notebook
 from p2ptrain.team.handshake import KEY_BYTES
-from p2ptrain.team.lan_address import LanAddress
+from p2ptrain.team.lan_address import LanAddress, interface_of
 from peer.home import Home
 from peer.team.lan_leader import LanListener
 
@@ -34,6 +35,19 @@ def team_key(home: Home) -> bytes:
         ) from error
     except ValueError:
         raise HomeError(f"{path} is damaged.", "Delete it; the peer makes a new key.") from None
+
+
+def check_no_rank(home: Home) -> None:
+    """Raise HomeError if ``p2ptrain rank`` keeps its part of a team's model in this home, where a peer's files would
+    keep it from starting again.
+    """
+    with explained(lambda: home.checkpoints):
+        records = [part_of(each) for each in checkpoints_in(home.checkpoints).values()]
+    if any(record is not None and record["begin"] > 0 for record in records):
+        raise HomeError(
+            f"{home.path} is the home of p2ptrain rank, with its part of a team's model.",
+            "Use another --home, or p2ptrain rank to join the team again.",
+        )
 
 
 def parse_key(text: str) -> bytes:
@@ -58,7 +72,7 @@ def other_ranks(team: int | None, at: str | None, devices: Sequence[torch.device
             f"--team {team} leaves no place for another computer, since this one has {len(devices)} devices.",
             f"Give --team {len(devices) + 1} for one more, or omit --team and --at.",
         )
-    LanAddress.parse(at)
+    interface_of(LanAddress.parse(at).host)
     return range(len(devices), team)
 
 

@@ -37,6 +37,7 @@ from p2ptrain.team.lan_messages import (
 )
 from p2ptrain.team.sealed import Hello, Purpose, WrongKeyError, dial_leader, generation_key
 from peer.home import Home
+from peer.owner.settings import compile_mode
 from peer.team.plan import decode_plan
 from peer.team.processes import RankProcess
 
@@ -179,7 +180,12 @@ class LanRank:
     def _restart(self) -> None:
         if self._process is not None:
             self._process.kill()
-        self._process = RankProcess(self._home.path.absolute(), self._rank, self._options.device)
+        self._process = RankProcess(
+            self._home.path.absolute(),
+            self._rank,
+            self._options.device,
+            lambda why: self._notebook.note("not compiled", why=why),
+        )
         self._is_told = self._is_ready = self._has_reported = False
 
     def _tell(self, meeting: str, blob: bytes) -> None:
@@ -201,6 +207,8 @@ class LanRank:
                     "data": None if options.data is None else str(options.data.absolute()),
                     "tokenizer": None if options.tokenizer is None else str(options.tokenizer.absolute()),
                     "threads": own_threads(),
+                    "compile": compile_mode(plan.compile, os.environ),
+                    "memory_bytes": None,
                     "leader": str(options.leader),
                     "host": self._own_host,
                     "meeting": meeting,
@@ -220,6 +228,10 @@ class LanRank:
             self._control.send(ReadyMessage())
         elif said is not None and said.kind != "ready":
             self._report(said.kind, said.reason, said.remedy)
+        if process.has_ended and not self._is_told:  # no generation has it: the leader would wait for it forever
+            why = process.how_ended()
+            self._control.send(RefusalMessage(reason=why, remedy="", is_final=False))
+            raise NetworkError(f"this computer's rank did not start: {why}")
         if process.has_ended and not self._has_reported:
             said = process.last_report()
             if said is not None and said.kind != "ready":

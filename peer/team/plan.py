@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from p2ptrain.base.errors import TeamError
 from p2ptrain.manifest import Manifest, parameter_count
 from p2ptrain.team.turn import MOST_RANKS, TeamRecord
+from peer.owner.settings import CompileMode
 
 LONGEST_LINE = 1 << 16
 """Bytes of a line."""
@@ -37,6 +38,10 @@ class RankPlan(TeamRecord):
     data: str | None
     tokenizer: str | None
     threads: Annotated[int, Field(ge=1)]
+    compile: CompileMode
+    """Whether the rank compiles its stage."""
+    memory_bytes: Annotated[float, Field(gt=0)] | None
+    """Host memory that the owner allows; None: no limit."""
     timeout_s: Annotated[float, Field(gt=0)]
     """Longest wait for another rank in a collective."""
     activation_bytes: Count
@@ -64,12 +69,17 @@ class RankPlan(TeamRecord):
 class RankReport(TeamRecord):
     """What a rank process reports: that it has imported its libraries, or why it ends."""
 
-    kind: Literal["ready", "alive", "memory", "device", "team", "user", "error"]
-    """alive: its threads run, whatever its device computes; repeated. memory: its device ran out of memory. device: its
+    kind: Literal["ready", "alive", "compiler", "eager", "memory", "device", "team", "user", "error"]
+    """alive: its threads run, whatever its device computes; repeated. compiler: what its compiler does, for ``status``.
+    eager: why its stage is not compiled. memory: its device ran out of memory. device: its
     device failed. team: another rank failed first. user: a problem that the owner can solve. error: a bug, whose
     traceback is on the standard error."""
     reason: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
     remedy: Annotated[str, Field(max_length=LONGEST_REASON)] = ""
+
+
+PASSING = ("alive", "compiler", "eager")
+"""Kinds of reports after which the process goes on."""
 
 
 def most_message_bytes(manifest: Manifest) -> int:

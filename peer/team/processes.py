@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Protocol
@@ -16,7 +16,7 @@ from typing import Protocol
 from p2ptrain.base.errors import TeamError
 from p2ptrain.base.launcher import launched
 from p2ptrain.base.text import printable
-from peer.team.plan import LONGEST_LINE, RankPlan, RankReport, decode_report
+from peer.team.plan import LONGEST_LINE, PASSING, RankPlan, RankReport, decode_report
 
 READY_S = 300.0
 """Timeout of a rank's imports. Guess: the slowest disks of volunteers would settle it."""
@@ -47,6 +47,10 @@ class RankHandle(Protocol):
     @property
     def has_ended(self) -> bool: ...
 
+    @property
+    def compiler(self) -> str:
+        """What its compiler does; "" while unknown."""
+
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the process has imported its libraries. Raises TeamError."""
 
@@ -70,11 +74,19 @@ class RankHandle(Protocol):
 
 
 class RankProcess:
-    """One rank's process. It ends with this one: its standard input closes, and it gets the parent-death signal."""
+    """One rank's process. It ends with this one: its standard input closes, and it gets the parent-death signal.
 
-    def __init__(self, home: Path, rank: int, device: str) -> None:
+    Args:
+        is_eager: called with the reason if the rank's stage cannot be compiled, by another thread.
+    """
+
+    def __init__(
+        self, home: Path, rank: int, device: str, is_eager: Callable[[str], object] = lambda why: None
+    ) -> None:
         self.rank = rank
         self.device = device
+        self.compiler = ""
+        self._is_eager = is_eager
         command = launched(sys.executable, "-P", "-m", "peer.team.rank", str(home), str(rank))  # named for people
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         self._is_silent = False
@@ -163,13 +175,21 @@ class RankProcess:
                 break
             line += chunk
             while (end := line.find(b"\n")) >= 0:
-                if (said := decode_report(bytes(line[:end]))) is not None and said.kind != "alive":
-                    self._put(said)
+                if (said := decode_report(bytes(line[:end]))) is not None:
+                    self._take(said)
                 is_alive |= said is not None and said.kind == "alive"
                 del line[: end + 1]
             if len(line) > LONGEST_LINE:
                 line.clear()
         self._put(None)
+
+    def _take(self, said: RankReport) -> None:
+        if said.kind == "compiler":
+            self.compiler = printable(said.reason)
+        elif said.kind == "eager":
+            self._is_eager(printable(said.reason))
+        elif said.kind not in PASSING:
+            self._put(said)
 
     def _put(self, said: RankReport | None) -> None:
         while self._reports.full():  # the last ones count

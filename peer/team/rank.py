@@ -11,8 +11,10 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack, closing
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from p2ptrain.base.errors import TeamError, TeamMemoryError, UserError
 from p2ptrain.base.imports import large_imports
@@ -29,11 +31,13 @@ with large_imports():
     from p2ptrain.team.shard_server import ShardServer
     from p2ptrain.team.trainer import follow
     from p2ptrain.train import accelerator
+    from p2ptrain.train.compiling import BackgroundCompiler
     from p2ptrain.train.replicas import ReplicatedTask
     from p2ptrain.train.team_group import HEARTBEAT_S, TeamGroup
     from peer.home import Home
     from peer.team.agreement import agree
     from peer.team.building import build_rank, build_task
+    from peer.team.compiling import stage_compiler
     from peer.team.meeting import BoxMeeting, LanMeeting
     from peer.team.plan import (
         LONGEST_LINE,
@@ -80,18 +84,37 @@ def watch_leader(pipe: FileIO, folder: Path) -> None:
     threading.Thread(target=watch, name="leader-watch", daemon=True).start()
 
 
-def show_life() -> None:
-    """Report regularly that this process is not frozen."""
+class CompilerReports:
+    """Notebook of a rank's compiler, which tells the leader what it may show its owner."""
+
+    def __init__(self) -> None:
+        self.compiler: BackgroundCompiler | None = None
+        self._said = ""
+
+    def note(self, kind: str, **fields: Any) -> None:
+        if kind == "not compiled":
+            report("eager", fields["why"])
+
+    def show(self) -> None:
+        """Report the compiler's state if it has changed."""
+        if self.compiler is not None and (state := self.compiler.state) != self._said:
+            self._said = state
+            report("compiler", state)
+
+
+def show_life(compiler: CompilerReports) -> None:
+    """Report regularly that this process is not frozen, and what its compiler does."""
 
     def show() -> None:
         while True:
             report("alive")
+            compiler.show()
             time.sleep(HEARTBEAT_S)
 
     threading.Thread(target=show, name="life", daemon=True).start()
 
 
-def live(plan: RankPlan) -> None:
+def live(plan: RankPlan, reports: CompilerReports) -> None:
     """Join the team, and follow its leader until it says stop. Raises UserError and TeamError."""
     torch.set_num_threads(plan.threads)
     device = accelerator.choose_device(plan.device)
@@ -101,11 +124,13 @@ def live(plan: RankPlan) -> None:
     manifest = signed.manifest
     meeting = LanMeeting.of(plan) if plan.leader else BoxMeeting(plan)
     group = TeamGroup(meeting.rendezvous(), plan.timeout_s)
-    try:
+    with ExitStack() as stack, closing(group):  # the other ranks notice an end before the compiler's
         data, tokenizer = (None if each is None else Path(each) for each in (plan.data, plan.tokenizer))
         corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
         agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts, plan.stages)
         task = build_task(group, manifest, device, corpus, PeerId(plan.peer), agreement)
+        reports.compiler = stage_compiler(task, manifest, plan.compile, plan.memory_bytes, reports)
+        stack.enter_context(reports.compiler)
         if isinstance(task, ReplicatedTask) and plan.rank >= plan.stages:
             task.follow_replica()
         rank = build_rank(task, manifest, agreement, home, MemoryLog(100), plan.leader_ranks)
@@ -114,8 +139,6 @@ def live(plan: RankPlan) -> None:
         if rank.found.checkpoint is not None:
             rank.load(rank.found.checkpoint)
         follow(rank.learner, rank.group, rank.shard, rank.evaluate, rank.save, rank.save_trained)
-    finally:
-        group.close()
 
 
 def main() -> int:
@@ -129,8 +152,9 @@ def main() -> int:
     try:
         plan = decode_plan(bytes(line))
         watch_leader(pipe, Path(plan.folder))
-        show_life()
-        live(plan)
+        reports = CompilerReports()
+        show_life(reports)
+        live(plan, reports)
     except TeamMemoryError as error:
         report("memory", str(error))
     except TeamError as error:

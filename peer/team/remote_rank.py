@@ -43,6 +43,7 @@ class RemoteRank:
     """Rank on another computer, as ``processes.RankProcess`` is one on this computer."""
 
     pid: int | None = None
+    compiler = ""
 
     def __init__(self, listener: Places, rank: int) -> None:
         self.rank = rank

@@ -42,6 +42,7 @@ class StillConnection:
         self._me, self._on_move = identity.peer_id, on_move
         self.addresses: tuple[str, ...] = ()
         self.port = 4001
+        self.unreachable = False
 
     async def start(self) -> None:
         self.addresses = (address.with_peer(NEAR, self._me),)

@@ -98,6 +98,7 @@ def test_a_keeper_resumes_from_its_home_alone(kept: Kept) -> None:
     [
         (["--keep", "1"], "are those of a keeper of fragments 0-"),
         (["--keep", "99"], "this run has only the fragments 0 to"),
+        (["--device", "cpu"], "keeps fragments 0-"),
         (["--forget"], "are those of a keeper, which has a part of the model"),
     ],
 )
@@ -114,7 +115,16 @@ def test_a_part_of_a_model_is_not_exported(kept: Kept, tmp_path: Path) -> None:
     assert "keeps a part of the model" in str(result.exception)
 
 
-@pytest.mark.parametrize("words", [["--keep", "3-1"], ["--keep", "x"], ["--keep", "0-3", "--devices", "cpu,cpu"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--keep", "3-1"],
+        ["--keep", "x"],
+        ["--keep", "0-3", "--devices", "cpu,cpu"],
+        ["--keep", "0-3", "--stages", "2"],
+        ["--keep", "0-3", "--team", "2", "--at", "127.0.0.1"],
+    ],
+)
 def test_impossible_words_are_refused_before_anything_is_written(tmp_path: Path, words: list[Any]) -> None:
     link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     result = CliRunner().invoke(peer_command, [link, "--home", str(tmp_path / "home"), *words])

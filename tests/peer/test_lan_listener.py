@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ import p2ptrain
 from p2ptrain.base.errors import DeviceError, HomeError, NetworkError, RemoteError, TeamError, UserError
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
+from p2ptrain.team.connection import RankConnection
 from p2ptrain.team.lan_address import LanAddress
 from p2ptrain.team.lan_messages import (
     BeatMessage,
@@ -27,10 +29,13 @@ from p2ptrain.team.lan_messages import (
     WelcomeMessage,
 )
 from p2ptrain.team.sealed import Hello, Purpose, dial_leader, generation_key
+from p2ptrain.team.store import MOST_VALUE_BYTES, RankStore
+from peer.app import run_peer
+from peer.assembly import PeerOptions
 from peer.home import Home
 from peer.team import lan_leader, lan_rank
 from peer.team.lan_leader import LanListener
-from peer.team.lan_options import listener_for, other_ranks, team_key
+from peer.team.lan_options import check_no_rank, listener_for, other_ranks, team_key
 from peer.team.lan_rank import RankOptions, run_rank
 from peer.team.remote_rank import RemoteRank
 
@@ -150,6 +155,19 @@ def test_lines_of_no_generation_or_an_old_one_end(listener: LanListener) -> None
         listener.shard_lines(2, 0.1)
 
 
+def test_the_end_of_a_meeting_ends_its_store_lines(listener: LanListener) -> None:
+    address, point = listener.address, listener.open_meeting(5.0)
+    line = dial_leader(address.host, address.port, point.key, Hello(Purpose.STORE, 1, bytes.fromhex(point.name)))
+    store = RankStore(RankConnection(line, MOST_VALUE_BYTES), 5.0)
+    store.set("here", "")  # the leader serves the line
+    serving = [each for each in threading.enumerate() if each.name == "lan-line"]
+    listener.close_meeting()
+    for each in serving:
+        each.join(5)
+    assert not any(each.is_alive() for each in serving)
+    store.close()
+
+
 def test_waiting_ends_when_the_owner_stops_the_peer(listener: LanListener, stopping: threading.Event) -> None:
     threading.Timer(0.1, stopping.set).start()
     with pytest.raises(TeamError, match="stopped"):
@@ -211,6 +229,20 @@ def test_the_key_is_made_once_and_private(tmp_path: Path) -> None:
         team_key(home)
 
 
+def test_a_peer_refuses_the_home_of_a_rank_and_leaves_it_as_it_was(signed: SignedManifest, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    saved = home.checkpoints / "step-00000003"
+    saved.mkdir(parents=True)
+    home.save_manifest(signed)
+    part = {"begin": 0, "end": 100, "total": 200, "starts": [0, 1]}
+    (saved / "state.json").write_text(json.dumps({"part": part}))
+    check_no_rank(home)  # a leader's
+    (saved / "state.json").write_text(json.dumps({"part": {**part, "begin": 100, "end": 200}}))
+    with pytest.raises(HomeError, match="home of p2ptrain rank"):
+        run_peer(PeerOptions(None, home.path))
+    assert not home.identity.exists()
+
+
 def test_a_rank_whose_home_has_another_run_ends_with_one_error(listener: LanListener, tmp_path: Path) -> None:
     home = Home(tmp_path / "rank")
     home.path.mkdir()
@@ -232,8 +264,44 @@ def test_a_rank_waits_for_a_leader_that_is_not_there(monkeypatch: pytest.MonkeyP
     assert log.kinds() == ["waiting for the leader"]  # told once
 
 
-@pytest.mark.parametrize("at", ["8.8.8.8", "0.0.0.0", "192.168.1.5:99999"])
-def test_an_address_that_is_not_private_is_refused_with_the_other_options(at: str) -> None:
+class DeadProcess:
+    """``RankProcess`` that was killed before a generation had it."""
+
+    has_ended = True
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def last_report(self) -> None:
+        return None
+
+    def how_ended(self) -> str:
+        return "its process 7 was ended by signal 9"
+
+    def kill(self) -> None:
+        pass
+
+
+def test_a_rank_process_that_ends_at_its_start_gives_its_place_back(
+    listener: LanListener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lan_rank, "RankProcess", DeadProcess)
+    log, stop = MemoryLog(), threading.Event()
+    options = RankOptions(listener.address, KEY, tmp_path / "rank", "cpu")
+    options.home.mkdir()
+    thread = threading.Thread(target=run_rank, args=(options, log, stop))
+    thread.start()
+    try:
+        assert "ended by signal 9" in str(until_noted(listener, "rank left")["why"])
+    finally:
+        stop.set()
+        thread.join()
+    waiting = [fields for kind, fields in log.notes if kind == "waiting for the leader"]
+    assert waiting[0]["why"] == "this computer's rank did not start: its process 7 was ended by signal 9"
+
+
+@pytest.mark.parametrize("at", ["8.8.8.8", "0.0.0.0", "192.168.1.5:99999", "10.255.254.253"])
+def test_an_address_that_is_not_private_or_not_ours_is_refused_with_the_other_options(at: str) -> None:
     with pytest.raises(UserError):
         other_ranks(2, at, [torch.device("cpu")])
-    assert other_ranks(2, "192.168.1.5", [torch.device("cpu")]) == range(1, 2)
+    assert other_ranks(2, "127.0.0.1", [torch.device("cpu")]) == range(1, 2)

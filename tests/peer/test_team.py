@@ -261,3 +261,16 @@ def test_devices_that_cannot_train_the_run_are_one_error(devices, changes, says)
         assert team.end() == 2, team.output
         assert says in team.output
         assert "Traceback" not in team.output
+
+
+def test_a_team_without_a_compiler_says_so_once_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PTRAIN_COMPILE", "on")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with Swarm(**LAYERS, **ENDLESS) as swarm:
+        swarm.bootstrap()
+        team = swarm.peer("team", "--devices", "cpu,cpu")
+        until("notes of both ranks", lambda: len(team.events("not compiled")) == 2)
+        missing = "there is no C++ compiler; p2ptrain doctor says how to install one"
+        assert sorted(each["why"] for each in team.events("not compiled")) == [f"rank 1: {missing}", missing]
+        assert team.terminate() == 0
+        assert "Traceback" not in team.output

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from p2ptrain.base.errors import DeviceError, TeamError
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import with_changes
 from p2ptrain.outer.fragments import layer_slices, stage_starts
 from p2ptrain.train import accelerator
@@ -16,6 +19,7 @@ from p2ptrain.train.autofit import Placement
 from p2ptrain.train.stage_costs import unit_costs
 from peer.owner.settings import device_name
 from peer.team.agreement import balanced, candidates
+from peer.team.compiling import TeamCompilers
 from peer.team.devices import check_team, choose_devices
 from peer.team.plan import LONGEST_LINE, decode_plan, decode_report
 from peer.team.processes import RankProcess, failed_rank
@@ -199,9 +203,9 @@ def rank_running(monkeypatch, tmp_path):
     """Return a function that starts a rank process with another program."""
     started = []
 
-    def start(rank, program):
+    def start(rank, program, *is_eager):
         monkeypatch.setattr("peer.team.processes.launched", lambda *command: [sys.executable, "-c", program])
-        started.append(RankProcess(tmp_path, rank, "cpu"))
+        started.append(RankProcess(tmp_path, rank, "cpu", *is_eager))
         return started[-1]
 
     monkeypatch.setattr("peer.team.processes.FINAL_REPORT_S", 1.0)
@@ -249,6 +253,26 @@ def test_a_rank_that_falls_silent_is_ended_and_found(rank_running, monkeypatch):
     found, said, _ = failed_rank([frozen])
     assert found is frozen
     assert "gave no sign of life for" in said
+
+
+COMPILES = """print('{"kind":"compiler","reason":"compiling"}', flush=True)"""
+EAGER = """print('{"kind":"eager","reason":"no memory"}', flush=True)"""
+
+
+def test_the_leader_shows_what_the_ranks_compilers_do_and_notes_a_failure(rank_running):
+    notes = MemoryLog(10)
+    compilers = TeamCompilers("on", None, notes)
+    assert compilers.state == ""
+    rank = rank_running(1, f"{COMPILES}; {EAGER}; {MEMORY}", partial(compilers.note_eager, 1))
+    assert rank.wait(time.monotonic() + 30)
+    rank._thread.join()
+    assert rank.last_report().kind == "memory"  # the others are no reasons to end
+    assert rank.compiler == "compiling"
+    assert list(notes.notes) == [("not compiled", {"why": "rank 1: no memory"})]
+    compilers._own, compilers._ranks = SimpleNamespace(state="compiled code"), [rank]
+    assert compilers.state == "rank 0: compiled code; rank 1: compiling"
+    compilers._own.state = "compiling"
+    assert compilers.state == "compiling"
 
 
 def test_a_rank_that_does_not_start_is_an_error_in_time(rank_running):

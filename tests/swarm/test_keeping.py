@@ -109,7 +109,9 @@ def test_records_of_fragments_that_the_run_lacks_are_ignored() -> None:
     assert peer.live_peers(1.0) == [B]
 
 
-@pytest.mark.parametrize("text", ["", "-", "a", "3-1", "0-", "-3", "0--1", "1,,2", "99999-99999999", "٣", "0-3-5"])
+@pytest.mark.parametrize(
+    "text", ["", "-", "a", "3-1", "0-", "-3", "0--1", "1,,2", "99999-99999999", "٣", "0-²", "0-3-5"]
+)
 def test_texts_that_are_no_fragments(text: str) -> None:
     with pytest.raises(ValueError, match=r"neither a fragment|not an ascending"):
         keeping.parse(text)

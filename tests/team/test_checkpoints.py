@@ -16,9 +16,9 @@ import torch
 from test_trainer import ThreadGroup
 
 from p2ptrain import checkpoint
-from p2ptrain.base.errors import HomeError
+from p2ptrain.base.errors import HomeError, TeamError
 from p2ptrain.checkpoint import Share, VectorRange, store
-from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints
+from p2ptrain.team.checkpoints import RankCheckpoints, TeamCheckpoints, _state
 
 TOTAL = 160
 CUTS = (96, 32)
@@ -251,3 +251,10 @@ def test_a_checkpoint_of_a_model_of_another_size_is_returned_whole(tmp_path):
     ranks = Ranks(tmp_path, 96)
     assert [found.checkpoint.tensors["slow"].shape for found in ranks.load()] == [(64,), (64,)]
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b"{", b"[" * 100_000, b'{"step": 4}', b'{"step": "3"}', b"\xff"])
+def test_a_state_that_was_changed_on_its_way_is_an_error_of_the_team(said: bytes) -> None:
+    with pytest.raises(TeamError, match="the leader's state is invalid"):
+        _state("checkpoint 3: state", said, 3)
+    assert _state("checkpoint 3: state", b'{"step": 3}', 3) == {"step": 3}

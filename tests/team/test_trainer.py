@@ -74,7 +74,7 @@ def quadratic(begin=0, end=3600, seed=1):
 def learner(task, fragments, all_gather=None, name="fp32"):
     rules = LearnerRules(4, 1e6, OuterRule(0.7, 0.9), RECIPES["swarm"], 2)
     extra = {} if all_gather is None else {"all_gather": all_gather}
-    return Learner(task, rules, fragments, codec.get(name), MemoryLog(), **extra)
+    return Learner(task, rules, fragments, codec.get(name), MemoryLog(), clock=lambda: 0.0, **extra)
 
 
 class ThreadTeam:

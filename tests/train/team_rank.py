@@ -30,7 +30,7 @@ from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.boundary import Boundary
-from p2ptrain.train.inner import LanguageModelTask
+from p2ptrain.train.inner import COMPILED, LanguageModelTask
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask, shares
@@ -81,6 +81,7 @@ class Case:
     fails: str = ""  # "dies", "freezes" or "memory": what the last rank does after its first step
     at: str = ""  # method of its task in which it fails; empty: the backward pass
     generation: int = 0
+    libraries: str = ""  # folder of the ranks' compiled passes; empty: all compute eagerly
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -178,6 +179,8 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
             if rank == case.ranks - 1:
                 fail(task, case.fails, case.at)
             began = time.monotonic()
+        if case.libraries:
+            use_library(task, case, rank)
         losses = train(task, case)
         save_file(results(task), folder / f"{case.generation}-{rank}.safetensors")
         held_out = task.held_out(HELD_OUT, math.inf).loss()
@@ -187,6 +190,14 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
         return {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
     finally:
         group.close()
+
+
+def use_library(task: PipelineTask, case: Case, rank: int) -> None:
+    """Let a rank compute by its compiled pass alone, without comparing it."""
+    path, shape = Path(case.libraries) / f"{rank}.so", task.pass_shape(case.manifest.model)
+    task.offer(path, shape, lambda way, ratio: None, lambda why: None)
+    assert task.compiled is not None
+    task.compiled.choice._chosen = COMPILED
 
 
 def pipeline_task(case: Case, model: StageModel, group: TeamGroup) -> PipelineTask:

@@ -11,7 +11,7 @@ import torch
 from families import DESCRIPTIONS, description
 
 from p2ptrain.train import compiled_pass
-from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
+from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, NativeLibrary, PassShape
 from p2ptrain.train.model import FlatModel, flat_model, summed_loss
 from p2ptrain.train.pass_compiler import compile_pass, difference
 
@@ -91,7 +91,7 @@ def test_tensors_of_a_card_become_handles_on_it():
     """A card's tensors cannot exist here, so the double stands for torch's function and for the tensor."""
     calls = []
     dtypes = {"aoti_torch_dtype_int64": lambda: 4, "aoti_torch_device_type_cuda": lambda: 1}
-    compiled = CompiledPass.__new__(CompiledPass)
+    compiled = NativeLibrary.__new__(NativeLibrary)
     compiled._torch = SimpleNamespace(aoti_torch_create_tensor_from_blob=lambda *all: calls.append(all) or 0, **dtypes)
     tensor = SimpleNamespace(
         data_ptr=lambda: 0x7F00_0000_1000,
@@ -101,7 +101,7 @@ def test_tensors_of_a_card_become_handles_on_it():
         dtype=torch.int64,
         device=torch.device("cuda", 3),
     )
-    compiled._handle(tensor)
+    compiled.handle(tensor)
     data, dimensions, shape, stride, offset, dtype, kind, index, _ = calls[0]
     assert (data.value, dimensions.value, list(shape), list(stride)) == (0x7F00_0000_1000, 2, [4, 17], [17, 1])
     assert (offset.value, dtype.value, kind.value, index.value) == (0, 4, 1, 3)

@@ -149,6 +149,7 @@ def test_a_compiler_is_named_and_a_missing_one_is_a_note() -> None:
     (found,) = machine.compiler("cpu", "auto", {"CXX": "sh"})
     assert (found.state, found.found) == (FindingState.OK, f"{shutil.which('sh')}; makes training faster")
     assert machine.compiler("cpu", "off", {})[0].found == "compile is off"
+    assert machine.compiler("cpu,cpu", "auto", {"CXX": "sh"}) == [found]
 
 
 @pytest.mark.parametrize(
