@@ -355,7 +355,7 @@ def _run_in_swarm(
                 seen = sharing.serving(connection, participation, network.paths)
                 async with admission.updating(), contributions.gathering(receipt_transport), seen:
                     why = await participation.live()
-                    await watch.linger(connection.announce_again)
+                    await watch.linger(connection.announce_briefly)
                     return why if watch.rival is None else "another process uses its identity"
             finally:
                 cache_task.cancel()

@@ -22,8 +22,8 @@ Within a level the place is random. A process compares its rank now with that in
 once both have been in one level.
 
 A process that yields stops as at Ctrl+C, with an error at its end. It stays for ``LINGER_S`` and repeats the other's
-last record, signed anew and with its own addresses added, in place of its own: the other process learns of it, and to
-other peers little changes.
+last record, signed anew and with its own hosts added, in place of its own: the other process learns of it, and to other
+peers little changes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class IdentityWatch:
         now = self._tick / 1000 + self.rank / 1e6
         self._addresses = presence.addresses
         if self.rival is not None:
-            presence = dataclasses.replace(self.rival, addresses=(*self.rival.addresses, *presence.addresses))
+            presence = dataclasses.replace(self.rival, addresses=(*self.rival.addresses, *_undialable(presence)))
         presence = dataclasses.replace(presence, issued_at=now)
         self._issued[now] = None
         self._last_issued = max(now, self._last_issued)
@@ -174,5 +174,10 @@ class IdentityWatch:
         )
 
     def _where(self, presence: Presence) -> str:
-        others = [each for each in presence.addresses if each not in self._addresses]
-        return ", ".join(map(address.host_port, others[:3])) or "an unknown address"
+        others = [address.host_of(each) for each in presence.addresses if each not in self._addresses]
+        return ", ".join(dict.fromkeys(others[:3])) or "an unknown address"
+
+
+def _undialable(presence: Presence) -> list[str]:
+    """Return a presence's hosts as addresses that tell where its process is, and that nobody can connect to."""
+    return [address.multiaddress(address.host_of(each), 0) for each in presence.addresses if address.ip_of(each)]

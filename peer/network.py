@@ -46,6 +46,9 @@ SETTLING_S = 30.0
 """Seconds after a node's start for which a presence record without addresses is held back: the first verdict about
 reachability takes 5 to 10 s (measured)."""
 
+BRIEF_S = 2.0
+"""Timeout for closing connections. Guess: p2pd's answers on busy machines."""
+
 _report = reporting("the network's background work")
 
 
@@ -261,6 +264,18 @@ class Connection:
             self._on_move()
         except HomeError as error:
             self._notebook.note("not saved", what="how others reach this peer", why=error.problem)
+
+    async def announce_briefly(self) -> None:
+        """Announce again, and then close connections, except to bootstraps: others' streams to our peer id may take
+        them, but another process is meant. Raises NetworkError.
+        """
+        await self.announce_again()
+        node = self.node
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BRIEF_S):
+                met = {each.peer for each in await node.daemon.connections()}
+                for peer in met - set(node.bootstraps):
+                    await node.daemon.disconnect(peer)
 
     async def _accept_link(self, link: StreamLink) -> None:
         assert self._handler is not None  # set by listen
