@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -263,6 +264,8 @@ class Conductor:
             self.awaited[who] = time.monotonic() + START_TIMEOUT_S
             return
         trainer, settings = self._trainer(who), self._settings(who)
+        if settings.copies:
+            await asyncio.to_thread(_copy_home, self._trainer(f"{settings.copies}-1").home.path, trainer.home.path)
         arguments = [
             self._invitation(settings),
             *self.stage.arguments,
@@ -284,7 +287,8 @@ class Conductor:
         if settings.computers > 1 and who not in self.ranks:
             other = self.stage.second(self._host(who)).inside
             self.ranks[who] = await second_computer.start_rank(who, trainer.home.path, log, self.threads, other)
-        life = PeerProcess(child) if settings.invited else PeerProcess(child, ActKind.TURN_AWAY)
+        ends_by_itself = ActKind.COPY if settings.copies else "" if settings.invited else ActKind.TURN_AWAY
+        life = PeerProcess(child, ends_by_itself)
         self.lives.setdefault(who, []).append(life)  # from here on the runner ends it
         try:
             await asyncio.to_thread(self.stage.started, who, settings)
@@ -403,3 +407,9 @@ class Conductor:
         """Resume all peers and end all failures, so that every peer can save."""
         self.missed += await self.suspended.end_all()
         self.breakages.repair()
+
+
+def _copy_home(source: Path, home: Path) -> None:
+    """Copy the home of a running peer over another, without its log, which the figures read."""
+    ours = shutil.ignore_patterns("lock", "control.sock", "events.jsonl", "summary.json", "output.log")
+    shutil.copytree(source, home, ignore=ours, dirs_exist_ok=True)

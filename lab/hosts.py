@@ -43,6 +43,15 @@ QUEUE_MS = 300
 would settle it."""
 SMALLEST_BURST = 32_000
 """Bytes that pass a slow link at once, about twenty packets. Guess: bursts on measured home links would settle it."""
+_SILENCE = """
+table inet silence {
+    chain out {
+        type filter hook output priority 0; policy accept;
+        icmp type destination-unreachable drop
+        icmpv6 type packet-too-big drop
+    }
+}
+"""
 LINE_DEADLINE_S = 90.0
 """Time for a link process to start: .05 s, and once more than 20 s on two cores with a load of 24 (measured)."""
 
@@ -66,6 +75,8 @@ class Access:
     """Whether the access link has IPv4."""
     ipv6: ipv6.IPv6 = "none"
     """Whether it has IPv6, and who may connect by it."""
+    mtu: int | None = None
+    """Its MTU behind a router, whose ICMP messages about it are lost; None: 1,500, as in the host's network."""
 
 
 @dataclass(slots=True)
@@ -172,6 +183,9 @@ class Network:
             _connect_behind_router(host, host.router, kind)
         if access.ipv6 != "none":
             self._connect_ipv6(host, number, access)
+        if access.mtu is not None:
+            _narrow(edge, "wan0", access.mtu)
+            _narrow(self._backbone, f"line{number}", access.mtu)
         return host
 
     def _new_number(self) -> int:
@@ -359,6 +373,12 @@ def _replace_address(namespace: Namespace, link: str, before: str, after: str, g
             f"route replace default via {gateway}",
         ]
     )
+
+
+def _narrow(router: Namespace, link: str, mtu: int) -> None:
+    """Lower the MTU of a link, and drop what the router says about packets that are too large for it."""
+    router.ip([f"link set {link} mtu {mtu}"])
+    router.run("nft", "-f", "-", given=_SILENCE)
 
 
 def _limit_rate(namespace: Namespace, link: str, mbit_s: float | None) -> None:

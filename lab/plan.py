@@ -85,6 +85,8 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
         faults += [
             f"{field}: stage local has no links; take --stage namespaces" for field, value in wanted.items() if value
         ]
+    if stage == "docker" and group.copies is not None:
+        faults.append("copies: stage docker keeps each home in its container; take --stage namespaces")
     if stage != "namespaces":
         if group.computers > 1:
             faults.append(f"computers: stage {stage} has one for each peer; take --stage namespaces")
@@ -119,7 +121,7 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
 
 
 def _families(group: RealGroup) -> dict[str, object]:
-    return {"home": group.home, "ipv4": not group.ipv4, "ipv6": group.ipv6 != "none"}
+    return {"home": group.home, "ipv4": not group.ipv4, "ipv6": group.ipv6 != "none", "mtu": group.mtu}
 
 
 def manifest_of(scenario: RealScenario) -> Manifest:

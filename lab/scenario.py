@@ -135,6 +135,9 @@ class RealGroup(Group):
     ipv6: IPv6 = "none"
     """Whether their lines have IPv6: open to everybody, or behind a firewall that admits nothing new."""
 
+    mtu: int | None = Field(default=None, ge=1280, le=1500)
+    """MTU of the lines behind their routers, whose ICMP messages about it are lost; 1,500 if left out."""
+
     packet_loss: float = Field(default=0.0, ge=0, lt=1)
     """Share of the packets that its line loses, each way."""
 
@@ -147,6 +150,10 @@ class RealGroup(Group):
 
     amid_exchange: bool = False
     """Whether a kill or freeze waits until its peer is in an exchange."""
+
+    copies: GroupName | None = None
+    """Group of whose first peer each is a copy: it starts with a copy of that peer's home as it then is, the identity
+    included, and may end by itself."""
 
     invited: bool = True
     """Whether the author has invited them; read if admission is invite."""
@@ -240,7 +247,7 @@ class RealScenario(Scenario):
     @model_validator(mode="after")
     def _check_real_peers(self) -> Self:
         faults = [*_partition_faults(self), *_trouble_faults(self), *_churn_faults(self), *_limit_faults(self)]
-        faults += _admission_faults(self)
+        faults += [*_admission_faults(self), *_copy_faults(self)]
         if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:
             faults.append("bootstrap.returns_after_s: the bootstrap does not die; give dies_at_s")
         faults += [
@@ -316,6 +323,20 @@ def _churn_faults(scenario: RealScenario) -> list[str]:
             faults.append(f"peers[{place}].leaves_every_s: give leaves_at_s, when the first peer leaves")
         elif group.returns_after_s is not None and group.returns_after_s >= group.leaves_every_s * group.count:
             faults.append(f"peers[{place}].leaves_every_s: a replacement would arrive only after its turn to leave")
+    return faults
+
+
+def _copy_faults(scenario: RealScenario) -> list[str]:
+    known, faults = {name for name, _ in scenario.named()}, []
+    for place, group in enumerate(scenario.peers):
+        if group.mtu is not None and not (group.router or group.home):
+            faults.append(f"peers[{place}].mtu: lines with an MTU of their own lie behind routers; give router = true")
+        if group.copies is None:
+            continue
+        if group.copies not in known:
+            faults.append(f"peers[{place}].copies: there is no group {group.copies}")
+        if group.arrives_at_s == 0:
+            faults.append(f"peers[{place}].arrives_at_s: second 0 waits until all peers train; set a later time")
     return faults
 
 

@@ -50,6 +50,7 @@ class ActKind(StrEnum):
     JUMP = "has a clock that jumps"
     BAN = "is banned by the run's author"
     TURN_AWAY = "is not invited"
+    COPY = "is a copy"
 
 
 TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {

@@ -261,6 +261,7 @@ def access_of(group: RealGroup) -> Access:
         home=(group.name or "") if group.home else "",
         ipv4=group.ipv4,
         ipv6=group.ipv6,
+        mtu=group.mtu,
     )
 
 

@@ -57,6 +57,7 @@ LAZY_COMMANDS = {
     "pause": LazyCommand("peer.owner.commands", "pause", "Pause the peer in a home."),
     "resume": LazyCommand("peer.owner.commands", "resume", "Resume a paused peer."),
     "finish": LazyCommand("peer.owner.commands", "finish", "Make the peer in a home finish its step, save and leave."),
+    "identity": LazyCommand("peer.identity_command", "identity", "Show a peer's id, or give a copied home its own."),
     "service": LazyCommand("peer.service", "service", "Start a peer at each login and after a crash."),
     "invite": LazyCommand("peer.cli", "invite", "Print a join link, or invite peers to your run."),
     "admit": LazyCommand("peer.cli", "admit", "Admit peers to your run."),

@@ -169,6 +169,8 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 if session.team is None or session.team.is_running:
                     session.record.saver.rescue()
                 raise
+            if network is not None and (fault := network.identity_watch.error()):
+                raise fault
             place = home.path.absolute()
             if not session.record.learner.ended:
                 log.note("to resume", command=command_line("p2ptrain", "peer", "--home", place))
@@ -279,13 +281,13 @@ def _run_in_swarm(
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
-        connection = network.connection
+        connection, foreign_tokens = network.connection, record.home.foreign_tokens()
         contributions = Contributions(
             signed.run_id,
             network.identity.peer_id,
             network.identity.state,
             Ledger(record.home.contributions),
-            lambda: (learner.step, learner.tokens),
+            lambda: (learner.step, max(learner.tokens - foreign_tokens, 0)),
             record.notebook,
         )
 
@@ -327,6 +329,13 @@ def _run_in_swarm(
         stored = {each.sha256: record.home.files.find(each.sha256) for each in named_files(signed.manifest)}
         file_server = FileServer({sha256: path for sha256, path in stored.items() if path is not None}, network.rates)
         participation = Participation(learner, session.new_core, environment, control)
+
+        def stop() -> None:
+            signals.stop.set()
+            learner.inbox.wake()
+
+        watch = network.identity_watch
+        watch.stop_by(stop)
         record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
 
         def records() -> list[Presence]:
@@ -345,7 +354,9 @@ def _run_in_swarm(
             try:
                 seen = sharing.serving(connection, participation, network.paths)
                 async with admission.updating(), contributions.gathering(receipt_transport), seen:
-                    return await participation.live()
+                    why = await participation.live()
+                    await watch.linger(connection.announce_briefly)
+                    return why if watch.rival is None else "another process uses its identity"
             finally:
                 cache_task.cancel()
                 connection.save_cache(records())

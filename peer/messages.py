@@ -180,6 +180,33 @@ def _took_weights(fields: Mapping[str, Any]) -> str:
     return said
 
 
+def _same_identity(fields: Mapping[str, Any]) -> str:
+    """Return the line about another process with this peer's key, and what to do."""
+    said = (
+        f"[peers] another process uses this peer's identity {fields['name']}, at {fields['where']} (outer step "
+        f"{fields['step']:,}); only one can take part"
+    )
+    if fields["yields"]:
+        return f"{said}, so this one saves and stops. If this home was copied: {fields['command']}"
+    return (
+        f"{said}, and this one goes on. If its home is a copy, run p2ptrain identity --new with it there. If it is not "
+        f"yours, somebody has your key: stop this peer, then {fields['command']}"
+    )
+
+
+def _narrow_path(fields: Mapping[str, Any]) -> str:
+    return (
+        f"[peers] the path to {fields['where']} loses large packets in silence, because its MTU is smaller than this "
+        "machine's and ICMP is blocked on it; "
+        + (
+            "routers on it may now fragment what this peer sends"
+            if fields["fragments"]
+            else "exchanges by it fail, and this peer cannot help it"
+        )
+        + f". To cure it: {' or '.join(fields['remedies'])}"
+    )
+
+
 _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "exchanged": _exchanged,
     "progress": _progress,
@@ -239,6 +266,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"median of {f['nodes']} other node{'s' if f['nodes'] != 1 else ''}, so others ignore this peer's presence "
         "records. Set the clock (on Linux: timedatectl set-ntp true); no restart is needed"
     ),
+    "same identity": _same_identity,
+    "narrow path": _narrow_path,
     "right clock": lambda f: "[peers] this machine's clock is correct again",
     "clock jumped": lambda f: (
         f"[peers] this machine's clock jumped by {duration(abs(f['by_s']))} {'ahead' if f['by_s'] > 0 else 'back'}; by "

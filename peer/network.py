@@ -26,6 +26,7 @@ from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.network_monitor import NetworkChange, NetworkMonitor
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
+from p2ptrain.net.path_mtu import PathVerdict, remedies
 from p2ptrain.net.relay.dial_back import ask_neighbours, serve_reach
 from p2ptrain.net.relay.neighbours import NeighbourFinder
 from p2ptrain.net.relay.reachability import ReachabilityManager
@@ -47,6 +48,9 @@ SETTLING_S = 30.0
 """Seconds after a node's start for which a presence record without addresses is held back: the first verdict about
 reachability takes 5 to 10 s (measured)."""
 
+BRIEF_S = 2.0
+"""Timeout for closing connections. Guess: p2pd's answers on busy machines."""
+
 _report = reporting("the network's background work")
 
 
@@ -61,6 +65,8 @@ class Connection:
         paths: records whether links are direct or relayed.
         punch: whether p2pd may punch holes through a router that lets nobody in.
         unreachable: whether nobody could dial this peer in the last session.
+        stamp: completes each presence record before it is signed.
+        see_own: called with each live record of this peer that a lookup finds.
         on_move: called in the loop when ``addresses`` change; may raise HomeError.
         monitor: watches this machine's network; None: the usual one.
     """
@@ -83,6 +89,8 @@ class Connection:
         paths: Paths | None = None,
         punch: bool = False,
         unreachable: bool = False,
+        stamp: Callable[[Presence], Presence] = lambda presence: presence,
+        see_own: Callable[[Presence], None] = lambda presence: None,
         on_move: Callable[[], None] = lambda: None,
         monitor: NetworkMonitor | None = None,
     ) -> None:
@@ -103,6 +111,8 @@ class Connection:
         self.unreachable = unreachable
         """Whether nobody can dial this peer, by the last verdict."""
         self._has_stopped_punching = False  # p2pd is restarted for this once a session, as verdicts may alternate
+        self._stamp = stamp
+        self._see_own = see_own
         self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: SignedManifest | None = None
@@ -185,21 +195,20 @@ class Connection:
 
     def sign(self, announce: Announce) -> Presence:
         self._announced = announce
-        return self._identity.sign(
-            Presence(
-                peer=self._identity.peer_id,
-                run=self._run,
-                addresses=self._places,
-                state=PeerState(announce.state),
-                step=announce.step,
-                progress=announce.progress,
-                settled=announce.settled,
-                nickname=self._nickname,
-                issued_at=wall(),
-                lifetime_s=PRESENCE_LIFETIME_S,
-                keeps=announce.keeps,
-            )
+        presence = Presence(
+            peer=self._identity.peer_id,
+            run=self._run,
+            addresses=self._places,
+            state=PeerState(announce.state),
+            step=announce.step,
+            progress=announce.progress,
+            settled=announce.settled,
+            nickname=self._nickname,
+            issued_at=wall(),
+            lifetime_s=PRESENCE_LIFETIME_S,
+            keeps=announce.keeps,
         )
+        return self._identity.sign(self._stamp(presence))
 
     async def close(self, in_haste: bool = False) -> None:
         """Close everything; ``in_haste`` kills p2pd first, which may be frozen."""
@@ -249,6 +258,10 @@ class Connection:
     async def _moved(self) -> None:
         """Announce changed addresses at once, not only with the next announcement."""
         self._save_addresses()
+        await self.announce_again()
+
+    async def announce_again(self) -> None:
+        """Sign the last announcement anew, and announce it. Raises NetworkError."""
         if self._announced is not None:
             await self.announce(self.sign(self._announced))
 
@@ -257,6 +270,18 @@ class Connection:
             self._on_move()
         except HomeError as error:
             self._notebook.note("not saved", what="how others reach this peer", why=error.problem)
+
+    async def announce_briefly(self) -> None:
+        """Announce again, and then close connections, except to bootstraps: others' streams to our peer id may take
+        them, but another process is meant. Raises NetworkError.
+        """
+        await self.announce_again()
+        node = self.node
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BRIEF_S):
+                met = {each.peer for each in await node.daemon.connections()}
+                for peer in met - set(node.bootstraps):
+                    await node.daemon.disconnect(peer)
 
     async def _accept_link(self, link: StreamLink) -> None:
         assert self._handler is not None  # set by listen
@@ -279,6 +304,8 @@ class Connection:
         services = self._supervisor.services
         self.port = node.port or self.port
         self._started_at = time.monotonic()
+        node.directory.on_own = self._see_own
+        node.on_narrow_path = self._note_narrow_path
         upgrades = Upgrades(node.daemon, lambda: self._is_hopeful)
         self._transport = P2PTransport(node, rates=self._rates, upgrades=upgrades)
         self._parallel_streams = ParallelStreams(node, self._rates)
@@ -360,6 +387,9 @@ class Connection:
         self._has_stopped_punching = self._has_stopped_punching or not self.unreachable
         if self.unreachable:
             self._notebook.note("punching")
+
+    def _note_narrow_path(self, host: str, verdict: PathVerdict) -> None:
+        self._notebook.note("narrow path", where=host, fragments=verdict.fragments_pass, remedies=remedies())
 
     def _node_died(self, why: str, pause_s: float) -> None:
         self._notebook.note("p2pd died", why=why)

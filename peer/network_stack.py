@@ -14,6 +14,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.relay.relay import RelayLimits
 from p2ptrain.net.throttle import Throttles
 from peer.assembly import PeerOptions
+from peer.duplicate_identity import IdentityWatch
 from peer.home import AddressBook, Addresses, Home
 from peer.network import Connection
 from peer.network_thread import NetworkThread
@@ -29,6 +30,7 @@ class NetworkStack:
     paths: Paths
     identity: Identity
     rates: Throttles
+    identity_watch: IdentityWatch
 
 
 def connect(
@@ -49,7 +51,7 @@ def connect(
     last = home.load_addresses()
     bootstraps = options.link.addresses if options.link else last.joined_by
     thread = stack.enter_context(NetworkThread())
-    paths = Paths()
+    paths, watch = Paths(), IdentityWatch(home, log)
 
     book = AddressBook(
         home, lambda: Addresses(connection.addresses, tuple(bootstraps), connection.port, connection.unreachable)
@@ -70,6 +72,8 @@ def connect(
         paths=paths,
         punch=options.punch,
         unreachable=last.unreachable,
+        stamp=watch.stamped,
+        see_own=watch.see,
         on_move=book.keep,
     )
 
@@ -84,4 +88,4 @@ def connect(
     thread.call(start())
     where = ", ".join(map(address.host_port, connection.addresses)) or "no address that others can reach"
     log.note("listening", name=short(identity.peer_id), where=where)
-    return NetworkStack(thread, connection, paths, identity, rates)
+    return NetworkStack(thread, connection, paths, identity, rates, watch)

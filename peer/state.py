@@ -50,6 +50,8 @@ FAILURES = frozenset(
         "relay lost",
         "no relay",
         "wrong clock",
+        "same identity",
+        "narrow path",
         "p2pd died",
         "torn checkpoint",
         "settings refused",

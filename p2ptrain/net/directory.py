@@ -18,7 +18,7 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -36,6 +36,7 @@ from p2ptrain.base.clock import CLOCK_SKEW_S, wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net import access_list_store
+from p2ptrain.net.concurrently import concurrently
 from p2ptrain.net.dht import network_errors
 from p2ptrain.net.dht_protocol import MAX_ENTRIES
 from p2ptrain.net.identity import verify
@@ -137,6 +138,9 @@ class DhtDirectory:
         """Progress at the run's end; infinite until the manifest is known."""
         self._dht = dht
         self._run = run
+        self.me: PeerId | None = None
+        self.on_own: Callable[[Presence], None] = lambda presence: None
+        """Called with each live record of ``me`` that a lookup finds: another process may have announced it."""
         self._random = random or Random()
         self._buckets = PresenceBuckets(self._random)
         self.sees_all = True
@@ -167,6 +171,7 @@ class DhtDirectory:
         self._stored_until |= dict.fromkeys(homes, until)
 
     async def lookup(self) -> list[Presence]:
+        """Return live peers' records, and look for our own in any case. Raises NetworkError."""
         if not self._dht.protocol.routing_table.uid_to_peer_id:
             raise NetworkError("no other node is known")
         found: dict[PeerId, Presence] = {}
@@ -177,12 +182,18 @@ class DhtDirectory:
                     records = await self._records(search.next)
                     search.answered(len(records))
                     found |= {record.peer: record for record in records}
+                if not search.saw_all and self.me is not None and self.me not in found:
+                    await self._look_for_own(self.me)
         except (TimeoutError, NetworkError) as error:
             if not found:
                 raise NetworkError(str(error) or f"the lookup took more than {DEADLINE_S:.0f} s") from error
         self.sees_all = search.saw_all
         # A random sample and not the latest: records dated ahead would displace all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
+
+    async def _look_for_own(self, me: PeerId) -> None:
+        """Look up buckets that we might announce ourselves in now."""
+        await concurrently(*(self._records(bucket) for bucket in self._buckets.homes(self._run, me)))
 
     async def keep_finished(self, presence: Presence) -> None:
         await self.keep_sealed({presence.peer: (self._sealed(presence), presence.issued_at + FINISHED_LIFETIME_S)})
@@ -243,6 +254,8 @@ class DhtDirectory:
             and presence.issued_at + presence.lifetime_s > now
             and home(self._run, presence.peer, bucket.level) == bucket
         }
+        if self.me is not None and (own := records.get(self.me)) is not None:
+            self.on_own(own)
         return list(records.values())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -30,6 +30,7 @@ from p2ptrain.net.dht import network_errors, start_node
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.p2pd.daemon import Daemon
+from p2ptrain.net.path_mtu import PathVerdict, PathWatch
 from p2ptrain.net.port_mapping import PortMapper
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.swarm.messages import Presence
@@ -72,6 +73,7 @@ class Node:
         self.daemon = daemon
         self.dht = dht
         self.directory = DhtDirectory(dht, run)
+        self.directory.me = identity.peer_id
         self._validator = validator
         self._local = local
         self._bootstraps: dict[PeerId, tuple[str, ...]] = {}
@@ -83,6 +85,8 @@ class Node:
         self._is_owners_word = bool(announce)
         self.neighbours: dict[PeerId, tuple[str, ...]] = {}
         """Peers behind the same router, with the addresses at which we reach them (``net.relay.neighbours``)."""
+        self.on_narrow_path: Callable[[str, PathVerdict], None] = _log_narrow_path
+        """Called with each host to which large packets are lost in silence."""
         self.port = 0  # TCP port that the node listens on; 0 if none
 
     @classmethod
@@ -142,6 +146,9 @@ class Node:
         daemon.caution.trust(bootstraps, local)
         node.learn(known)
         node._start_task(node._keep_company(), "a node's keeper")
+        if not local:
+            watch = PathWatch(daemon.pid, lambda host, verdict: node.on_narrow_path(host, verdict))
+            node._start_task(watch.run(), "the watch over paths")
         if not announce and node.port and not all(address.is_loopback(each) or "/ip6/" in each for each in listen):
             node._mapper = PortMapper(node.port)
             node._start_task(node._mapper.run(), "the port mapper")
@@ -270,6 +277,10 @@ class Node:
 def slower_in_a_crowd(interval_s: float, known: int) -> float:
     """Return the interval of requests to nodes of the join link, which all peers ask: in a large swarm a longer one."""
     return interval_s * max(1.0, known / CROWD)
+
+
+def _log_narrow_path(host: str, verdict: PathVerdict) -> None:
+    logger.warning("the path to %s loses large packets in silence: %s", host, verdict)
 
 
 def whom_to_dial(

@@ -36,6 +36,8 @@ TESTNET_GROUP_KEYS = (
     "home",
     "ipv4",
     "ipv6",
+    "mtu",
+    "copies",
     "packet_loss",
     "returns",
     "amid_exchange",

@@ -29,6 +29,8 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.error_text import short_reason
+from p2ptrain.net.path_mtu import PathVerdict, can_help
+from p2ptrain.net.path_mtu import examine as examine_path
 from p2ptrain.net.relay.candidates import Candidate
 from p2ptrain.net.relay.dial_back import ReachabilityReport, look, measure
 from p2ptrain.net.relay.relay import reserve
@@ -47,6 +49,9 @@ swarm."""
 MEASURE_S = 6.0
 MAX_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
+
+MAX_PATHS = 4
+"""Maximum number of addresses whose paths are examined."""
 
 NodeAddresses = dict[PeerId, list[str]]
 Holders = Mapping[str, PeerId | None]
@@ -107,6 +112,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     if signed is not None:
         findings.append(await _admission(node, answered, link, home, signed))
     peers = await _peers(node, set(targets)) if answered else {}
+    paths = await _paths(targets | peers)
     await node.port_mapping_tried()
     port = node.mapped_port or port
     targets = answered | peers
@@ -116,6 +122,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     seen += [Observation(each) for each in await _by_the_other_family(node, targets, seen, port)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
     findings += [verdicts.clock(seen), verdicts.router(seen, own, *await _mapped(node.run, targets, bool(port)))]
+    findings.append(verdicts.path(paths, can_help()))
     has_relay = await _has_relay(node, targets) if seen else None
     findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
     findings.append(verdicts.rates(await _measured(node, peers | answered)))
@@ -287,6 +294,18 @@ def sent_from(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> int:
     remote, established = f"{int.from_bytes(packed, 'little'):08X}:{port:04X}", "01"  # include/net/tcp_states.h
     found = [int(row[1].partition(":")[2], 16) for row in rows if row[2:4] == [remote, established]]
     return found[0] if len(found) == 1 else 0
+
+
+async def _paths(targets: NodeAddresses) -> dict[str, PathVerdict]:
+    """Examine the paths to nodes that can be dialed directly, by host."""
+    places = {
+        address.host_of(each): address.port_of([each])
+        for places in targets.values()
+        for each in places
+        if not address.relay_of(each) and address.ip_of(each) is not None
+    }
+    found = await asyncio.gather(*(examine_path(*each) for each in list(places.items())[:MAX_PATHS]))
+    return {host: verdict for host, verdict in zip(places, found, strict=False) if verdict is not None}
 
 
 async def _has_relay(node: Node, targets: NodeAddresses) -> bool:

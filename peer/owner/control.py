@@ -47,6 +47,8 @@ SAVE_PERIOD_S = 10.0
 """Seconds between two writes of the month's traffic, and so the traffic that SIGKILL leaves uncounted."""
 MEASURED_S = 60.0
 """Seconds over which ``status`` averages send and receive rates."""
+DUPLICATE_S = 1200.0
+"""Seconds for which ``status`` shows another process with this peer's identity, which is noted every ten minutes."""
 KEPT_LINES = 5
 MAX_ERROR_CHARS = 200
 MAX_NOTED_ERRORS = 20
@@ -104,6 +106,8 @@ class OwnerControl:
         self._fault = ""
         self._waits_for = ""
         """Other computers of a team that are not there."""
+        self._duplicate = -math.inf, ""
+        """When and where another process with this peer's identity was seen last."""
         self._handle: TrainingHandle | None = None
         self._news = News(clock)
         self._last_lines: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
@@ -149,6 +153,8 @@ class OwnerControl:
             self._waits_for = f"for {fields['ranks']} more at {fields['leader']}: p2ptrain rank"
         elif kind in status.WAITED_FOR:
             self._waits_for = ""
+        elif kind == "same identity":
+            self._duplicate = self._clock(), str(fields["where"])
         if kind != "progress" and self._news.is_news(kind, fields) and (text := line(kind, fields)) is not None:
             self._last_lines.append((self._clock(), text))
 
@@ -391,6 +397,7 @@ class OwnerControl:
             "home": str(self._home.path),
             "training": None if handle is None else handle.record.figures(),
             "admission": "" if handle is None else handle.admission(),
+            "duplicate": self._duplicate[1] if self._clock() - self._duplicate[0] < DUPLICATE_S else "",
             "peers": 0 if participation is None else participation.live_peers,
             "exchanges_under_way": 0 if participation is None else participation.exchanges_under_way,
             "rates": {"sent_bytes_per_s": round(sent_rate), "received_bytes_per_s": round(received_rate)},

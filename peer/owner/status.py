@@ -125,6 +125,8 @@ def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ]
         if (unsaved_s := training.get("unsaved_s")) is not None:
             rows.append(("saving", f"FAILS; last saved {_ago(unsaved_s)}; the terminal of the peer says why"))
+    if where := status.get("duplicate"):
+        rows.append(("identity", f"NOT UNIQUE: also used at {where}; run p2ptrain identity --new with the copied home"))
     if status["admission"]:
         rows.append(("admission", status["admission"]))
     up, down = status["rates"]["sent_bytes_per_s"], status["rates"]["received_bytes_per_s"]

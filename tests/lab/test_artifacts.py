@@ -40,6 +40,15 @@ def test_messages_to_owners_are_read_from_notes_and_output(tmp_path: Path) -> No
         "told_wrong_clock": {"kind": "wrong clock", "off_s": -3600.0, "nodes": 2},
         "told_clock_jumped": {"kind": "clock jumped", "by_s": 86_400.0, "is_right": False, "nodes": 2},
         "told_network_changed": {"kind": "network changed", "cause": "slept", "seconds": 3600},
+        "told_same_identity": {
+            "kind": "same identity",
+            "name": "Kx41ab",
+            "where": "45.67.2.3:4001",
+            "step": 3,
+            "yields": True,
+            "command": "p2ptrain",
+        },
+        "told_narrow_path": {"kind": "narrow path", "where": "45.67.2.3", "fragments": True, "remedies": ["a", "b"]},
     }
     words = {
         "told_not_saved": messages.line("not saved", {"what": "a checkpoint", "why": "the disk is full"}),

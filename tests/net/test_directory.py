@@ -218,6 +218,26 @@ def test_a_small_swarm_sees_all_and_costs_one_key(crowd: list[Identity]):
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("number", [1, 200])
+def test_what_others_announced_in_our_name_is_found(crowd: list[Identity], number: int):
+    """Check a small swarm, and one whose lookups are samples."""
+
+    async def main() -> None:
+        node = PretendedNode()
+        me, seen = crowd[0], list[Presence]()
+        for identity in crowd[:number]:
+            for level in range(3):
+                node.put(presence_of(identity), home(RUN, identity.peer_id, level))
+        watcher = directory_over(node)
+        watcher.me, watcher.on_own = me.peer_id, seen.append
+        watcher._buckets.level = 2 if number > 1 else 0
+        for _ in range(5):
+            await watcher.lookup()
+        assert peers_of(seen) == {me.peer_id}
+
+    virtual_time.run(main())
+
+
 def test_a_finished_peer_is_found_long_after_its_presence(crowd: list[Identity], monkeypatch: pytest.MonkeyPatch):
     async def main() -> None:
         node = PretendedNode()

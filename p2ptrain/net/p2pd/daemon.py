@@ -157,6 +157,10 @@ class Daemon:
         return bool(self._punches_at)
 
     @property
+    def pid(self) -> int:
+        return int(self.p2p._child.pid)
+
+    @property
     def alive(self) -> bool:
         """Whether the process runs. hivemind's ``is_alive`` stays true after a kill."""
         return self.p2p._child.returncode is None

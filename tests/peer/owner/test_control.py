@@ -695,6 +695,14 @@ def test_whether_a_private_run_lets_us_in_is_shown(desk: Desk) -> None:
     assert "admission admitted (invite)" in status.screen(desk.status())
 
 
+def test_another_process_with_the_same_identity_is_shown(desk: Desk) -> None:
+    desk.take()
+    assert "identity" not in status.screen(desk.status())
+    fields = {"name": "Kx41ab", "where": "11.0.2.2:4001", "step": 3, "yields": False, "command": "p2ptrain identity"}
+    desk.owner.on_note("same identity", fields)
+    assert "identity  NOT UNIQUE: also used at 11.0.2.2:4001" in status.screen(desk.status())
+
+
 def test_before_there_is_a_trainer_the_status_says_so(desk: Desk) -> None:
     desk.owner.on_note(
         "waiting", {"why": "no address in the link returned the run's manifest", "seconds": 2.0, "remedy": "Wait."}
