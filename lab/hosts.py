@@ -76,7 +76,7 @@ class Access:
     ipv6: ipv6.IPv6 = "none"
     """Whether it has IPv6, and who may connect by it."""
     mtu: int | None = None
-    """Its MTU behind a router, whose ICMP messages about it are lost; None: 1,500, as in the host's network."""
+    """MTU of the path behind a router, whose ICMP messages about it are lost; None: 1,500, as in the host's network."""
 
 
 @dataclass(slots=True)

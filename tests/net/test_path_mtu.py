@@ -29,7 +29,7 @@ TABLE6 = "\n".join(
         ("11000026010000000000000002000000", "11000026020000000000000002000000:0FA1", 21601),
     )
 )
-"""The same for IPv6, without most of its spaces."""
+"""A table of IPv6 as the kernel shows it, without most of its spaces."""
 
 CHILD = """
 import socket, sys
