@@ -38,7 +38,7 @@ from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
-from p2ptrain.base import cgroups, files
+from p2ptrain.base import cgroups, descriptors, files
 from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
@@ -58,7 +58,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay.dial_back import serve_reach
-from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.relay.relay import FOR_A_SERVER, NO_RELAY, Relay, RelayLimits
 from p2ptrain.net.start_options import NodeOptions, OptionsFile, merged
 from p2ptrain.net.supervisor import NodeSupervisor
 from p2ptrain.net.throttle import MBIT, Throttles
@@ -73,6 +73,9 @@ IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """Environment variable that our container images set."""
 OWN_WORD_S = 10.0
 """Timeout to ask p2pd for its addresses. Guess: its answers on overloaded machines; milliseconds are usual."""
+
+MAX_FILES = 2 * FOR_A_SERVER.connections
+"""Limit of open files of this process and of p2pd: a connection has one, a circuit's end two."""
 
 MAX_NAMED = 8
 """Most addresses in our link, another bootstrap's included: half of what a link may have."""
@@ -121,6 +124,7 @@ def run(given: BootstrapOptions, say: Say) -> None:
     for each in (given.run, given.home):
         _check_no_peer(each)
     cgroups.check_pids()
+    descriptors.allow(MAX_FILES)
     signed = load_run(given.run)
     with files.locked(given.home), lossy_output(), logging_installed():
         start = OptionsFile(given.home, RememberedOptions)
@@ -205,7 +209,12 @@ class EntryPoint:
             known=self._cache.load(self._signed.run_id),
             local=bool(self._options.local),
             rates=self._rates,
+            connections=self._relay_limits.connections,
         )
+
+    @property
+    def _relay_limits(self) -> RelayLimits:
+        return NO_RELAY if self._options.relay is False else FOR_A_SERVER
 
     async def _equip(self, node: Node) -> None:
         if self._link is None:
@@ -218,7 +227,7 @@ class EntryPoint:
         services.append(await serve_reach(node, rates))
         if self._admission is not None:
             services.append(await self._admission.serve(node, rates))
-        services.append(await Relay.start(node, NO_RELAY if self._options.relay is False else RelayLimits(), rates))
+        services.append(await Relay.start(node, self._relay_limits, rates))
 
     async def _serve_files(self, node: Node) -> P2PTransport:
         """Serve the run's files; in a closed run only to peers that it admits."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from bootstrap.messages import Say
 from p2ptrain.base import files
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net.directory import MAX_FINISHED, DhtDirectory
@@ -29,7 +29,7 @@ Records = dict[PeerId, tuple[bytes, float]]
 
 
 class FinishedPeers:
-    def __init__(self, path: Path, say: Say, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, say: Say, wall: Callable[[], float] = wall) -> None:
         self._path = path
         self._say = say
         self._wall = wall

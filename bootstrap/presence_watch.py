@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from statistics import median
 
 from bootstrap import messages
 from bootstrap.messages import Say
 from bootstrap.swarm_view import SwarmView
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.node import Node
+from p2ptrain.swarm import Presence
 
 LOOKUP_EVERY_S = 3.0
 """Interval between lookups. Guess: measure a lookup's cost; one in our own store takes a few ms."""
@@ -35,6 +39,7 @@ async def watch(node: Node, run_tokens: int, cache: PeerCache, say: Say, view: S
         except NetworkError:  # known records stay valid until they expire
             view.meet((), 0 if node.directory.sees_all else node.directory.size)
             continue
+        _judge_clock(found, say)
         now, sees_all = messages.living(found), node.directory.sees_all
         total = None if sees_all else node.directory.size
         view.meet(found, total if has_company else 0)  # 0: nobody could be asked
@@ -54,3 +59,9 @@ async def watch(node: Node, run_tokens: int, cache: PeerCache, say: Say, view: S
             say("peers", messages.status_line(now, run_tokens, size))
             reported_at = loop.time()
         before, saw_all = now, sees_all
+
+
+def _judge_clock(found: Sequence[Presence], say: Say) -> None:
+    """Decide which time is right after a jump of the system's clock: peers renew their records every few seconds."""
+    if found and not wall.is_judged and not wall.judge(median(wall() - each.issued_at for each in found)):
+        say("bootstrap", f"this machine's clock jumped; its {len(found)} peers show that it is wrong now. Set it")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -19,6 +18,7 @@ from typing import Any
 from bootstrap.aggregates import summed
 from bootstrap.sample_rotation import SampleRotation
 from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
@@ -72,7 +72,7 @@ class Report:
 
 
 class SwarmView:
-    def __init__(self, signed: SignedManifest, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, signed: SignedManifest, wall: Callable[[], float] = wall) -> None:
         manifest = signed.manifest
         self._view = View("bootstrap", state="serving")
         self._view.run = RunFacts(

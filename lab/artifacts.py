@@ -27,6 +27,8 @@ TOLD_BY_NOTE: Mapping[str, tuple[str, str]] = {
     "told_wrong_clock": ("wrong clock", ""),
     "told_same_identity": ("same identity", ""),
     "told_narrow_path": ("narrow path", ""),
+    "told_clock_jumped": ("clock jumped", ""),
+    "told_network_changed": ("network changed", ""),
 }
 """Figures of what owners were told, with the kind of note that says so and the reason in it, if one is required."""
 

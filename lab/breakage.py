@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 
 from lab.namespaces import COMMAND_DEADLINE_S
-from lab.script import TROUBLE_ACTS, Act, ActKind
+from lab.script import NETWORK_ACTS, TROUBLE_ACTS, Act, ActKind
 from lab.suspension import process_tree
 from p2ptrain.base.errors import DeviceError
 from peer.testnet.processes import Wrap
@@ -39,9 +39,7 @@ ORPHANS_S = 5.0
 """Longest time for the other devices' processes to end after their leader was killed."""
 RANK_MODULE = b"peer.team.rank"
 """Argument of the processes of a peer's other devices."""
-BREAKAGE_ACTS = frozenset(
-    kind for what, pair in TROUBLE_ACTS.items() for kind in pair if kind is not None and what != "lan_cut"
-)
+BREAKAGE_ACTS = frozenset(kind for pair in TROUBLE_ACTS.values() for kind in pair if kind is not None) - NETWORK_ACTS
 """Acts that ``Breakages.perform`` performs."""
 
 _FILLER = ".filler"
@@ -124,6 +122,20 @@ class ExhaustedDescriptors:
 
 
 @dataclass(slots=True)
+class ClockFile:
+    """File that ``lab.jumping_clock`` reads."""
+
+    path: Path
+    _off_s: float = 0.0
+
+    def jump(self, by_s: float) -> None:
+        """Set the clock ahead by so many seconds."""
+        self._off_s += by_s
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(str(self._off_s), encoding="ascii")
+
+
+@dataclass(slots=True)
 class Breakages:
     """Current failures by peer.
 
@@ -133,6 +145,7 @@ class Breakages:
     _disks: dict[str, Disk] = field(default_factory=dict)
     """Disks by peer name."""
     _exhausted: dict[str, ExhaustedDescriptors] = field(default_factory=dict)
+    _clocks: dict[str, ClockFile] = field(default_factory=dict)
     _logs: dict[Path, Path] = field(default_factory=dict)
     """Temporary path of each log outside a failing disk, with its final path."""
 
@@ -140,6 +153,15 @@ class Breakages:
         """Mount disks for the peers whose disks will fail. Call it before any peer starts."""
         for who in sorted({act.who for act in acts if act.kind in (ActKind.FILL, ActKind.LOCK)}):
             self._disks[who] = Disk.small(homes[who])
+        for who in {act.who for act in acts if act.kind is ActKind.JUMP}:
+            self._clocks[who] = ClockFile(homes[who].with_name(f"{homes[who].name}.clock"))
+            self._clocks[who].jump(0.0)
+
+    def program(self, who: str, module: str) -> tuple[str, list[str]]:
+        """Return the module that runs a peer's ``module``, and its first arguments: if its clock jumps, another one."""
+        if who not in self._clocks:
+            return module, []
+        return "lab.jumping_clock", [str(self._clocks[who].path), module]
 
     def log(self, who: str, log: Path) -> Path:
         """Return where to write a peer's output: outside its home if its disk will fail, so that nothing is lost."""
@@ -166,6 +188,8 @@ class Breakages:
                 self._exhausted.pop(act.who).end()
             case ActKind.LOSE_DAEMON:
                 kill_daemons(pid)
+            case ActKind.JUMP:
+                self._clocks[act.who].jump(act.by_s)
             case ActKind.LOSE_RANK | ActKind.FREEZE_RANK:
                 signal_last_rank(pid, signal.SIGKILL if act.kind is ActKind.LOSE_RANK else signal.SIGSTOP)
             case _:
@@ -184,6 +208,9 @@ class Breakages:
         for disk in self._disks.values():
             disk.close()
         self._disks.clear()
+        for clock in self._clocks.values():
+            clock.path.unlink(missing_ok=True)
+        self._clocks.clear()
         for beside, log in self._logs.items():
             if beside.exists():
                 beside.rename(log)
@@ -260,7 +287,8 @@ def faketime_library() -> Path:
         for found in sorted(Path(place).glob("**/faketime/libfaketime.so.1")):
             return found
     raise DeviceError(
-        "peers.clock_off_s needs libfaketime, which is not installed.", "Type: apt-get install libfaketime."
+        "peers.clock_off_s needs libfaketime, which is not installed.",
+        "Type: apt-get install libfaketime.",
     )
 
 

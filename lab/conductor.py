@@ -21,7 +21,7 @@ from lab.exchange_probe import wait_for_exchange
 from lab.resource_monitor import ResourceMonitor
 from lab.run_record import Done
 from lab.scenario import BOOTSTRAP, RealGroup
-from lab.script import Act, ActKind, Script, describe
+from lab.script import NETWORK_ACTS, Act, ActKind, Script, describe
 from lab.stages import Stage, Suspension
 from p2ptrain.admission import author
 from p2ptrain.base.errors import DeviceError
@@ -214,8 +214,8 @@ class Conductor:
             return "it was in no exchange"
         if act.kind in BREAKAGE_ACTS:
             self.breakages.perform(act, child.process.pid)
-        elif act.kind in (ActKind.CUT_LAN, ActKind.MEND_LAN):
-            self.stage.second(self._host(act.who)).cut(act.kind is ActKind.CUT_LAN)
+        elif act.kind in NETWORK_ACTS:
+            self.stage.change_network(self._host(act.who), act.kind)
         elif act.kind is ActKind.SUSPEND:
             await self.suspended.begin(act.who, self._host(act.who), child.process.pid)
         elif act.kind is ActKind.BAN:
@@ -280,9 +280,10 @@ class Conductor:
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []
         inside = with_clock_error(settings.clock_off_s, self.stage.inside(self._host(who), who))
+        module, first = self.breakages.program(who, module)
         self.stage.limit(self._host(who), None)  # what a start takes says nothing about how a slow computer trains
         log = self.breakages.log(who, trainer.log)
-        child = await processes.start(who, module, arguments, log, self.threads, inside)
+        child = await processes.start(who, module, [*first, *arguments], log, self.threads, inside)
         if settings.computers > 1 and who not in self.ranks:
             other = self.stage.second(self._host(who)).inside
             self.ranks[who] = await second_computer.start_rank(who, trainer.home.path, log, self.threads, other)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from lab import stages
 from lab.scenario import BOOTSTRAP, RealGroup
-from lab.script import Script
+from lab.script import ActKind, Script
 from lab.second_computer import SecondComputer
 from lab.stages import own_latency
 from p2ptrain.base.errors import DeviceError, HomeError
@@ -122,6 +122,9 @@ class Containers:
 
     def second(self, host: str) -> SecondComputer:
         raise AssertionError("plan.check refuses a second computer here")
+
+    def change_network(self, host: str, kind: ActKind) -> None:
+        raise AssertionError("plan.check refuses networks that change here")
 
     def cut_link(self, host: str, is_cut: bool) -> None:
         """Do nothing: a suspended container answers nothing, and its link is not cut."""

@@ -16,6 +16,7 @@ from lab.healing import exchanges_across, exchanges_within, steps_to_contact, st
 from lab.pace import curve, run_figures, told_shortened_s
 from lab.resource_monitor import FIGURES as GROWTH
 from lab.resource_monitor import first_and_last, growth
+from lab.returning import longest_return_s
 from lab.script import ActKind
 from lab.team_figures import team_figures
 from peer.testnet.report import LEARNED
@@ -119,6 +120,7 @@ def figures_of(
         **{name: _max(each[name] for each in staying) for name in WAITS},
         "disagreement": disagreement,
         "last_distance": _max(each["last_distance"] for each in staying),
+        "longest_return_s": _max(each["longest_return_s"] for each in staying),
         "exchanges_across": sum(during for during, _ in parted),
         "exchanges_across_afterwards": min((after for _, after in parted), default=0),
         "exchanges_within": _min(
@@ -327,6 +329,7 @@ def _peer_figures(
         "blocked_share": summary.get("blocked_fraction"),
         "longest_stall": summary.get("longest_stall_inner_steps"),
         "last_distance": artifacts.last_distance(),
+        "longest_return_s": longest_return_s(artifacts, done),
         "told_shortened_s": told_shortened_s(artifacts),
         "curve": curve(artifacts),
         "why": summary.get("why", ""),

@@ -24,7 +24,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -36,6 +36,8 @@ from p2ptrain.base.errors import DeviceError
 from p2ptrain.base.launcher import launched
 
 MOST_HOSTS = 250
+HOME_NETWORK = "192.168.1"
+"""First three numbers of the addresses behind a router."""
 QUEUE_MS = 300
 """Longest queueing delay before a slow link. Guess: home routers buffer between 50 ms and a second; measured routers
 would settle it."""
@@ -87,10 +89,16 @@ class Host:
     """Address of the host; private behind a router."""
     public: str
     """Address that others see; behind a router, the router's."""
+    access: Access = field(default_factory=Access)
     ipv6: str = ""
     """IPv6 address of the host, which others see, too; empty without IPv6."""
+    gateway: str = ""
+    """Address of the next router."""
+    link: str = "wan0"
+    """Name of the interface that leads out."""
     _line: subprocess.Popen[bytes] | None = None
-    _router: Namespace | None = None
+    router: Namespace | None = None
+    """Router that the host is behind; None without one."""
     _lodgers: int = 1
     """Hosts behind the router."""
 
@@ -99,6 +107,11 @@ class Host:
         return self.namespace.inside(*command)
 
     def close(self) -> None:
+        self.close_line()
+        self.namespace.close()
+
+    def close_line(self) -> None:
+        """End the access link and the router, if they are the host's own."""
         if self._line is not None:
             self._line.terminate()
             try:
@@ -109,9 +122,9 @@ class Host:
             if self._line.stdout is not None:
                 self._line.stdout.close()
             self._line = None
-        for each in (self.namespace, self._router):
-            if each is not None:
-                each.close()
+        if self.router is not None:
+            self.router.close()
+            self.router = None
 
 
 @dataclass(slots=True)
@@ -122,6 +135,10 @@ class Network:
     _backbone: Namespace = field(init=False)
     _homes: dict[str, Host] = field(default_factory=dict)
     """First host of each home."""
+    _lines: dict[str, str] = field(default_factory=dict)
+    """Numbers of the access links whose networks have another number."""
+    _numbers: int = 0
+    """Access links and public addresses so far."""
     _asleep: set[str] = field(default_factory=set)
     _partitions: dict[int, list[list[str]]] = field(default_factory=dict)
 
@@ -141,11 +158,11 @@ class Network:
     def add(self, name: str, access: Access | None = None, seed: int = 0) -> Host:
         """Add a host with its own access link. ``seed`` decides which packets the link loses."""
         access = access or Access()
-        number = len(self.hosts) + 1
-        if name in self.hosts or number > MOST_HOSTS:
-            raise ValueError(f"{name} exists, or there are already {MOST_HOSTS} hosts")
+        number = self._new_number()
+        if name in self.hosts:
+            raise ValueError(f"{name} exists")
         public = f"11.0.{number}.2"
-        host = Host(name, Namespace(name), public, public)
+        host = Host(name, Namespace(name), public, public, access, gateway=f"11.0.{number}.1")
         first = self._homes.get(access.home)
         self.hosts[name] = host  # from here on close() covers it, whatever fails below
         if first is not None:
@@ -153,17 +170,17 @@ class Network:
             return host
         edge = host.namespace
         if access.router:
-            edge = host._router = Namespace(f"{name}'s router")
+            edge = host.router = Namespace(f"{name}'s router")
         if access.home:
             self._homes[access.home] = host
         host._line = self._connect(edge, number, access, seed)
         edge.ip(["link set lo up", *([f"route add default via 11.0.{number}.1"] if access.ipv4 else [])])
-        if access.router and host._router is not None:
+        if access.router and host.router is not None:
             kind: RouterKind = "keep" if access.router is True else access.router
             if not translates(kind):
                 self._backbone.ip([f"route add 11.1.{number}.0/24 via {public}"])
                 host.public = f"11.1.{number}.2"
-            _connect_behind_router(host, host._router, kind)
+            _connect_behind_router(host, host.router, kind)
         if access.ipv6 != "none":
             self._connect_ipv6(host, number, access)
         if access.mtu is not None:
@@ -171,8 +188,14 @@ class Network:
             _narrow(self._backbone, f"line{number}", access.mtu)
         return host
 
+    def _new_number(self) -> int:
+        self._numbers += 1
+        if self._numbers > MOST_HOSTS:
+            raise ValueError(f"there are already {MOST_HOSTS} access links and addresses")
+        return self._numbers
+
     def _connect_ipv6(self, host: Host, number: int, access: Access) -> None:
-        router = host._router
+        router = host.router
         edge = router or host.namespace
         ipv6.connect_line(self._backbone, edge, number)
         if router is None:
@@ -198,6 +221,48 @@ class Network:
         _limit_rate(edge, "wan0", access.up_mbit_s)
         _limit_rate(self._backbone, far, access.down_mbit_s)
         return line
+
+    def readdress(self, name: str) -> None:
+        """Give a host with a line of its own another address of its network, as DHCP may; the one before ends."""
+        host = self.hosts[name]
+        network, _, place = host.address.rpartition(".")
+        before, length = host.address, 24
+        if host.router is not None:
+            host.address = f"{network}.{int(place) + 50}"
+            host.public = host.address if host.public == before else host.public
+        else:
+            host.public, host.gateway = self._new_place(network)
+            host.address, length = host.public, 30
+        _replace_address(host.namespace, host.link, f"{before}/{length}", f"{host.address}/{length}", host.gateway)
+        self._filter()
+
+    def renumber(self, name: str) -> None:
+        """Give the router of a host another public address, as providers do; the one before ends."""
+        host = self.hosts[name]
+        assert host.router is not None  # lab.scenario
+        before, (host.public, gateway) = host.public, self._new_place(host.public.rpartition(".")[0])
+        _replace_address(host.router, "wan0", f"{before}/30", f"{host.public}/30", gateway)
+        self._filter()
+
+    def _new_place(self, network: str) -> tuple[str, str]:
+        """Give the access link of a network another one; return its address, and the gateway's."""
+        number, line = self._new_number(), self._lines.get(network, network.rpartition(".")[2])
+        self._backbone.ip([f"address add 11.0.{number}.1/30 dev line{line}"])
+        self._lines[f"11.0.{number}"] = line
+        return f"11.0.{number}.2", f"11.0.{number}.1"
+
+    def move(self, name: str, kind: RouterKind = "other") -> None:
+        """Connect a host with a line of its own by another interface to another router, as of a phone."""
+        host, number = self.hosts[name], self._new_number()
+        host.namespace.ip([f"link del {host.link}"])
+        host.close_line()
+        host.link, host.access = f"usb{number}", replace(host.access, router=kind)
+        host.public = f"11.0.{number}.2"
+        host.router = router = Namespace(f"{name}'s router {number}")
+        host._line = self._connect(router, number, host.access, number)
+        router.ip(["link set lo up", f"route add default via 11.0.{number}.1"])
+        _connect_behind_router(host, router, kind, "192.168.43")
+        self._filter()
 
     def cut(self, name: str, is_cut: bool = True) -> None:
         """Drop all packets of a host's link, or none again. Open connections are not closed."""
@@ -256,12 +321,12 @@ def check_network_support() -> None:
         ) from error
 
 
-def _connect_behind_router(host: Host, router: Namespace, kind: RouterKind) -> None:
+def _connect_behind_router(host: Host, router: Namespace, kind: RouterKind, network: str = HOME_NETWORK) -> None:
     """Connect a host to its router by a private network, with the same addresses behind every router, as at home.
 
     Behind a firewall that does not translate addresses the host has a public one.
     """
-    network = "192.168.1" if translates(kind) else host.public.rpartition(".")[0]
+    network = network if translates(kind) else host.public.rpartition(".")[0]
     router.ip(["link add lan0 type bridge", f"address add {network}.1/24 dev lan0", "link set lan0 up"])
     _plug_in(host, router, 2, network)
     router.forward()
@@ -270,22 +335,22 @@ def _connect_behind_router(host: Host, router: Namespace, kind: RouterKind) -> N
 
 def _move_in(host: Host, first: Host, access: Access) -> None:
     """Connect one more host to the router of a home."""
-    assert first._router is not None  # a home has a router
+    assert first.router is not None  # a home has a router
     first._lodgers += 1
     place = first._lodgers + 1
     host.public = first.public
-    _plug_in(host, first._router, place)
+    _plug_in(host, first.router, place)
     if access.ipv6 != "none":
         number = int(first.public.split(".")[2])
         host.ipv6 = ipv6.connect_host(host.namespace, number, place)
 
 
-def _plug_in(host: Host, router: Namespace, place: int, network: str = "192.168.1") -> None:
+def _plug_in(host: Host, router: Namespace, place: int, network: str = HOME_NETWORK) -> None:
     """Connect a host to the router's network, at the address that ends with ``place``."""
-    host.address = f"{network}.{place}"
+    host.address, host.gateway = f"{network}.{place}", f"{network}.1"
     router.ip(
         [
-            f"link add port{place} type veth peer name wan0 netns {host.namespace.path}",
+            f"link add port{place} type veth peer name {host.link} netns {host.namespace.path}",
             f"link set port{place} master lan0",
             f"link set port{place} up",
         ]
@@ -293,9 +358,19 @@ def _plug_in(host: Host, router: Namespace, place: int, network: str = "192.168.
     host.namespace.ip(
         [
             "link set lo up",
-            f"address add {host.address}/24 dev wan0",
-            "link set wan0 up",
-            f"route add default via {network}.1",
+            f"address add {host.address}/24 dev {host.link}",
+            f"link set {host.link} up",
+            f"route add default via {host.gateway}",
+        ]
+    )
+
+
+def _replace_address(namespace: Namespace, link: str, before: str, after: str, gateway: str) -> None:
+    namespace.ip(
+        [
+            f"address del {before} dev {link}",
+            f"address add {after} dev {link}",
+            f"route replace default via {gateway}",
         ]
     )
 

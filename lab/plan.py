@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lab.scenario import DISK_BREAKAGES, RealGroup, RealScenario
+from lab.scenario import DISK_BREAKAGES, NETWORK_EVENTS, RealGroup, RealScenario
 from lab.script import Script
 from lab.stages import StageName, own_latency
 from p2ptrain.base.errors import ScenarioError
@@ -97,6 +97,11 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             for trouble in group.troubles
             if trouble.what in DISK_BREAKAGES
         ]
+        faults += [
+            f"troubles: stage {stage} has no networks that can change ({trouble.what}); take --stage namespaces"
+            for trouble in group.troubles
+            if trouble.what in NETWORK_EVENTS
+        ]
     if stage == "docker":
         beyond = {
             "latency_s": not netem and own_latency(group),
@@ -105,7 +110,7 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             **_families(group),
             "clock_off_s": group.clock_off_s,
             "amid_exchange": group.amid_exchange,
-            "troubles": [each.what for each in group.troubles if each.what not in DISK_BREAKAGES],
+            "troubles": [each.what for each in group.troubles if each.what not in (*DISK_BREAKAGES, *NETWORK_EVENTS)],
         }
         faults += [
             f"{field}: stage docker does not support this; take --stage namespaces"

@@ -24,14 +24,48 @@ BOOTSTRAP = "bootstrap"
 """Name of the bootstrap in partitions; no group may have it."""
 
 
-Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies", "rank_dies", "rank_freezes", "lan_cut"]
+Breakage = Literal[
+    "disk_full",
+    "read_only",
+    "no_descriptors",
+    "daemon_dies",
+    "rank_dies",
+    "rank_freezes",
+    "lan_cut",
+    "clock_jumps",
+    "new_address",
+    "new_network",
+    "no_route",
+    "mappings_lost",
+    "new_public_address",
+]
 """Kinds of failure. disk_full: nothing more can be written where its home is. read_only: nothing there can be changed.
 no_descriptors: neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed.
 rank_dies, rank_freezes: the process of its last device is killed, or stopped forever. lan_cut: nothing passes between
-its two computers."""
+its two computers. clock_jumps: its clock is set ahead by ``by_s``. new_address: it gets another one, as by DHCP.
+new_network: it is connected by another interface to another router, as of a phone. no_route: it has no way out.
+mappings_lost: its router forgets all connections. new_public_address: it also gets another address."""
 
-FINAL_BREAKAGES: tuple[Breakage, ...] = ("daemon_dies", "rank_dies", "rank_freezes")
-"""Failures of processes, which nobody mends but the peer itself."""
+NETWORK_EVENTS: tuple[Breakage, ...] = (
+    "new_address",
+    "new_network",
+    "no_route",
+    "mappings_lost",
+    "new_public_address",
+)
+"""Events in the network of a computer (``lab.moves``), which only stage namespaces has."""
+
+FINAL_BREAKAGES: tuple[Breakage, ...] = (
+    "daemon_dies",
+    "rank_dies",
+    "rank_freezes",
+    "new_address",
+    "new_network",
+    "mappings_lost",
+    "new_public_address",
+    "clock_jumps",
+)
+"""Failures that only the peer itself can overcome."""
 
 RANK_BREAKAGES: tuple[Breakage, ...] = ("rank_dies", "rank_freezes")
 """Failures that need a peer on several devices."""
@@ -65,13 +99,16 @@ class Trouble(Section):
     """A failure of a computer."""
 
     what: Breakage
-    """disk_full, read_only, no_descriptors, daemon_dies, rank_dies, rank_freezes or lan_cut."""
+    """Kind of failure."""
 
     at_s: Moment
     """Time at which it begins."""
 
     for_s: Duration | None = None
     """Duration; to the end if left out. A process that died stays dead; its peer may start another."""
+
+    by_s: float = Field(default=0.0, ge=-1e9, le=1e9)
+    """Seconds by which a clock jumps ahead; negative: back."""
 
 
 class RealGroup(Group):
@@ -256,6 +293,13 @@ def _trouble_faults(scenario: RealScenario) -> list[str]:
                 faults.append(f'{field}.what: {trouble.what} needs a peer on several devices; give devices = "cpu,cpu"')
             if trouble.what == "lan_cut" and group.computers == 1:
                 faults.append(f"{field}.what: lan_cut needs a peer on two computers; give computers = 2")
+            if (trouble.what == "clock_jumps") != bool(trouble.by_s):
+                faults.append(f"{field}.by_s: give it for clock_jumps alone")
+            has_own_line = group.ipv6 == "none" and not group.home
+            if trouble.what in ("new_address", "new_network", "new_public_address") and not has_own_line:
+                faults.append(f"{field}.what: {trouble.what} needs a line of its own with IPv4 alone")
+            if trouble.what in ("mappings_lost", "new_public_address") and not group.router:
+                faults.append(f"{field}.what: {trouble.what} needs a router; give router = true")
         if group.computers > 1 and group.ranks > 1:
             faults.append(f"peers[{place}].devices: a peer on two computers has one device on each")
         if group.computers > 1 and scenario.outer.cut != "layers":

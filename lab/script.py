@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from lab.scenario import BOOTSTRAP, Breakage, RealGroup, RealScenario
+from lab.scenario import BOOTSTRAP, NETWORK_EVENTS, Breakage, RealGroup, RealScenario
 
 HORIZON_S = 3600.0
 """Time up to which a scenario without run.seconds is drawn. Guess: a testnet takes minutes; the longest lab run would
@@ -41,6 +41,13 @@ class ActKind(StrEnum):
     FREEZE_RANK = "has a device whose process is frozen"
     CUT_LAN = "has the LAN between its computers cut"
     MEND_LAN = "has its LAN again"
+    READDRESS = "gets another address"
+    MOVE = "moves to another network"
+    UNROUTE = "has no route"
+    REROUTE = "has a route again"
+    FORGET = "has a router that forgets all connections"
+    RENUMBER = "has a router that gets another address"
+    JUMP = "has a clock that jumps"
     BAN = "is banned by the run's author"
     TURN_AWAY = "is not invited"
     COPY = "is a copy"
@@ -54,8 +61,23 @@ TROUBLE_ACTS: Mapping[Breakage, tuple[ActKind, ActKind | None]] = {
     "rank_dies": (ActKind.LOSE_RANK, None),
     "rank_freezes": (ActKind.FREEZE_RANK, None),
     "lan_cut": (ActKind.CUT_LAN, ActKind.MEND_LAN),
+    "new_address": (ActKind.READDRESS, None),
+    "new_network": (ActKind.MOVE, None),
+    "no_route": (ActKind.UNROUTE, ActKind.REROUTE),
+    "mappings_lost": (ActKind.FORGET, None),
+    "new_public_address": (ActKind.RENUMBER, None),
+    "clock_jumps": (ActKind.JUMP, None),
 }
 """Acts that begin and end each trouble."""
+
+NETWORK_ACTS = frozenset(
+    kind
+    for what, acts in TROUBLE_ACTS.items()
+    if what in NETWORK_EVENTS or what == "lan_cut"
+    for kind in acts
+    if kind is not None
+)
+"""Acts that the stage performs on the network of a host."""
 
 
 def describe(who: str, kind: str) -> str:
@@ -71,6 +93,8 @@ class Act:
     kind: ActKind
     who: str
     """Name of a peer, or ``BOOTSTRAP``; for partitions their index in the scenario."""
+    by_s: float = 0.0
+    """Seconds by which a clock jumps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +229,7 @@ def _troubles(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequ
     for trouble in group.troubles:
         breaks, mends = TROUBLE_ACTS[trouble.what]
         if arrives <= trouble.at_s < leaves:
-            acts.append(Act(trouble.at_s, breaks, who))
+            acts.append(Act(trouble.at_s, breaks, who, trouble.by_s))
             if mends is not None and trouble.for_s is not None and trouble.at_s + trouble.for_s < leaves:
                 acts.append(Act(trouble.at_s + trouble.for_s, mends, who))
     return acts

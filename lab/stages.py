@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from lab.hosts import Access, Network
+from lab.moves import change_network
 from lab.quotas import CpuQuotas
 from lab.scenario import BOOTSTRAP, Partition, RealGroup
-from lab.script import Script
+from lab.script import ActKind, Script
 from lab.second_computer import SecondComputer
 from lab.suspension import SuspendedProcesses, process_tree
-from p2ptrain.base.errors import UserError
+from p2ptrain.base.errors import DeviceError, UserError
 from p2ptrain.page.listen_address import LOOPBACK, ListenAddress, check_listen_address, listener_at
 from peer.testnet.processes import Wrap
 
@@ -84,6 +85,10 @@ class Stage(Protocol):
         """Return the computer on a host's own LAN (``RealGroup.computers``)."""
         ...
 
+    def change_network(self, host: str, kind: ActKind) -> None:
+        """Perform one of ``NETWORK_ACTS`` on a host."""
+        ...
+
     def line_bytes(self, host: str) -> int | None:
         """Return the bytes that a host's line has carried, both ways; None if nothing counts them."""
         ...
@@ -116,6 +121,9 @@ class LocalProcesses:
 
     def second(self, host: str) -> SecondComputer:
         raise AssertionError("plan.check refuses a second computer here")
+
+    def change_network(self, host: str, kind: ActKind) -> None:
+        raise AssertionError("plan.check refuses networks that change here")
 
     def kill(self, who: str, pid: int) -> None:
         for each in process_tree(pid):
@@ -207,6 +215,15 @@ class Namespaces(LocalProcesses):
 
     def second(self, host: str) -> SecondComputer:
         return self._seconds[host]
+
+    def change_network(self, host: str, kind: ActKind) -> None:
+        try:
+            if host in self._seconds and kind in (ActKind.CUT_LAN, ActKind.MEND_LAN):
+                self._seconds[host].cut(kind is ActKind.CUT_LAN)
+            else:
+                change_network(self._network, host, kind)
+        except (RuntimeError, OSError) as error:
+            raise DeviceError(f"Its network cannot be changed: {error}", "See what the tool says.") from error
 
     def partition(self, key: str) -> None:
         sides = self._partitions[int(key)].sides

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
 from p2ptrain.admission.author import ACCESS_LIST_FILE, author_of, load_access_list
 from p2ptrain.base import files
 from p2ptrain.base.backoff import backoff
-from p2ptrain.base.clock import CLOCK_SKEW_S, steady
+from p2ptrain.base.clock import CLOCK_SKEW_S, steady, wall
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.logging_setup import reporting
@@ -80,7 +79,7 @@ class AdmissionClient:
 
     def counts(self, peer: PeerId) -> bool:
         """Return whether a peer is admitted, by the certificate that it showed and the newest access list."""
-        return self.gate is None or self.gate.counts(peer, time.time())
+        return self.gate is None or self.gate.counts(peer, wall())
 
     def live_until(self, presence: Presence) -> float | None:
         """Return when a presence record expires, on the steady clock; None if it is invalid.
@@ -90,7 +89,7 @@ class AdmissionClient:
         """
         if presence.run != self._signed.run_id:
             return None
-        now = time.time()
+        now = wall()
         if not self.counts(presence.peer):
             return None
         age = now - presence.issued_at
@@ -171,7 +170,7 @@ class AdmissionClient:
             except (NetworkError, RemoteError):  # try the next one, or the DHT later
                 continue
             answered = True
-            if gate.refusal(self._me, gate.certificate, time.time()) is None:
+            if gate.refusal(self._me, gate.certificate, wall()) is None:
                 break
         return answered
 
@@ -192,7 +191,7 @@ class AdmissionClient:
                 continue
             if made is Refusal.USED_UP:
                 return made
-            why = made if isinstance(made, Refusal) else gate.refusal(self._me, made.encode(), time.time())
+            why = made if isinstance(made, Refusal) else gate.refusal(self._me, made.encode(), wall())
             if why is not None or isinstance(made, Refusal):
                 refusal = refusal or why
                 continue
@@ -226,7 +225,7 @@ class AdmissionClient:
 
     def _check(self, gate: Gate) -> Refusal | None:
         """Return why we are not admitted now, and keep it for ``status``."""
-        self._refusal = gate.refusal(self._me, gate.certificate, time.time())
+        self._refusal = gate.refusal(self._me, gate.certificate, wall())
         return self._refusal
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from random import Random
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.logging_setup import reporting
@@ -47,7 +47,7 @@ class Contributions:
         ledger: Ledger,
         position: Callable[[], tuple[int, int]],
         notebook: Notebook,
-        wall: Clock = time.time,
+        wall: Clock = wall,
         random: Random | None = None,
     ) -> None:
         self._book = Book(run, me)

@@ -36,6 +36,7 @@ import time
 from collections.abc import Awaitable, Callable
 from random import SystemRandom
 
+from p2ptrain.base import clock as clocks
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import HomeError, NetworkError
 from p2ptrain.base.ids import short
@@ -68,7 +69,7 @@ class IdentityWatch:
         self,
         home: Home,
         notebook: Notebook,
-        wall: Clock = time.time,
+        wall: Clock = clocks.wall,
         clock: Clock = time.monotonic,
         random: SystemRandom | None = None,
     ) -> None:

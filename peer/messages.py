@@ -81,6 +81,16 @@ def _path(fields: Mapping[str, Any]) -> str:
     return f" ({PUNCHED})" if fields.get("punched") else ""
 
 
+def _network_change(fields: Mapping[str, Any]) -> str:
+    seconds = duration(fields["seconds"])
+    match fields["cause"]:
+        case "slept":
+            return f"this machine slept or hung for {seconds}"
+        case "absent":
+            return f"this machine had no network for {seconds}"
+    return "this machine has another address"
+
+
 def _tokenizing(fields: Mapping[str, Any]) -> str:
     most = f" of at most {fields['most']:,}" if fields.get("most") else ""
     return f"[data] tokenizing the run's text, once on this computer: {fields['tokens']:,}{most} tokens"
@@ -259,6 +269,12 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "same identity": _same_identity,
     "narrow path": _narrow_path,
     "right clock": lambda f: "[peers] this machine's clock is correct again",
+    "clock jumped": lambda f: (
+        f"[peers] this machine's clock jumped by {duration(abs(f['by_s']))} {'ahead' if f['by_s'] > 0 else 'back'}; by "
+        f"the median of {f['nodes']} other node{'s' if f['nodes'] != 1 else ''} "
+        + ("it is right now" if f["is_right"] else "it is wrong now, so this peer goes on by the time before. Set it")
+    ),
+    "network changed": lambda f: f"[peers] {_network_change(f)}; connecting again",
     "tokenizing": _tokenizing,
     "text read": _text_read,
     "got file": lambda f: f"[data] got the run's {f['what']} from {_peer(f)}: {size(f['size_bytes'])}",

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from p2ptrain.admission import Gate
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.logging_setup import reporting
@@ -22,6 +23,7 @@ from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.manifest_service import serve_manifest
+from p2ptrain.net.network_monitor import NetworkChange, NetworkMonitor
 from p2ptrain.net.node import Node
 from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.path_mtu import PathVerdict, remedies
@@ -66,6 +68,7 @@ class Connection:
         stamp: completes each presence record before it is signed.
         see_own: called with each live record of this peer that a lookup finds.
         on_move: called in the loop when ``addresses`` change; may raise HomeError.
+        monitor: watches this machine's network; None: the usual one.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Connection:
         stamp: Callable[[Presence], Presence] = lambda presence: presence,
         see_own: Callable[[Presence], None] = lambda presence: None,
         on_move: Callable[[], None] = lambda: None,
+        monitor: NetworkMonitor | None = None,
     ) -> None:
         self._identity = identity
         self._run = run
@@ -124,6 +128,7 @@ class Connection:
         self._before: Mapping[int, bool] | None = None  # verdicts that made us replace the last node
         self._announced: Announce | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._monitor = None if local else monitor or NetworkMonitor()
 
     async def start(self) -> None:
         """Start the first node. Raises UserError if it cannot listen, DeviceError if p2pd does not run here."""
@@ -199,7 +204,7 @@ class Connection:
             progress=announce.progress,
             settled=announce.settled,
             nickname=self._nickname,
-            issued_at=time.time(),
+            issued_at=wall(),
             lifetime_s=PRESENCE_LIFETIME_S,
             keeps=announce.keeps,
         )
@@ -232,7 +237,8 @@ class Connection:
 
     @property
     def size(self) -> int:
-        return self.node.directory.size
+        node = self._supervisor.current
+        return 0 if node is None else node.directory.size  # p2pd may be restarted right after a lookup
 
     async def announce(self, presence: Presence) -> None:
         is_settled = self._reachability is None or self._reachability.is_settled
@@ -284,9 +290,9 @@ class Connection:
         await self._handler(self._parallel_streams.of(link, ours=False))
 
     def _note_path(self, link: StreamLink, addresses: Sequence[str] = ()) -> None:
-        node = self.node
-        announced = addresses or node.known.get(link.peer, ())
-        self._paths.note(link, node.daemon.punches, announced)
+        node = self._supervisor.current
+        if node is not None:  # else p2pd is being restarted, and the link ends
+            self._paths.note(link, node.daemon.punches, addresses or node.known.get(link.peer, ()))
 
     # --- the current node -------------------------------------------------------------------------------------------
 
@@ -333,26 +339,47 @@ class Connection:
         return found is not None and (found.is_punching or found.reachable is not False)
 
     async def _watch_node(self, node: Node) -> bool:
-        """Manage reachability while p2pd runs; return whether to replace the node by one in the other mode."""
+        """Manage reachability while p2pd runs; return whether to replace the node on purpose.
+
+        It is replaced by one in the other mode, or after a change of the network, which leaves dead connections, lost
+        reservations and verdicts about another router behind.
+        """
         reachability = self._reachability
         assert reachability is not None  # set by _start_services
         finder = NeighbourFinder(node, partial(ask_neighbours, node))
         managing, finding = (asyncio.create_task(each.run()) for each in (reachability, finder))
         dying = asyncio.create_task(node.died())
-        for task in (managing, finding):
+        changing = asyncio.create_task(self._network_change(reachability))
+        for task in (managing, finding, changing):
             task.add_done_callback(_report)
         try:
-            await asyncio.wait([managing, dying], return_when=asyncio.FIRST_COMPLETED)
-            if dying.done() or not reachability.is_misplaced:
+            await asyncio.wait([managing, dying, changing], return_when=asyncio.FIRST_COMPLETED)
+            is_changed = changing.done() and not dying.done()
+            if not is_changed and (dying.done() or not reachability.is_misplaced):
                 await dying
                 return False
         finally:
-            tasks: list[asyncio.Task[Any]] = [managing, finding, dying]
+            tasks: list[asyncio.Task[Any]] = [managing, finding, dying, changing]
             for each in tasks:
                 each.cancel()
             await asyncio.wait(tasks)
-        self._change_mode(reachability)
+        if is_changed:
+            self._leave_network(changing.result())
+        else:
+            self._change_mode(reachability)
         return True
+
+    async def _network_change(self, reachability: ReachabilityManager) -> NetworkChange:
+        """Wait for a change of the network that breaks connections."""
+        if self._monitor is None:
+            return await asyncio.get_running_loop().create_future()
+        return await self._monitor.until_broken(reachability.refresh)
+
+    def _leave_network(self, change: NetworkChange) -> None:
+        self._transport = self._parallel_streams = self._reachability = None
+        self._before, self._has_stopped_punching = None, False
+        assert change.cause is not None  # until_broken
+        self._notebook.note("network changed", cause=change.cause.value, seconds=round(change.seconds))
 
     def _change_mode(self, reachability: ReachabilityManager) -> None:
         self._transport = self._parallel_streams = self._reachability = None

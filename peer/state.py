@@ -7,13 +7,13 @@ and bootstraps that show the swarm (``net.figures_service``) read it. Safe from 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
@@ -96,7 +96,7 @@ class StatusView:
         me: PeerId,
         nickname: str,
         state: Callable[[], tuple[str, str]],
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] = wall,
     ) -> None:
         self._view = View("peer", me=me)
         self._nickname = nickname

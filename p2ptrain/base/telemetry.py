@@ -15,13 +15,13 @@ import json
 import os
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from p2ptrain.base import files
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import ClosedPipeError, OutputError
 
 MAX_LOG_BYTES = 64 << 20
@@ -49,7 +49,7 @@ class EventLog:
     Owns the file: ``close`` it. Survives a full or vanished disk: listeners still get each note.
     """
 
-    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, wall: Callable[[], float] = wall) -> None:
         self._path = path
         self._wall = wall
         self._listeners: list[Listener] = []

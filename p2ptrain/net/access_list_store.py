@@ -19,10 +19,9 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
-from hivemind.utils.timed_storage import get_dht_time
 
 from p2ptrain.admission import MAX_ACCESS_LIST_BYTES, AccessList, Gate
-from p2ptrain.base.clock import CLOCK_SKEW_S
+from p2ptrain.base.clock import CLOCK_SKEW_S, wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import RunId
 from p2ptrain.net.dht import network_errors
@@ -56,7 +55,7 @@ def key_bytes(run: RunId) -> bytes:
 
 def may_be_stored(record: DHTRecord, gate: Gate) -> bool:
     """Return whether a record under the access list's key is an acceptable access list."""
-    if not record.expiration_time <= get_dht_time() + LIFETIME_S + CLOCK_SKEW_S:  # nor is NaN
+    if not record.expiration_time <= wall() + LIFETIME_S + CLOCK_SKEW_S:  # nor is NaN
         return False
     try:
         value = msgpack.unpackb(record.value, max_bin_len=MAX_ACCESS_LIST_BYTES, max_map_len=0, max_array_len=0)
@@ -104,7 +103,7 @@ class AccessListStore:
         for entry in entries.values():
             if type(entry.value) is bytes and self._take(entry.value):
                 lasts_until = entry.expiration_time
-        is_due = lasts_until < get_dht_time() + LIFETIME_S / 2 or self._random.random() < STORED_ANYWAY
+        is_due = lasts_until < wall() + LIFETIME_S / 2 or self._random.random() < STORED_ANYWAY
         if self._gate.access_list.serial and is_due:
             await self.store()
 
@@ -112,7 +111,7 @@ class AccessListStore:
         """Store the gate's access list. Raises NetworkError."""
         access_list = self._gate.access_list
         async with network_errors("storing the access list", DEADLINE_S):
-            until = get_dht_time() + LIFETIME_S
+            until = wall() + LIFETIME_S
             stored = await self._dht().store(
                 access_list_key(self._gate.run), access_list.encode(), until, subkey=access_list.serial
             )

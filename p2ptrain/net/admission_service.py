@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +25,7 @@ from p2ptrain.admission import (
     InviteRegister,
     Refusal,
 )
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net.links import Limits, origin_of
@@ -58,7 +58,7 @@ class AdmissionHandler:
     sign: Sign | None = None
     keep: Callable[[bytes, PeerId, str], None] = lambda encoded, guest, invite: None
     """Called to save the register, with the admitted peer and the invite's id. Raises OSError."""
-    wall: Clock = time.time
+    wall: Clock = wall
     """Clock for dates only; it may be set back."""
     _allowance: SlidingWindowLimit = field(
         default_factory=lambda: SlidingWindowLimit(overall=240, each=12, window_s=60.0)

@@ -10,10 +10,14 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
+from hivemind.dht import node as node_module
+from hivemind.dht import protocol, routing
 from hivemind.dht.node import Blacklist, DHTNode
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
+from hivemind.utils import timed_storage
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.net.dht_protocol import MAX_NEAREST, Protocol, id_of
 from p2ptrain.net.throttle import Throttles
@@ -46,8 +50,15 @@ async def network_errors(what: str, deadline_s: float | None = None) -> AsyncIte
         raise NetworkError(f"{what} failed in hivemind: {error!r:.120}") from error
 
 
+def use_wall_clock() -> None:
+    """Make hivemind read our wall clock: a jump of the system's would end all entries, or keep bans for as long."""
+    for module in (timed_storage, protocol, routing, node_module):
+        module.get_dht_time = wall
+
+
 async def start_node(p2p: P2P, validator: RecordValidatorBase, rates: Throttles) -> DHTNode:
     """Start a DHT node that knows no other node yet, over a running p2pd."""
+    use_wall_clock()
     own = id_of(p2p.peer_id.to_bytes())
     # In client mode hivemind's own protocol serves nobody, until ours replaces it. Nothing is cached: lookups need the
     # latest records and would ask anyway, and each would send a neighbour all that it found (measured with 95 peers:

@@ -29,8 +29,9 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
-from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
+from hivemind.utils.timed_storage import ValueWithExpiration
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.net.rate_limiter import RateLimit, RateLimiter
 from p2ptrain.net.throttle import Throttles
@@ -107,7 +108,7 @@ class Protocol(DHTProtocol):
         """Answer a ping and enter its sender into the routing table; ``request.validate`` (dial back) is ignored."""
         if self._admits(context.remote_id, 1):
             await self._meet(request.peer, context.remote_id)
-        return self._sent(request, dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time(), available=False))
+        return self._sent(request, dht_pb2.PingResponse(peer=self.node_info, dht_time=wall(), available=False))
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Store those records that the validator accepts. Raises RemoteError for a malformed request."""

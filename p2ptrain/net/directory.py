@@ -28,12 +28,11 @@ from hivemind.dht.node import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
-from hivemind.utils.timed_storage import get_dht_time
 
 from p2ptrain import framing, statements, wire
 from p2ptrain.admission import Gate
 from p2ptrain.base import files
-from p2ptrain.base.clock import CLOCK_SKEW_S
+from p2ptrain.base.clock import CLOCK_SKEW_S, wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net import access_list_store
@@ -121,7 +120,7 @@ class PresenceValidator(RecordValidatorBase):
     def _is_timely(self, presence: Presence, expiration: float, stored_s: float) -> bool:
         return (
             expiration <= presence.issued_at + stored_s + 1.0
-            and presence.issued_at <= get_dht_time() + CLOCK_SKEW_S
+            and presence.issued_at <= wall() + CLOCK_SKEW_S
             and presence.lifetime_s <= PRESENCE_LIFETIME_S
         )
 
@@ -237,7 +236,7 @@ class DhtDirectory:
 
     def _homes(self, presence: Presence) -> list[PresenceBucket]:
         """Return the buckets for a record; a leaving peer's also replaces its earlier records that are still live."""
-        now = get_dht_time()
+        now = wall()
         self._stored_until = {bucket: until for bucket, until in self._stored_until.items() if until > now}
         homes = self._buckets.homes(self._run, presence.peer)
         return list({*homes, *self._stored_until}) if presence.state is PeerState.LEAVING else homes
@@ -246,7 +245,7 @@ class DhtDirectory:
         async with network_errors("the lookup"):
             found = await self._dht.get(presence_key(self._run, bucket), latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
-        now = get_dht_time()
+        now = wall()
         records = {
             presence.peer: presence
             for entry in entries.values()
@@ -267,7 +266,7 @@ def _is_farewell(presence: Presence, end: float) -> bool:
 def _has_room(expirations: dict[PeerId, float], peer: PeerId, expiration: float, most: int) -> bool:
     """Return whether a peer is among at most ``most`` unexpired ones, and enter it."""
     if peer not in expirations and len(expirations) >= most:
-        now = get_dht_time()
+        now = wall()
         for known in [known for known, until in expirations.items() if until <= now]:
             del expirations[known]
         if len(expirations) >= most:
@@ -330,7 +329,7 @@ def _decoded(value: object, gate: Gate | None) -> Presence | None:
         match statements.unpacked(value, MAX_SEALED_BYTES):
             case [bytes(encoded), bytes(certificate)]:
                 presence = _genuine(encoded)
-                if presence is not None and gate.refusal(presence.peer, certificate, get_dht_time()) is None:
+                if presence is not None and gate.refusal(presence.peer, certificate, wall()) is None:
                     return presence
     except RemoteError:
         pass

@@ -13,10 +13,10 @@ and sends no extra bytes. ``decline_while_away``, the handler of a peer that is 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.admission import Gate, Refusal, remedy
+from p2ptrain.base.clock import steady, wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.framing import FrameKind
@@ -43,7 +43,7 @@ class GatedTransport:
         gate: Gate,
         me: PeerId,
         notebook: Notebook,
-        wall: Clock = time.time,
+        wall: Clock = wall,
         checks_responder: bool = True,
     ) -> None:
         self._transport = transport
@@ -86,7 +86,7 @@ class GatedTransport:
                 if why is None:
                     await link.send(FrameKind.BADGE, self._gate.certificate)
                     return True
-                if self._told.take(f"<{link.peer}", self._wall()):
+                if self._told.take(f"<{link.peer}", steady()):
                     self._notebook.note("turned away", peer=link.peer, why=why.text)
                 await link.send(FrameKind.REFUSAL, why.encode())
         except TimeoutError:
@@ -103,7 +103,7 @@ class GatedTransport:
                 why = Refusal(body.decode("ascii"))
             except ValueError:
                 raise RemoteError(f"expected a reason for refusal, got {body!r:.40}") from None
-            if self._told.take(f">{why.name}", self._wall()):
+            if self._told.take(f">{why.name}", steady()):
                 self._notebook.note("not admitted", peer=peer, why=why.text, remedy=remedy(why, self._me))
             raise NetworkError(f"it did not admit us: {why.text}")
         if kind != FrameKind.BADGE:

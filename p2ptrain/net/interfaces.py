@@ -41,6 +41,11 @@ def unreachable_from_afar(places: Iterable[str]) -> list[str]:
 
 def interface_hosts() -> list[str]:
     """Return the IP addresses of all interfaces that are up."""
+    return [host for _, host in interface_addresses()]
+
+
+def interface_addresses() -> list[tuple[str, str]]:
+    """Return the names of all interfaces that are up, each with one of its IP addresses."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [each.address.partition("%")[0] for name in up for each in psutil.net_if_addrs().get(name, ())]
-    return [each for each in found if address.ip_of(f"/ip{6 if ':' in each else 4}/{each}") is not None]
+    found = [(name, each.address.partition("%")[0]) for name in up for each in psutil.net_if_addrs().get(name, ())]
+    return [(name, host) for name, host in found if address.ip_of(f"/ip{6 if ':' in host else 4}/{host}") is not None]

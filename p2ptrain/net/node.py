@@ -50,6 +50,9 @@ REFRESH_S = 60.0
 settle it."""
 MAX_DIALS_AT_ONCE = 8  # by an isolated node
 MAX_KNOWN_PEERS = 256
+CROWD = 64
+"""Known peers from which on a node asks the join link's nodes less often, a quarter as often with all that it can know.
+Guess: count the requests at a bootstrap of a large swarm."""
 
 
 class Node:
@@ -99,6 +102,7 @@ class Node:
         local: bool = False,
         rates: Throttles | None = None,
         punches: bool = False,
+        connections: int = 0,
     ) -> Node:
         """Start a node and its keeper.
 
@@ -111,6 +115,7 @@ class Node:
             local: whether the swarm runs on this machine alone; then loopback addresses may be announced.
             rates: throttles that count the DHT's bytes and limit its responses.
             punches: whether nobody can dial this node, so that p2pd is to punch holes; needs a listening port.
+            connections: connections that p2pd keeps on a server; 0: its own limit of some hundred.
 
         Raises UserError for unusable addresses, DeviceError if p2pd cannot run, NetworkError if it does not answer.
         """
@@ -118,7 +123,9 @@ class Node:
         address.check(listen, announce, bootstraps)
         listen = address.with_one_port(listen)
         use_hivemind_log_handler("nowhere")  # hivemind's messages go to the root logger only
-        daemon = await Daemon.start(identity.path, listen, announce, punches and address.port_of(listen) > 0)
+        daemon = await Daemon.start(
+            identity.path, listen, announce, punches and address.port_of(listen) > 0, connections
+        )
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 validator = PresenceValidator(run)
@@ -238,7 +245,7 @@ class Node:
         while self.alive:
             if self.has_company:
                 retries_s = backoff(*RETRY_S)
-                await asyncio.sleep(REFRESH_S)
+                await asyncio.sleep(slower_in_a_crowd(REFRESH_S, len(self.known)))
                 await self._join()
             else:
                 await self._join()
@@ -269,6 +276,11 @@ class Node:
 
 def _log_narrow_path(host: str, verdict: PathVerdict) -> None:
     logger.warning("the path to %s loses large packets in silence: %s", host, verdict)
+
+
+def slower_in_a_crowd(interval_s: float, known: int) -> float:
+    """Return the interval of requests to nodes of the join link, which all peers ask: in a large swarm a longer one."""
+    return interval_s * max(1.0, known / CROWD)
 
 
 def whom_to_dial(

@@ -10,9 +10,9 @@ The protocol is separate and best effort: exchanges neither wait for it nor depe
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import RunId, short
 from p2ptrain.net.links import Limits, origin_of
@@ -39,7 +39,7 @@ class ReceiptService:
     run: RunId
     book: Book
     sign: Sign
-    wall: Clock = time.time
+    wall: Clock = wall
     """Clock for dates only; it may be set back."""
     _allowance: SlidingWindowLimit = field(
         default_factory=lambda: SlidingWindowLimit(overall=120, each=6, window_s=60.0)

@@ -30,7 +30,7 @@ class CompiledMicroBatches:
     libraries: CompiledStage
     choice: StageChoice
     path: Path
-    """Path of the library of the forward pass."""
+    """The library of the forward pass."""
 
 
 @dataclass(slots=True)

@@ -140,14 +140,12 @@ def _computed(
     targets: Tensor | None = None,  # [B, T]; None: not the last stage
 ) -> Tensor:
     """Return the hidden states, or the summed loss, of the stage with other weights in place of its own."""
-    module = _StageWithLoss(model, stage_pass)
+    module = _StageFunction(model, stage_pass)
     result: Tensor = torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (given, targets))
     return result
 
 
-class _StageWithLoss(torch.nn.Module):
-    """A stage, and on the last one the loss, as one module that can be traced."""
-
+class _StageFunction(torch.nn.Module):
     def __init__(self, model: StageModel, stage_pass: StagePass) -> None:
         super().__init__()
         self.module = model.flat.module
@@ -164,7 +162,7 @@ class _StageWithLoss(torch.nn.Module):
 
 
 def _names(model: StageModel) -> Sequence[str]:
-    """Return the names in ``_StageWithLoss`` of ``stage_weights``."""
+    """Return the names in ``_StageFunction`` of ``stage_weights``."""
     names = [f"module.{name}" for name, _ in model.flat.module.named_parameters()]
     return names if model.guest is None else [*names, "guest"]
 
@@ -196,7 +194,8 @@ def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 
 def _results(graph: torch.fx.GraphModule) -> Sequence[torch.fx.Node]:
-    found: Sequence[torch.fx.Node] = graph.graph.output_node().args[0]
+    returned: Any = graph.graph.output_node().args[0]
+    found: Sequence[torch.fx.Node] = returned
     return found
 
 

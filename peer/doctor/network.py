@@ -10,13 +10,13 @@ import contextlib
 import ipaddress
 import socket
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import uvloop
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.data.file_store import named_files
@@ -192,7 +192,7 @@ async def _admission(node: Node, targets: NodeAddresses, link: JoinLink, home: H
         with contextlib.suppress(NetworkError, RemoteError):
             await ask_access_list(P2PTransport(node, ADMISSION_PROTOCOL, LIMITS), peer, places, gate)
     me = Identity.load_or_create(home.identity).peer_id if home.identity.exists() else None
-    why = None if me is None else gate.refusal(me, gate.certificate, time.time())
+    why = None if me is None else gate.refusal(me, gate.certificate, wall())
     return verdicts.admission(gate.policy, me, why, link.invite)
 
 
@@ -220,9 +220,9 @@ async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> O
 async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
     try:
         await look(node, peer, places)  # connects, so that the next answer is fast and compares the clocks
-        asked_at = time.time()
+        asked_at = wall()
         sight = await look(node, peer, places)
-        ahead_s = verdicts.clock_ahead(asked_at, time.time(), sight.clock)
+        ahead_s = verdicts.clock_ahead(asked_at, wall(), sight.clock)
         if port:
             sight = await look(node, peer, places, port)
         async with asyncio.timeout(COMPANY_S):

@@ -49,7 +49,10 @@ def pause(home: Path, duration: str | None, clock: str | None) -> None:
     The peer finishes the current inner step, saves, leaves the swarm and keeps its weights in memory. It stays paused
     if it is restarted.
     """
-    _order(home, "pause", until=parse_end(duration, clock, datetime.now()))
+    now = datetime.now()
+    until = parse_end(duration, clock, now)
+    # The peer's clock may not follow a jump of this machine's.
+    _order(home, "pause", until=until, in_s=None if until is None else until - now.timestamp())
 
 
 @click.command(short_help="Resume a paused peer.")

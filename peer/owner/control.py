@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from p2ptrain.base import files
+from p2ptrain.base.clock import JUMP_S, wall
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Clock, Notebook
@@ -53,6 +54,11 @@ MAX_ERROR_CHARS = 200
 MAX_NOTED_ERRORS = 20
 
 
+def local_time() -> datetime:
+    """Return the local time by a clock that does not follow false jumps of the system's."""
+    return datetime.fromtimestamp(wall())
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingHandle:
     record: SessionRecorder
@@ -75,7 +81,7 @@ class OwnerControl:
         signals: Signals,
         notebook: Notebook,
         sensors: Sensors,
-        now: Callable[[], datetime] = datetime.now,
+        now: Callable[[], datetime] = local_time,
         clock: Clock = time.monotonic,
     ) -> None:
         self._home = home
@@ -325,6 +331,8 @@ class OwnerControl:
                 until = end_of(request.get("until"))
                 if until is None:
                     return {"error": "no such time"}
+                if (in_s := end_of(request.get("in_s"))) is not None:
+                    until = self._by_our_clock(until, in_s)
                 reply = self._pause_until(until)
             case "resume":
                 reply = "resuming" if self._paused_until is not None else "not paused"
@@ -336,6 +344,11 @@ class OwnerControl:
             case _:
                 return {"error": "no such command"}
         return {"told": reply, "status": self._status()}
+
+    def _by_our_clock(self, until: float, in_s: float) -> float:
+        """Return the end of a pause by our clock, if the sender's has jumped."""
+        ours = self._now().timestamp() + in_s
+        return ours if math.isfinite(in_s) and abs(ours - until) > JUMP_S else until
 
     def _pause_until(self, until: float) -> str:
         before = self._paused_until

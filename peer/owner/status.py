@@ -80,7 +80,7 @@ def last_known(home: Home, is_running: bool) -> dict[str, Any]:
 def _age_s(path: Path) -> int | None:
     """Return the age of a file in seconds; None if it is gone, as a running peer may rotate its checkpoints."""
     try:
-        return round(time.time() - path.stat().st_mtime)
+        return max(round(time.time() - path.stat().st_mtime), 0)  # the clock may have been set back
     except OSError:
         return None
 

@@ -21,7 +21,7 @@ from p2ptrain.base.errors import CorpusError, JoinLinkError, UserError
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, sign_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.relay.relay import NO_RELAY, RelayLimits
+from p2ptrain.net.relay.relay import FOR_A_SERVER, NO_RELAY, RelayLimits
 from p2ptrain.net.throttle import MBIT, Throttles
 
 HERE = "/ip4/8.8.8.8/tcp/31337"
@@ -116,7 +116,7 @@ def test_caps_are_for_all_services_together(
     assert got["manifest"] is got["relay"] is got["admission"]
     equipped(place(tmp_path, download_mbit=0.25))
     assert (got["relay"].up.rate, got["relay"].down.rate) == (math.inf, 31_250.0)
-    assert limits.pop() == RelayLimits()
+    assert limits.pop() == FOR_A_SERVER
     equipped(place(tmp_path, relay=False))  # without a service of ours, p2pd would be a relay on its own
     assert limits.pop() is NO_RELAY
     assert set(ends) == {signed.manifest.run.tokens}

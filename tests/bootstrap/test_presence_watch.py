@@ -12,6 +12,7 @@ import pytest
 
 from bootstrap import presence_watch
 from bootstrap.swarm_view import SwarmView
+from p2ptrain.base.clock import WallClock
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest
@@ -86,3 +87,17 @@ def test_who_is_not_found_any_more_is_gone_when_its_record_runs_out_though_no_lo
         asyncio.run(presence_watch.watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
     assert {(state, total) for at, state, total in shown if at < 75.0} == {("training", 1)}
     assert {(state, total) for at, state, total in shown if at > 75.0} == {("gone", 0)}
+
+
+def test_peers_show_which_time_is_right_after_the_clock_jumped(monkeypatch: pytest.MonkeyPatch) -> None:
+    off_s, said = [0.0], list[str]()
+    clock = WallClock(lambda: 1e9 + off_s[0], lambda: 0.0)
+    monkeypatch.setattr(presence_watch, "wall", clock)
+    records: list[Any] = [SimpleNamespace(issued_at=1e9 - age_s) for age_s in (1.0, 20.0, 9e9)]
+    off_s[0] = 86_400.0
+    presence_watch._judge_clock([], lambda _, text: said.append(text))
+    assert not clock.is_judged
+    for _ in range(2):
+        presence_watch._judge_clock(records, lambda _, text: said.append(text))
+    assert clock() == 1e9
+    assert said == ["this machine's clock jumped; its 3 peers show that it is wrong now. Set it"]

@@ -47,6 +47,8 @@ def test_messages_to_owners_are_read_from_notes_and_output(tmp_path: Path) -> No
             "command": "p2ptrain",
         },
         "told_narrow_path": {"kind": "narrow path", "where": "45.67.2.3", "fragments": True, "remedies": ["a", "b"]},
+        "told_clock_jumped": {"kind": "clock jumped", "by_s": 86_400.0, "is_right": False, "nodes": 2},
+        "told_network_changed": {"kind": "network changed", "cause": "slept", "seconds": 3600},
     }
     words = {
         "told_not_saved": messages.line("not saved", {"what": "a checkpoint", "why": "the disk is full"}),

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from lab.breakage import Breakages, Disk, ExhaustedDescriptors, faketime_library, with_clock_error
+from lab.script import Act, ActKind
 from p2ptrain.base.errors import DeviceError
 
 ON_A_DISK = """
 import errno, os, socket, sys
 from pathlib import Path
+from lab.script import Act, ActKind
 from lab.breakage import Disk
 
 home = Path(sys.argv[1])
@@ -168,6 +170,41 @@ def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
     assert before[0] - 3601 < wall < time.time() - 3599
     assert before[1] <= steady <= time.monotonic()
     assert abs(changed - tmp_path.stat().st_mtime) < 1
+
+
+def test_a_clock_jumps_while_its_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "told.py").write_text(
+        "import sys, time\nfrom p2ptrain.base.clock import wall\n"
+        "for line in sys.stdin: print(time.time(), wall.jump_s, time.monotonic(), sys.argv[1:], flush=True)"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    breakages = Breakages()
+    breakages.prepare([Act(1.0, ActKind.JUMP, "anna", 1.0)], {"anna": tmp_path / "anna"})
+    assert breakages.program("bert", "told") == ("told", [])
+    module, arguments = breakages.program("anna", "told")
+    command = [sys.executable, "-m", module, *arguments, "more"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+
+        def off_h() -> int:
+            print("?", file=program.stdin, flush=True)
+            wall, jump_s, steady, others = program.stdout.readline().split()
+            assert abs(float(steady) - time.monotonic()) < 5
+            assert abs(float(jump_s) - (float(wall) - time.time())) < 60  # seen by our clock, too
+            assert others == "['more']"
+            return round((float(wall) - time.time()) / 3600)
+
+        assert off_h() == 0
+        for by_h, wanted in ((24, 24), (-48, -24)):
+            breakages.perform(Act(1.0, ActKind.JUMP, "anna", 3600.0 * by_h), program.pid)
+            until = time.monotonic() + 20
+            while off_h() != wanted and time.monotonic() < until:
+                time.sleep(0.1)
+            assert off_h() == wanted
+        program.stdin.close()
+    breakages.close()
+    assert not list(tmp_path.glob("*.clock"))
 
 
 def test_a_missing_library_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

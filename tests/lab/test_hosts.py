@@ -14,7 +14,9 @@ import pytest
 from lab import hosts, namespaces
 from lab.cell import cell_command, empty_directory
 from lab.hosts import Access, Network
+from lab.moves import change_network
 from lab.routers import RouterKind
+from lab.script import ActKind
 from p2ptrain.base.errors import DeviceError
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
@@ -97,7 +99,9 @@ def test_reachability_of_hosts() -> None:
 FROZEN = """
 import os, pathlib, signal, subprocess, sys, time
 from lab.hosts import Access, Network
+from lab.moves import change_network
 from lab.routers import RouterKind
+from lab.script import ActKind
 network = Network()
 host = network.add("a", Access(delay_s=0.01))
 pathlib.Path(os.environ["TMPDIR"], "debris").touch()
@@ -232,3 +236,66 @@ def test_kinds_of_routers_map_ports_as_they_say(kind: RouterKind, keeps: bool, o
                 each.wait()
                 assert each.stdout is not None
                 each.stdout.close()
+
+
+@root
+@pytest.mark.net
+def test_networks_of_hosts_change() -> None:
+    with Network() as network:
+        servers = []
+        try:
+            network.add("server")
+            public, private = network.add("public"), network.add("private", Access(router=True))
+            servers.append(serving(network, "server"))
+            there = network.hosts["server"].public
+            before = public.public, private.public
+
+            change_network(network, "public", ActKind.READDRESS)
+            change_network(network, "private", ActKind.READDRESS)
+            assert public.public != before[0]
+            assert asked(network, "public", there) == public.public
+            assert private.address == "192.168.1.52"
+            assert asked(network, "private", there) == private.public == before[1]
+
+            change_network(network, "private", ActKind.UNROUTE)
+            assert asked(network, "private", there, 1.0) == "unreachable"
+            change_network(network, "private", ActKind.REROUTE)
+            assert asked(network, "private", there) == private.public
+
+            change_network(network, "private", ActKind.RENUMBER)
+            change_network(network, "private", ActKind.RENUMBER)
+            assert asked(network, "private", there) == private.public != before[1]
+
+            change_network(network, "private", ActKind.MOVE)
+            change_network(network, "public", ActKind.MOVE)
+            assert private.address == public.address == "192.168.43.2"
+            assert asked(network, "private", there) == private.public != before[1]
+            assert asked(network, "public", there) == public.public
+            network.cut("private")
+            assert asked(network, "private", there, 1.0) == "unreachable"
+        finally:
+            for each in servers:
+                each.kill()
+                each.communicate()
+
+
+@root
+@pytest.mark.net
+def test_a_router_forgets_connections() -> None:
+    """A router that keeps ports recreates the mapping of what its host sends, but lets nothing else in."""
+    with Network() as network:
+        network.add("server")
+        home = network.add("home", Access(router=True))
+        server = serving(network, "server")
+        try:
+            assert asked(network, "home", network.hosts["server"].public) == home.public
+            table = "/proc/thread-self/net/nf_conntrack"
+            assert home.router is not None
+            if not home.router.call(Path(table).exists):
+                pytest.skip("this kernel does not list connections")
+            assert home.router.call(Path(table).read_text)
+            change_network(network, "home", ActKind.FORGET)
+            assert not home.router.call(Path(table).read_text)
+        finally:
+            server.kill()
+            server.communicate()

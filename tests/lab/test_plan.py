@@ -227,7 +227,17 @@ def test_there_are_scenarios() -> None:
     wanted |= {"churn", "slow_among_eight", "home_lines", "narrow_lines", "machine_trouble", "wrong_clock", "suspend"}
     wanted |= {"two_bootstraps", "liars_weights", "liars_frames", "liars_calls", "soak"}
     wanted |= {"liars_shapes", "liars_endless", "liars_silence", "liars_terms", "liars_old", "liars_progress"}
-    wanted |= {"routers_direct", "donor_dies", "early_end", "uneven_computers", "uneven_pairs", "claimed_crowd"}
+    wanted |= {
+        "address_changes",
+        "slept",
+        "clock_jumps",
+        "routers_direct",
+        "donor_dies",
+        "early_end",
+        "uneven_computers",
+        "uneven_pairs",
+        "claimed_crowd",
+    }
     assert wanted <= {path.stem for path in SCENARIOS}
 
 

@@ -9,6 +9,7 @@ import pytest
 from lab.scenario import BOOTSTRAP, parse
 from lab.script import MAX_PEERS_PER_HOST, Act, ActKind, Script, script_of
 from lab.stages import hosts_on_side
+from p2ptrain.base.errors import ScenarioError
 
 
 def script(tiny: dict[str, Any], group: dict[str, Any] | None = None, **sections: Any) -> Script:
@@ -105,6 +106,38 @@ def test_troubles_begin_and_end_while_the_peer_runs(tiny: dict[str, Any]) -> Non
         (12, ActKind.STOP),
     ]
     assert {act.who for act in acts} == {"office-1"}
+
+
+def test_networks_and_clocks_change(tiny: dict[str, Any]) -> None:
+    troubles = [
+        {"what": "new_address", "at_s": 1},
+        {"what": "no_route", "at_s": 2, "for_s": 10},
+        {"what": "clock_jumps", "at_s": 3, "by_s": -86_400},
+        {"what": "new_network", "at_s": 4},
+    ]
+    acts = script(tiny, {"troubles": troubles}).acts
+    assert [(act.at_s, act.kind, act.by_s) for act in acts] == [
+        (1, ActKind.READDRESS, 0.0),
+        (2, ActKind.UNROUTE, 0.0),
+        (3, ActKind.JUMP, -86_400.0),
+        (4, ActKind.MOVE, 0.0),
+        (12, ActKind.REROUTE, 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"troubles": [{"what": "clock_jumps", "at_s": 1}]}, "by_s: give it for clock_jumps alone"),
+        ({"troubles": [{"what": "no_route", "at_s": 1, "by_s": 1}]}, "by_s: give it for clock_jumps alone"),
+        ({"troubles": [{"what": "new_network", "at_s": 1}], "home": True}, "a line of its own with IPv4 alone"),
+        ({"troubles": [{"what": "mappings_lost", "at_s": 1}]}, "mappings_lost needs a router"),
+        ({"troubles": [{"what": "new_address", "at_s": 1, "for_s": 2}]}, "nothing ends new_address"),
+    ],
+)
+def test_impossible_changes_are_refused(tiny: dict[str, Any], change: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ScenarioError, match=fault):
+        script(tiny, change)
 
 
 def test_a_present_peer_is_banned_once(tiny: dict[str, Any]) -> None:

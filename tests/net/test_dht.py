@@ -18,15 +18,16 @@ import msgpack
 import pytest
 import virtual_time
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hivemind.dht.node import DHTNode
+from hivemind.dht.node import Blacklist, DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
-from hivemind.utils.timed_storage import get_dht_time
+from hivemind.utils.timed_storage import TimedStorage, get_dht_time
 
 from p2ptrain import wire
+from p2ptrain.base.clock import WallClock
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import RunId, peer_of
 from p2ptrain.net import dht, dht_protocol
@@ -702,3 +703,21 @@ def test_the_protocol_is_the_one_that_serves() -> None:
         assert not await node.get(ROOT, latest=True)
 
     play(scene)
+
+
+def test_a_jump_of_the_systems_clock_ends_no_entry_and_keeps_no_ban(monkeypatch: pytest.MonkeyPatch) -> None:
+    off_s = [0.0]
+    clock = WallClock(lambda: 1e9 + off_s[0], lambda: 0.0)
+    monkeypatch.setattr(dht, "wall", clock)
+    dht.use_wall_clock()
+    try:
+        entries, bans = TimedStorage[str, str](), Blacklist(base_time=5.0, backoff_rate=2.0)
+        entries.store("key", "value", 1e9 + 60.0)
+        off_s[0] = 86_400.0
+        assert entries.get("key") is not None
+        bans.register_failure(PeerID(b"peer"))
+        off_s[0] = -86_400.0
+        assert bans.banned_peers.get(PeerID(b"peer")).expiration_time == 1e9 + 5.0
+    finally:
+        monkeypatch.undo()
+        dht.use_wall_clock()

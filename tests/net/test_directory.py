@@ -116,7 +116,7 @@ def test_a_node_stores_a_bounded_number_of_peers(tmp_path: Path, monkeypatch: py
     assert validator.validate(record_of(presence_of(b)))
     assert not validator.validate(record_of(presence_of(c)))
     assert validator.validate(record_of(presence_of(a)))
-    monkeypatch.setattr(directory, "get_dht_time", lambda: now + 100.0)
+    monkeypatch.setattr(directory, "wall", lambda: now + 100.0)
     assert validator.validate(record_of(presence_of(c, issued_at=now + 100.0)))
 
 
@@ -144,7 +144,7 @@ def test_farewells_are_kept_for_a_month_and_everything_else_is_not(tmp_path: Pat
     assert all(validator.validate(kept(farewell_of(each))) for each in (a, b, a))
     assert not validator.validate(kept(farewell_of(c))), "there is room for two"
     now = get_dht_time()
-    monkeypatch.setattr(directory, "get_dht_time", lambda: now + 31 * 86_400.0)
+    monkeypatch.setattr(directory, "wall", lambda: now + 31 * 86_400.0)
     assert validator.validate(kept(farewell_of(c)))
 
 
@@ -245,7 +245,7 @@ def test_a_finished_peer_is_found_long_after_its_presence(crowd: list[Identity],
         await leaver.announce(farewell_of(crowd[0]))
         await leaver.keep_finished(farewell_of(crowd[0]))
         now = get_dht_time()
-        monkeypatch.setattr(directory, "get_dht_time", lambda: now + 86_400.0)
+        monkeypatch.setattr(directory, "wall", lambda: now + 86_400.0)
         late = directory_over(node, 2)
         assert await late.lookup() == []
         assert peers_of(await late.finished()) == {crowd[0].peer_id}
@@ -671,7 +671,7 @@ def shelf_over(node: Any, gate: Gate, news: list[int], drawn: float = 0.99) -> A
 def test_the_newest_rulings_reach_everybody_and_stay(monkeypatch: pytest.MonkeyPatch):
     clock = [get_dht_time()]
     for module in (directory, access_list_module):
-        monkeypatch.setattr(module, "get_dht_time", lambda: clock[0])
+        monkeypatch.setattr(module, "wall", lambda: clock[0])
 
     async def main() -> None:
         node, news = AccessListNode(gate_for()), []

@@ -19,6 +19,7 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import supervisor
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.network_monitor import InterfaceAddresses, NetworkMonitor
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd import daemon
 from p2ptrain.net.parallel_streams import ParallelStreams
@@ -107,3 +108,45 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
             await bootstrap.close()
 
     uvloop.run(main())
+
+
+@pytest.mark.net
+def test_a_change_of_the_network_makes_another_node(tmp_path: Path) -> None:
+    home = InterfaceAddresses(frozenset({("wlan0", "192.168.1.2")}), frozenset({"192.168.1.2"}))
+    phone = InterfaceAddresses(frozenset({("usb0", "10.0.0.7")}), frozenset({"10.0.0.7"}))
+
+    async def until(condition: Any) -> None:
+        async with asyncio.timeout(60.0):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def main() -> None:
+        here = Identity.load_or_create(tmp_path / "bootstrap.key")
+        bootstrap = await Node.start(here, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
+        link = [f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}"]
+        place = [home]
+        connection, log = connection_of(
+            tmp_path, bootstraps=link, monitor=NetworkMonitor(lambda: place[0]), listen=["/ip4/127.0.0.1/tcp/0"]
+        )
+        try:
+            await connection.start()
+            await until(lambda: connection.node.has_company)
+            before = connection.node
+            place[0] = phone
+            await until(lambda: "network changed" in log.kinds())
+            await until(lambda: connection._supervisor.current not in (None, before))
+            await until(lambda: connection.node.has_company)
+            assert before.daemon.p2p._child.returncode is not None
+            assert log.kinds().count("network changed") == 1
+            assert "p2pd died" not in log.kinds()
+        finally:
+            await connection.close()
+            await bootstrap.close()
+
+    uvloop.run(main())
+
+
+def test_the_swarm_has_no_known_size_while_p2pd_is_restarted(tmp_path: Path) -> None:
+    """The driver asks for it after a lookup, when the node may just have gone."""
+    connection, _ = connection_of(tmp_path)
+    assert connection.size == 0

@@ -55,6 +55,8 @@ PULSE_DEADLINE_S = 20.0
 """Timeout of a health check. Guess: responses on overloaded machines; 1 ms on an idle one."""
 MAX_MISSED = 2
 """Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
+PROTECTING = 1000
+"""Weight of a protected connection, far above that of a node in p2pd's own routing table."""
 
 _REUSE = "LIBP2P_TCP_REUSEPORT"
 """Reuse of the listening port for dialing. With reuse, two peers that dial each other at the same instant may get one
@@ -62,16 +64,15 @@ connection on which both act as initiator, and both dials fail; without it they 
 peer that punches holes at its own address, and hole punching needs connections that leave from the listening port."""
 
 
-class _HivemindP2P(P2P):
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **{_REUSE: "false"})
-
-
-class _PunchingP2P(P2P):
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **{_REUSE: "true"})
+def _command(punches: bool, connections: int, *args: Any, **kwargs: Any) -> list[str]:
+    """Return p2pd's command. A server's p2pd has other limits of connections, of which it closes old ones from the high
+    one to the low one, and one processor: with more, Go's idle threads look for work, which a relay's many short waits
+    make a quarter of its CPU seconds (``bench.relay_cost``); one moves 1.5 Gbit/s."""
+    environment = {_REUSE: "true" if punches else "false"}
+    if connections:
+        kwargs |= {"connHi": connections, "connLo": connections * 3 // 4}
+        environment["GOMAXPROCS"] = "1"
+    return launched(*P2P._make_process_args(*args, **kwargs), udp=False, **environment)
 
 
 class Daemon:
@@ -93,13 +94,21 @@ class Daemon:
 
     @classmethod
     async def start(
-        cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = (), punches: bool = False
+        cls,
+        identity_path: Path,
+        listen: Sequence[str],
+        announce: Sequence[str] = (),
+        punches: bool = False,
+        connections: int = 0,
     ) -> Daemon:
         """Start p2pd; without listen addresses it only dials, and is dialed through relays.
 
         ``punches``: whether nobody can dial the node, so that p2pd is to punch holes (libp2p specification:
         relay/DCUtR). It then dials from its listening port, which must be given, and names private addresses alone to
         others, whose dials to a public one would collide with its own.
+
+        ``connections``: how many p2pd keeps on a server, where it uses one processor; 0: its own limit, from which on
+        it closes old ones: 512, until 256 are left.
 
         Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
         """
@@ -111,8 +120,9 @@ class Daemon:
         unary.install()
         folder = SocketFolder.create()
         # P2P reads the socket folder from the class.
-        base = _PunchingP2P if punches else _HivemindP2P
-        kind: Any = type("_Daemon", (base,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/"})
+        command = staticmethod(functools.partial(_command, punches, connections))
+        own = {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/", "_make_process_args": command}
+        kind: Any = type("_Daemon", (P2P,), own)
         try:
             async with asyncio.timeout(STARTUP_TIMEOUT_S + 10):
                 p2p = await kind.create(
@@ -201,6 +211,16 @@ class Daemon:
         """Close all connections to a peer, with every stream on them. Raises NetworkError; no deadline."""
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=control.raw(peer))
+        )
+        (await self._ask(request))[1].close()
+
+    async def protect(self, peer: PeerId, purpose: str, weight: int = PROTECTING) -> None:
+        """Have p2pd close the connection to this peer last when it has too many; weight 0 ends that. The connection's
+        end does, too. Raises NetworkError; no deadline."""
+        kind = p2pd_pb2.ConnManagerRequest.TAG_PEER if weight else p2pd_pb2.ConnManagerRequest.UNTAG_PEER
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.CONNMANAGER,
+            connManager=p2pd_pb2.ConnManagerRequest(type=kind, peer=control.raw(peer), tag=purpose, weight=weight),
         )
         (await self._ask(request))[1].close()
 

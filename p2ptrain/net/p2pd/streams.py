@@ -60,8 +60,25 @@ class Stream(asyncio.BufferedProtocol):
             self.lacking = len(self._target or b"")
             self._target = self._reader = None
 
+    def widen(self, size_bytes: int) -> None:
+        """Enlarge the spare buffer, and thus what ``read_some`` may return at once; fewer bytes then wait to be sent.
+
+        No reader may be waiting.
+        """
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=2 * size_bytes)
+        unread = self._spare[self._spare_start : self._spare_end]
+        self._spare = memoryview(bytearray(size_bytes))
+        self._spare[: len(unread)] = unread
+        self._spare_start, self._spare_end = 0, len(unread)
+
+    def pause(self) -> None:
+        """Receive nothing until the next read, so that bytes gather in the socket and come at once."""
+        if self._transport is not None and not self._transport.is_closing() and self._transport.is_reading():
+            self._transport.pause_reading()
+
     async def read_some(self) -> bytes:
-        """Read the available bytes, at least one."""
+        """Read the available bytes, at least one and at most the size of the spare buffer."""
         if self._spare_start == self._spare_end:
             if self._end is not None:
                 raise self._end
@@ -71,9 +88,9 @@ class Stream(asyncio.BufferedProtocol):
                 await self._reader
             finally:
                 self._reader = None
-        buffer = bytearray(self._spare_end - self._spare_start)
-        self._take_spare(memoryview(buffer))
-        return bytes(buffer)
+        some = bytes(self._spare[self._spare_start : self._spare_end])
+        self._spare_start = self._spare_end = 0
+        return some
 
     async def write(self, *buffers: bytes | memoryview) -> None:
         """Queue these bytes, and return when few bytes wait to be sent. The buffers must not change afterwards."""

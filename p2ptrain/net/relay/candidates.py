@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 from p2ptrain.base.ids import PeerId
@@ -12,8 +13,25 @@ from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 PROBERS = 3
 """Nodes asked for a dial-back in one reachability check."""
+UNKNOWN_LOAD = 0.5
+"""Load of a relay that does not say. Guess: measure the loads of relays."""
 MAX_ADDRESSES_EACH = 4
 """Addresses kept per node. Guess: count the addresses tried before a dial succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayState:
+    """What a relay answered to our question."""
+
+    round_trip_s: float
+    load: float | None
+    """Share of its reservations or circuits that is taken; None from a relay that does not say."""
+
+    @property
+    def cost_s(self) -> float:
+        """Round trip over the free share, as the response time of a queue grows (M/M/1); infinite if it is full."""
+        free = 1.0 - (UNKNOWN_LOAD if self.load is None else self.load)
+        return self.round_trip_s / free if free > 0 else inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +43,8 @@ class Candidate:
     is_relayed: bool = False
     """Whether the node announces circuits of its own and no other node announces a circuit through it. Only the node
     itself then says that it can be dialed, or that it relays."""
+    is_named: bool = field(default=False, compare=False)
+    """Whether another node announces a circuit through it."""
 
 
 def candidates(
@@ -64,7 +84,28 @@ def candidates(
     random.shuffle(peers)
     peers.sort(key=lambda peer: (peer not in of_link, peer not in named))
     unproved = relayed - named - of_link
-    return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MAX_ADDRESSES_EACH], peer in unproved) for peer in peers]
+    return [
+        Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MAX_ADDRESSES_EACH], peer in unproved, peer in named)
+        for peer in peers
+    ]
+
+
+def in_line(candidates: Sequence[Candidate], of_link: Collection[PeerId], held: Collection[PeerId]) -> list[Candidate]:
+    """Return the candidates for the next reservation that are equally wanted, in their order; empty if there are none.
+
+    One reservation is to be at a node of the join link. All others are at relays that other nodes use, so that peers
+    that relay share the load of the bootstraps; without such at further nodes of the link, and then at any node.
+    """
+    needs_link = not set(of_link) & set(held)
+
+    def rank(each: Candidate) -> int:
+        if each.peer in of_link:
+            return 0 if needs_link else 2
+        return 1 if each.is_named else 3
+
+    free = [each for each in candidates if each.peer not in held]
+    best = min(map(rank, free), default=0)
+    return [each for each in free if rank(each) == best]
 
 
 def probers(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random: Random) -> list[Candidate]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, key_of, short
 from p2ptrain.framing import FrameKind
@@ -92,7 +93,7 @@ async def answer(
     allowances: DialBackLimits,
     dial: Callable[[str, int], Awaitable[PeerId]] = probe,
     clock: Callable[[], float] = time.monotonic,
-    wall: Callable[[], float] = time.time,
+    wall: Callable[[], float] = wall,
     gives: bool = True,
     neighbourhoods: Neighbourhoods | None = None,
 ) -> None:

@@ -15,20 +15,21 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, key_of
 from p2ptrain.net import address
-from p2ptrain.net.node import Node
+from p2ptrain.net.node import Node, slower_in_a_crowd
 from p2ptrain.net.p2pd.dialing import is_private
 from p2ptrain.net.rate_limiter import origin
 
 ROUND_S = 60.0
 """Interval between requests to a node; a newcomer asks at once, and finds those that came before."""
 HURRY_S = 2.0
-"""Interval until a first node has answered; a peer takes some seconds until it first exchanges."""
-LIFETIME_S = 150.0
-"""How long a node remembers a peer that does not ask again: one lost request may be in it."""
+"""First interval until a node has answered, which doubles; a peer takes some seconds until it first exchanges."""
+LIFETIME_S = 600.0
+"""How long a node remembers a peer that does not ask again: one lost request may be in it, in a large swarm, too."""
 DIAL_S = 10.0
 """Timeout to connect to a neighbour: a home network answers at once, or a firewall never."""
 MAX_EACH = 4
@@ -37,8 +38,12 @@ MAX_TRIED = 2
 """Addresses of a neighbour that are dialed before its announced ones, if the one that answers is not known."""
 MAX_TOLD = 16
 """Neighbours in one answer: several times the peers of a home."""
-MAX_REMEMBERED = 1024
-"""Peers that a node remembers, the latest."""
+MAX_REMEMBERED = 8192
+"""Networks whose peers a node remembers, the latest, and of each one more peer than it tells."""
+
+
+_Network = BoundedDict[PeerId, tuple[tuple[str, ...], float]]
+"""Peers of one network: their addresses there, and until when they are remembered."""
 
 
 class Neighbourhoods:
@@ -50,7 +55,7 @@ class Neighbourhoods:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._asked: BoundedDict[PeerId, tuple[str, tuple[str, ...], float]] = BoundedDict(MAX_REMEMBERED)
+        self._networks: BoundedDict[str, _Network] = BoundedDict(MAX_REMEMBERED)
 
     def meet(self, peer: PeerId, place: str, addresses: Sequence[str]) -> list[list[Any]]:
         """Remember a peer whose request came from ``place``, and return its neighbours: lists of peer and addresses.
@@ -60,13 +65,14 @@ class Neighbourhoods:
         if not address.is_public(place) or address.relay_of(place) is not None:
             return []
         where, now = origin(place), self._clock()
-        self._asked[peer] = where, near(addresses, place), now + LIFETIME_S
-        others = [
+        network: _Network = self._networks.get(where) or BoundedDict(1 + MAX_TOLD)
+        network[peer] = near(addresses, place), now + LIFETIME_S
+        self._networks[where] = network
+        return [
             [other, list(places)]
-            for other, (there, places, until) in reversed(self._asked.items())
-            if there == where and until > now and other != peer and places
+            for other, (places, until) in reversed(network.items())
+            if until > now and other != peer and places
         ]
-        return others[:MAX_TOLD]
 
 
 def near(addresses: Iterable[str], place: str) -> tuple[str, ...]:
@@ -107,14 +113,19 @@ class NeighbourFinder:
         self._random = random or Random()
 
     async def run(self) -> None:
+        pauses_s = backoff(HURRY_S, ROUND_S)
         while self._node.alive:
             answers = await asyncio.gather(*map(self._neighbours_at, self._node.bootstraps))
             found = {peer: places for answer in answers for peer, places in (answer or {}).items()}
             found.pop(self._node.peer_id, None)
             met = await asyncio.gather(*(self._meet(*each) for each in found.items()))
             self._node.neighbours = dict(each for each in met if each is not None)
-            is_answered = any(answer is not None for answer in answers)
-            await asyncio.sleep((ROUND_S if is_answered else HURRY_S) * self._random.uniform(0.75, 1.25))
+            if any(answer is not None for answer in answers):
+                pauses_s, pause_s = backoff(HURRY_S, ROUND_S), ROUND_S
+            else:
+                pause_s = next(pauses_s)
+            pause_s = slower_in_a_crowd(pause_s, len(self._node.known))
+            await asyncio.sleep(pause_s * self._random.uniform(0.75, 1.25))
 
     async def _neighbours_at(self, bootstrap: PeerId) -> dict[PeerId, tuple[str, ...]] | None:
         own = self._node.addresses[:MAX_EACH] if self._node.port else ()

@@ -28,14 +28,15 @@ from random import Random
 
 from p2ptrain.base.backoff import backoff
 from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
 from p2ptrain.net.node import Node
-from p2ptrain.net.relay.candidates import Candidate, candidates, probers
+from p2ptrain.net.relay.candidates import Candidate, candidates, in_line, probers
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport, look
 from p2ptrain.net.relay.hole_punching import HolePunching
-from p2ptrain.net.relay.relay import reserve
+from p2ptrain.net.relay.relay import RelayFullError, look_at_relay, reserve
 from p2ptrain.net.relay.second_look import look_by
 from p2ptrain.net.relay.verdicts import (
     FAMILIES,
@@ -43,6 +44,7 @@ from p2ptrain.net.relay.verdicts import (
     best_places,
     by_family,
     clock_off,
+    is_elsewhere,
     places_seen,
     speaks_for_the_internet,
     verdicts,
@@ -59,6 +61,9 @@ HURRY_S = 2.0
 reachable."""
 VERDICT_S = 600.0
 """Lifetime of a reachability check while our own addresses stay. Guess: measure how often routers change."""
+PLACE_S = 60.0
+"""Interval at which one node is asked where it sees us: providers give routers other public addresses, often daily. The
+answer has a hundred bytes, and the next presence record is due within half a minute."""
 ASKED_AT_ONCE = 4
 """Nodes asked for a reservation in one round; a silent one costs 10 s. Guess: measure the share of silent nodes."""
 REFUSED_S = (30.0, 1800.0)
@@ -66,6 +71,8 @@ REFUSED_S = (30.0, 1800.0)
 OF_LINK_S = (2.0, 60.0)
 """First and longest backoff for nodes of the join link, one of which may be the only relay. They are short, so that the
 node recovers soon after an outage on either side."""
+FULL_S = 300.0
+"""Least backoff after a relay had no room, for a node that has another one. Guess: measure how long relays are full."""
 MAX_CLOCK_OFF_S = 30.0
 """Clock error beyond which the owner is warned. Records live for 75 s from their issuer's time (``swarm.rules``) and
 must still be valid when a lookup finds them after half of that; a reported clock may be 10 s old."""
@@ -115,11 +122,14 @@ class ReachabilityManager:
         self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
         self._clock_is_wrong = False
+        self._wake = asyncio.Event()
+        self._reports: Sequence[ReachabilityReport] = ()  # of the last verdict
+        self._placed_at = -math.inf
         self._told = told
         self.verdicts: dict[int, bool] = dict.fromkeys(FAMILIES, False) if node.daemon.punches else {}
         """By address family (4, 6), whether others can dial us by it; absent if unknown. A node whose p2pd punches
         holes begins with the verdict that made it so."""
-        self._last = frozenset(self.addresses)  # addresses at the last update
+        self._last: frozenset[str] = frozenset()  # addresses at the last update
 
     @property
     def reachable(self) -> bool | None:
@@ -167,6 +177,8 @@ class ReachabilityManager:
     async def _run(self) -> None:
         while self._node.alive:
             await self._look_at_itself()
+            await self._judge_jump()
+            await self._check_place()
             await self._prepare_punching()
             if self.reachable is False and not self._held:  # as the last verdict says; another takes five seconds
                 await self._update_places()
@@ -179,7 +191,19 @@ class ReachabilityManager:
                 continue
             await self._update_places()
             is_served = self.reachable or self._held
-            await asyncio.sleep((ROUND_S if is_served else HURRY_S) * self._random.uniform(0.75, 1.25))
+            await self._rest((ROUND_S if is_served else HURRY_S) * self._random.uniform(0.75, 1.25))
+
+    def refresh(self) -> None:
+        """Find out anew how others reach us: our addresses have changed, or the router may be another one."""
+        self._judged_at = -math.inf
+        self._refused.clear()
+        self._wake.set()
+
+    async def _rest(self, seconds: float) -> None:
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
 
     async def _update_places(self) -> None:
         """Take or renew reservations if they are needed, and announce the addresses if they have changed."""
@@ -223,7 +247,8 @@ class ReachabilityManager:
         found = verdicts(reports) if ports else {4: False}
         if not found:
             return
-        self._judged_at = now
+        self._judged_at, self._placed_at = now, asyncio.get_running_loop().time()
+        self._reports = reports
         self._seen = places_seen(reports, ports)
         self._is_near = not speaks_for_the_internet(reports)
         self._seen_outside = frozenset(
@@ -255,8 +280,29 @@ class ReachabilityManager:
             answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
             self._punching.show([each.place for each in answers if each is not None and each.place])
 
+    async def _judge_jump(self) -> None:
+        """Ask which time is right if the system's clock has jumped."""
+        if not wall.is_judged:
+            answers = await asyncio.gather(*(self._ask(each, port=0) for each in self._probers()))
+            self._mind_the_clock([each for each in answers if each is not None])
+
+    async def _check_place(self) -> None:
+        """Invalidate the last verdict if a node sees us at another public address: a router has got another one."""
+        now = asyncio.get_running_loop().time()
+        if now - self._placed_at < PLACE_S or self._by_owner or not math.isfinite(self._judged_at):
+            return
+        self._placed_at = now
+        answers = [await self._ask(each, port=0) for each in self._probers()[-1:]]  # rather a peer than a bootstrap
+        if any(each is not None and is_elsewhere(each, self._reports) for each in answers):
+            self.refresh()
+
     def _mind_the_clock(self, reports: Sequence[ReachabilityReport]) -> None:
-        off = clock_off(reports, time.time())
+        off = clock_off(reports, wall())
+        if off is not None and (jump_s := wall.jump_s):
+            is_news, is_right = not wall.is_judged, wall.judge(off)
+            if is_right or is_news:
+                self._notebook.note("clock jumped", by_s=jump_s, is_right=is_right, nodes=len(reports))
+            off += jump_s if is_right else 0.0
         if off is None or (abs(off) > MAX_CLOCK_OFF_S) == self._clock_is_wrong:
             return
         self._clock_is_wrong = not self._clock_is_wrong
@@ -265,7 +311,7 @@ class ReachabilityManager:
     async def _ask(self, prober: Candidate, port: int | None = None) -> ReachabilityReport | None:
         try:
             if port == 0:
-                return await look(self._node, prober.peer, prober.addresses)
+                return await look(self._node, prober.peer, prober.addresses, 0)
             ports = set(self._ports.values())
             if len(ports) == 1:
                 return await look(self._node, prober.peer, prober.addresses, *ports)
@@ -285,15 +331,16 @@ class ReachabilityManager:
 
     async def _fill(self, now: float) -> None:
         """Ask a few candidates for missing reservations, and nodes of the join link while none is at one of them."""
-        asked, of_link = 0, self._of_link
-        for candidate in self._candidates():
-            until, _ = self._refused.get(candidate.peer, (now, None))
-            lacks = len(self._held) < WANTED or (candidate.peer in of_link and of_link.isdisjoint(self._held))
-            if not lacks or asked >= ASKED_AT_ONCE:
+        of_link = self._of_link
+        left = [each for each in self._candidates() if self._refused.get(each.peer, (now, None))[0] <= now]
+        for _ in range(ASKED_AT_ONCE):
+            line = in_line(left, of_link, self._held)
+            is_of_link = bool(line) and line[0].peer in of_link
+            lacks = len(self._held) < WANTED or (is_of_link and of_link.isdisjoint(self._held))
+            if not line or not lacks:
                 return
-            if candidate.peer in self._held or until > now:
-                continue
-            asked += 1
+            candidate = await self._cheaper(line)
+            left.remove(candidate)
             if not await self._reserve(candidate):
                 self._held[candidate.peer] = candidate
                 self._has_told_of_none = False
@@ -302,6 +349,22 @@ class ReachabilityManager:
             self._has_told_of_none = True
             self._notebook.note("no relay", port=self._ports.get(4, 0), own=self._own_host)
 
+    async def _cheaper(self, line: Sequence[Candidate]) -> Candidate:
+        """Return the better of two random candidates, which spreads load nearly as well as the best of all would
+        (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001). One that lies
+        about its load gets at most twice its share. Nodes that are hardly relays are not looked at."""
+        pair = [each for each in line[:2] if each.is_named or each.peer in self._of_link]
+        if len(pair) < 2:
+            return line[0]
+        costs = await asyncio.gather(*map(self._cost_s, pair))
+        return pair[costs.index(min(costs))]
+
+    async def _cost_s(self, relay: Candidate) -> float:
+        try:
+            return (await look_at_relay(self._node.daemon, relay.peer, relay.addresses)).cost_s
+        except NetworkError:
+            return math.inf
+
     async def _reserve(self, relay: Candidate) -> str:
         """Take or renew one reservation; return why it failed, or an empty string."""
         try:
@@ -309,7 +372,9 @@ class ReachabilityManager:
         except NetworkError as error:
             fresh = backoff(*(OF_LINK_S if relay.peer in self._of_link else REFUSED_S))
             _, pauses_s = self._refused.pop(relay.peer, (0.0, fresh))
-            self._refused[relay.peer] = time.monotonic() + next(pauses_s), pauses_s
+            is_full = isinstance(error, RelayFullError) and bool(self._held)
+            pause_s = max(next(pauses_s), FULL_S if is_full else 0.0)
+            self._refused[relay.peer] = time.monotonic() + pause_s, pauses_s
             return str(error)
         self._refused.pop(relay.peer, None)
         return ""

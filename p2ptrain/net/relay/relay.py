@@ -23,16 +23,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd import control
 from p2ptrain.net.p2pd.control import FarEnd
-from p2ptrain.net.p2pd.daemon import Daemon
+from p2ptrain.net.p2pd.daemon import PROTECTING, Daemon
 from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.rate_limiter import RateLimiter, origin
 from p2ptrain.net.relay import circuit_v2
+from p2ptrain.net.relay.candidates import RelayState
 from p2ptrain.net.relay.circuit_v2 import HOP_PROTOCOL, STOP_PROTOCOL, CircuitStatus
 from p2ptrain.net.throttle import Throttles
 
@@ -50,8 +52,17 @@ QUESTIONS = 4
 the streams per peer at a busy relay."""
 IDLE_BYTES = 4096
 """Ten times the bytes of a circuit on which p2pd only pings: each side every 30 s, 46 bytes encrypted, and answers."""
+OTHER_CONNECTIONS = 512
+"""Connections of a relay to peers that use neither place nor circuit, as many as p2pd keeps by default."""
 MAX_TARGET_BYTES = 64
 """Longest peer id in a request; ours have 38 bytes."""
+
+READ_BYTES = 128 << 10
+"""Most bytes of a circuit that are read at once."""
+GATHER_FROM_BYTES = 16 << 10
+"""Size of a read after which the relay waits: a whole TLS record, as bulk transfers fill them."""
+GATHER_S = 0.01
+"""Time in which further bytes of a bulk transfer gather, 120 kB at 100 Mbit/s."""
 
 _REFUSALS: dict[int, str] = {
     CircuitStatus.RESERVATION_REFUSED: "all its reservations are taken",
@@ -77,9 +88,41 @@ class RelayLimits:
     size_bytes: int = 4 << 30
     """Most bytes of a circuit, both directions together: the weights of a model of 1e9 parameters."""
 
+    @property
+    def connections(self) -> int:
+        """Connections that p2pd must keep, for places, both ends of circuits, and peers that greet or ask; 0: any."""
+        return self.places + 2 * self.circuits + OTHER_CONNECTIONS if self.places > OTHER_CONNECTIONS else 0
 
+
+FOR_A_SERVER = RelayLimits(places=1024, circuits=256)
+"""Limits of a bootstrap. Renewals are 70 requests per second then, 9 % of a core, and the
+connections take 0.3 GB (``bench.bootstrap_connections``)."""
 NO_RELAY = RelayLimits(places=0, circuits=0)
 """Limits of a node whose owner did not agree to relay; its handler only keeps p2pd from relaying by itself."""
+
+
+class RelayFullError(NetworkError):
+    """A relay has given all its reservations."""
+
+
+async def look_at_relay(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> RelayState:
+    """Measure a relay's round trip and ask for its load. Raises NetworkError, also at the deadline."""
+    clock = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(ASK_DEADLINE_S):
+            await daemon.connect(relay, addresses)
+            _, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
+            try:
+                asked_at = clock()
+                await stream.write(circuit_v2.framed(circuit_v2.ask_load()))
+                answer = await control.read_message(stream, circuit_v2.MAX_MESSAGE_BYTES)
+                return RelayState(clock() - asked_at, circuit_v2.load(answer))
+            finally:
+                stream.close()
+    except TimeoutError:
+        raise NetworkError(f"{short(relay)} did not answer as a relay within {ASK_DEADLINE_S:.0f} s") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise NetworkError(f"{short(relay)} does not relay: {error}") from error
 
 
 async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redial: bool = True) -> None:
@@ -105,12 +148,15 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redia
                 status, is_limited = circuit_v2.status(answer), circuit_v2.is_limited(answer)
             finally:
                 stream.close()
+            if status == CircuitStatus.OK:
+                await daemon.protect(relay, "relay")
     except TimeoutError:
         raise NetworkError(f"{short(relay)} did not answer as a relay within {ASK_DEADLINE_S:.0f} s") from None
     except (OSError, EOFError, ValueError) as error:
         raise NetworkError(f"{short(relay)} does not relay: {error}") from error
     if status != CircuitStatus.OK:
-        raise NetworkError(f"{short(relay)} refused a reservation: {_REFUSALS.get(status, f'status {status}')}")
+        kind = RelayFullError if status == CircuitStatus.RESERVATION_REFUSED else NetworkError
+        raise kind(f"{short(relay)} refused a reservation: {_REFUSALS.get(status, f'status {status}')}")
     if is_limited:  # p2pd's own relay service: a circuit carries 128 KiB, and none of our protocols
         raise NetworkError(f"{short(relay)} relays only small amounts of data")
     if far_end.relay is not None:
@@ -136,6 +182,8 @@ class Relay:
         self._tasks: dict[asyncio.Task[None], tuple[PeerId, str] | None] = {}
         """One task per stream: its initiator and origin; None until they are known."""
         self._floods: RateLimiter[str] = RateLimiter()
+        self._floods_of_guests: RateLimiter[str] = RateLimiter()
+        """Limit for peers with a reservation, which they can renew however many others ask for one in vain."""
 
     @classmethod
     async def start(cls, node: Node, limits: RelayLimits, rates: Throttles | None = None) -> Relay:
@@ -176,12 +224,16 @@ class Relay:
                 asked = circuit_v2.question(await control.read_message(stream, circuit_v2.MAX_MESSAGE_BYTES))
             if asked.kind == circuit_v2.RESERVE:
                 status = self._give_place(asker, time.monotonic())
-                until = int(time.time() + PLACE_S) if status == CircuitStatus.OK else 0
+                if status == CircuitStatus.OK:
+                    await self._protect(asker.peer, "place")
+                until = int(wall() + PLACE_S) if status == CircuitStatus.OK else 0
                 await _send_last(stream, circuit_v2.answer(status, until))
             elif asked.kind == circuit_v2.CONNECT:
                 if len(asked.target) > MAX_TARGET_BYTES:  # converting it to text would take long
                     raise ValueError(f"a peer id of {len(asked.target)} bytes")
                 await self._connect(asker, control.peer_of(asked.target), stream)
+            elif asked.kind == circuit_v2.STATUS:
+                await _send_last(stream, circuit_v2.load_answer(self._load(time.monotonic())))
             else:
                 await _send_last(stream, circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE))
         except (NetworkError, OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
@@ -193,7 +245,8 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         where, limits = origin(asker.place), self._limits
-        if not self._floods.admits(where, task.get_loop().time()):
+        floods = self._floods_of_guests if asker.peer in self._places else self._floods
+        if not floods.admits(where, task.get_loop().time()):
             logger.info("refused %s at the relay: rate limit exceeded", short(asker.peer))
             return False
         opened = [each for each in self._tasks.values() if each is not None]
@@ -204,6 +257,19 @@ class Relay:
             return False
         self._tasks[task] = asker.peer, where
         return True
+
+    async def _protect(self, peer: PeerId, purpose: str, weight: int = PROTECTING) -> None:
+        with contextlib.suppress(NetworkError, TimeoutError):  # the connection has just ended, or p2pd is very busy
+            async with asyncio.timeout(LAST_WORD_S):
+                await self._node.daemon.protect(peer, purpose, weight)
+
+    def _load(self, now: float) -> float:
+        """Return the share of reservations or of circuits that is taken, whichever is larger; 1 if none is given."""
+        if not self._rates.gives:
+            return 1.0
+        taken = sum(until > now for _, until in self._places.values())
+        limits = self._limits
+        return max(taken / max(limits.places, 1), len(self._circuits) / max(limits.circuits, 1))
 
     def _give_place(self, asker: FarEnd, now: float) -> CircuitStatus:
         if not self._rates.gives:
@@ -238,6 +304,7 @@ class Relay:
         circuit = _Circuit((asker, target), origin(asking.place))
         self._circuits.append(circuit)
         try:
+            await self._protect(asker, "circuit")
             try:
                 far = await self._lead(asker, target)
             except (NetworkError, OSError, EOFError, ValueError) as error:
@@ -252,6 +319,8 @@ class Relay:
                 far.abort()
         finally:
             self._circuits.remove(circuit)
+            if not any(asker in each.ends for each in self._circuits):
+                await self._protect(asker, "circuit", 0)
 
     async def _lead(self, asker: PeerId, target: PeerId) -> Stream:
         async with asyncio.timeout(ASK_DEADLINE_S):
@@ -287,8 +356,13 @@ class Relay:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pump(self, source: Stream, sink: Stream, left: list[int]) -> None:
-        """Carry bytes one way until either stream ends, ``left`` is used up, or ``gives`` becomes false."""
+        """Carry bytes one way until either stream ends, ``left`` is used up, or ``gives`` becomes false.
+
+        A bulk transfer arrives in many small pieces, each of which costs both p2pds and this process a turn. After a
+        large one, more therefore gather in the socket.
+        """
         up, down = self._rates.up, self._rates.down
+        source.widen(READ_BYTES)
         with contextlib.suppress(OSError, EOFError):
             while left[0] > 0:
                 chunk = await source.read_some()
@@ -301,6 +375,9 @@ class Relay:
                     await up.wait(up.book(len(piece)), len(piece))
                     self._rates.give(len(piece))
                     await sink.write(piece)
+                if GATHER_FROM_BYTES <= len(chunk) < READ_BYTES:
+                    source.pause()
+                    await asyncio.sleep(GATHER_S)
 
 
 async def _send_last(stream: Stream, answer: bytes) -> None:

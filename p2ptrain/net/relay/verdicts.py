@@ -38,6 +38,13 @@ def speaks_for_the_internet(reports: Iterable[ReachabilityReport]) -> bool:
     return any(address.is_public(each.place) for each in _judges(reports))
 
 
+def is_elsewhere(report: ReachabilityReport, earlier: Iterable[ReachabilityReport]) -> bool:
+    """Return whether a report names a public IP address that no earlier one of its family does, if there is one."""
+    family = address.family_of(report.place) or 4
+    known = {address.host_of(each.place) for each in by_family(earlier, family) if address.is_public(each.place)}
+    return bool(known) and address.is_public(report.place) and address.host_of(report.place) not in known
+
+
 def _judges(reports: Iterable[ReachabilityReport]) -> list[ReachabilityReport]:
     tried = [each for each in reports if each.dialed is not DialOutcome.DECLINED]
     return [each for each in tried if address.is_public(each.place)] or tried

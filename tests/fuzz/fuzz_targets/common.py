@@ -123,8 +123,9 @@ MESSAGES: tuple[Message, ...] = (
 def in_the_seeds_days() -> Iterator[None]:
     """Fix the clock: whether a seed or a saved finding has expired must not depend on the day."""
     with contextlib.ExitStack() as stack:
-        for module in (dht_protocol, directory, access_list_store, timed_storage):
-            stack.enter_context(mock.patch.object(module, "get_dht_time", return_value=NOW))
+        for module in (dht_protocol, directory, access_list_store):
+            stack.enter_context(mock.patch.object(module, "wall", return_value=NOW))
+        stack.enter_context(mock.patch.object(timed_storage, "get_dht_time", return_value=NOW))
         yield
 
 

@@ -14,6 +14,7 @@ from test_reachability import BOOTSTRAP, CIRCUIT, HIDDEN, ME, OTHER, PRIVATE, PU
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
+from p2ptrain.net.node import slower_in_a_crowd
 from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.relay import neighbours
 from p2ptrain.net.relay.neighbours import NeighbourFinder, Neighbourhoods, decoded, near
@@ -42,12 +43,39 @@ def test_who_comes_through_a_relay_or_from_a_private_network_has_no_neighbours(p
 
 def test_a_node_remembers_few_peers_and_tells_fewer() -> None:
     met = Neighbourhoods()
-    for number in range(2 * neighbours.MAX_REMEMBERED):
+    for number in range(100):
         met.meet(PeerId(str(number)), HOME, [PLACE])
     told = met.meet(ME, HOME, [])
     assert len(told) == neighbours.MAX_TOLD
-    assert told[0][0] == str(2 * neighbours.MAX_REMEMBERED - 1)
-    assert len(met._asked) == neighbours.MAX_REMEMBERED
+    assert told[0][0] == "99"
+    for number in range(10 + neighbours.MAX_REMEMBERED):
+        met.meet(OTHER, f"/ip4/9.9.{number // 250}.{number % 250}/tcp/1", [PLACE])
+    assert len(met._networks) == neighbours.MAX_REMEMBERED
+    assert met.meet(ME, HOME, []) == []
+
+
+def test_an_unanswered_request_is_repeated_ever_less_often() -> None:
+    """Check that peers of a large swarm do not keep an overloaded bootstrap overloaded."""
+    asked: list[float] = []
+    node = SimpleNamespace(alive=True, peer_id=ME, port=5, addresses=(), bootstraps=(BOOTSTRAP,), known={})
+
+    async def ask(*_: object) -> list[Any]:
+        asked.append(asyncio.get_running_loop().time())
+        raise NetworkError("it is busy")
+
+    async def main() -> None:
+        task = asyncio.create_task(NeighbourFinder(cast(Any, node), ask, Random(0)).run())
+        await asyncio.sleep(600.0)
+        task.cancel()
+
+    virtual_time.run(main())
+    assert len(asked) < 20
+    assert asked[1] < 2 * neighbours.HURRY_S
+
+
+@pytest.mark.parametrize(("known", "times"), [(10, 1.0), (64, 1.0), (256, 4.0)])
+def test_in_a_crowd_the_links_nodes_are_asked_less_often(known: int, times: float) -> None:
+    assert slower_in_a_crowd(60.0, known) == 60.0 * times
 
 
 def test_a_neighbour_is_in_the_private_network_or_in_the_same_ipv6_network() -> None:

@@ -12,6 +12,7 @@ import base58
 import pytest
 import virtual_time
 
+from p2ptrain.base.clock import WallClock
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
@@ -151,15 +152,49 @@ def test_the_others_median_tells_how_far_off_our_clock_is() -> None:
 
 
 def test_a_wrong_clock_is_told_once_and_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.time", lambda: 5000.0)
+    monkeypatch.setattr(reachability, "wall", WallClock(lambda: 5000.0, lambda: 0.0))
     log = MemoryLog()
-    reachability = ReachabilityManager(cast(Any, FakeNode()), log)
+    here = ReachabilityManager(cast(Any, FakeNode()), log)
     for clocks in ([5020.0], [], [8600.0, 8600.0], [8600.0], [5000.0], [5000.0]):
-        reachability._mind_the_clock([told(each) for each in clocks])
+        here._mind_the_clock([told(each) for each in clocks])
     assert list(log.notes) == [
         ("wrong clock", {"off_s": -3600.0, "nodes": 2}),
         ("right clock", {"off_s": 0.0, "nodes": 1}),
     ]
+
+
+@pytest.mark.parametrize("is_right", [False, True])
+def test_others_tell_at_once_which_time_is_right_after_a_jump(monkeypatch: pytest.MonkeyPatch, is_right: bool) -> None:
+    """Check a clock that others refute, and a wrong one that is corrected; the owner is told once."""
+    node, log, asked, system = FakeNode("/ip4/8.8.4.4/tcp/5"), MemoryLog(), [], [5000.0]
+
+    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int = 0) -> ReachabilityReport:
+        asked.append(port)
+        clock = 5000.0 + 86_400.0 * is_right
+        return ReachabilityReport(PUBLIC, DialOutcome.YES if port else DialOutcome.DECLINED, "", clock)
+
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "wall", clock := WallClock(lambda: system[0], lambda: 0.0))
+
+    async def main() -> None:
+        here = ReachabilityManager(cast(Any, node), log, random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(5.0)
+        system[0] += 86_400.0
+        here.refresh()
+        await asyncio.sleep(0.1)
+        assert clock() == (system[0] if is_right else 5000.0)
+        await asyncio.sleep(300.0)
+        assert asked[:3] == [5, 0, 5]
+        node.alive = False
+        here.refresh()
+        await task
+
+    virtual_time.run(main())
+    told = [(kind, fields) for kind, fields in log.notes if "clock" in kind]
+    jumped = ("clock jumped", {"by_s": 86_400.0, "is_right": is_right, "nodes": 1})
+    wrong = ("wrong clock", {"off_s": -86_400.0, "nodes": 1})
+    assert told == ([wrong, jumped, ("right clock", {"off_s": 0.0, "nodes": 1})] if is_right else [jumped])
 
 
 def test_relays_come_first_and_whoever_is_behind_one_does_not_come() -> None:
@@ -266,7 +301,8 @@ def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.Monk
     node, log, asked, told = FakeNode("/ip4/8.8.4.4/tcp/5"), MemoryLog(), [], []
 
     async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
-        asked.append(asyncio.get_running_loop().time())
+        if port:
+            asked.append(asyncio.get_running_loop().time())
         at_home = node.addresses == [PRIVATE]
         return ReachabilityReport(
             "/ip4/9.9.9.9/tcp/1", DialOutcome.NO if at_home else DialOutcome.YES, "nobody answers", 1e9
@@ -302,6 +338,34 @@ def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.Monk
 
     virtual_time.run(main())
     assert [kind for kind, _ in log.notes if kind != "wrong clock"] == ["reachable", "unreachable", "relayed"]
+
+
+def test_another_public_address_of_the_router_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a forwarded port at a router that gets another public address, while this machine keeps its own."""
+    node, public, asked = FakeNode(PRIVATE), ["9.9.9.9"], []
+
+    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
+        asked.append(port)
+        place = address.multiaddress(public[0], 1)
+        return ReachabilityReport(place, DialOutcome.YES if port else DialOutcome.DECLINED, "", 1e9)
+
+    monkeypatch.setattr(reachability, "look", look)
+
+    async def main() -> None:
+        here = ReachabilityManager(cast(Any, node), MemoryLog(), random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(300.0)
+        assert here.addresses == ("/ip4/9.9.9.9/tcp/5",)
+        assert asked[0] == 5
+        assert 3 <= asked.count(0) == len(asked) - 1 <= 5
+        public[0] = "8.8.8.8"
+        await asyncio.sleep(reachability.PLACE_S + 1.25 * reachability.ROUND_S)
+        assert here.addresses == ("/ip4/8.8.8.8/tcp/5",)
+        assert asked.count(5) == 2
+        node.alive = False
+        await task
+
+    virtual_time.run(main())
 
 
 def test_a_mapped_port_is_dialed_and_announced_at_the_address_that_others_see(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,19 @@ from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
 from p2ptrain.net.p2pd.control import FarEnd
+from p2ptrain.net.p2pd.daemon import PROTECTING
 from p2ptrain.net.rate_limiter import PER_PEER
 from p2ptrain.net.relay.circuit_v2 import CircuitStatus
 from p2ptrain.net.relay.relay import (
     ASK_DEADLINE_S,
+    FOR_A_SERVER,
+    GATHER_FROM_BYTES,
+    GATHER_S,
     IDLE_BYTES,
     LAST_WORD_S,
     NO_RELAY,
     QUESTIONS,
+    READ_BYTES,
     Relay,
     RelayLimits,
     circuit_v2,
@@ -52,6 +57,7 @@ class Wire:
         self._news = asyncio.Event()
         """Event: more was sent, or a side closed."""
         self.heard = b""
+        self.pauses = 0
 
     @property
     def status(self) -> int | None:
@@ -91,13 +97,20 @@ class Wire:
 
     abort = close
 
+    def widen(self, size_bytes: int) -> None:
+        pass
+
+    def pause(self) -> None:
+        self.pauses += 1
+
 
 class Line:
     """A relay and the peers that use it."""
 
     def __init__(self, limits: RelayLimits = LIMITS) -> None:
         self.rates = Throttles()
-        node = SimpleNamespace(daemon=SimpleNamespace(open_stream=self._open))
+        node = SimpleNamespace(daemon=SimpleNamespace(open_stream=self._open, protect=self._protect))
+        self.protected: list[tuple[PeerId, str, int]] = []
         self.relay = Relay(cast(Any, node), limits, self.rates)
         self.relay._server = cast(Any, object())  # as if it were serving
         self.led: list[Wire] = []
@@ -108,6 +121,9 @@ class Line:
         yes._unread = circuit_v2.framed(circuit_v2._number(1, 1) + circuit_v2._number(4, CircuitStatus.OK))
         self.led.append(yes)
         return FarEnd(target, THERE), yes
+
+    async def _protect(self, peer: PeerId, purpose: str, weight: int) -> None:
+        self.protected.append((peer, purpose, weight))
 
     async def says(self, who: PeerId, place: str, *said: bytes) -> Wire:
         wire = Wire(who, place, *said)
@@ -165,9 +181,21 @@ def test_who_asks_too_often_is_not_heard() -> None:
     async def main() -> None:
         line = Line()
         answers = [await line.reserves(peer(1 + number % 5), HERE) for number in range(300)]
-        assert answers.count(CircuitStatus.OK) == PER_PEER.burst
+        assert answers.count(CircuitStatus.OK) == PER_PEER.burst + 5  # the first of each, before it was a guest
         assert await line.reserves(peer(9), THERE) == CircuitStatus.OK
         await asyncio.sleep(10.0)
+        assert await line.reserves(peer(1), HERE) == CircuitStatus.OK
+
+    virtual_time.run(main())
+
+
+def test_a_crowd_that_finds_no_room_keeps_no_guest_from_renewing() -> None:
+    async def main() -> None:
+        line = Line(RelayLimits(places=1))
+        assert await line.reserves(peer(1), HERE) == CircuitStatus.OK
+        crowd = [await line.reserves(peer(2 + n), f"/ip4/203.0.{n // 250}.{n % 250}/tcp/1") for n in range(500)]
+        assert crowd[0] == CircuitStatus.RESERVATION_REFUSED
+        assert crowd[-1] is None  # not even read
         assert await line.reserves(peer(1), HERE) == CircuitStatus.OK
 
     virtual_time.run(main())
@@ -285,7 +313,10 @@ def test_a_place_whose_circuits_carry_next_to_nothing_is_none(limit: bytes) -> N
         async def open_stream(relay: PeerId, protocol: str) -> tuple[FarEnd, Any]:
             return FarEnd(relay, THERE), wire
 
-        daemon = cast(Any, SimpleNamespace(connect=connect, open_stream=open_stream))
+        async def protect(relay: PeerId, purpose: str) -> None:
+            pass
+
+        daemon = cast(Any, SimpleNamespace(connect=connect, open_stream=open_stream, protect=protect))
         with pytest.raises(NetworkError, match="only small amounts of data") if limit else contextlib.nullcontext():
             await reserve(daemon, peer(1), [THERE])
 
@@ -310,3 +341,71 @@ def test_once_the_owner_gives_nothing_circuits_end_and_guests_go_elsewhere() -> 
         assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
 
     virtual_time.run(main())
+
+
+def test_a_relay_says_how_much_of_it_is_taken() -> None:
+    async def main() -> None:
+        line = Line()
+
+        async def load() -> float | None:
+            asked = await line.says(peer(9), "/ip4/203.0.113.1/tcp/1", circuit_v2.ask_load())
+            asked.close()
+            return circuit_v2.load(asked.heard[1:])
+
+        assert await load() == 0.0
+        for number in range(8):
+            assert await line.reserves(peer(number), THERE) == CircuitStatus.OK
+        assert await load() == pytest.approx(8 / LIMITS.places, abs=0.01)
+        for number in range(24):
+            await line.dials(peer(100 + number), HERE, peer(number % 8))
+        assert await load() == pytest.approx(24 / LIMITS.circuits, abs=0.01)
+        line.rates.gives = False
+        assert await load() == 1.0
+
+    virtual_time.run(main())
+
+
+def test_an_older_relay_says_no_load() -> None:
+    assert circuit_v2.load(circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE)) is None
+
+
+def test_p2pd_is_to_keep_the_connections_that_a_relay_serves() -> None:
+    """Check that places and circuits are protected: p2pd closes old connections when it has too many."""
+
+    async def main() -> None:
+        line = Line()
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
+        circuit = await line.dials(peer(2), HERE, peer(1))
+        assert line.protected == [(peer(1), "place", PROTECTING), (peer(2), "circuit", PROTECTING)]
+        circuit.close()
+        await asyncio.sleep(0.1)
+        assert line.protected[2:] == [(peer(2), "circuit", 0)]
+
+    virtual_time.run(main())
+
+
+def test_a_bulk_transfer_gathers_while_small_messages_pass_at_once() -> None:
+    async def main() -> None:
+        line = Line()
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
+        circuit = await line.dials(peer(2), HERE, peer(1))
+        clock, before = asyncio.get_running_loop().time, len(line.led[-1].heard)
+        for size, gathers in ((100, False), (GATHER_FROM_BYTES, True), (READ_BYTES, False)):
+            began, pauses = clock(), circuit.pauses
+            circuit.sends(bytes(size))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            circuit.sends(b"more")
+            while len(line.led[-1].heard) < before + size + 4:
+                await asyncio.sleep(GATHER_S / 100)
+            assert (circuit.pauses > pauses) is gathers
+            assert clock() - began == pytest.approx(GATHER_S if gathers else 0.0, abs=GATHER_S / 10)
+            before = len(line.led[-1].heard)
+        circuit.close()
+
+    virtual_time.run(main())
+
+
+def test_a_server_keeps_connections_for_all_that_it_relays_for() -> None:
+    assert FOR_A_SERVER.connections > FOR_A_SERVER.places + 2 * FOR_A_SERVER.circuits
+    assert LIMITS.connections == NO_RELAY.connections == 0

@@ -19,6 +19,7 @@ from typing import Any, cast
 import click
 import pytest
 
+from p2ptrain.base.clock import WallClock
 from p2ptrain.base.errors import MISFIT, HomeError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
@@ -28,7 +29,7 @@ from peer.home import Home
 from peer.messages import line
 from peer.owner import commands, control_socket, status
 from peer.owner import control as control_module
-from peer.owner.control import OwnerControl, TrainingHandle
+from peer.owner.control import OwnerControl, TrainingHandle, local_time
 from peer.owner.control_socket import POINTER, SOCKET, NotRunningError, ask
 from peer.owner.pause import parse_end
 from peer.owner.policy import GIVEN_SHARE
@@ -345,6 +346,18 @@ def test_a_pause_with_an_end_outlives_the_process_until_then(desk: Desk) -> None
     with desk.owner:
         assert desk.status()["state"] == "starting"
     assert not (desk.home.path / "paused.json").exists()
+
+
+def test_a_pause_that_a_command_with_another_clock_asks_for_ends_by_ours(desk: Desk) -> None:
+    end = (desk.date + timedelta(hours=2)).timestamp()
+    assert desk.order("pause", until=end + 86_400, in_s=7200.0) == "pausing until 14:00"
+    assert desk.order("pause", until=end, in_s=7199.5) == "already paused until 14:00"
+    assert desk.order("pause", until=end, in_s="soon") == "already paused until 14:00"
+
+
+def test_hours_and_months_do_not_follow_a_false_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "wall", WallClock(iter([1e9, 1e9 + 86_400]).__next__, lambda: 0.0))
+    assert local_time() == datetime.fromtimestamp(1e9)
 
 
 @pytest.mark.parametrize("until", ["18:00", True, -1, math.nan, math.inf, 10**400, [1]])
