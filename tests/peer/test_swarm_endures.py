@@ -7,6 +7,7 @@ Two peers run during the whole file; every test adds a third one that fails.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from swarm import Program, Swarm, endless_swarm, until
 
 from p2ptrain import checkpoint
+from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S
 
 pytestmark = pytest.mark.net
 
@@ -27,6 +29,8 @@ class Company:
     bert: Program
     emil: Program
     """Started together with the others, which takes less time, and ended by the test that needs it."""
+    began: float
+    """Time at which all had exchanged, on the monotonic clock."""
 
     def goes_on(self) -> None:
         """Check that both survivors exchange with each other from now on."""
@@ -37,12 +41,14 @@ class Company:
 @pytest.fixture(scope="module")
 def company() -> Iterator[Company]:
     with endless_swarm("anna", "bert", "emil") as (swarm, bootstrap, peers):
-        yield Company(swarm, bootstrap, *peers)
+        yield Company(swarm, bootstrap, *peers, began=time.monotonic())
         assert [each.terminate() for each in (*peers[:2], bootstrap)] == [0, 0, 0]
 
 
 def test_a_late_joiner_takes_the_weights_and_leaves_politely(company: Company) -> None:
     step = company.anna.wait_for("progress")["step"]
+    # A newcomer compares copies of those only whose records are ahead of it, also after the first seconds.
+    until("all records to be renewed", lambda: time.monotonic() > company.began + 1.25 * ANNOUNCE_PERIOD_S)
     cleo = company.swarm.peer("cleo")
     assert cleo.wait_for("caught up")["peer"] in {each.peer_id for each in (company.anna, company.bert, company.emil)}
     assert not cleo.events("unconfirmed")  # the other donor's copy was compared, and was near
