@@ -49,6 +49,7 @@ def test_the_commands_are_frozen() -> None:
         "pause",
         "resume",
         "finish",
+        "identity",
         "service",
         "invite",
         "admit",

@@ -48,6 +48,21 @@ def state() -> StatusView:
     return state
 
 
+NUMBERS = {
+    "seconds": 1.0,
+    "step": 1,
+    "port": 1,
+    "off_s": 1.0,
+    "nodes": 1,
+    "name": "Kx41ab",
+    "yields": True,
+    "command": "p2ptrain",
+    "fragments": False,
+    "remedies": ["a", "b"],
+}
+"""Fields of failures that name no place."""
+
+
 def test_before_there_is_a_trainer_it_says_what_the_owner_is_told() -> None:
     document = StatusView(ME, "fox", lambda: ("starting", "it looks around")).document()
     assert (document["state"], document["why"]) == ("starting", "it looks around")
@@ -91,9 +106,8 @@ def test_failures_are_told_in_a_line(state: StatusView) -> None:
 
 def test_every_failure_has_a_line_for_people() -> None:
     fields = dict.fromkeys(("why", "peer", "what", "remedy", "where", "path"), "x")
-    numbers = {"seconds": 1.0, "step": 1, "port": 1, "off_s": 1.0, "nodes": 1}
     for kind in FAILURES:
-        shown = line(kind, {**fields, **numbers})
+        shown = line(kind, {**fields, **NUMBERS})
         assert shown is not None, kind
 
 
@@ -149,9 +163,8 @@ def test_others_hear_nothing_of_the_owners_computer_and_network(state: StatusVie
     """Check that paths, names and private addresses stay here: a bootstrap would publish them."""
     places = "/home/alice.smith/x 192.168.1.23 192.168.1.23:4001 /ip4/192.168.1.23/tcp/4 fe80::1%eth0 [fd00::1]:80 ~/x"
     fields = dict.fromkeys(("why", "what", "remedy", "where", "path", "own"), f"dial tcp {places} timed out")
-    numbers = {"seconds": 1.0, "step": 1, "port": 1, "off_s": 1.0, "nodes": 1}
     for kind in sorted(FAILURES):
-        state.on_note(kind, {**fields, **numbers, "peer": OTHER})
+        state.on_note(kind, {**fields, **NUMBERS, "peer": OTHER})
     news = state.report(0)[1]
     assert len(news) == len(SHAREABLE)
     for secret in ("alice", "192.168", "fe80", "fd00", "~"):
