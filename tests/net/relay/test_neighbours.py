@@ -156,7 +156,9 @@ def test_a_circuit_to_a_neighbour_in_another_network_is_closed_ever_less_often()
     assert 2 <= home.done.count("disconnect") <= 6
 
 
-def run(home: Home, other: PeerId, seconds: float = neighbours.ROUND_S / 2) -> tuple[dict[PeerId, tuple[str, ...]], list[Any]]:
+def run(
+    home: Home, other: PeerId, seconds: float = neighbours.ROUND_S / 2
+) -> tuple[dict[PeerId, tuple[str, ...]], list[Any]]:
     """Run a finder, by default for one round; return the neighbours that it found, and what it asked."""
     node = SimpleNamespace(
         alive=True, peer_id=ME, port=5, addresses=(PRIVATE,), bootstraps=(BOOTSTRAP,), known={}, daemon=home

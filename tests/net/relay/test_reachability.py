@@ -419,7 +419,8 @@ def test_a_node_that_is_to_be_replaced_and_loses_its_network_waits(monkeypatch: 
     async def reserve(*_: object, redial: bool) -> None:
         raise NetworkError("no route")
 
-    node.port_mapping_tried, node.look_at_itself = port_mapping_tried, look_at_itself  # type: ignore[attr-defined, method-assign]
+    monkeypatch.setattr(node, "port_mapping_tried", port_mapping_tried, raising=False)
+    monkeypatch.setattr(node, "look_at_itself", look_at_itself)
     monkeypatch.setattr(reachability, "look", look)
     monkeypatch.setattr(reachability, "reserve", reserve)
 
