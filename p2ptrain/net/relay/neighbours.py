@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -32,6 +32,9 @@ LIFETIME_S = 600.0
 """How long a node remembers a peer that does not ask again: one lost request may be in it, in a large swarm, too."""
 DIAL_S = 10.0
 """Timeout to connect to a neighbour: a home network answers at once, or a firewall never."""
+AGAIN_S = (120.0, 3600.0)
+"""First and longest backoff after a circuit was closed in vain, by peer; it doubles. Behind a provider's NAT neighbours
+may be in different networks, and each attempt ends the exchanges on the circuit."""
 MAX_EACH = 4
 """Addresses of one peer: of two networks by IPv4 and IPv6."""
 MAX_TRIED = 2
@@ -111,6 +114,8 @@ class NeighbourFinder:
         self._node = node
         self._ask = ask
         self._random = random or Random()
+        self._in_vain: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REMEMBERED)
+        """End of the current backoff, on the loop's clock, and the next ones."""
 
     async def run(self) -> None:
         pauses_s = backoff(HURRY_S, ROUND_S)
@@ -136,13 +141,16 @@ class NeighbourFinder:
 
     async def _meet(self, peer: PeerId, places: Sequence[str]) -> tuple[PeerId, tuple[str, ...]] | None:
         """Connect to a neighbour directly; return it and where it is, or None if it is not there."""
-        daemon = self._node.daemon
+        daemon, clock = self._node.daemon, asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(DIAL_S):
                 ends = await self._ends(peer)
                 if ends and all(map(address.relay_of, ends)):
-                    if self._node.peer_id < peer:  # the other one does it, as both would end what they share
+                    until, pauses_s = self._in_vain.get(peer, (0.0, backoff(*AGAIN_S)))
+                    # One of the two does it, as both would end what they share.
+                    if self._node.peer_id < peer or clock() < until:
                         return None
+                    self._in_vain[peer] = clock() + next(pauses_s), pauses_s
                     await daemon.disconnect(peer)  # p2pd opens no second connection
                     ends = []
                 if not ends:
@@ -150,6 +158,7 @@ class NeighbourFinder:
                     ends = await self._ends(peer)
         except (NetworkError, TimeoutError):
             return None
+        self._in_vain.pop(peer, None)
         return peer, tuple([each for each in places if each in ends] or places)[:MAX_TRIED]
 
     async def _ends(self, peer: PeerId) -> list[str]:

@@ -183,7 +183,7 @@ class ReachabilityManager:
             if self.reachable is False and not self._held:  # as the last verdict says; another takes five seconds
                 await self._update_places()
             await self._judge(time.monotonic())
-            if self.is_misplaced:
+            if self.is_misplaced and math.isfinite(self._judged_at):
                 await self._node.port_mapping_tried()
                 await self._look_at_itself()
                 if math.isfinite(self._judged_at):  # no mapping has come meanwhile

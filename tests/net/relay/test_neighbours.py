@@ -142,8 +142,24 @@ def test_a_neighbour_that_does_not_answer_is_none() -> None:
     assert home.done == ["connect"]
 
 
-def run(home: Home, other: PeerId) -> tuple[dict[PeerId, tuple[str, ...]], list[Any]]:
-    """Run a finder for one round; return the neighbours that it found, and what it asked."""
+def test_a_circuit_to_a_neighbour_in_another_network_is_closed_ever_less_often() -> None:
+    """Check that peers of different homes behind one provider's NAT keep the circuit on which they exchange."""
+
+    class Elsewhere(Home):
+        async def connections(self) -> list[FarEnd]:
+            return [FarEnd(HIDDEN, CIRCUIT)]  # dialed again by the next exchange
+
+    home = Elsewhere(is_cut=True)
+    found, asked = run(home, HIDDEN, seconds=3600.0)
+    assert found == {}
+    assert len(asked) > 40
+    assert 2 <= home.done.count("disconnect") <= 6
+
+
+def run(
+    home: Home, other: PeerId, seconds: float = neighbours.ROUND_S / 2
+) -> tuple[dict[PeerId, tuple[str, ...]], list[Any]]:
+    """Run a finder, by default for one round; return the neighbours that it found, and what it asked."""
     node = SimpleNamespace(
         alive=True, peer_id=ME, port=5, addresses=(PRIVATE,), bootstraps=(BOOTSTRAP,), known={}, daemon=home
     )
@@ -155,7 +171,7 @@ def run(home: Home, other: PeerId) -> tuple[dict[PeerId, tuple[str, ...]], list[
 
     async def main() -> None:
         task = asyncio.create_task(NeighbourFinder(cast(Any, node), ask, Random(0)).run())
-        await asyncio.sleep(neighbours.ROUND_S / 2)
+        await asyncio.sleep(seconds)
         task.cancel()
 
     virtual_time.run(main())

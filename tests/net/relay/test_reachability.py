@@ -399,6 +399,48 @@ def test_a_mapped_port_is_dialed_and_announced_at_the_address_that_others_see(mo
     virtual_time.run(main())
 
 
+def test_a_node_that_is_to_be_replaced_and_loses_its_network_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that it does not ask without pause while nobody answers, and is replaced by the next verdict."""
+    node, is_cut = FakeNode(PRIVATE), [False]
+
+    async def port_mapping_tried() -> None:
+        if not is_cut[0]:
+            node.addresses, is_cut[0] = ["/ip4/192.168.7.7/tcp/5"], True
+
+    async def look_at_itself() -> None:
+        node.looks += 1
+        assert node.looks < 100
+
+    async def look(*_: object) -> ReachabilityReport:
+        if is_cut[0]:
+            raise NetworkError("no route")
+        return sight(DialOutcome.NO)
+
+    async def reserve(*_: object, redial: bool) -> None:
+        raise NetworkError("no route")
+
+    monkeypatch.setattr(node, "port_mapping_tried", port_mapping_tried, raising=False)
+    monkeypatch.setattr(node, "look_at_itself", look_at_itself)
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "reserve", reserve)
+
+    async def main() -> None:
+        here = ReachabilityManager(cast(Any, node), MemoryLog(), may_change=True, random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(60.0)
+        assert not task.done()
+        assert node.looks > 10
+        monkeypatch.setattr(reachability, "look", returned)
+        await asyncio.sleep(5.0)
+        assert task.done()
+        assert here.is_misplaced
+
+    async def returned(*_: object) -> ReachabilityReport:
+        return sight(DialOutcome.NO)
+
+    virtual_time.run(main())
+
+
 def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that a reservation at the link's relay replaces a stranger's: all strangers may be one adversary."""
     node, down = FakeNode(PRIVATE), {BOOTSTRAP}
