@@ -37,6 +37,12 @@ def connection_of(folder: Path, **more: Any) -> tuple[Connection, MemoryLog]:
     return Connection(identity, RUN, bootstraps, PeerCache(folder / "peers.json"), log, **more), log
 
 
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60.0):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), EOFError("gone"), NetworkError("too late")])
 def test_a_p2pd_that_dies_while_it_starts_is_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
@@ -64,11 +70,6 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
     """Check a link that names loopback, as at the end of a tunnel, while the swarm is not limited to this machine."""
     monkeypatch.setattr(supervisor, "RESTART_S", (0.1, 60.0))
     signed = signed_run()
-
-    async def until(condition: Any) -> None:
-        async with asyncio.timeout(60.0):
-            while not condition():
-                await asyncio.sleep(0.02)
 
     async def main() -> None:
         here = Identity.load_or_create(tmp_path / "bootstrap.key")
@@ -114,11 +115,6 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
 def test_a_change_of_the_network_makes_another_node(tmp_path: Path) -> None:
     home = InterfaceAddresses(frozenset({("wlan0", "192.168.1.2")}), frozenset({"192.168.1.2"}))
     phone = InterfaceAddresses(frozenset({("usb0", "10.0.0.7")}), frozenset({"10.0.0.7"}))
-
-    async def until(condition: Any) -> None:
-        async with asyncio.timeout(60.0):
-            while not condition():
-                await asyncio.sleep(0.02)
 
     async def main() -> None:
         here = Identity.load_or_create(tmp_path / "bootstrap.key")
