@@ -50,10 +50,11 @@ def trains(peer: Program) -> None:
 
 
 def test_a_team_trains_in_a_swarm_beside_a_plain_peer_and_exports() -> None:
-    with Swarm(**LAYERS, **{"run.tokens": 240_000}) as swarm:
+    with Swarm(**LAYERS, **{"run.tokens": 1_000_000}) as swarm:
         swarm.bootstrap()
-        team, plain = swarm.peer("team", "--devices", "cpu,cpu"), swarm.peer("plain")
+        team = swarm.peer("team", "--devices", "cpu,cpu")
         assert team.wait_for("started")["device"] == "cpu + cpu"
+        plain = swarm.peer("plain")  # starts sooner than a team, and would train the whole run meanwhile
         ranks = ranks_of(team)
         assert team.end() == 0, team.output
         assert plain.end() == 0, plain.output
