@@ -192,7 +192,7 @@ def test_the_third_death_within_an_hour_ends_the_peer_with_the_devices_name() ->
         swarm.programs.remove(team)
 
 
-@pytest.mark.parametrize("stalls", ["silent", "ready"])
+@pytest.mark.parametrize("stalls", ["silent", pytest.param("ready", marks=pytest.mark.lab)])
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.lab)])
 def test_a_stop_while_ranks_start_again_ends_the_peer_soon_and_names_what_is_kept(how, stalls) -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
@@ -232,6 +232,7 @@ def test_a_leader_that_loses_its_card_ends_with_one_error_and_so_do_its_ranks() 
         swarm.programs.remove(team)
 
 
+@pytest.mark.lab
 def test_nothing_is_left_of_a_rank_when_the_next_one_is_built() -> None:
     with Swarm(**LAYERS, **ENDLESS, **{"outer.recipe": "swarm"}) as swarm:
         swarm.bootstrap()
