@@ -59,7 +59,7 @@ class ThreadGroup:
 
     def _get(self, name):
         try:
-            return self.queues[self.rank].get(timeout=10.0)
+            return self.queues[self.rank].get(timeout=LEFT_ALONE_S)
         except Empty:
             raise TeamError(name, "the other thread is gone") from None
 
@@ -75,6 +75,10 @@ def learner(task, fragments, all_gather=None, name="fp32"):
     rules = LearnerRules(4, 1e6, OuterRule(0.7, 0.9), RECIPES["swarm"], 2)
     extra = {} if all_gather is None else {"all_gather": all_gather}
     return Learner(task, rules, fragments, codec.get(name), MemoryLog(), clock=lambda: 0.0, **extra)
+
+
+LEFT_ALONE_S = 120.0
+"""Seconds after which a thread considers the other one gone: longer than a test trains plain peers meanwhile."""
 
 
 class ThreadTeam:
