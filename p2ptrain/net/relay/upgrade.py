@@ -16,8 +16,10 @@ from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net.p2pd.daemon import Daemon
 
-WAIT_S = 3.0
-"""Longest wait for a direct connection: p2pd needs two to three round trips, .2 to .9 s at 40 ms (measured)."""
+WAIT_S = 1.5
+"""Longest wait for a direct connection: p2pd needs two to three round trips, .2 to .9 s at 40 ms (measured). The wait
+and the answer must fit into the shortest deadline for an answer, 2 s (``swarm.deadlines``), or no exchange takes place
+by a circuit that is never upgraded."""
 POLL_S = 0.1
 """Interval of the question which connections p2pd has, which takes a millisecond (measured)."""
 AGAIN_S = (60.0, 3600.0)
@@ -57,13 +59,16 @@ class Upgrades:
         tried_until, pauses_s = self._in_vain.get(peer, (0.0, backoff(*AGAIN_S)))
         if clock() < tried_until:
             return
-        until = clock() + WAIT_S
-        while clock() < until:
-            await asyncio.sleep(POLL_S)
-            if await self._is_direct(peer):
+        until, is_direct = clock() + WAIT_S, False
+        try:
+            while clock() < until and not is_direct:
+                await asyncio.sleep(POLL_S)
+                is_direct = await self._is_direct(peer)
+        finally:  # also if the caller's deadline ends the wait: the next attempt then does not wait
+            if is_direct:
                 self._in_vain.pop(peer, None)
-                return
-        self._in_vain[peer] = clock() + next(pauses_s), pauses_s
+            else:
+                self._in_vain[peer] = clock() + next(pauses_s), pauses_s
 
     async def _is_direct(self, peer: PeerId) -> bool:
         """Return whether a connection to the peer is direct, or there is none."""

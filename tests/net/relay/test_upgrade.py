@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, cast
 
+import pytest
 import virtual_time
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.relay.upgrade import AGAIN_S, WAIT_S, Upgrades
+from p2ptrain.swarm.deadlines import REPLY_BOUNDS_S
 
 PEER, OTHER = PeerId("12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"), PeerId("12D3KooWother")
 DIRECT = FarEnd(PEER, "/ip4/46.10.1.2/tcp/1")
@@ -89,6 +92,30 @@ def test_a_fresh_circuit_is_made_once_the_pause_after_a_wait_in_vain_is_over() -
         assert len(closed) == 1
 
     virtual_time.run(main())
+
+
+def test_the_wait_and_an_answer_fit_into_the_shortest_deadline_for_an_answer() -> None:
+    assert REPLY_BOUNDS_S[0] >= WAIT_S + 0.5
+
+
+def test_a_wait_that_a_deadline_ends_is_not_repeated_by_the_next_attempt() -> None:
+    async def main() -> list[float]:
+        clock, took = asyncio.get_running_loop().time, []
+
+        class Daemon:
+            async def connections(self) -> list[FarEnd]:
+                return [CIRCUIT]
+
+        upgrades = Upgrades(cast(Any, Daemon()), lambda: True)
+        for _ in range(2):
+            asked = clock()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.7):
+                    await upgrades.wait(PEER)
+            took.append(clock() - asked)
+        return took
+
+    assert virtual_time.run(main()) == [pytest.approx(0.7), 0.0]
 
 
 def test_without_hope_nobody_waits() -> None:
