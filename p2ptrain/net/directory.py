@@ -56,6 +56,9 @@ MAX_STORED_PEERS = MAX_ENTRIES
 unary calls. In a settled swarm a node sees some hundreds."""
 MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_CERTIFICATE_BYTES + 8
 """Longest presence record with its certificate and msgpack's overhead."""
+OWN_CHECKS = 3
+"""Announcements of a process, after its first, before which it looks for its own record: another process with its
+identity has announced itself since. Later lookups may keep missing it, because each follows our own announcement."""
 MAX_CACHED = 64
 FINISHED_LIFETIME_S = 30 * 86_400.0
 """How long a node keeps a finished peer's record, if it runs that long: a month, at no cost beyond ``MAX_FINISHED``."""
@@ -145,6 +148,7 @@ class DhtDirectory:
         self._buckets = PresenceBuckets(self._random)
         self.sees_all = True
         """Whether the last lookup covered all peers, not a sample."""
+        self._announcements = 0
         self._stored_until: dict[PresenceBucket, float] = {}  # expiration time of our record in each bucket
 
     @property
@@ -157,6 +161,11 @@ class DhtDirectory:
         if self._buckets.size is None:
             with contextlib.suppress(NetworkError):  # without a size, the root bucket is used, as in a small swarm
                 await self.lookup()
+        if self.me is not None and 0 < self._announcements <= OWN_CHECKS:
+            with contextlib.suppress(NetworkError, TimeoutError):
+                async with asyncio.timeout(DEADLINE_S):
+                    await self._look_for_own(self.me)
+        self._announcements += 1
         until = presence.issued_at + presence.lifetime_s
         homes = self._homes(presence)
         async with network_errors("storing our presence record", DEADLINE_S):

@@ -31,6 +31,7 @@ from p2ptrain.net.access_list_store import LIFETIME_S, AccessListStore, access_l
 from p2ptrain.net.directory import (
     MAX_CACHED,
     MAX_RECORDS,
+    OWN_CHECKS,
     DhtDirectory,
     PeerCache,
     PresenceValidator,
@@ -234,6 +235,29 @@ def test_what_others_announced_in_our_name_is_found(crowd: list[Identity], numbe
         for _ in range(5):
             await watcher.lookup()
         assert peers_of(seen) == {me.peer_id}
+
+    virtual_time.run(main())
+
+
+def test_two_processes_with_one_identity_meet_though_each_looks_up_after_its_own_announcement(crowd: list[Identity]):
+    async def main() -> None:
+        node, me = PretendedNode(), crowd[0]
+        seen: list[list[float]] = [[], []]
+        pair = [directory_over(node, seed) for seed in range(2)]
+        for each, found in zip(pair, seen, strict=True):
+            each.me, each.on_own = me.peer_id, lambda presence, found=found: found.append(presence.issued_at)
+        issued: list[list[float]] = [[], []]
+        for turn in range(OWN_CHECKS + 2):
+            for number, each in enumerate(pair):
+                record = presence_of(me, issued_at=get_dht_time() + (2 * turn + number) / 1000)
+                issued[number].append(record.issued_at)
+                await each.announce(record)
+                await each.lookup()
+        assert set(seen[0]) & set(issued[1])
+        assert set(seen[1]) & set(issued[0])
+        before = len(node.gets)
+        await pair[0].announce(presence_of(me))
+        assert len(node.gets) == before, "a process that has run for a while looks nothing up"
 
     virtual_time.run(main())
 
