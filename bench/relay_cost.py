@@ -83,7 +83,10 @@ class RelayTurn:
 
 
 def measure(case: RelayCase, trees: Sequence[Path]) -> dict[str, Any]:
-    """Return ``figures`` by tree. Raises RuntimeError if a process failed."""
+    """Return ``figures`` by tree, and the sorted ratios of direct to relayed goodput, the first tree's, of all turns.
+
+    Raises RuntimeError if a process failed.
+    """
     from lab.cell import run_in_cell
 
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +95,11 @@ def measure(case: RelayCase, trees: Sequence[Path]) -> dict[str, Any]:
         if status := run_in_cell(command, STOP_S, PYTHONPATH=str(ROOT)):
             raise RuntimeError(f"the inside ended with status {status}; see its output above")
         turns = json.loads((Path(folder) / "turns.json").read_bytes())
-    return {root: figures([RelayTurn(*each) for each in found], case) for root, found in turns.items()}
+    direct_s = turns.pop("direct")
+    relayed = {root: [RelayTurn(*each) for each in found] for root, found in turns.items()}
+    ratios = [one.seconds / other for one, other in zip(relayed[roots[0]], direct_s, strict=True)]
+    found = {root: figures(each, case) for root, each in relayed.items()}
+    return {**found, "direct over relayed": [round(each, 3) for each in sorted(ratios)]}
 
 
 def figures(turns: Sequence[RelayTurn], case: RelayCase) -> dict[str, float]:
@@ -171,6 +178,9 @@ def inside(folder: Path, case: RelayCase, trees: Sequence[str]) -> None:
             return [started(role, f"{role}{number}-{pair}", str(ROOT), line) for pair in pairs]
 
         swarms = []
+        straight, listeners = peers("near", len(trees)), peers("open", len(trees))
+        for near, listener in zip(straight, listeners, strict=True):
+            near.tell(json.dumps(listener.answer()))
         for number, root in enumerate(trees):
             relay = started("relay", f"relay{number}", root, Access(RELAY_MBIT_S, RELAY_MBIT_S))
             swarms.append((relay, peers("near", number), peers("far", number)))
@@ -178,12 +188,14 @@ def inside(folder: Path, case: RelayCase, trees: Sequence[str]) -> None:
             where = relay.answer()
             for each in fars:
                 each.tell(json.dumps(where))
-            for near, far in zip(nears, fars, strict=True):
-                near.tell(json.dumps(far.answer()))
-            for each in nears:  # an uncounted turn
+            reached = [far.answer() for far in fars]
+            for near, circuit in zip(nears, reached, strict=True):
+                near.tell(json.dumps(circuit))
+            for each in [*nears, *straight]:  # an uncounted turn
                 each.tell()
                 each.answer()
         turns: dict[str, list[tuple[float, float, float]]] = {root: [] for root in trees}
+        direct_s = []
         for _ in range(case.turns):
             for root, (relay, nears, _) in zip(trees, swarms, strict=True):
                 before = relay.cpu_s()
@@ -192,7 +204,10 @@ def inside(folder: Path, case: RelayCase, trees: Sequence[str]) -> None:
                 seconds = max(each.answer() for each in nears)
                 python, p2pd = (now - then for now, then in zip(relay.cpu_s(), before, strict=True))
                 turns[root].append((python / case.gigabytes, p2pd / case.gigabytes, seconds))
-        (folder / "turns.json").write_text(json.dumps(turns))
+            for each in straight:
+                each.tell()
+            direct_s.append(max(each.answer() for each in straight))
+        (folder / "turns.json").write_text(json.dumps({**turns, "direct": direct_s}))
 
 
 # --- on a host ----------------------------------------------------------------------------------------------------
@@ -220,6 +235,24 @@ async def far(home: Path, case: RelayCase) -> None:
     where = json.loads(sys.stdin.readline())
     node = await Node.start(Identity.load_or_create(home), RUN, listen=[])
     await reserve(node.daemon, where["peer"], where["addresses"])
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(15.0)
+            await reserve(node.daemon, where["peer"], where["addresses"])
+
+    renewing = asyncio.create_task(renew())
+    await _swapping(node, case, [address.through(where["peer"], each) for each in where["addresses"]])
+    renewing.cancel()
+
+
+async def open_far(home: Path, case: RelayCase) -> None:
+    """Listen, and swap on every incoming stream until standard input ends."""
+    node = await Node.start(Identity.load_or_create(home), RUN, listen=["/ip4/0.0.0.0/tcp/4002"])
+    await _swapping(node, case, node.addresses)
+
+
+async def _swapping(node: Node, case: RelayCase, addresses: Sequence[str]) -> None:
     parts, buffers = parts_of(case.mebibytes << 20), Buffers()
     transport, lanes = P2PTransport(node, OURS), ParallelStreams(node)
 
@@ -234,18 +267,10 @@ async def far(home: Path, case: RelayCase) -> None:
         finally:
             await wide.close()
 
-    async def renew() -> None:
-        while True:
-            await asyncio.sleep(15.0)
-            await reserve(node.daemon, where["peer"], where["addresses"])
-
     await lanes.listen()
     await transport.listen(serve)
-    renewing = asyncio.create_task(renew())
-    circuits = [address.through(where["peer"], each) for each in where["addresses"]]
-    _say({"peer": node.peer_id, "addresses": circuits})
+    _say({"peer": node.peer_id, "addresses": addresses})
     await asyncio.to_thread(sys.stdin.read)
-    renewing.cancel()
     await transport.close()
     await lanes.close()
     await node.close()
@@ -292,7 +317,7 @@ def main() -> None:
     if given.inside:
         inside(given.inside, case, [str(each) for each in given.trees])
     elif given.role:
-        roles = {"relay": relay, "far": far, "near": near}
+        roles = {"relay": relay, "far": far, "open": open_far, "near": near}
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(roles[given.role[0]](Path(given.role[1]), case))
     elif (why := why_not()) is not None:
