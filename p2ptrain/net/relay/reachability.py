@@ -287,14 +287,25 @@ class ReachabilityManager:
             self._mind_the_clock([each for each in answers if each is not None])
 
     async def _check_place(self) -> None:
-        """Invalidate the last verdict if a node sees us at another public address: a router has got another one."""
+        """Invalidate the last verdict if nodes see us at another public address: a router has got another one.
+
+        One node a minute is asked, and a second one only to confirm what it says, so that a single node cannot discard
+        verdicts.
+        """
         now = asyncio.get_running_loop().time()
         if now - self._placed_at < PLACE_S or self._by_owner or not math.isfinite(self._judged_at):
             return
         self._placed_at = now
-        answers = [await self._ask(each, port=0) for each in self._probers()[-1:]]  # rather a peer than a bootstrap
-        if any(each is not None and is_elsewhere(each, self._reports) for each in answers):
+        first, *others = [*reversed(self._probers()), None][:2]  # rather a peer than a bootstrap
+        if first is None or not await self._sees_elsewhere(first, default=False):
+            return
+        if all([each is None or await self._sees_elsewhere(each, default=True) for each in others]):
             self.refresh()
+
+    async def _sees_elsewhere(self, prober: Candidate, default: bool) -> bool:
+        """Return whether a node sees us at another public address; ``default`` if it does not answer."""
+        answer = await self._ask(prober, port=0)
+        return default if answer is None else is_elsewhere(answer, self._reports)
 
     def _mind_the_clock(self, reports: Sequence[ReachabilityReport]) -> None:
         off = clock_off(reports, wall())

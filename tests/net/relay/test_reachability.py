@@ -368,6 +368,35 @@ def test_another_public_address_of_the_router_is_noticed(monkeypatch: pytest.Mon
     virtual_time.run(main())
 
 
+def test_one_node_alone_cannot_discard_what_is_known_of_our_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    third = PeerId("12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN")
+    node, dialed, liars = FakeNode(PRIVATE), [], [OTHER]
+    node.known = {**node.known, third: ("/ip4/45.67.89.2/tcp/5",)}
+
+    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
+        if port:
+            dialed.append(peer)
+        is_false = not port and peer in liars
+        place = address.multiaddress("8.8.8.8" if is_false else "9.9.9.9", 1)
+        return ReachabilityReport(place, DialOutcome.YES if port else DialOutcome.DECLINED, "", 1e9)
+
+    monkeypatch.setattr(reachability, "look", look)
+
+    async def main() -> None:
+        here = ReachabilityManager(cast(Any, node), MemoryLog(), random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(1000.0)
+        asked = len(dialed)
+        assert asked <= 3
+        liars.append(third)  # now both, so it is the truth
+        await asyncio.sleep(2 * reachability.PLACE_S + 1.25 * reachability.ROUND_S)
+        assert len(dialed) > asked
+        node.alive = False
+        await task
+
+    virtual_time.run(main())
+
+
 def test_a_mapped_port_is_dialed_and_announced_at_the_address_that_others_see(monkeypatch: pytest.MonkeyPatch) -> None:
     node, asked = FakeNode(PRIVATE), []
 
