@@ -15,8 +15,8 @@ from docs import generate
 from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.framing import MAX_BODY_BYTES, FrameKind
 from p2ptrain.manifest import preset
+from p2ptrain.manifest.decoder import DecoderConfig, GroupedConfig
 from p2ptrain.manifest.document import parse_data
-from p2ptrain.manifest.model import DecoderConfig, GroupedConfig
 from p2ptrain.manifest.sources import FileCorpus, HubCorpus
 from p2ptrain.net.transport import EXCHANGE_PROTOCOL
 from p2ptrain.wire import _MESSAGES, MAX_FRAGMENTS, MAX_KNOWN, MAX_PRESENCE_BYTES

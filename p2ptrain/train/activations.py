@@ -10,7 +10,8 @@ V vocabulary, L layers.
 from __future__ import annotations
 
 from p2ptrain.manifest import Decoder
-from p2ptrain.manifest.model import GatedDecoder, GPTNeoX
+from p2ptrain.manifest.decoder import GatedDecoder
+from p2ptrain.manifest.model import GPTNeoX
 from p2ptrain.train.cross_entropy import CHUNK_LOGITS
 
 _ACTIVATION_VALUES = {"gelu_new": 3, "relu": -1}
