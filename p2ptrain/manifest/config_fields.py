@@ -198,7 +198,8 @@ def _table(value: object) -> Values:
 
 def _rope_table(reader: ConfigReader) -> Values:
     """Return the table of transformers 4 (``rope_scaling``) or 5 (``rope_parameters``), empty if there is none."""
-    return _table(reader.read("rope_scaling")) or _table(reader.read("rope_parameters"))
+    old, new = (_table(reader.read(name)) for name in ("rope_scaling", "rope_parameters"))
+    return old or new  # as transformers 5
 
 
 def _unscaled(table: Values, theta: object, fraction: object, only: float = 1.0) -> object:

@@ -58,11 +58,11 @@ FIELDS = {
     "LlamaForCausalLM": GROUPED,
     "MistralForCausalLM": GROUPED,
     "Qwen2ForCausalLM": GROUPED,
-    "Qwen3ForCausalLM": {**GROUPED, "head_dim": 12},
+    "Qwen3ForCausalLM": {**GROUPED, "head_dim": 32},
     "Gemma3ForCausalLM": {
         **GROUPED,
         "hidden_act": "gelu_pytorch_tanh",
-        "head_dim": 12,
+        "head_dim": 32,
         "query_pre_attn_scalar": 10,
         "sliding_window": 6,
         "sliding_window_pattern": 3,
