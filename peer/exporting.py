@@ -201,13 +201,20 @@ def _write_configuration(folder: Path, module: PreTrainedModel, tokenizer: Token
     _edit(folder / "config.json", **_older_names(config))
 
 
-def _older_names(config: PretrainedConfig) -> dict[str, float]:
+def _older_names(config: PretrainedConfig) -> dict[str, object]:
     """Return fields as transformers 4, and converters written for it, read them."""
     if config.model_type == "gpt2":
         return {"n_ctx": config.max_position_embeddings}
     rope = config.rope_parameters
     if config.model_type == "gpt_neox":
         return {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope["partial_rotary_factor"]}
+    if config.model_type == "gemma3_text":
+        theta, local = (rope[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention"))
+        return {"rope_theta": theta, "rope_local_base_freq": local}
+    if rope["rope_type"] == "llama3":
+        kept = ("rope_theta", "partial_rotary_factor")
+        scaling = {name: value for name, value in rope.items() if name not in kept}
+        return {"rope_theta": rope["rope_theta"], "rope_scaling": scaling}
     return {"rope_theta": rope["rope_theta"]}
 
 

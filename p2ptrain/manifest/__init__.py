@@ -10,6 +10,7 @@ owner chooses. There are no paths and no code, and every string must match a pat
 """
 
 from p2ptrain.manifest.advice import advice
+from p2ptrain.manifest.decoder import Decoder
 from p2ptrain.manifest.directory import (
     KEY_FILE,
     MANIFEST_FILE,
@@ -25,7 +26,7 @@ from p2ptrain.manifest.directory import (
 )
 from p2ptrain.manifest.document import parse_toml, render_toml, with_changes
 from p2ptrain.manifest.link import JoinLink
-from p2ptrain.manifest.model import Decoder, parameter_count
+from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
 from p2ptrain.manifest.schema import CodecSection, Manifest, OuterSection, SwarmSection, TrainingSection
 from p2ptrain.manifest.signing import SignedManifest, genuine_run

@@ -153,7 +153,7 @@ def _table(path: str, section: Section) -> str:
         value = getattr(section, name)
         if isinstance(value, Section):
             nested += _table(f"{path}.{name}", value)
-        else:
+        elif value is not None:
             lines += field_lines(field, name, value)
     return "\n".join(lines) + "\n" + nested
 

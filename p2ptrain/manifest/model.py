@@ -8,193 +8,75 @@ transformers where the architectures agree. Dropout is zero, because a peer sees
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from p2ptrain.manifest.decoder import (
+    ConfigArguments,
+    Decoder,
+    FreeHeadConfig,
+    FreeHeadDecoder,
+    GatedDecoder,
+    GroupedConfig,
+    OwnHeadConfig,
+    PlainDecoder,
+    RopeArguments,
+    RotaryConfig,
+    common_arguments,
+    rope_arguments,
+    rotation_faults,
+)
 from p2ptrain.manifest.section import Section
 
-MAX_LOGITS = 2**31
-"""Sequence length x vocabulary of one sequence, the smallest micro-batch; 8 GiB in fp32.
 
-Guess: survey the volunteers' cards.
-"""
+class RopeScaling(Section):
+    """Llama 3.1's scaling of rotary positions (arXiv 2407.21783): long wavelengths are stretched, short ones kept."""
 
-Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
+    factor: float = Field(ge=1, le=1_024)
+    """Stretch of wavelengths above original_max_position_embeddings / low_freq_factor."""
 
-ConfigArguments = dict[str, int | float | bool | str | dict[str, str | float] | None]
-"""Keyword arguments of a transformers configuration class."""
+    low_freq_factor: float = Field(gt=0, le=1_024)
+    """Periods in the original length below which a wavelength is stretched in full."""
 
+    high_freq_factor: float = Field(gt=0, le=1_024)
+    """Periods in the original length above which a wavelength is kept; greater than low_freq_factor."""
 
-class DecoderConfig(Section):
-    """Sizes of any decoder-only transformer."""
-
-    vocab_size: int = Field(ge=2, le=262_144)
-    """Number of token ids of the model; at least the tokenizer's (256 for bytes)."""
-
-    hidden_size: int = Field(ge=8, le=16_384)
-    """Width of the residual stream; a multiple of num_attention_heads."""
-
-    intermediate_size: int = Field(ge=8, le=65_536)
-    """Width inside the feed-forward blocks."""
-
-    num_hidden_layers: int = Field(ge=1, le=256)
-    """Number of transformer blocks."""
-
-    num_attention_heads: int = Field(ge=1, le=256)
-    """Attention heads per block."""
-
-    max_position_embeddings: int = Field(ge=8, le=131_072)
-    """Longest sequence the model can read, in tokens; at least training.sequence_length."""
-
-    hidden_act: Activation
-    """Nonlinearity of the feed-forward blocks: silu, gelu, gelu_new, gelu_pytorch_tanh or relu."""
-
-    initializer_range: float = Field(gt=0, le=1)
-    """Standard deviation of the initial weights."""
-
-    norm_epsilon: float = Field(gt=0, le=0.01)
-    """Added to the variance inside the normalization layers."""
-
-    tie_word_embeddings: bool
-    """Whether the output layer shares the input embedding's weights."""
+    original_max_position_embeddings: int = Field(ge=8, le=1_048_576)
+    """Longest sequence of the training before the stretch, in tokens."""
 
 
-class RotaryConfig(DecoderConfig):
-    """Sizes of a decoder with rotary positions."""
+class LlamaConfig(FreeHeadConfig):
+    """Sizes of Llama 1 to 3."""
 
-    rope_theta: float = Field(ge=100, le=1e8)
-    """Base wavelength of the rotary position embedding."""
-
-
-class GroupedConfig(RotaryConfig):
-    """Sizes of a rotary decoder with grouped-query attention."""
-
-    num_key_value_heads: int = Field(ge=1, le=256)
-    """Key and value heads per block; divides num_attention_heads, and equals it if no heads are shared."""
+    rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary positions. (Absent: none.)"""
 
 
-class Decoder(Section, ABC):
-    """Base class of the allow-listed architectures."""
-
-    architecture: str
-    """Class name in transformers."""
-
-    config: DecoderConfig
-    """Sizes of the model."""
-
-    @property
-    def head_size(self) -> int:
-        """Width of one attention head, in elements."""
-        return self.config.hidden_size // self.config.num_attention_heads
-
-    @abstractmethod
-    def block_parameters(self) -> int:
-        """Return the number of weights of one transformer block."""
-
-    @abstractmethod
-    def norm_parameters(self) -> int:
-        """Return the number of weights of one normalization layer."""
-
-    def position_parameters(self) -> int:
-        """Return the number of weights that encode positions; rotary positions have none."""
-        return 0
-
-    def unit_parameters(self) -> tuple[int, ...]:
-        """Return the number of weights of each unit that ``outer.cut = "layers"`` keeps whole.
-
-        Units are the embedding, each block, and the last norm with the head; without a head of its own, the norm
-        belongs to the last block. (``outer.FlatLayout.unit_lengths`` is the same of a built model, with padding.)
-        """
-        embedding = self.config.vocab_size * self.config.hidden_size
-        *blocks, last = [self.block_parameters()] * self.config.num_hidden_layers
-        norm = self.norm_parameters()
-        end = (last + norm,) if self.config.tie_word_embeddings else (last, norm + embedding)
-        return embedding + self.position_parameters(), *blocks, *end
-
-    @abstractmethod
-    def config_arguments(self) -> ConfigArguments:
-        """Return the keyword arguments of the architecture's transformers configuration class."""
-
-    def shape_faults(self) -> list[str]:
-        """Return the inconsistencies between sizes, one sentence each."""
-        config = self.config
-        if config.hidden_size % config.num_attention_heads:
-            return [
-                f"model.config.hidden_size: {config.hidden_size} is not a multiple of "
-                f"num_attention_heads, {config.num_attention_heads}"
-            ]
-        return []
-
-
-def _common_arguments(config: DecoderConfig) -> ConfigArguments:
-    """Return the arguments whose names all configuration classes share."""
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "max_position_embeddings": config.max_position_embeddings,
-        "initializer_range": config.initializer_range,
-        "tie_word_embeddings": config.tie_word_embeddings,
-    }
-
-
-def _rope(theta: float, rotated_fraction: float = 1.0) -> dict[str, str | float]:
-    return {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": rotated_fraction}
-
-
-def _rotation_faults(rotated: int, what: str) -> list[str]:
-    if rotated < 2 or rotated % 2:
-        return [f"model.config.num_attention_heads: {what} is {rotated} wide, and rotary positions need an even width"]
-    return []
-
-
-class GatedDecoder(Decoder):
-    """Common base of Llama, Mistral and Qwen2: RMS norms, gated feed-forward, grouped rotary attention."""
-
-    config: GroupedConfig
-    """Sizes of the model."""
-
-    def projection_biases(self) -> int:
-        """Return the number of bias weights on queries, keys and values together."""
-        return 0
-
-    def norm_parameters(self) -> int:
-        return self.config.hidden_size
-
-    def block_parameters(self) -> int:
-        hidden, key_value = self.config.hidden_size, self.config.num_key_value_heads * self.head_size
-        attention = 2 * hidden * hidden + 2 * hidden * key_value + self.projection_biases()
-        return attention + 3 * hidden * self.config.intermediate_size + 2 * self.norm_parameters()
-
-    def config_arguments(self) -> ConfigArguments:
-        return _common_arguments(self.config) | {
-            "intermediate_size": self.config.intermediate_size,
-            "num_key_value_heads": self.config.num_key_value_heads,
-            "hidden_act": self.config.hidden_act,
-            "rms_norm_eps": self.config.norm_epsilon,
-            "rope_parameters": _rope(self.config.rope_theta),
-            "attention_dropout": 0.0,
-        }
-
-    def shape_faults(self) -> list[str]:
-        faults = super().shape_faults() or _rotation_faults(self.head_size, "an attention head")
-        heads, shared = self.config.num_attention_heads, self.config.num_key_value_heads
-        if heads % shared:
-            faults.append(f"model.config.num_key_value_heads: {shared} does not divide num_attention_heads, {heads}")
-        return faults
-
-
-class Llama(GatedDecoder):
+class Llama(FreeHeadDecoder):
     """Llama (arXiv 2302.13971), with grouped-query attention."""
 
     architecture: Literal["LlamaForCausalLM"]
     """Class name in transformers."""
 
+    config: LlamaConfig
+    """Sizes of the model."""
 
-class Mistral(GatedDecoder):
+    def rope(self) -> RopeArguments:
+        unscaled, scaling = rope_arguments(self.config.rope_theta), self.config.rope_scaling
+        return unscaled if scaling is None else unscaled | {"rope_type": "llama3", **scaling.model_dump()}
+
+    def shape_faults(self) -> list[str]:
+        faults, scaling = super().shape_faults(), self.config.rope_scaling
+        if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
+            faults.append(
+                f"model.config.rope_scaling.high_freq_factor: {scaling.high_freq_factor} is not greater than "
+                f"low_freq_factor, {scaling.low_freq_factor}"
+            )
+        return faults
+
+
+class Mistral(FreeHeadDecoder):
     """Mistral (arXiv 2310.06825), without its sliding window."""
 
     architecture: Literal["MistralForCausalLM"]
@@ -210,20 +92,97 @@ class Qwen2(GatedDecoder):
     architecture: Literal["Qwen2ForCausalLM"]
     """Class name in transformers."""
 
-    def projection_biases(self) -> int:
-        return self.config.hidden_size + 2 * self.config.num_key_value_heads * self.head_size
+    def attention_vectors(self) -> int:
+        return self.query_width + 2 * self.key_width
 
 
-class PlainDecoder(Decoder):
-    """Common base of GPT-2 and GPT-NeoX: layer norms with bias, two-layer feed-forward, biases everywhere."""
+class Qwen3(FreeHeadDecoder):
+    """Qwen3 (arXiv 2505.09388): Llama with norms on the queries and keys of each head."""
 
-    def norm_parameters(self) -> int:
-        return 2 * self.config.hidden_size
+    architecture: Literal["Qwen3ForCausalLM"]
+    """Class name in transformers."""
 
-    def block_parameters(self) -> int:
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
-        attention = 4 * hidden * hidden + 4 * hidden
-        return attention + 2 * hidden * inner + inner + hidden + 2 * self.norm_parameters()
+    config: OwnHeadConfig
+    """Sizes of the model."""
+
+    def attention_vectors(self) -> int:
+        return 2 * self.head_size
+
+
+class GemmaConfig(OwnHeadConfig):
+    """Sizes of Gemma 3."""
+
+    query_pre_attn_scalar: int = Field(ge=1, le=65_536)
+    """Attention scores are divided by the square root of this; usually head_dim."""
+
+    sliding_window: int = Field(ge=2, le=131_072)
+    """Tokens that a position of a sliding layer attends to, itself included."""
+
+    sliding_window_pattern: int = Field(ge=1, le=1_024)
+    """Every layer with a number divisible by this attends to all positions before it, the others to a window."""
+
+    rope_local_base_freq: float = Field(ge=100, le=1e8)
+    """Base wavelength of the rotary positions in sliding layers; rope_theta is that of the others."""
+
+
+class Gemma3(FreeHeadDecoder):
+    """Gemma 3 for text (arXiv 2503.19786): most layers attend to a window; norms before and after each branch."""
+
+    architecture: Literal["Gemma3ForCausalLM"]
+    """Class name in transformers."""
+
+    config: GemmaConfig
+    """Sizes of the model."""
+
+    norms_per_block: ClassVar[int] = 4
+
+    def attention_vectors(self) -> int:
+        return 2 * self.head_size
+
+    def rope(self) -> dict[str, RopeArguments]:
+        return {
+            "sliding_attention": rope_arguments(self.config.rope_local_base_freq),
+            "full_attention": rope_arguments(self.config.rope_theta),
+        }
+
+    def config_arguments(self) -> ConfigArguments:
+        arguments = super().config_arguments()
+        arguments["hidden_activation"] = arguments.pop("hidden_act")
+        return arguments | {
+            "query_pre_attn_scalar": self.config.query_pre_attn_scalar,
+            "sliding_window": self.config.sliding_window,
+            "sliding_window_pattern": self.config.sliding_window_pattern,
+        }
+
+
+class OLMo2(GatedDecoder):
+    """OLMo 2 (arXiv 2501.00656): norms after each branch, and on all queries and all keys together."""
+
+    architecture: Literal["Olmo2ForCausalLM"]
+    """Class name in transformers."""
+
+    def attention_vectors(self) -> int:
+        return self.query_width + self.key_width
+
+
+class SmolLMConfig(GroupedConfig):
+    """Sizes of SmolLM3."""
+
+    no_rope_layer_interval: int = Field(ge=1, le=1_024)
+    """Every layer with a number divisible by this has no rotary positions."""
+
+
+class SmolLM3(GatedDecoder):
+    """SmolLM3 (huggingface.co/blog/smollm3): Llama with some layers that have no rotary positions."""
+
+    architecture: Literal["SmolLM3ForCausalLM"]
+    """Class name in transformers."""
+
+    config: SmolLMConfig
+    """Sizes of the model."""
+
+    def config_arguments(self) -> ConfigArguments:
+        return super().config_arguments() | {"no_rope_layer_interval": self.config.no_rope_layer_interval}
 
 
 class GPT2(PlainDecoder):
@@ -236,7 +195,7 @@ class GPT2(PlainDecoder):
         return self.config.max_position_embeddings * self.config.hidden_size
 
     def config_arguments(self) -> ConfigArguments:
-        return _common_arguments(self.config) | {
+        return common_arguments(self.config) | {
             "n_inner": self.config.intermediate_size,
             "activation_function": self.config.hidden_act,
             "layer_norm_epsilon": self.config.norm_epsilon,
@@ -256,20 +215,23 @@ class GPTNeoX(PlainDecoder):
     """Sizes of the model."""
 
     def config_arguments(self) -> ConfigArguments:
-        return _common_arguments(self.config) | {
+        return common_arguments(self.config) | {
             "intermediate_size": self.config.intermediate_size,
             "hidden_act": self.config.hidden_act,
             "layer_norm_eps": self.config.norm_epsilon,
-            "rope_parameters": _rope(self.config.rope_theta, rotated_fraction=0.25),
+            "rope_parameters": rope_arguments(self.config.rope_theta, rotated_fraction=0.25),
             "attention_dropout": 0.0,
             "hidden_dropout": 0.0,
         }
 
     def shape_faults(self) -> list[str]:
-        return super().shape_faults() or _rotation_faults(self.head_size // 4, "a quarter of an attention head")
+        return super().shape_faults() or rotation_faults(self.head_size // 4, "a quarter of an attention head")
 
 
-Model = Annotated[Llama | Mistral | Qwen2 | GPT2 | GPTNeoX, Field(discriminator="architecture")]
+Model = Annotated[
+    Llama | Mistral | Qwen2 | Qwen3 | Gemma3 | OLMo2 | SmolLM3 | GPT2 | GPTNeoX,
+    Field(discriminator="architecture"),
+]
 """Any allow-listed architecture; its name determines the fields of ``config``."""
 
 

@@ -12,7 +12,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT, GradientCodec, WeightCodec
-from p2ptrain.manifest.model import MAX_LOGITS, Model, parameter_count
+from p2ptrain.manifest.decoder import MAX_LOGITS
+from p2ptrain.manifest.model import Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
 from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, Tokenizer
 from p2ptrain.recipes import RECIPES

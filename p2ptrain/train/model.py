@@ -120,6 +120,7 @@ def _class_and_config(description: Decoder) -> tuple[Any, Any]:
         use_cache=False,
         bos_token_id=None,  # the defaults are ids of other tokenizers
         eos_token_id=None,
+        pad_token_id=None,  # the embedding of a padding token starts at zero and does not learn
         dtype="float32",
         attn_implementation="sdpa",
     )

@@ -50,7 +50,7 @@ def unit_costs(
         output,
     ]
     tokens = placement.micro_batch * sequence_length
-    kept = 4 * tokens * (config.hidden_size if placement.recomputes else layer_values(description))
+    kept = 4 * tokens * (config.hidden_size if placement.recomputes else layer_values(description, sequence_length))
     return UnitCosts(seconds, state, [0, *[kept] * blocks, loss_bytes(description, tokens)])
 
 

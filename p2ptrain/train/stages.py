@@ -51,6 +51,10 @@ PARTS = {
     "LlamaForCausalLM": _GATED,
     "MistralForCausalLM": _GATED,
     "Qwen2ForCausalLM": _GATED,
+    "Qwen3ForCausalLM": _GATED,
+    "Gemma3ForCausalLM": _GATED,
+    "Olmo2ForCausalLM": _GATED,
+    "SmolLM3ForCausalLM": _GATED,
     "GPT2LMHeadModel": PartNames("wte", "h", "ln_f", "wpe"),
     "GPTNeoXForCausalLM": PartNames("embed_in", "layers", "final_layer_norm"),
 }
@@ -161,6 +165,7 @@ def _prune(module: PreTrainedModel, names: PartNames, stage: StageRange) -> Tens
     for index in stage.blocks:
         blocks.add_module(str(index), getattr(base, names.blocks)[index])  # keeps its name
     setattr(base, names.blocks, blocks)
+    _cut_layer_types(base, stage)
     if not stage.is_first:
         setattr(base, names.embedding, None)
         if names.positions is not None:
@@ -170,6 +175,13 @@ def _prune(module: PreTrainedModel, names: PartNames, stage: StageRange) -> Tens
     if not stage.is_last or holds_guest:
         module.set_output_embeddings(None)
     return guest
+
+
+def _cut_layer_types(base: Any, stage: StageRange) -> None:
+    """Keep the attention types of the stage's blocks, which the base model looks up by position in its list."""
+    if getattr(base.config, "layer_types", None) is not None:
+        base.config = copy.copy(base.config)
+        base.config.layer_types = [base.config.layer_types[index] for index in stage.blocks]
 
 
 class StagePass:

@@ -7,10 +7,38 @@ from typing import Any
 import pytest
 
 from p2ptrain.base.errors import ManifestError
-from p2ptrain.manifest import PRESETS, Decoder, Manifest, parameter_count, preset
+from p2ptrain.manifest import (
+    PRESETS,
+    Decoder,
+    Manifest,
+    SignedManifest,
+    parameter_count,
+    parse_toml,
+    preset,
+    render_toml,
+)
+from p2ptrain.manifest.document import run_id
 from p2ptrain.manifest.faults import validated
+from p2ptrain.manifest.signing import sign
+from tests.manifest.conftest import KEY
 
-LLAMA_LIKE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+GEMMA = {
+    "head_dim": 24,
+    "query_pre_attn_scalar": 20,
+    "sliding_window": 16,
+    "sliding_window_pattern": 2,
+    "rope_local_base_freq": 2e4,
+}
+LLAMA_LIKE: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"head_dim": 40},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {"head_dim": 24},
+    "Gemma3ForCausalLM": GEMMA,
+    "Olmo2ForCausalLM": {},
+    "SmolLM3ForCausalLM": {"no_rope_layer_interval": 2},
+}
+SCALING = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def with_model(data: dict[str, Any], architecture: str, **config: Any) -> Manifest:
@@ -26,7 +54,9 @@ def built(model: Decoder) -> Any:
     import transformers
 
     architecture = getattr(transformers, model.architecture)
-    config = architecture.config_class(**model.config_arguments(), bos_token_id=None, eos_token_id=None)
+    config = architecture.config_class(
+        **model.config_arguments(), bos_token_id=None, eos_token_id=None, pad_token_id=None
+    )
     with torch.device("meta"):
         return architecture(config)
 
@@ -52,7 +82,8 @@ def test_preset_sizes_are_what_their_names_say() -> None:
 def test_parameter_count_of_gated_decoders(
     data: dict[str, Any], architecture: str, shared_heads: int, tied: bool
 ) -> None:
-    model = with_model(data, architecture, num_key_value_heads=shared_heads, tie_word_embeddings=tied).model
+    changes = LLAMA_LIKE[architecture] | {"num_key_value_heads": shared_heads, "tie_word_embeddings": tied}
+    model = with_model(data, architecture, **changes).model
     assert parameter_count(model) == weights(built(model))
 
 
@@ -81,6 +112,37 @@ def test_every_field_reaches_the_built_configuration(data: dict[str, Any]) -> No
     assert gpt2.resid_pdrop == gpt2.embd_pdrop == gpt2.attn_pdrop == 0
     mistral = built(with_model(data, "MistralForCausalLM").model).config
     assert mistral.sliding_window is None
+    scaled = built(with_model(data, "LlamaForCausalLM", head_dim=24, rope_scaling=SCALING).model).config
+    assert scaled.rope_parameters.items() >= {"rope_type": "llama3", "rope_theta": 1e4, **SCALING}.items()
+    assert scaled.head_dim == 24
+    gemma = built(with_model(data, "Gemma3ForCausalLM", num_hidden_layers=4, hidden_act="relu", **GEMMA).model).config
+    assert gemma.layer_types == ["sliding_attention", "full_attention"] * 2
+    assert (gemma.sliding_window, gemma.query_pre_attn_scalar, gemma.head_dim) == (16, 20, 24)
+    assert gemma.hidden_activation == "relu"
+    assert gemma.rope_parameters["sliding_attention"]["rope_theta"] == 2e4
+    assert gemma.rope_parameters["full_attention"]["rope_theta"] == 1e4
+    smol = built(with_model(data, "SmolLM3ForCausalLM", num_hidden_layers=4, no_rope_layer_interval=3).model).config
+    assert smol.no_rope_layers == [1, 1, 0, 1]
+    assert smol.layer_types == ["full_attention"] * 4
+
+
+def test_absent_fields_are_neither_digested_nor_written(data: dict[str, Any]) -> None:
+    before = validated(data)
+    assert before.model_dump()["model"] == data["model"]
+    assert "head_dim" not in render_toml(before)
+    after = with_model(data, "LlamaForCausalLM", head_dim=24, rope_scaling=SCALING)
+    assert run_id(after) != run_id(before)
+    text = render_toml(after)
+    assert "\n[model.config.rope_scaling]\n" in text
+    assert parse_toml(text) == after
+    assert SignedManifest.from_bytes(sign(after, KEY).to_bytes()).manifest == after
+
+
+def test_scaling_has_an_order(data: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError, match=r"high_freq_factor: 1\.0 is not greater than low_freq_factor, 1\.0"):
+        with_model(data, "LlamaForCausalLM", rope_scaling=SCALING | {"high_freq_factor": 1.0})
+    with pytest.raises(ManifestError, match=r"model\.config\.rope_scaling\.factor: missing"):
+        with_model(data, "LlamaForCausalLM", rope_scaling={"low_freq_factor": 1.0})
 
 
 def test_architectures_take_only_their_own_fields(data: dict[str, Any]) -> None:

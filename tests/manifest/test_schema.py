@@ -85,7 +85,8 @@ def test_a_field_of_other_architectures_names_these(data: dict[str, Any]) -> Non
     data["model"]["architecture"] = "GPTNeoXForCausalLM"
     assert problem_of(data) == (
         "model.config.num_key_value_heads: unknown field; it goes only with architecture LlamaForCausalLM or "
-        "MistralForCausalLM or Qwen2ForCausalLM"
+        "MistralForCausalLM or Qwen2ForCausalLM or Qwen3ForCausalLM or Gemma3ForCausalLM or Olmo2ForCausalLM or "
+        "SmolLM3ForCausalLM"
     )
 
 

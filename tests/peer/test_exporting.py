@@ -26,6 +26,7 @@ from p2ptrain.checkpoint import Share
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
+from p2ptrain.manifest.model_config import model_section
 from p2ptrain.train.generate import Sampling, generate_tokens
 from p2ptrain.train.model import flat_model
 from peer import cli, exported_weights, exporting, loading
@@ -53,6 +54,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": GROUPED,
     "MistralForCausalLM": GROUPED,
     "Qwen2ForCausalLM": GROUPED,
+    "Qwen3ForCausalLM": {**GROUPED, "head_dim": 24},
+    "Gemma3ForCausalLM": {
+        **GROUPED,
+        "hidden_act": "gelu_pytorch_tanh",
+        "num_hidden_layers": 2,
+        "head_dim": 24,
+        "query_pre_attn_scalar": 20,
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "rope_local_base_freq": 10_000.0,
+    },
+    "Olmo2ForCausalLM": GROUPED,
+    "SmolLM3ForCausalLM": {**GROUPED, "num_hidden_layers": 2, "no_rope_layer_interval": 2},
     "GPT2LMHeadModel": {**PLAIN, "hidden_act": "gelu_new"},
     "GPTNeoXForCausalLM": {**ROTARY, "hidden_act": "gelu"},
 }
@@ -61,6 +75,10 @@ READ_BY_CONVERTERS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": ROTARY_READ,
     "MistralForCausalLM": ROTARY_READ,
     "Qwen2ForCausalLM": ROTARY_READ,
+    "Qwen3ForCausalLM": ROTARY_READ | {"head_dim": 24},
+    "Gemma3ForCausalLM": ROTARY_READ | {"rope_local_base_freq": 10_000.0, "sliding_window": 8, "head_dim": 24},
+    "Olmo2ForCausalLM": ROTARY_READ,
+    "SmolLM3ForCausalLM": ROTARY_READ | {"no_rope_layers": [1, 0]},
     "GPT2LMHeadModel": {"n_ctx": 64, "n_embd": 32, "n_head": 2, "layer_norm_epsilon": 1e-5},
     "GPTNeoXForCausalLM": {"rotary_pct": 0.25, "rotary_emb_base": 20_000.0, "layer_norm_eps": 1e-5},
 }
@@ -285,12 +303,25 @@ def test_bytes_load_as_bytes(family: str, signed_run: Callable[..., SignedManife
     assert exported.held_out_loss.tokens == exported.held_out_loss.of
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config.items() >= ({"eos_token_id": 0, "vocab_size": 600} | READ_BY_CONVERTERS[family]).items()
+    assert model_section(config) == signed.manifest.model
     for_tokens = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert for_tokens.items() >= {"add_bos_token": False, "add_eos_token": False}.items()
     text = "\x00Ā<|endoftext|> é"
     assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == list(
         text.replace("\0", "\ufffd").encode()
     )
+
+
+@pytest.mark.usefixtures("in_process")
+def test_scaled_positions_load_with_the_same_loss(signed_run: Callable[..., SignedManifest], tmp_path: Path) -> None:
+    scaling = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    config = {**GROUPED, "head_dim": 24, "rope_scaling": scaling}
+    signed = signed_run(model={"architecture": "LlamaForCausalLM", "config": config})
+    assert export(home_of(signed, tmp_path / "home"), tmp_path / "out").held_out_loss is not None
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["rope_scaling"] == scaling | {"rope_type": "llama3"}
+    assert (written["head_dim"], written["rope_theta"]) == (24, 20_000.0)
+    assert model_section(written) == signed.manifest.model
 
 
 @pytest.mark.usefixtures("in_process")

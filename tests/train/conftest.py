@@ -62,7 +62,8 @@ def tiny_run():
 
     def build(**changes: object) -> TinyRun:
         dotted = {path.replace("__", "."): value for path, value in changes.items()}
-        manifest = with_changes(preset("demo", "ab" * 32), TINY | dotted)
+        fields = {path: value for path, value in TINY.items() if "model" not in dotted or not path.startswith("model.")}
+        manifest = with_changes(preset("demo", "ab" * 32), fields | dotted)
         text = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200)).encode()
         tokens = np.frombuffer(text, dtype=np.uint8)
         split = split_stream(len(tokens), manifest.training.sequence_length, 0.1)

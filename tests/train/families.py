@@ -14,18 +14,27 @@ PLAIN = {
     "tie_word_embeddings": True,
 }
 GROUPED = {**PLAIN, "hidden_act": "silu", "rope_theta": 10_000.0, "num_key_value_heads": 1}
+GEMMA = {
+    "hidden_act": "gelu_pytorch_tanh",
+    "head_dim": 16,
+    "query_pre_attn_scalar": 10,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}
 DESCRIPTIONS = {
     "LlamaForCausalLM": GROUPED,
     "MistralForCausalLM": GROUPED,
     "Qwen2ForCausalLM": GROUPED,
+    "Qwen3ForCausalLM": {**GROUPED, "head_dim": 16},
+    "Gemma3ForCausalLM": {**GROUPED, **GEMMA, "sliding_window": 8, "sliding_window_pattern": 2},
+    "Olmo2ForCausalLM": GROUPED,
+    "SmolLM3ForCausalLM": {**GROUPED, "no_rope_layer_interval": 2},
     "GPT2LMHeadModel": {**PLAIN, "hidden_act": "gelu_new"},
     "GPTNeoXForCausalLM": {**PLAIN, "hidden_act": "gelu", "rope_theta": 10_000.0, "hidden_size": 32},
 }
 
 
-def description(architecture):
-    changes = {
-        "model": {"architecture": architecture, "config": {**DESCRIPTIONS[architecture], "vocab_size": 256}},
-        "training.sequence_length": 16,
-    }
-    return with_changes(preset("demo", "ab" * 32), changes).model
+def description(architecture, **changes):
+    config = {**DESCRIPTIONS[architecture], "vocab_size": 256, **changes}
+    run = {"model": {"architecture": architecture, "config": config}, "training.sequence_length": 16}
+    return with_changes(preset("demo", "ab" * 32), run).model

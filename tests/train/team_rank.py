@@ -58,6 +58,18 @@ FIELDS = {
     "LlamaForCausalLM": GROUPED,
     "MistralForCausalLM": GROUPED,
     "Qwen2ForCausalLM": GROUPED,
+    "Qwen3ForCausalLM": {**GROUPED, "head_dim": 32},
+    "Gemma3ForCausalLM": {
+        **GROUPED,
+        "hidden_act": "gelu_pytorch_tanh",
+        "head_dim": 32,
+        "query_pre_attn_scalar": 10,
+        "sliding_window": 6,
+        "sliding_window_pattern": 3,
+        "rope_local_base_freq": 1_000.0,
+    },
+    "Olmo2ForCausalLM": GROUPED,
+    "SmolLM3ForCausalLM": {**GROUPED, "no_rope_layer_interval": 3},
     "GPT2LMHeadModel": {"hidden_act": "gelu_new"},
     "GPTNeoXForCausalLM": {"hidden_act": "gelu", "rope_theta": 10_000.0},
 }

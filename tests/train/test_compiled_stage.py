@@ -270,8 +270,9 @@ def compiled(case: Case, folder: Path) -> list[float]:
         (Case("Qwen2ForCausalLM", 3), 1e-5),
         (Case("GPT2LMHeadModel", 2, tied=True), 1e-5),
         (Case("GPTNeoXForCausalLM", 2, compute="bfloat16"), 0.05),
+        (Case("Gemma3ForCausalLM", 2), 1e-5),
     ],
-    ids=["three-stages", "tied", "bf16"],
+    ids=["three-stages", "tied", "bf16", "windows"],
 )
 def test_a_compiled_stage_computes_what_the_eager_one_does(case, most, tmp_path):
     torch.set_num_threads(1)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from families import DESCRIPTIONS, description
 
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.train.generate import Sampling, generate_text, generate_tokens
+from p2ptrain.train.model import build_module
 
 PROMPT = list(b"12 times ")
 
@@ -34,6 +36,19 @@ def test_greedy_text_equals_the_uncached_computation(trained):
             tokens.append(int(trained(torch.tensor([tokens])).logits[0, -1].argmax()))
     assert generate_tokens(trained, PROMPT, 20, Sampling(temperature=0)) == tokens[len(PROMPT) :]
     assert generate_tokens(trained, PROMPT, 20, Sampling(top_k=1)) == tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_every_family_writes_with_its_cache_as_without(architecture):
+    """Check windows and positions of all layers: 9 tokens are more than the window of Gemma 3 here."""
+    module = build_module(description(architecture, initializer_range=0.3, tie_word_embeddings=False), 5)
+    tokens = list(PROMPT)
+    with torch.no_grad():
+        for _ in range(20):
+            tokens.append(int(module(torch.tensor([tokens])).logits[0, -1].argmax()))
+    assert len(set(tokens[len(PROMPT) :])) > 1
+    assert generate_tokens(module, PROMPT, 20, Sampling(temperature=0)) == tokens[len(PROMPT) :]
+    assert len(generate_tokens(module, PROMPT * 4, 30, Sampling())) == 30
 
 
 def test_text_goes_on_past_the_models_window(trained):

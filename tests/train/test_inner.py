@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from families import DESCRIPTIONS
 
 from p2ptrain.base.errors import DeviceError
 from p2ptrain.data import assign
@@ -54,7 +55,7 @@ def plain_loop(tiny, steps, peer="alice"):
         batch = tiny.corpus.batch(indices)
         hidden = module.base_model(batch[:, :-1]).last_hidden_state.flatten(0, 1)
         tokens = training.tokens_per_step
-        loss = summed_cross_entropy(hidden, module.lm_head.weight, batch[:, 1:].flatten()) / tokens
+        loss = summed_cross_entropy(hidden, module.get_output_embeddings().weight, batch[:, 1:].flatten()) / tokens
         module.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, training.gradient_clip)
@@ -82,6 +83,19 @@ def test_one_peer_alone_is_plain_training(tiny_run, optimizer, tied):
             assert (views[name] - parameter).norm() < 0.01 * parameter.norm(), name
         return
     assert losses == expected_losses
+    for name, parameter in module.named_parameters():
+        assert torch.equal(views[name], parameter), name
+
+
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_every_family_alone_is_plain_training(tiny_run, architecture):
+    model = {"architecture": architecture, "config": {**DESCRIPTIONS[architecture], "vocab_size": 256}}
+    tiny = tiny_run(model=model, training__optimizer="adamw")
+    task = tiny.task()
+    losses = run(task, 2)
+    module, expected_losses = plain_loop(tiny, 2)
+    assert losses == expected_losses
+    views = task.model.layout.views(task.theta)
     for name, parameter in module.named_parameters():
         assert torch.equal(views[name], parameter), name
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from families import DESCRIPTIONS, description
 from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import parameter_count, preset, with_changes
@@ -32,6 +33,19 @@ def test_every_allowed_architecture_builds_and_learns_without_dropout(architectu
     assert torch.equal(one, other)
     torch.autograd.backward(one)
     assert all(parameter.grad is not None for parameter in built.module.parameters())
+
+
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_initial_weights_and_logits_are_those_of_transformers_alone(architecture):
+    described = description(architecture)
+    ours = model.flat_model(described, seed=5, device=torch.device("cpu"))
+    config = ours.module.config_class(**described.config_arguments(), pad_token_id=None)
+    torch.manual_seed(5)
+    plain = AutoModelForCausalLM.from_config(config)
+    assert plain.state_dict().keys() == ours.module.state_dict().keys()
+    assert all(torch.equal(one, ours.module.state_dict()[name]) for name, one in plain.state_dict().items())
+    ids = torch.arange(32).reshape(2, 16) * 7 % 256
+    assert torch.equal(ours.module(ids).logits, plain.train()(ids).logits)
 
 
 @pytest.mark.parametrize("tied", [False, True])

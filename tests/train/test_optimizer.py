@@ -2,39 +2,21 @@
 
 import pytest
 import torch
+from families import DESCRIPTIONS, description
 
-from p2ptrain.manifest import preset, with_changes
+from p2ptrain.manifest import with_changes
 from p2ptrain.train import optimizer
 from p2ptrain.train.model import build_module
 from p2ptrain.train.optimizer import hidden_matrices, orthogonalized
 
-SHAPES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
-
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(
-    ("architecture", "matrices_a_block"),
-    [
-        ("LlamaForCausalLM", 7),  # q, k, v, o, gate, up, down
-        ("MistralForCausalLM", 7),
-        ("Qwen2ForCausalLM", 7),
-        ("GPT2LMHeadModel", 4),  # qkv, projection, two of the feed-forward part
-        ("GPTNeoXForCausalLM", 4),
-    ],
-)
-def test_muon_moves_the_blocks_matrices_and_nothing_else(architecture, matrices_a_block, tied):
-    data = preset("demo", "ab" * 32).model_dump()
-    config = {**data["model"]["config"], **SHAPES, "tie_word_embeddings": tied}
-    if matrices_a_block == 4:
-        del config["num_key_value_heads"]
-        config["hidden_act"] = "gelu"
-    if architecture == "GPT2LMHeadModel":
-        del config["rope_theta"]
-    manifest = type(preset("demo", "ab" * 32)).model_validate(
-        {**data, "model": {"architecture": architecture, "config": config}}
-    )
-    module = build_module(manifest.model, 1)
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_muon_moves_the_blocks_matrices_and_nothing_else(architecture, tied):
+    module = build_module(description(architecture, tie_word_embeddings=tied), 1)
     hidden = hidden_matrices(module)
+    # q, k, v, o, gate, up, down; or qkv, projection, two of the feed-forward part
+    matrices_a_block = 4 if architecture in ("GPT2LMHeadModel", "GPTNeoXForCausalLM") else 7
     assert len(hidden) == 2 * matrices_a_block
     for name, parameter in module.named_parameters():
         if name in hidden:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import TrainingSection
-from p2ptrain.manifest.model import GroupedConfig, Llama
+from p2ptrain.manifest.model import Llama, LlamaConfig
 from p2ptrain.ports import InnerTask, Notebook
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
@@ -50,7 +50,7 @@ def make_pool(scenario: Scenario, device: str, together: bool = False) -> Langua
 
 def description(learner: LanguageModelLearner) -> Llama:
     """Return the learner's model as a manifest describes it."""
-    config = GroupedConfig(
+    config = LlamaConfig(
         vocab_size=256,
         hidden_size=learner.hidden_size,
         intermediate_size=learner.intermediate_size,
