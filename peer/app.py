@@ -122,7 +122,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
             state = StatusView(identity.peer_id, options.nickname or "", owner.state)
-            sharing = Sharing(state, owner, options.page_address, bool(options.share))
+            sharing = Sharing(state, owner, options.page_address, bool(options.share), target is not None)
             log.listen(sharing.state.on_note)
             sharing.open(stack, log)  # before the network starts: the page's port may be taken
             is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
@@ -352,7 +352,7 @@ def _run_in_swarm(
             cache_task = asyncio.create_task(connection.keep_cache(records))
             cache_task.add_done_callback(reporting("the peer cache"))
             try:
-                seen = sharing.serving(connection, participation, network.paths)
+                seen = sharing.serving(connection, participation, network.paths, contributions)
                 async with admission.updating(), contributions.gathering(receipt_transport), seen:
                     why = await participation.live()
                     await watch.linger(connection.announce_briefly)
