@@ -85,6 +85,8 @@ class SessionRecorder:
     gather: Callable[[Mapping[str, Any]], object] | None = None
     """Writes the whole model with a checkpoint's state; None: the checkpoints hold it."""
     is_watched: Callable[[], bool] = lambda: False
+    on_outer_step: Callable[[], None] = lambda: None
+    """Called after each outer step."""
     clock: Clock = time.monotonic
     last_exchanges_s: float = 0.0
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
@@ -212,6 +214,7 @@ class SessionRecorder:
 
     def outer_step_done(self) -> None:
         self.saver.save_if_due()
+        self.on_outer_step()
         if time.monotonic() >= self._next_look and self.is_watched():
             self._look()
 

@@ -41,6 +41,7 @@ class Sharing:
         listen_address: listen address of the page; None: no page.
         always: share figures whatever the settings say.
         show: shows a line to the owner only; the log and ``p2ptrain status`` do not get it.
+        is_tracked: whether a tracker gets the figures.
     """
 
     state: StatusView
@@ -48,13 +49,14 @@ class Sharing:
     listen_address: ListenAddress | None
     always: bool
     show: Callable[[str], None] = print
+    is_tracked: bool = False
 
     @property
     def is_shared(self) -> bool:
         return self.always or self.owner.shares
 
     def is_watched(self) -> bool:
-        return self.listen_address is not None or self.is_shared
+        return self.listen_address is not None or self.is_shared or self.is_tracked
 
     def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:
         """Open the page, if there is one. Raises UserError if it cannot be served."""

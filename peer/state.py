@@ -61,6 +61,7 @@ FAILURES = frozenset(
         "p2pd died",
         "torn checkpoint",
         "settings refused",
+        "not tracked",
         "alone",
     }
 )
@@ -198,6 +199,13 @@ class StatusView:
             self._refresh()
             self._view.join = self._join()
             return self._view.document(now)
+
+    def momentary(self) -> tuple[int, dict[str, float]]:
+        """Return this peer's outer step and the page's figures by name, with ``progress`` and ``peers``."""
+        with self._lock:
+            self._refresh()
+            row = self._own_row()
+            return row.step, self._view.figures | {"progress": row.progress, "peers": float(self._view.total_peers)}
 
     def report(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
         """Return our row and our news after a serial number, for bootstraps that show the swarm.
