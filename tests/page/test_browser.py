@@ -289,6 +289,7 @@ def test_a_simulation_has_its_own_time(page: Page, exchange: Callable[..., Excha
     page.shown.view, page.shown.at = view, 3000.0
     page.next_document()
     assert page.text("what").startswith("A simulation")
+    assert not page.browser.find_element("id", "contributions-card").is_displayed()
     assert page.text("legend") == "average"
     cells = page.run("return [...document.querySelectorAll('#latest td')].map((each) => each.textContent)")
     assert cells == ["aaaaaa ↔ bbbbbb", DASH, DASH, DASH]
