@@ -118,7 +118,8 @@ def peer(
         )
     if keep is not None and keep != ALL:
         parsed(keep)  # raises UserError
-    target_of(track)
+    if (target := target_of(track)) is not None:
+        track = target.text
     options = PeerOptions(
         link_given,
         home,

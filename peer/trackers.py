@@ -82,6 +82,12 @@ class TrackerTarget:
             raise ValueError("the name of a project has no slash")
         return cls(kind, place)
 
+    @property
+    def text(self) -> str:
+        """``KIND:PLACE`` that means the same at a start in another directory."""
+        is_folder = self.kind == "tensorboard"
+        return f"{self.kind}:{Path(self.place).expanduser().absolute() if is_folder else self.place}"
+
     def check_installed(self) -> None:
         """Raise UserError if the tracker's package is missing, or if wandb would ask for a key while the peer runs."""
         if importlib.util.find_spec(self.kind) is None:

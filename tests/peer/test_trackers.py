@@ -137,6 +137,14 @@ def test_a_wrong_tracker_is_refused_with_the_right_ones(text: str) -> None:
     assert raised.value.remedy == "Name one, as tensorboard:DIR, wandb:PROJECT or trackio:PROJECT."
 
 
+def test_a_directory_stays_the_same_at_a_start_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "ada"))
+    assert TrackerTarget.parse("tensorboard:runs").text == f"tensorboard:{tmp_path / 'runs'}"
+    assert TrackerTarget.parse("tensorboard:~/runs").text == f"tensorboard:{tmp_path / 'ada' / 'runs'}"
+    assert TrackerTarget.parse("wandb:runs").text == "wandb:runs"
+
+
 def test_none_is_no_tracker() -> None:
     assert target_of(None) is target_of("none") is None
     assert tracker_name("none") == "none"
