@@ -7,6 +7,7 @@ Everything runs on one uvloop in the main thread. The home has::
     HOME/peers.json       addresses of peers, to find the swarm after a restart
     HOME/finished.json    records of peers that trained to the run's end (bootstrap.finished_peers)
     HOME/start.json       options of earlier starts (p2ptrain.net.start_options)
+    HOME/page.json        contributions and texts that the page shows (p2ptrain.page.memory)
     HOME/guests.json      register of used invites (bootstrap.admission_server)
     HOME/lock             held while the program runs
     RUN/files/            files that the run names by digest (p2ptrain.data.file_store)
@@ -63,6 +64,7 @@ from p2ptrain.net.start_options import NodeOptions, OptionsFile, merged
 from p2ptrain.net.supervisor import NodeSupervisor
 from p2ptrain.net.throttle import MBIT, Throttles
 from p2ptrain.net.transport import P2PTransport
+from p2ptrain.page.public import PATH
 from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Link
 
@@ -87,6 +89,8 @@ class RememberedOptions(NodeOptions):
 
     beside: str | None = None
     """Join link of another bootstrap of the same swarm, which our link then names, too."""
+    page_public: bool | None = None
+    """Whether everybody may read the page at ``/run``."""
     upload_mbit: float | None = None
     """Upload cap in Mbit/s, relayed bytes included; 0: no cap."""
     download_mbit: float | None = None
@@ -137,6 +141,8 @@ def run(given: BootstrapOptions, say: Say) -> None:
                 "Give both the same signed run: copy only manifest.signed (and rulings.signed, if there is one) to the"
                 " second machine.",
             )
+        if options.page_public and options.page is None:
+            raise UserError("There is no page that could be public.", "Give --page PORT, too, or --no-page-public.")
         if words := saved.words():
             say("bootstrap", f"options of earlier starts: {command_line(*words)} (--forget drops them)")
         identity = Identity.load_or_create(given.home / "identity.key")
@@ -162,6 +168,7 @@ class EntryPoint:
         self._say = say
         self._remember = remember
         self._view = SwarmView(signed)
+        self._kept = self._view.remember(options.home)
         self._cache = PeerCache(options.home / "peers.json")
         self._finished = FinishedPeers(options.home / "finished.json", say)
         self._rates = options.rates()
@@ -189,9 +196,14 @@ class EntryPoint:
         )
         with contextlib.ExitStack() as page:
             if (place := self._options.page_address) is not None:
-                server = page.enter_context(PageServer(place, self._view.document))
+                is_public = bool(self._options.page_public)
+                server = page.enter_context(PageServer(place, self._view.document, is_public))
                 self._view.on_event(server.tell)
                 self._say("page", server.url)
+                if is_public:
+                    self._view.publish()
+                    self._say("page", f"everybody may read {server.address}{PATH}")
+                page.callback(self._view.save, self._kept, self._say)
             try:
                 await self._supervisor.start()
                 await _first_of(stop.wait(), self._supervisor.run())
@@ -262,6 +274,7 @@ class EntryPoint:
         if self._admission is not None:
             tasks.append(self._admission.watch(node))
         if self._options.page is not None:
+            tasks.append(self._view.keep(self._kept, self._say))
             tasks.append(self._view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS, self._rates), Random()))
         await _first_of(node.died(), *tasks)
 

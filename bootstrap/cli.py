@@ -50,6 +50,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
 @click.option("--page", metavar="[HOST:]PORT", help="Serve a web page about the swarm on this port.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that a page beyond this machine requires.")
 @click.option("--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names of the page.")
+@click.option("--page-public/--no-page-public", default=None, help="Let everybody read a part of it at /run.")
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
 def bootstrap(
     run: Path,
@@ -66,6 +67,7 @@ def bootstrap(
     page: str | None,
     page_token: str | None,
     page_hosts: str | None,
+    page_public: bool | None,
     forget: bool,
 ) -> None:
     """Serve as the entry point of the signed run in the directory RUN, until Ctrl+C.
@@ -94,6 +96,7 @@ def bootstrap(
         page=page,
         page_token=page_token,
         page_hosts=page_hosts,
+        page_public=page_public,
         upload_mbit=upload_mbit,
         download_mbit=download_mbit,
     )

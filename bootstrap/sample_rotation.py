@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.page.view import SampleText
+from p2ptrain.page.samples import SampleText
 
 HELD_S = 20.0
 """Shortest time that a text is shown, for a hundred words. Guess: ask readers; no peer writes more often."""

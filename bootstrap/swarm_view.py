@@ -11,11 +11,14 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
 from bootstrap.aggregates import summed
+from bootstrap.messages import Say
+from bootstrap.reported_contributions import ReportedContributions
 from bootstrap.sample_rotation import SampleRotation
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import wall
@@ -24,6 +27,9 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.net import address
 from p2ptrain.net.figures_service import ask_figures
+from p2ptrain.page.memory import SAVE_S, MemoryFile, PageMemory, load
+from p2ptrain.page.public import PATH
+from p2ptrain.page.samples import SampleText
 from p2ptrain.page.untrusted import number, paragraph, words
 from p2ptrain.page.view import (
     MOST_PEERS,
@@ -34,7 +40,6 @@ from p2ptrain.page.view import (
     FailureRow,
     PeerRow,
     RunFacts,
-    SampleText,
     View,
     plain,
     row_of,
@@ -92,6 +97,8 @@ class SwarmView:
         """Records of peers that left, until they expire, because older ones may still be found."""
         self._told: dict[PeerId, Report] = {}
         self._texts = SampleRotation()
+        self._contributions = ReportedContributions(signed.run_id)
+        self._memory = PageMemory(signed.run_id, self._view.contributions, self._view.samples)
         self._curve_at = float("-inf")  # when the last curve began
         self._serials: BoundedDict[PeerId, int] = BoundedDict(MAX_SERIALS)  # serial number of each peer's last event
         self._not_before: dict[PeerId, float] = {}
@@ -105,6 +112,32 @@ class SwarmView:
         """Show the command for others to join, and a note about its reach, if the run is open."""
         if self._is_open:
             self._view.join, self._view.join_note = command, note
+
+    def publish(self) -> None:
+        """Show where everybody may read the public part."""
+        self._view.public = PATH
+
+    def remember(self, home: Path) -> MemoryFile:
+        """Show what the home remembers of the run, and return the file to ``keep`` it in."""
+        with self._lock:
+            self._memory = load(home, self._view.run.id)
+            self._view.contributions, self._view.samples = self._memory.contributions, self._memory.samples
+        return MemoryFile(home)
+
+    def save(self, file: MemoryFile, say: Say) -> None:
+        """Save what the page remembers; tell the owner if that fails."""
+        with self._lock:
+            content = self._memory.to_bytes()
+        try:
+            file.save(content)
+        except OSError as error:
+            say("bootstrap", f"contributions and texts could not be saved: {error.strerror}")
+
+    async def keep(self, file: MemoryFile, say: Say) -> None:
+        """Save periodically, until cancelled."""
+        while True:
+            await asyncio.sleep(SAVE_S)
+            self.save(file, say)
 
     def failed(self, why: str) -> None:
         with self._lock:
@@ -139,24 +172,33 @@ class SwarmView:
             known = self._row(self._records[peer], now)
             self._view.renew(known, now)
             self._draw(known, now)
+            if (work := self._contributions.read(peer, row, known.nickname, self._progress, now)) is not None:
+                self._view.contributions.take(work)
             if isinstance(text := row.get("sample"), str):
-                self._texts.told(SampleText(now, peer, known.step, "", paragraph(text)))
-                self._view.sample = self._texts.shown
+                self._texts.told(SampleText(now, peer, known.step, "", paragraph(text), known.progress))
+                self._show_text()
             for each in news:
                 events += self._news(peer, each, now)
         for tell in self._tells:
             for event in events:
                 tell(event)
 
-    def forget(self, peer: PeerId) -> None:
-        """Remove the figures, curve and text of a peer that stopped reporting; its past events stay."""
+    def forget(self, peer: PeerId, is_withdrawn: bool = False) -> None:
+        """Remove the figures, curve and text of a peer that stopped reporting; its past events stay.
+
+        Args:
+            is_withdrawn: its owner does not share figures any more: its contribution and all its texts go, too.
+        """
         now = self._wall()
         with self._lock:
+            if is_withdrawn:
+                self._view.contributions.forget(peer)
+                self._view.samples.forget(peer)
             if self._told.pop(peer, None) is None:
                 return
             self._view.curves.pop(peer, None)
             self._texts.forget(peer, now)
-            self._view.sample = self._texts.shown
+            self._show_text()
             if peer in self._records:
                 self._view.renew(self._row(self._records[peer], now), now)
             self._sum_up(now)
@@ -201,12 +243,22 @@ class SwarmView:
                 self.forget(peer)
             return False
         if answer is None:
-            self.forget(peer)
+            self.forget(peer, is_withdrawn=True)
             return False
         self.told(peer, *answer)
         return True
 
     # --- under the lock ---------------------------------------------------------------------------------------------
+
+    @property
+    def _progress(self) -> float:
+        """Tokens of all peers so far; before the first estimate, those of a whole run."""
+        return self._view.contributions.progress or self._most_progress
+
+    def _show_text(self) -> None:
+        self._view.sample = self._texts.shown
+        if self._view.sample is not None:
+            self._view.samples.add(self._view.sample)
 
     def _take(self, found: Iterable[Presence], is_all: bool, now: float) -> None:
         before = {} if is_all else self._records | self._left
@@ -306,6 +358,7 @@ class SwarmView:
         view.why = ""
         figures, progress = summed(rows, view.run.run_tokens, view.total_peers)
         view.figures = figures
+        view.contributions.observe(progress, now)
         if "disagreement" in figures:
             view.disagreement.add(progress, now, figures["disagreement"])
         if "up" in figures and "down" in figures:

@@ -27,6 +27,8 @@ from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count,
 
 MAX_RECEIPT_BYTES = 320
 """Maximum size; two peer ids, eight numbers and a signature have at most 256 bytes."""
+MAX_AGREED_BYTES = MAX_RECEIPT_BYTES + 2 + 64
+"""Maximum size with the countersignature."""
 MAX_PARTNERS = 512
 """Partners whose exchanges are counted, as many as the protocol core remembers; the least recent is dropped first."""
 
@@ -88,6 +90,15 @@ class Receipt:
     def decode(cls, body: bytes) -> Self:
         """Parse a claim without checking its signature. Raises RemoteError if the bytes are malformed."""
         return cls.read([*unpacked(body, MAX_RECEIPT_BYTES), b""])
+
+    def encode_agreed(self) -> bytes:
+        """Return the receipt with both signatures, as it is shown to others."""
+        return packed([*self.numbers(), self.signature, self.countersignature])
+
+    @classmethod
+    def decode_agreed(cls, body: bytes) -> Self:
+        """Parse a receipt without checking its signatures. Raises RemoteError if the bytes are malformed."""
+        return cls.read(unpacked(body, MAX_AGREED_BYTES))
 
     @classmethod
     def read(cls, raw: list[Any]) -> Self:
@@ -271,6 +282,10 @@ class Book:
             return Objection.MORE
         account.theirs, account.last = left, claim
         return None
+
+    def countersigned(self) -> list[Receipt]:
+        """Return the last claim of each partner that this peer countersigned."""
+        return [each.last for each in [*self._accounts.values()] if each.last is not None]
 
     def _account(self, partner: PeerId, now: float) -> _PartnerReceipts:
         account = self._accounts.get(partner) or _PartnerReceipts(since=int(now))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ from peer.stopping import Stopping
 from peer.team.devices import choose_devices
 from peer.team.lan_options import check_no_rank, other_ranks
 from peer.team.recovery import Recovery, TeamStoppedError
+from peer.trackers import TrackedRun, Tracker, target_of
 
 CODEC_THREADS = 2
 """Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
@@ -111,6 +113,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             check_options(given, options.keep, home)
         check_no_rank(home)
         other_ranks(options.team, options.at, devices)  # wrong options are not remembered
+        target = target_of(options.track)
         log.listen(screen.show)
         if words := saved.words():
             log.note("remembered", options=command_line(*words))
@@ -122,7 +125,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
             state = StatusView(identity.peer_id, options.nickname or "", owner.state)
-            sharing = Sharing(state, owner, options.page_address, bool(options.share))
+            sharing = Sharing(state, owner, options.page_address, bool(options.share), is_tracked=target is not None)
             log.listen(sharing.state.on_note)
             sharing.open(stack, log)  # before the network starts: the page's port may be taken
             is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
@@ -153,6 +156,11 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             if not is_first and session.record.checkpoints.digest is None:
                 log.note("no checkpoint", seconds=SAVE_PERIOD_S)
             sharing.set_run(signed, home, session.record, bool(options.local))
+            if target is not None:
+                tracked = TrackedRun(signed.run_id, signed.manifest.run.name, identity.peer_id, options.nickname or "")
+                tracker = stack.enter_context(Tracker(partial(target.open, tracked), state.momentary, log))
+                log.listen(tracker.on_note)
+                session.record.on_outer_step = tracker.record
             session.record.is_stopping = signals.stop.is_set
             session.record.saver.is_terminated = lambda: stopping.is_terminated
             stopping.let_finish(session.record.learner.inbox.wake)
@@ -192,6 +200,7 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
         stages=options.stages or settings.stages or None,
         nickname=options.nickname or settings.nickname,
         memory_bytes=settings.memory_bytes,
+        track=options.track or settings.track,
         compile=compile_mode(settings.compile, os.environ),
         punch=settings.punch,
     )
@@ -352,7 +361,7 @@ def _run_in_swarm(
             cache_task = asyncio.create_task(connection.keep_cache(records))
             cache_task.add_done_callback(reporting("the peer cache"))
             try:
-                seen = sharing.serving(connection, participation, network.paths)
+                seen = sharing.serving(connection, participation, network.paths, contributions)
                 async with admission.updating(), contributions.gathering(receipt_transport), seen:
                     why = await participation.live()
                     await watch.linger(connection.announce_briefly)

@@ -172,7 +172,7 @@ def build(
             team.trainer, team.task, team.checkpoints, team.trained, found, team.rank.load, payloads, team=team
         )
     learner, task = parts.learner, parts.task
-    first_loss, earlier = _resume(parts, signed, log)
+    first_loss, earlier, earlier_s = _resume(parts, signed, log)
     rules = rules_of_run(signed, parts.sizes)
 
     def new_core() -> Peer:
@@ -193,6 +193,7 @@ def build(
         notebook=log,
         first_loss=first_loss,
         earlier=earlier,
+        earlier_s=earlier_s,
         sampler=_sampler(task),
         gather=None if team is None else team.gather,
         compiler=None if team is None else team.compilers,
@@ -275,8 +276,8 @@ def _sampler(task: PeerTask) -> Callable[[], str]:
     return lambda: task.sample(SAMPLE_TOKENS) if next(turns) else ""
 
 
-def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[HeldOutLoss | None, Counters]:
-    """Load the newest whole checkpoint, if any; return the first session's first held-out loss, and the counters.
+def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[HeldOutLoss | None, Counters, float]:
+    """Load the newest whole checkpoint, if any; return the run's first held-out loss, counters and training time.
 
     Raises HomeError or ManifestError if the checkpoint is from another run or another model.
     """
@@ -284,7 +285,7 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
     for torn in found.passed_over:
         log.note("torn checkpoint", path=str(torn.path), why=torn.reason)
     if found.checkpoint is None:
-        return None, Counters()
+        return None, Counters(), 0.0
     state = found.checkpoint.state
     if state.get("run") != signed.run_id:
         raise HomeError(
@@ -300,9 +301,10 @@ def _resume(parts: _Trained, signed: SignedManifest, log: EventLog) -> tuple[Hel
         first_loss = state["val_loss_first"]
         first_tokens = int(state.get("val_loss_first_tokens") or 0)
         earlier = Counters.of(state.get("counters", {}))
+        earlier_s = float(state.get("trained_s", 0.0))
     except (KeyError, ValueError) as error:
         raise ManifestError(
             f"The checkpoint {found.checkpoint.path} does not fit this run's model: {error}.", "Move it away."
         ) from error
     log.note("resumed", step=learner.step, progress=learner.progress)
-    return None if first_loss is None else HeldOutLoss(float(first_loss), first_tokens, 0), earlier
+    return None if first_loss is None else HeldOutLoss(float(first_loss), first_tokens, 0), earlier, earlier_s

@@ -59,6 +59,9 @@ TOKENIZER = click.option(
     "--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names by which the page may be opened."
 )
 @click.option("--share/--no-share", default=None, help="Let bootstraps show this peer's figures. [settings.toml]")
+@click.option(
+    "--track", metavar="TRACKER", help="Figures to tensorboard:DIR, wandb:PROJECT or trackio:PROJECT. [settings.toml]"
+)
 @click.option("-v", "--verbose", is_flag=True, help="Print every exchange, not only news.")
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
 def peer(
@@ -81,6 +84,7 @@ def peer(
     page_token: str | None,
     page_hosts: str | None,
     share: bool | None,
+    track: str | None,
     verbose: bool,
     forget: bool,
 ) -> None:
@@ -106,6 +110,7 @@ def peer(
         from peer.app import run_peer
         from peer.assembly import PeerOptions
         from peer.keeper import ALL, parsed
+        from peer.trackers import target_of
 
     if nickname is not None and not is_nickname(nickname):
         raise UserError(
@@ -113,6 +118,8 @@ def peer(
         )
     if keep is not None and keep != ALL:
         parsed(keep)  # raises UserError
+    if (target := target_of(track)) is not None:
+        track = target.text
     options = PeerOptions(
         link_given,
         home,
@@ -133,6 +140,7 @@ def peer(
         page_token=page_token,
         page_hosts=page_hosts,
         share=share,
+        track=track,
         keep=keep,
     )
     options.page_address  # noqa: B018 -- raises UserError before anything is written

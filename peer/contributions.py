@@ -58,7 +58,15 @@ class Contributions:
         self._wall = wall
         self._random = random or Random()
         self._is_full = False
+        last = ledger.newest()
+        self.newest = last if last is not None and last.peer == me else None
+        """Newest receipt, of an earlier session at first; None: there is none yet."""
         self.notary = ReceiptService(run, self._book, sign, wall)
+
+    @property
+    def of_partners(self) -> list[Receipt]:
+        """Claims of partners that this peer countersigned, the last one of each."""
+        return self._book.countersigned()
 
     def exchanged(self, commit: Commit) -> None:
         self._book.exchanged(commit.link.peer, commit.sent_bytes, commit.received_bytes, self._wall())
@@ -121,6 +129,7 @@ class Contributions:
         return True
 
     def _keep(self, receipt: Receipt) -> None:
+        self.newest = receipt
         try:
             self._ledger.add(receipt)
         except OSError as error:

@@ -19,6 +19,7 @@
     HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
     HOME/paused.json         exists while the owner has paused the peer (peer.owner.pause)
     HOME/contributions.jsonl receipts signed by partners (peer.ledger)
+    HOME/page.json           contributions and texts that the page shows (p2ptrain.page.memory)
     HOME/announced           time of the last presence record (peer.duplicate_identity)
     HOME/foreign-tokens      tokens that an earlier identity trained (peer.identity_command)
     HOME/badge               membership certificate of a run by invite (peer.admission_client)

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,6 +41,15 @@ class Ledger:
             is_full = file.tell() > MAX_LEDGER_BYTES
         if is_full:
             self.path.replace(self.older)
+
+    def newest(self) -> Receipt | None:
+        """Return the receipt in the last whole line; None if there is none."""
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _MAX_LINE, 0))
+            for line in reversed(file.read().decode(errors="replace").splitlines()):
+                if (receipt := _parsed(line)) is not None:
+                    return receipt
+        return None
 
     def read(self) -> Iterator[Receipt | None]:
         """Yield all receipts, oldest first; None for a line that is not a receipt. Raises HomeError."""

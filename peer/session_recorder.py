@@ -78,11 +78,15 @@ class SessionRecorder:
     """Returns the counters of this session."""
     earlier: Counters = field(default_factory=Counters)
     """Counters of earlier sessions until the checkpoint that was loaded."""
+    earlier_s: float = 0.0
+    """Seconds of training in earlier sessions until that checkpoint."""
     sampler: Callable[[], str] | None = None
     """Returns a sample text of the model; empty: none at this look."""
     gather: Callable[[Mapping[str, Any]], object] | None = None
     """Writes the whole model with a checkpoint's state; None: the checkpoints hold it."""
     is_watched: Callable[[], bool] = lambda: False
+    on_outer_step: Callable[[], None] = lambda: None
+    """Called after each outer step."""
     clock: Clock = time.monotonic
     last_exchanges_s: float = 0.0
     """Maximum seconds of a session that starts after the run's end; 0 if the recipe exchanges nothing."""
@@ -210,6 +214,7 @@ class SessionRecorder:
 
     def outer_step_done(self) -> None:
         self.saver.save_if_due()
+        self.on_outer_step()
         if time.monotonic() >= self._next_look and self.is_watched():
             self._look()
 
@@ -220,7 +225,7 @@ class SessionRecorder:
             self._evaluate(LOOK_TOKENS)
             self.notebook.note("held out", **self._loss_fields(), step=learner.step, progress=learner.progress)
             if self.sampler is not None and (text := self.sampler()):
-                self.notebook.note("sample", step=learner.step, text=text)
+                self.notebook.note("sample", step=learner.step, progress=learner.progress, text=text)
         except Exception as error:  # training continues without a look
             self.notebook.note("not looked", why=reason_of(error))
         now = time.monotonic()
@@ -284,6 +289,11 @@ class SessionRecorder:
         now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
         return now - self._started_at - self._held_s
 
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training in the whole run. Safe from any thread."""
+        return self.earlier_s + (self._elapsed_s if self.has_stepped else 0.0)
+
     def time_left(self) -> TimeLeft | None:
         """Return the swarm's throughput and the time to the run's end; None while unknown. Safe from any thread."""
         tokens = max(self.run_tokens - self.learner.progress, 0.0)
@@ -306,6 +316,7 @@ class SessionRecorder:
             "val_loss": self.last_loss.value if math.isfinite(self.last_loss.value) else None,
             "val_loss_tokens": self.last_loss.tokens,
             "tokens": learner.tokens,
+            "trained_s": self.trained_s,
             "tokens_per_s": self.throughput.tokens_per_s,
             **self._time_fields(),
             "skipped_steps": self.task.skipped_steps,
@@ -367,6 +378,7 @@ class SessionRecorder:
             **self._first_loss_fields(),
             "coverage": self.task.coverage,
             "counters": asdict(self.counted()),
+            "trained_s": self.trained_s,
         }
 
     def _first_loss_fields(self) -> dict[str, Any]:

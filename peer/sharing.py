@@ -15,8 +15,11 @@ from p2ptrain.base.logging_setup import reporting
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, FiguresService, Telling
 from p2ptrain.page.listen_address import ListenAddress
+from p2ptrain.page.memory import MemoryFile
+from p2ptrain.page.memory import load as load_memory
 from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Notebook
+from peer.contributions import Contributions
 from peer.home import Home
 from peer.network import Connection
 from peer.owner.control import OwnerControl
@@ -38,6 +41,7 @@ class Sharing:
         listen_address: listen address of the page; None: no page.
         always: share figures whatever the settings say.
         show: shows a line to the owner only; the log and ``p2ptrain status`` do not get it.
+        is_tracked: whether a tracker gets the figures.
     """
 
     state: StatusView
@@ -45,13 +49,14 @@ class Sharing:
     listen_address: ListenAddress | None
     always: bool
     show: Callable[[str], None] = print
+    is_tracked: bool = False
 
     @property
     def is_shared(self) -> bool:
         return self.always or self.owner.shares
 
     def is_watched(self) -> bool:
-        return self.listen_address is not None or self.is_shared
+        return self.listen_address is not None or self.is_shared or self.is_tracked
 
     def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:
         """Open the page, if there is one. Raises UserError if it cannot be served."""
@@ -66,12 +71,16 @@ class Sharing:
         """Show the run and this peer's training figures from now on."""
         parameters = record.task.parameter_count
         self.state.set_run(signed, parameters, lambda: _join(signed, home, local))
-        self.state.set_sources(Sources(record.figures, self.owner.measured, self.owner.traffic))
+        foreign = home.foreign_tokens()
+        self.state.set_sources(Sources(record.figures, self.owner.measured, self.owner.traffic, foreign))
+        self.state.remember(load_memory(home.path, signed.run_id), MemoryFile(home.path))
         self.state.shared_while(lambda: self.is_shared)
         record.is_watched = self.is_watched
 
     @contextlib.asynccontextmanager
-    async def serving(self, connection: Connection, participation: Participation, paths: Paths) -> AsyncIterator[None]:
+    async def serving(
+        self, connection: Connection, participation: Participation, paths: Paths, contributions: Contributions
+    ) -> AsyncIterator[None]:
         """Answer requests for figures and update the list of live peers while the block runs, in the network loop."""
 
         def report() -> Telling | None:
@@ -81,6 +90,7 @@ class Sharing:
             while True:
                 records = participation.live_records(steady())
                 self.state.update_peers(records, paths.way_to)
+                self.state.contributed(contributions.newest, contributions.of_partners)
                 await asyncio.sleep(MEET_S)
 
         await connection.serve(FIGURES_PROTOCOL, LIMITS, FiguresService(report).answer)

@@ -11,11 +11,18 @@ from pydantic import AfterValidator, Field
 from p2ptrain.net.start_options import NodeOptions, OptionsFile
 from p2ptrain.swarm import keeping
 from peer.owner.settings import MAX_STAGES, Settings, device_name, nickname_text
+from peer.trackers import tracker_name
 
 MOST_RANKS = 256
 """Maximum of ``--team``, as ``team.turn.MOST_RANKS``."""
 
-SETTING_OF = {"device": "device", "stages": "stages", "nickname": "nickname", "share": "share_figures"}
+SETTING_OF = {
+    "device": "device",
+    "stages": "stages",
+    "nickname": "nickname",
+    "share": "share_figures",
+    "track": "track",
+}
 """Options that override a setting. A setting that is edited later takes precedence over the saved option."""
 
 
@@ -39,6 +46,8 @@ class StartOptions(NodeOptions):
     nickname: Annotated[str, AfterValidator(nickname_text)] | None = None
     share: bool | None = None
     """Share this peer's figures with bootstraps, whatever the settings say."""
+    track: Annotated[str, AfterValidator(tracker_name)] | None = None
+    """Tracker of this peer's figures (``peer.trackers``)."""
     keep: Annotated[str, AfterValidator(_kept)] | None = None
     """Keep these fragments for others, and do not train."""
 

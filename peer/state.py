@@ -6,6 +6,7 @@ and bootstraps that show the swarm (``net.figures_service``) read it. Safe from 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,9 @@ from p2ptrain.base.clock import wall
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
+from p2ptrain.page.contributors import Contribution
+from p2ptrain.page.memory import MemoryFile, PageMemory
+from p2ptrain.page.samples import SampleText
 from p2ptrain.page.untrusted import paragraph, words
 from p2ptrain.page.view import (
     MOST_FAILURES,
@@ -26,12 +30,14 @@ from p2ptrain.page.view import (
     FailureRow,
     PeerRow,
     RunFacts,
-    SampleText,
     View,
     plain,
 )
+from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import Presence
 from peer.messages import line, without_places
+
+logger = logging.getLogger(__name__)
 
 FAILURES = frozenset(
     {
@@ -55,6 +61,7 @@ FAILURES = frozenset(
         "p2pd died",
         "torn checkpoint",
         "settings refused",
+        "not tracked",
         "alone",
     }
 )
@@ -82,6 +89,8 @@ class Sources:
     """Bytes per second recently sent and received."""
     traffic: Callable[[], tuple[int, int]]
     """Bytes sent and received since the start."""
+    foreign_tokens: int = 0
+    """Tokens of the figures that an earlier identity trained."""
 
 
 class StatusView:
@@ -113,6 +122,9 @@ class StatusView:
         """Serial of the last news while nothing was shared."""
         self._shared_failures: deque[tuple[int, float, str]] = deque(maxlen=MOST_FAILURES)
         """Failures that others may see: serial, time, line."""
+        self._receipt: Receipt | None = None
+        self._memory = PageMemory()
+        self._file: MemoryFile | None = None
 
     def shared_while(self, shares: Callable[[], bool]) -> None:
         """Show others only what happens while ``shares()`` is true; the noting thread calls it."""
@@ -139,6 +151,24 @@ class StatusView:
     def set_sources(self, sources: Sources) -> None:
         self._sources = sources
 
+    def remember(self, memory: PageMemory, file: MemoryFile) -> None:
+        """Show what the home remembers, and save it at each new text and each checkpoint."""
+        with self._lock:
+            self._memory, self._file = memory, file
+            self._view.samples, self._view.contributions = memory.samples, memory.contributions
+            self._view.sample = memory.samples.texts[-1] if memory.samples.texts else None
+
+    def contributed(self, receipt: Receipt | None, claims: Sequence[Receipt]) -> None:
+        """Update contributions: this peer's by its newest receipt, those of partners by claims that it signed."""
+        with self._lock:
+            self._receipt = receipt
+            for each in claims:
+                row = self._view.peers.get(each.peer)
+                name = "" if row is None else row.nickname
+                tokens = min(each.tokens, self._view.run.run_tokens)
+                signed = Contribution(each.peer, name, tokens, None, tokens, (self._view.me,), float(each.until))
+                self._view.contributions.take(signed)
+
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
         is_shared = self._shares()
         with self._lock:
@@ -159,6 +189,7 @@ class StatusView:
         rows = [row_of(each, now, way_to(each.peer)) for each in records]
         with self._lock:
             self._view.place([self._own_row(), *rows], total=len(rows) + 1, at=now)
+            self._contribute(now)
             if self._sources is not None:
                 self._view.traffic.add(now, *self._sources.rates())
 
@@ -168,6 +199,13 @@ class StatusView:
             self._refresh()
             self._view.join = self._join()
             return self._view.document(now)
+
+    def momentary(self) -> tuple[int, dict[str, float]]:
+        """Return this peer's outer step and the page's figures by name, with ``progress`` and ``peers``."""
+        with self._lock:
+            self._refresh()
+            row = self._own_row()
+            return row.step, self._view.figures | {"progress": row.progress, "peers": float(self._view.total_peers)}
 
     def report(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
         """Return our row and our news after a serial number, for bootstraps that show the swarm.
@@ -187,7 +225,7 @@ class StatusView:
             known = max(serial if serial <= view.last_serial else 0, self._unshared_serial)
             since = sorted((each for each in news if each[1] > known), key=lambda each: each[1])
             sample = {} if view.sample is None else {"sample": view.sample.text[:MAX_SAMPLE_SHARED]}
-            return plain(self._own_row()) | sample, since
+            return plain(self._own_row()) | sample | self._own_contribution(), since
 
     # --- under the lock ---------------------------------------------------------------------------------------------
 
@@ -206,8 +244,11 @@ class StatusView:
                     curve.held_out.add(float(fields["progress"]), now, float(fields["loss"]))
             case "saved":
                 view.add(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
+                self._save()
             case "sample":
-                view.sample = SampleText(now, view.me, int(fields["step"]), "", paragraph(str(fields["text"])))
+                tokens, text = fields.get("progress"), paragraph(str(fields["text"]))
+                view.write(SampleText(now, view.me, int(fields["step"]), "", text, tokens))
+                self._save()
             case _ if kind in FAILURES:
                 text = line(kind, fields) or f"{kind}: {fields.get('why', '')}"
                 row = FailureRow(view.next_serial(), now, view.me, words(text))
@@ -233,6 +274,38 @@ class StatusView:
         self._distances.append(distance)
         view.disagreement.add(self._figure("progress"), now, median(self._distances))
         return {"kind": "exchange", **plain(row)}
+
+    def _own_contribution(self) -> dict[str, Any]:
+        """Return what this peer says that it did, and its newest receipt as evidence."""
+        sources = self._sources
+        if sources is None:
+            return {}
+        figures, receipt = sources.figures(), self._receipt
+        told = {
+            "contributed": max(int(figures.get("tokens") or 0) - sources.foreign_tokens, 0),
+            "trained_s": figures.get("trained_s"),
+        }
+        return told if receipt is None else told | {"receipt": receipt.encode_agreed()}
+
+    def _contribute(self, now: float) -> None:
+        """Update this peer's own contribution and the measured speed of the run."""
+        sources, table = self._sources, self._view.contributions
+        told = self._own_contribution()
+        if sources is None or not told["contributed"]:
+            return
+        receipt = self._receipt
+        signed, signers = (0, ()) if receipt is None else (receipt.tokens, (receipt.partner,))
+        row = Contribution(self._view.me, self._nickname, told["contributed"], told["trained_s"], signed, signers, now)
+        table.take(row)
+        table.observe(self._figure("progress"), now)
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.save(self._memory.to_bytes())
+        except OSError as error:
+            logger.warning("what the page remembers could not be saved: %s", error)
 
     def _figure(self, name: str) -> float:
         return 0.0 if self._sources is None else float(self._sources.figures().get(name) or 0.0)
@@ -272,6 +345,7 @@ class StatusView:
         own = self._own_row()
         view.peers = {own.id: own, **{peer: row for peer, row in view.peers.items() if peer != own.id}}
         view.total_peers = max(view.total_peers, 1)
+        self._contribute(self._wall())
         figures = sources.figures()
         found = {name: figures.get(name) for name in ("fraction", *TIME_FIGURES)} | plain(own)
         view.figures = {

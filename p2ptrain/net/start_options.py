@@ -60,7 +60,7 @@ class NodeOptions:
             if name == "page_token" or value is None:
                 continue
             if isinstance(value, bool):
-                words.append(option if value else f"--no-{name}")
+                words.append(option if value else f"--no-{option[2:]}")
             else:
                 for each in value if isinstance(value, tuple) else [value]:
                     words += [option, str(each)]

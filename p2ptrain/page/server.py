@@ -7,6 +7,7 @@ at most once per ``FRESH_S`` for any number of readers.
 127.0.0.1 (default)   open to every local user; ``Host`` must be a loopback name (against DNS rebinding)
 any other address     needs a token: ``?token=…``, which sets a cookie, or ``Authorization: Bearer …``
 ``hosts`` given       ``Host`` must be one of them; needed if the token is public, as in a compose file
+``is_public``         also ``/run`` and its files for everybody, whatever the address (``page.public``)
 ====================  =====================================================================================
 
 A request without a token gets one answer per connection, and connections are limited, because they take file
@@ -30,6 +31,7 @@ from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from p2ptrain.page.listen_address import LOOPBACK, LOOPBACK_NAMES, ListenAddress, check_installed, listener_at
+from p2ptrain.page.public import PATH, PLACE, head_tags, public_document
 
 FRESH_S = 0.5
 """Maximum age of an answer; faster than a person reads. Guess: readers' impressions of other values would settle it."""
@@ -59,7 +61,8 @@ _EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 """Local addresses by which to open a page that listens on all interfaces: browsers cannot open the keys."""
 COOKIE = "p2ptrain-token"
 """Prefix of the cookie's name, before the port: browsers send a cookie to every port of a host."""
-SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "news", "page")
+SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "contributors", "samples", "news", "page")
+PUBLIC_SCRIPTS = ("theme", "units", "contributors", "samples", "run")
 ASSETS = {
     "": ("index.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -68,6 +71,15 @@ ASSETS = {
     "uPlot.min.css": ("uPlot.min.css", "text/css"),
 }
 """Paths, files of ``static`` and their types. No other file is ever read."""
+PUBLIC_ASSETS = {
+    "page.css": ASSETS["page.css"],
+    **{f"{name}.js": (f"{name}.js", "text/javascript") for name in PUBLIC_SCRIPTS},
+}
+"""Files of the public page, as ``ASSETS``."""
+PUBLIC_STATUS = f"{PATH}/status"
+PUBLIC_AGES_S = {PATH: 60, PUBLIC_STATUS: 5} | dict.fromkeys(PUBLIC_ASSETS, 300)
+"""Seconds for which browsers and proxies may keep each public path: less than readers wait for news, and than an
+upgrade takes."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline';"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -86,6 +98,8 @@ class PageServer:
 
     place: ListenAddress
     snapshot: Snapshot
+    is_public: bool = False
+    """Whether everybody may read the public page of a bootstrap."""
     url: str = ""
     """Address to open, including the token if one is needed: only for the owner."""
     address: str = ""
@@ -99,6 +113,7 @@ class PageServer:
     _made_at: float = float("-inf")
     _made: bytes = b""
     _document: dict[str, Any] = field(default_factory=dict)
+    _public: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
         """Start the server. Raises UserError if it cannot listen, or if the extra ``page`` is missing."""
@@ -146,6 +161,10 @@ class PageServer:
         application = web.Application(middlewares=[self._guard()], client_max_size=1024)
         for path in ASSETS:
             application.router.add_get(f"/{path}", self._asset)
+        if self.is_public:
+            application.router.add_get(f"/{PATH}", self._public_page)
+            application.router.add_get(f"/{PUBLIC_STATUS}", self._public_status)
+            application.router.add_get("/run.js", self._asset)
         application.router.add_get("/status", self._status)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/events", self._events)
@@ -168,7 +187,12 @@ class PageServer:
                 refused.force_close()
                 return refused
             response = await handler(request)
-            if not response.prepared:
+            if self._is_public(request):  # no cookie: a proxy may give the answer to others
+                age_s = PUBLIC_AGES_S[request.path.lstrip("/")]
+                response.headers.update({**HEADERS, "Cache-Control": f"public, max-age={age_s}"})
+                if not self._is_owner(request):
+                    response.force_close()
+            elif not response.prepared:
                 response.headers.update(HEADERS)
                 if "token" in request.query:
                     known = quote(self._token, safe="")
@@ -183,14 +207,23 @@ class PageServer:
     def _objection(self, request: Any) -> tuple[int, str] | None:
         """Return an HTTP status and text if this request is refused; None if it is allowed."""
         name = _name_in(request.host)
+        is_public = self._is_public(request)
         if self.place.hosts and name not in self.place.hosts:
             return 403, "This host name is not allowed for this page.\n"
+        if is_public:
+            return None
         if self._token:
             why = "A token is required: open the complete address that was printed."
             return None if self._knows(request) else (401, f"{why}\n")
         if not self.place.hosts and name not in LOOPBACK_NAMES:
             return 403, "This page is only available on this computer.\n"
         return None
+
+    def _is_public(self, request: Any) -> bool:
+        return self.is_public and request.path.lstrip("/") in PUBLIC_AGES_S
+
+    def _is_owner(self, request: Any) -> bool:
+        return self._knows(request) if self._token else _name_in(request.host) in LOOPBACK_NAMES
 
     def _knows(self, request: Any) -> bool:
         shown = (
@@ -202,9 +235,20 @@ class PageServer:
         return any(hmac.compare_digest(each.encode(errors="replace"), self._token.encode()) for each in shown)
 
     async def _asset(self, request: Any) -> Any:
-        name, kind = ASSETS[request.path.lstrip("/")]
+        path = request.path.lstrip("/")
+        name, kind = PUBLIC_ASSETS[path] if path not in ASSETS else ASSETS[path]
         data = (files("p2ptrain.page") / "static" / name).read_bytes()
         return _response(body=data, content_type=kind, charset="utf-8")
+
+    async def _public_page(self, request: Any) -> Any:
+        self._refresh()
+        page = (files("p2ptrain.page") / "static" / "run.html").read_bytes()
+        return _response(body=page.replace(PLACE, head_tags(self._public)), content_type="text/html", charset="utf-8")
+
+    async def _public_status(self, request: Any) -> Any:
+        self._refresh()
+        body = json.dumps(self._public, allow_nan=False, separators=(",", ":")).encode()
+        return _response(body=body, content_type="application/json", charset="utf-8")
 
     async def _status(self, request: Any) -> Any:
         self._refresh()
@@ -245,6 +289,7 @@ class PageServer:
     def _refresh(self) -> None:
         if time.monotonic() - self._made_at >= FRESH_S:
             self._document = self.snapshot()
+            self._public = public_document(self._document) if self.is_public else {}
             self._made = json.dumps(self._document, allow_nan=False, separators=(",", ":")).encode()
             self._made_at = time.monotonic()
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
+from p2ptrain.page.contributors import ContributionTable
+from p2ptrain.page.samples import SampleHistory, SampleText
 from p2ptrain.page.untrusted import MOST_NAME, number, words
 
 SCHEMA = 1
@@ -116,15 +118,6 @@ class CheckpointRow:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class SampleText:
-    at: float
-    peer: str
-    step: int
-    prompt: str
-    text: str
-
-
 @dataclass(slots=True)
 class Series:
     """Points over time, at most ``most``: beyond that every other one is dropped, but never the newest."""
@@ -185,6 +178,11 @@ class View:
     failures: deque[FailureRow] = field(default_factory=lambda: deque(maxlen=MOST_FAILURES))
     checkpoints: deque[CheckpointRow] = field(default_factory=lambda: deque(maxlen=MOST_CHECKPOINTS))
     sample: SampleText | None = None
+    """Newest text of the model."""
+    samples: SampleHistory = field(default_factory=SampleHistory)
+    contributions: ContributionTable = field(default_factory=ContributionTable)
+    public: str = ""
+    """Path of the page that needs no token; empty: there is none."""
     figures: dict[str, float] = field(default_factory=dict)
     """Figures by name, aggregated over all reporting peers (in a peer's view its own): tokens, tokens_per_s, exchanges,
     failed, up, down, sent_bytes, received_bytes, blocked_share, loss, held_out, disagreement. Of all peers in every
@@ -275,8 +273,19 @@ class View:
             "failures": [plain(row) for row in self.failures],
             "checkpoints": [plain(row) for row in self.checkpoints],
             "sample": None if self.sample is None else plain(self.sample),
+            "samples": [plain(each) for each in self.samples.texts],
+            "contributions": self.contributions.document(self.run.run_tokens, self._here()),
+            "public": self.public,
             "figures": {name: value for name, value in self.figures.items() if math.isfinite(value)},
         }
+
+    def write(self, sample: SampleText) -> None:
+        """Show a new text of the model, and keep it for comparisons."""
+        self.sample = sample
+        self.samples.add(sample)
+
+    def _here(self) -> set[str]:
+        return {row.id for row in self.peers.values() if row.state != "gone"}
 
     def _aged(self, row: PeerRow, at: float) -> PeerRow:
         """Return the row with its present age. Simulated peers and the observer itself do not age."""

@@ -25,6 +25,7 @@ from p2ptrain.manifest.faults import error_lines
 from p2ptrain.manifest.section import Section
 from p2ptrain.net.throttle import MBIT, MIN_RATE
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
+from peer.trackers import tracker_name
 
 MAX_BYTES = 64 << 10
 GB = 1e9
@@ -41,7 +42,7 @@ MIN_WATTS, MAX_WATTS = 10, 2000
 MIN_MEMORY_GB = 0.25
 MAX_MINUTES = 1440
 
-WAITING = frozenset({"nickname", "device", "stages", "threads", "memory_gb", "compile", "punch"})
+WAITING = frozenset({"nickname", "device", "stages", "threads", "memory_gb", "compile", "punch", "track"})
 """Names of the options whose edits apply only from the next start."""
 
 CompileMode = Literal["auto", "on", "off"]
@@ -179,8 +180,15 @@ class Settings(Section):
 
     share_figures: bool = False
     """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,
-    traffic, exchanges and failures with partners, a sample text of its model. Nickname and progress are public in any
-    case. --share takes precedence. Allowed: true or false."""
+    traffic, exchanges and failures with partners, a sample text of its model. It then also lists this peer's tokens and
+    hours, after the peer has left too, and may show these and the texts to everybody. Nickname and progress are public
+    in any case. --share takes precedence. Allowed: true or false."""
+
+    track: Annotated[str, AfterValidator(tracker_name)] = "none"
+    """Tracker that gets this peer's figures once per outer step: TensorBoard writes files into a directory, wandb sends
+    them to its server or keeps them (WANDB_MODE=offline), trackio keeps them on this computer. Applies from the next
+    start; --track takes precedence. Allowed: "none", "tensorboard:<directory>", "wandb:<project>" or
+    "trackio:<project>"."""
 
     @property
     def upload_rate(self) -> float:
@@ -208,7 +216,7 @@ class Settings(Section):
 
 
 _HEADER = """\
-# What this peer may use of your machine. Only your nickname, and your figures if you share them, are sent to
+# What this peer may use of your machine. Only your nickname, and your figures if you share or track them, are sent to
 # others; nothing here changes how the swarm trains. You can edit the file while the peer runs; a change
 # applies within seconds. If the file is faulty, the peer says so and keeps the previous settings.
 """

@@ -235,3 +235,14 @@ def test_a_bootstrap_started_again_has_the_options_of_its_first_start(
     started("--relay", "--upload-mbit", "0")
     started("--forget")
     assert (seen[-2].relay, seen[-2].upload_mbit, seen[-1].announce) == (True, 0.0, None)
+
+
+def test_without_a_page_nothing_can_be_public(tmp_path: Path) -> None:
+    """Check that the option alone is refused before an identity is made, and that it is remembered like others."""
+    create_run(tmp_path / "run", "demo")
+    sign_run(tmp_path / "run")
+    with pytest.raises(UserError, match="no page that could be public") as raised:
+        app.run(place(tmp_path, page_public=True), lambda tag, text: None)
+    assert "--page PORT" in raised.value.remedy
+    assert not (tmp_path / "home" / "identity.key").exists()
+    assert "--no-page-public" in place(tmp_path, page="8080", page_public=False).words()

@@ -17,19 +17,23 @@ from typing import Any, cast
 
 import pytest
 import virtual_time
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from memory_network import MemoryNetwork
 
 from bootstrap.aggregates import MAX_TIMES, SUMMED
 from bootstrap.app import same_ports
+from bootstrap.reported_contributions import MOST_TIMES, ReportedContributions
 from bootstrap.sample_rotation import HELD_S
 from bootstrap.swarm_view import CURVE_S, KEPT_S, MAX_SERIALS, POLL_S, SILENT_S, SwarmView
 from p2ptrain.base.errors import NetworkError
-from p2ptrain.base.ids import PeerId
+from p2ptrain.base.ids import PeerId, RunId, peer_of
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net.figures_service import FiguresService, Telling
 from p2ptrain.page.metrics import exposition
 from p2ptrain.page.view import MOST_CURVES, MOST_PEERS
 from p2ptrain.ports import Link
+from p2ptrain.receipts import Receipt
+from p2ptrain.statements import signature
 from p2ptrain.swarm import PeerState, Presence
 
 A, B = PeerId("12D3KooWaaaa"), PeerId("12D3KooWbbbb")
@@ -247,6 +251,7 @@ def test_a_text_is_as_old_as_it_is(signed: SignedManifest) -> None:
         "step": 0,
         "prompt": "",
         "text": "or not",
+        "tokens": 700.0,
     }
 
 
@@ -565,3 +570,82 @@ def test_only_an_open_run_shows_how_to_join(signed: SignedManifest, tmp_path: Pa
     private = SwarmView(load_run(run))
     private.join("p2ptrain peer 'p2ptrain://x'")
     assert (private.document()["join"], private.document()["join_note"]) == ("", "")
+
+
+# --- contributions ---------------------------------------------------------------------------------------------------
+
+
+def contributions(view: SwarmView) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in view.document()["contributions"]["rows"]}
+
+
+class Author:
+    """A peer with a key, which signs claims."""
+
+    def __init__(self) -> None:
+        self.key = Ed25519PrivateKey.generate()
+        self.peer = peer_of(self.key.public_key().public_bytes_raw())
+
+    def sign(self, purpose: bytes, fields: list[Any]) -> bytes:
+        return signature(self.key, purpose, fields)
+
+
+def receipt(run: RunId, author: Author, partner: Author, tokens: int) -> Receipt:
+    claim = Receipt(author.peer, partner.peer, 10, 20, 3, tokens, 4, 100, 100, 0)
+    return claim.signed(run, author.sign).countersigned(run, partner.sign)
+
+
+def test_contributions_outlast_a_departure_and_a_restart(signed: SignedManifest, tmp_path: Path) -> None:
+    view = SwarmView(signed, wall=lambda: 1000.0)
+    file = view.remember(tmp_path)
+    view.meet([presence(signed, A, "fox"), presence(signed, B, "hen")], None)
+    view.told(A, {**ROW, "contributed": 250, "trained_s": 60.0, "sample": "To be"}, [])
+    view.meet([presence(signed, B, "hen")], None)
+    view.save(file, lambda tag, text: None)
+    again = SwarmView(signed, wall=lambda: 2000.0)
+    again.remember(tmp_path)
+    row = contributions(again)[A]
+    assert (row["nickname"], row["tokens"], row["trained_s"], row["here"]) == ("fox", 250, 60.0, False)
+    assert [each["text"] for each in again.document()["samples"]] == ["To be"]
+
+
+def test_a_peer_whose_owner_shares_no_longer_is_removed(view: SwarmView) -> None:
+    view.told(A, {**ROW, "sample": "To be"}, [])
+    view.forget(A)
+    assert A in contributions(view)
+    assert len(view.document()["samples"]) == 1
+    view.forget(A, is_withdrawn=True)
+    assert A not in contributions(view)
+    assert view.document()["samples"] == []
+
+
+def test_only_genuine_receipts_count_as_signed(signed: SignedManifest) -> None:
+    """Check a receipt of the peer itself, then of another run, of another peer, one-sided, and noise."""
+    author, partner, other = Author(), Author(), Author()
+    run, foreign = signed.run_id, RunId("ab" * 32)
+    whole = receipt(run, author, partner, 200)
+    told: dict[str, Any] = {"contributed": 250}
+    for body, tokens in (
+        (whole.encode_agreed(), 200),
+        (receipt(run, author, partner, 9_999).encode_agreed(), 250),
+        (receipt(foreign, author, partner, 200).encode_agreed(), 0),
+        (receipt(run, other, partner, 200).encode_agreed(), 0),
+        (receipt(run, author, author, 200).encode_agreed(), 0),
+        (replace(whole, countersignature=b"x" * 64).encode_agreed(), 0),
+        (b"noise", 0),
+        ("text", 0),
+    ):
+        row = ReportedContributions(run).read(author.peer, {**told, "receipt": body}, "", 1000.0, 5.0)
+        assert row is not None
+        assert (row.signed_tokens, row.signers) == (tokens, (partner.peer,) if tokens else ())
+
+
+def test_a_claim_beyond_all_peers_progress_is_cut(signed: SignedManifest) -> None:
+    row = ReportedContributions(signed.run_id).read(A, {"contributed": 10**15}, "", 1000.0, 5.0)
+    assert row is not None
+    assert row.tokens == MOST_TIMES * 1000
+
+
+def test_a_peer_without_tokens_has_no_row(signed: SignedManifest) -> None:
+    for told in ({}, {"contributed": 0}, {"contributed": "many"}, {"tokens": None}):
+        assert ReportedContributions(signed.run_id).read(A, told, "", 1000.0, 5.0) is None

@@ -14,6 +14,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from p2ptrain.page.listen_address import ListenAddress
+from p2ptrain.page.samples import SampleText
 from p2ptrain.page.server import PageServer
 from p2ptrain.page.view import (
     CheckpointRow,
@@ -21,7 +22,6 @@ from p2ptrain.page.view import (
     FailureRow,
     PeerRow,
     RunFacts,
-    SampleText,
     View,
     plain,
 )
@@ -169,8 +169,8 @@ class Shown:
     def port(self) -> int:
         return int(self.url.split("?")[0].rstrip("/").rpartition(":")[2])
 
-    def serve(self, place: ListenAddress | None = None) -> None:
-        self._server = PageServer(place or ListenAddress(), lambda: self._document)
+    def serve(self, place: ListenAddress | None = None, is_public: bool = False) -> None:
+        self._server = PageServer(place or ListenAddress(), lambda: self._document, is_public)
         self._server.__enter__()
 
     def end(self) -> None:

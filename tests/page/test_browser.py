@@ -17,9 +17,11 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+from p2ptrain.page.contributors import Contribution
 from p2ptrain.page.listen_address import ListenAddress
+from p2ptrain.page.samples import SampleText
 from p2ptrain.page.server import ASSETS
-from p2ptrain.page.view import ExchangeRow, FailureRow, SampleText, View
+from p2ptrain.page.view import ExchangeRow, FailureRow, View
 
 if TYPE_CHECKING:
     from tests.page.conftest import Shown
@@ -287,6 +289,7 @@ def test_a_simulation_has_its_own_time(page: Page, exchange: Callable[..., Excha
     page.shown.view, page.shown.at = view, 3000.0
     page.next_document()
     assert page.text("what").startswith("A simulation")
+    assert not page.browser.find_element("id", "contributions-card").is_displayed()
     assert page.text("legend") == "average"
     cells = page.run("return [...document.querySelectorAll('#latest td')].map((each) => each.textContent)")
     assert cells == ["aaaaaa ↔ bbbbbb", DASH, DASH, DASH]
@@ -723,6 +726,10 @@ def test_the_page_never_scrolls_sideways(page: Page, make_view: Callable[..., Vi
     for curve in page.shown.view.curves.values():
         curve.name = long
     page.shown.view.failures.append(FailureRow(10**6, page.shown.at, rows[0].id, "l" * 240))
+    for row in rows:
+        page.shown.view.contributions.take(Contribution(row.id, long, 10**9, 1e6, 10**8, ("a",)))
+    for step in range(3):
+        page.shown.view.write(SampleText(page.shown.at + step, "a", step, "", f"{'t' * 240}{step}", 1e9 * step))
     page.device(width, 740)
     page.next_document()
     page.until(lambda: page.run("return document.documentElement.scrollWidth") <= width)
@@ -767,6 +774,8 @@ def test_an_explanation_opens_and_closes_by_keyboard(page: Page) -> None:
 
 def test_every_figure_is_explained_and_every_control_has_a_name(page: Page) -> None:
     """Check that each tile and card has an explanation, and each control a name for screen readers."""
+    page.shown.view.public = "run"
+    page.next_document()
     assert page.count(".figures dt") == page.count(".figures dt details > p") == 7
     assert page.count(".card") == page.count(".card .head details > p")
     assert page.count("summary:not([aria-label]), canvas[role=img]:not([aria-label])") == 0
@@ -808,3 +817,97 @@ def test_without_a_join_command_there_is_no_place_for_it(page: Page) -> None:
     page.shown.view.join = ""
     page.next_document()
     assert not page.browser.find_element("id", "join").is_displayed()
+
+
+# --- people ----------------------------------------------------------------------------------------------------------
+
+
+def contributed(page: Page) -> None:
+    """Let three peers have contributed, one of which is gone, with a measured speed."""
+    table, [first, second, *_] = page.shown.view.contributions, page.shown.view.peers
+    for minute in range(11):
+        table.observe(60_000.0 * minute, page.shown.at + 30.0 * minute)
+    table.take(Contribution(first, "Amber", 300_000, 5400.0, 240_000, ("a", "b"), page.shown.at))
+    table.take(Contribution(second, HOSTILE, 150_000, None, 0, (), page.shown.at))
+    table.take(Contribution("12D3KooWgone99", "", 60_000, 60.0, 60_000, ("a",), page.shown.at))
+
+
+def cells_of(page: Page) -> list[list[str]]:
+    """Return the texts of the table of contributions."""
+    found = page.run(
+        "return [...document.querySelectorAll('#contributors tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    return [[text.replace("\u00a0", " ") for text in row] for row in found]
+
+
+def test_contributions_are_a_table_with_the_largest_first(page: Page) -> None:
+    """Check values with units, what is only claimed, a name that is no markup, and a peer that left."""
+    assert page.browser.find_element("id", "contributors-nothing").is_displayed()
+    contributed(page)
+    page.next_document()
+    ids = list(page.shown.view.peers)
+    assert cells_of(page) == [
+        [f"Amber{ids[0][-6:]}", "300 k", "1.5 h", "50 %", "10 min", "80 % by 2"],
+        [f"{HOSTILE}{ids[1][-6:]}", "150 k", DASH, "25 %", "3 min", "only claimed"],
+        ["gone99gone99", "60.0 k", "60 s", "10 %", "67 s", "100 % by 1"],
+    ]
+    assert not alerted(page)
+    assert page.text("contributors-note").replace("\u00a0", " ") == "90.0 k tokens by others"
+    assert page.count("#contributors tr.me") == page.count("#contributors tr.away-now") == 1
+
+
+def test_what_the_model_wrote_before_stands_beside_what_it_writes_now(page: Page) -> None:
+    """Check that the first text is shown first, that another one can be chosen, and that the choice stays."""
+    assert not page.browser.find_element("id", "sample-before").is_displayed()
+    for step in range(1, 4):
+        text = f"{HOSTILE} text {step}"
+        page.shown.view.write(SampleText(page.shown.at + step, "a", step, "", text, 1000.0 * step))
+    page.next_document()
+    assert (page.text("before-text"), page.text("sample-text")) == (f"{HOSTILE} text 1", f"{HOSTILE} text 3")
+    assert page.text("sample-now").replace("\u00a0", " ") == "Now, at 3.00 k tokens"
+    Select(page.browser.find_element("id", "sample-choice")).select_by_index(1)
+    assert page.text("before-text") == f"{HOSTILE} text 2"
+    page.shown.view.write(SampleText(page.shown.at + 4, "a", 4, "", "newest", 4000.0))
+    page.next_document()
+    assert (page.text("before-text"), page.text("sample-text")) == (f"{HOSTILE} text 2", "newest")
+    assert not alerted(page)
+
+
+def test_the_link_to_the_public_page_has_no_token(page: Page) -> None:
+    """Check that the owner's page offers the link if there is a public page, and that the button copies it."""
+    assert not page.browser.find_element("id", "share").is_displayed()
+    page.shown.view.public = "run"
+    page.next_document()
+    page.run(
+        "Object.defineProperty(navigator, 'clipboard', { value: { writeText: (text) => (window.copied = text) } })"
+    )
+    page.browser.find_element("id", "link-copy").click()
+    page.until(lambda: page.text("link-told") == "Copied.")
+    assert page.run("return window.copied") == f"{page.shown.url}run"
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_everybody_sees_the_public_page(page: Page, width: int) -> None:
+    """Check the page without a token: its figures, no complaint of the browser, and that it fits on a phone."""
+    page.shown.end()
+    page.shown.serve(ListenAddress("0.0.0.0", 0, "secret"), is_public=True)
+    contributed(page)
+    for step in (1, 2):
+        page.shown.view.write(SampleText(page.shown.at + step, "a", step, "", f"{'m' * 99} {step}", 1000.0 * step))
+    page.shown.publish()
+    page.device(width, 740)
+    page.complaints()
+    page.browser.get(f"http://127.0.0.1:{page.shown.port}/run")
+    page.until(lambda: page.shows)
+    assert page.complaints() == []
+    assert page.text("run-name") == "tiny-stories"
+    assert (page.text("fraction"), page.text("peers"), page.text("held-out")) == ("46\u00a0%", "8", "1.987")
+    assert cells_of(page)[0][1] == "300 k"
+    assert page.text("before-text").endswith("m 1")
+    assert page.browser.find_element("id", "join-command").get_attribute("value") == page.shown.view.join
+    assert page.browser.find_element("id", "link").get_attribute("value").endswith(f":{page.shown.port}/run")
+    assert page.run("return document.documentElement.scrollWidth") <= width
+    assert not alerted(page)
+    for each in page.browser.find_elements("css selector", "button, input, summary, select"):
+        assert each.accessible_name or not each.is_displayed(), each.get_attribute("outerHTML")

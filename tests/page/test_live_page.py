@@ -32,7 +32,7 @@ DASH = "\u2013"
 def here() -> Iterator[tuple[str, Swarm, list[Program]]]:
     """Return the page's address, and the three peers that it shows."""
     with Swarm(**ENDLESS) as swarm:
-        bootstrap = swarm.bootstrap("--page", "0")
+        bootstrap = swarm.bootstrap("--page", "0", "--page-public")
         found = until("the page's address", lambda: re.search(ADDRESS, bootstrap.output))
         peers = [swarm.peer("anna", "--share", "--page", "0"), swarm.peer("bert", "--share")]
         peers.append(swarm.peer("cleo", "--share", script=BRIEF))  # the peer that will be killed
@@ -116,6 +116,28 @@ def test_numbers_move_and_who_was_killed_is_gone(
     assert (page.state(anna), page.state(bert)) == ("training", "training")
     assert page.text("peers") == "2"
     assert page.complaints(url) == []
+
+
+def test_contributions_of_all_are_shown_and_signed(here: tuple[str, Swarm, list[Program]]) -> None:
+    """Check the table of a bootstrap and of a peer, the departed peer's row, and the public page."""
+    url, _, (anna, bert, cleo) = here
+
+    def row(of: str, peer: Program) -> dict[str, Any]:
+        rows = {each["id"]: each for each in document(of)["contributions"]["rows"]}
+        return rows.get(str(peer.peer_id), {"signed_tokens": 0, "trained_s": None, "tokens": 0})
+
+    until("signatures", lambda: all(row(url, each)["signed_tokens"] > 0 for each in (anna, bert)))
+    for each, name in ((anna, "anna"), (bert, "bert"), (cleo, "cleo")):
+        found = row(url, each)
+        assert found["nickname"] == name
+        assert found["tokens"] >= found["signed_tokens"]
+        assert found["trained_s"] > 0
+        assert 0 < found["share"] < 1
+    own = until("the address of anna's page", lambda: re.search(ADDRESS, anna.output)).group()
+    until("a partner's claim", lambda: row(own, bert)["signed_tokens"] > 0)
+    assert row(own, anna)["signers"] >= 1
+    with urllib.request.urlopen(f"{url.split('?')[0]}run", timeout=60.0) as answer:
+        assert '<meta property="og:title"' in answer.read().decode()
 
 
 def test_a_peer_shows_itself(here: tuple[str, Swarm, list[Program]], chromium: webdriver.Chrome) -> None:

@@ -21,8 +21,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from p2ptrain.base.errors import UserError
 from p2ptrain.page import listen_address
 from p2ptrain.page import server as page_server
+from p2ptrain.page.contributors import MOST_CONTRIBUTORS, Contribution
 from p2ptrain.page.listen_address import ListenAddress, listener_at
-from p2ptrain.page.server import ASSETS, BACKLOG, COOKIE, MOST_CONNECTIONS, MOST_STREAMS, PageServer
+from p2ptrain.page.public import FIGURES, MOST_ROWS
+from p2ptrain.page.server import (
+    ASSETS,
+    BACKLOG,
+    COOKIE,
+    MOST_CONNECTIONS,
+    MOST_STREAMS,
+    PUBLIC_AGES_S,
+    PageServer,
+)
 from p2ptrain.page.view import ExchangeRow
 
 if TYPE_CHECKING:
@@ -530,3 +540,92 @@ def test_what_is_no_place_is_refused(text: str) -> None:
     """Check that the message quotes the value."""
     with pytest.raises(UserError, match="is not an address for the page"):
         ListenAddress.parse(text)
+
+
+# --- the public page -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def public(shown: Shown) -> Shown:
+    """Yield a page beyond this machine, with a token, whose public part everybody may read."""
+    shown.end()
+    shown.serve(ListenAddress("0.0.0.0", 0, TOKEN), is_public=True)
+    return shown
+
+
+@pytest.mark.parametrize("path", sorted(PUBLIC_AGES_S))
+def test_everybody_may_read_the_public_page(public: Shown, path: str) -> None:
+    """Check each public path without a token, its headers, and that it sets no cookie that a proxy would pass on."""
+    for asked in (path, f"{path}?token={TOKEN}"):
+        answer = ask(public.port, f"/{asked}")
+        assert answer.status == 200
+        assert answer.headers["Cache-Control"] == f"public, max-age={PUBLIC_AGES_S[path]}"
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Set-Cookie"] is None
+    assert ask(public.port, f"/{path}").headers["Connection"] == "close"
+
+
+@pytest.mark.parametrize("path", ["", "status", "metrics", "events", "page.js", "run/", "run/metrics", "run/../status"])
+def test_all_else_needs_the_token(public: Shown, path: str) -> None:
+    assert ask(public.port, f"/{path}").status == 401
+
+
+@pytest.mark.parametrize("path", ["run", "run/status"])
+def test_without_the_option_nothing_is_public(shown: Shown, guarded: Shown, path: str) -> None:
+    assert ask(guarded.port, f"/{path}").status == 401
+    assert ask(guarded.port, f"/{path}", Authorization=f"Bearer {TOKEN}").status == 404
+
+
+def test_the_public_page_is_only_at_the_allowed_names(shown: Shown) -> None:
+    shown.end()
+    shown.serve(ListenAddress("0.0.0.0", 0, TOKEN, ("run.example.org",)), is_public=True)
+    assert ask(shown.port, "/run", Host="run.example.org").status == 200
+    assert ask(shown.port, "/run", Host="evil.example.org").status == 403
+
+
+def test_behind_a_proxy_on_this_computer_any_name_may_be_asked_for(shown: Shown) -> None:
+    shown.end()
+    shown.serve(ListenAddress(), is_public=True)
+    assert ask(shown.port, "/run", Host="run.example.org").status == 200
+    assert ask(shown.port, "/status", Host="run.example.org").status == 403
+
+
+def test_a_chat_sees_a_title_and_a_description(public: Shown) -> None:
+    """Check the tags, with a run's name that is no markup."""
+    public.view.run = replace(public.view.run, name='"><script>alert(1)</script>')
+    public.publish()
+    page = ask(public.port, "/run").body.decode()
+    assert "<script>alert" not in page
+    assert '<meta property="og:title" content="&quot;&gt;&lt;script&gt;alert(1)&lt;/script&gt;">' in page
+    assert '<meta property="og:description" content="A language model that volunteers train together; 46 % of' in page
+    assert "8 computers here now; held-out loss 1.987." in page
+
+
+def test_the_public_document_has_nothing_private(public: Shown) -> None:
+    """Check the public fields, and that no device, path, whole peer id, failure or partner is in it."""
+    public.view.contributions.take(Contribution(next(iter(public.view.peers)), "Amber", 500, 60.0, 400, ("b",), 5.0))
+    public.publish()
+    answer = ask(public.port, "/run/status")
+    assert set(answer.document) == {
+        *("schema", "at", "run", "join", "total_peers", "figures", "contributions", "sample", "samples")
+    }
+    assert set(answer.document["figures"]) <= set(FIGURES)
+    text = answer.body.decode()
+    assert "Amber" in text
+    for row in public.view.peers.values():
+        assert row.id not in text
+        assert f'"{row.device}"' not in text
+    for row in public.view.failures:
+        assert row.line not in text
+
+
+def test_a_large_table_is_cut_for_strangers(public: Shown) -> None:
+    for each in range(MOST_CONTRIBUTORS):
+        public.view.contributions.take(Contribution(f"peer-{each}", tokens=1000 - each))
+    public.publish()
+    found = ask(public.port, "/run/status").document["contributions"]
+    whole = public.view.contributions.document(1, ())
+    assert [row["tokens"] for row in found["rows"]] == [1000 - each for each in range(MOST_ROWS)]
+    rest = sum(row["tokens"] for row in whole["rows"][MOST_ROWS:])
+    assert found["others_tokens"] == whole["others_tokens"] + rest

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import p2ptrain.page
-from p2ptrain.page.server import ASSETS, SCRIPTS
+from p2ptrain.page.server import ASSETS, PUBLIC_ASSETS, PUBLIC_SCRIPTS, SCRIPTS
 
 STATIC = Path(p2ptrain.page.__file__).parent / "static"
-OURS = ("index.html", "page.css", *(f"{name}.js" for name in SCRIPTS))
+OURS = ("index.html", "run.html", "page.css", *(f"{name}.js" for name in dict.fromkeys([*SCRIPTS, *PUBLIC_SCRIPTS])))
 MOST_LINES = 350
 TEXT, SIGN = 4.5, 3.0
 """Least contrasts of WCAG 2.2, level AA: of text, and of other things that must be visible."""
@@ -125,12 +125,13 @@ def test_text_never_becomes_markup_or_code(name: str) -> None:
     assert re.findall(ways, read(name)) == []
 
 
-def test_the_page_loads_what_is_served() -> None:
+def test_the_pages_load_what_is_served() -> None:
     """Check that all scripts are loaded in order, and that no file is left over."""
-    loaded = re.findall(r'<script (?:defer )?src="([\w.]+)"', read("index.html"))
-    assert [each.removesuffix(".js") for each in loaded if not each.startswith("uPlot")] == list(SCRIPTS)
+    for page, scripts in (("index.html", SCRIPTS), ("run.html", PUBLIC_SCRIPTS)):
+        loaded = re.findall(r'<script (?:defer )?src="([\w.]+)"', read(page))
+        assert [each.removesuffix(".js") for each in loaded if not each.startswith("uPlot")] == list(scripts)
     files = {path.name for path in STATIC.iterdir()}
-    assert files == {name for name, _ in ASSETS.values()} | {"uPlot.LICENSE"}
+    assert files == {name for name, _ in [*ASSETS.values(), *PUBLIC_ASSETS.values()]} | {"run.html", "uPlot.LICENSE"}
 
 
 @pytest.mark.parametrize("name", [each for each in OURS if each.endswith(".js")])

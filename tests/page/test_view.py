@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.page.metrics import TOTALS
+from p2ptrain.page.samples import SampleText
 from p2ptrain.page.untrusted import MOST_LINE, MOST_NAME, MOST_SAMPLE, number, paragraph, words
 from p2ptrain.page.view import (
     MOST_CHECKPOINTS,
@@ -27,7 +28,6 @@ from p2ptrain.page.view import (
     FailureRow,
     PeerRow,
     RunFacts,
-    SampleText,
     Series,
     View,
     plain,

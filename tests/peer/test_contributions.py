@@ -94,6 +94,9 @@ def test_what_passed_is_signed_within_a_minute(tmp_path: Path) -> None:
     assert (mine.exchanges, mine.sent, mine.received, mine.served, mine.tokens) == (10, 1000, 2000, 5000, 300)
     theirs = total(filter(None, birch.receipts), RUN, BIRCH.peer)
     assert (theirs.exchanges, theirs.sent, theirs.received, theirs.served) == (10, 2000, 1000, 0)
+    assert amber.contributions.newest == amber.ledger.newest() == amber.receipts[-1]
+    assert Receipt.decode_agreed(amber.contributions.newest.encode_agreed()) == amber.receipts[-1]
+    assert [each.tokens for each in birch.contributions.of_partners] == [300]
 
 
 def test_who_leaves_asks_once_more(tmp_path: Path) -> None:
@@ -187,6 +190,27 @@ def test_what_is_told_of_one_is_of_one(receipts: int, said: str) -> None:
     result = Total(receipts=receipts, exchanges=1, partners={BIRCH.peer: 1})
     assert table(result)[0].startswith(said)
     assert f"  {BIRCH.peer}: 1 exchange" in table(result)
+
+
+def test_the_newest_receipt_is_the_last_whole_line_of_this_identity(tmp_path: Path) -> None:
+    """Check no file, a torn line, and receipts of an earlier identity, which a new one does not show."""
+
+    async def scene(amber: Side, birch: Side) -> Receipt:
+        assert amber.ledger.newest() is None
+        amber.exchanged(BIRCH, 100, 200)
+        birch.exchanged(AMBER, 200, 100)
+        await amber.contributions.claim(amber.transport)
+        with amber.ledger.path.open("a") as file:
+            file.write('{"torn')
+        found = amber.ledger.newest()
+        assert found is not None
+        network = MemoryNetwork()
+        birch.ledger.path.write_bytes(amber.ledger.path.read_bytes())
+        assert Side(network, AMBER, tmp_path).contributions.newest == found
+        assert Side(network, BIRCH, tmp_path).contributions.newest is None
+        return found
+
+    assert play(scene, tmp_path).tokens == 300
 
 
 def test_the_ledger_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

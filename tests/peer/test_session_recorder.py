@@ -71,6 +71,28 @@ def test_of_one_inner_step_no_stall_is_known(record: SessionRecorder) -> None:
     assert record.summary()["longest_stall_inner_steps"] is None
 
 
+def test_training_time_is_of_all_sessions_without_pauses(
+    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 5000.0
+    monkeypatch.setattr("peer.session_recorder.time.monotonic", lambda: now)
+    monkeypatch.setattr(CheckpointSaver, "try_to_save", lambda self: None)
+    record.earlier_s = 100.0
+    assert record.trained_s == 100.0
+    steps(record, 1.0)
+    now += 10.0
+    record.held(True)
+    now += 1000.0
+    assert record.trained_s == record.figures()["trained_s"] == record._state()["trained_s"] == 110.0
+
+
+def test_each_outer_step_is_told(record: SessionRecorder) -> None:
+    told: list[int] = []
+    record.on_outer_step = lambda: told.append(1)
+    record.outer_step_done()
+    assert told == [1]
+
+
 def test_progress_tells_the_learning_rate(record: SessionRecorder) -> None:
     steps(record, 0.1)
     assert dict(cast(MemoryLog, record.notebook).notes)["progress"]["learning_rate"] == 3e-4

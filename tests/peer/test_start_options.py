@@ -38,6 +38,7 @@ EVERYTHING = StartOptions(
     page_token="secret",
     page_hosts="a.example,b.example",
     share=True,
+    track="tensorboard:/data/runs",
     keep="0-3",
 )
 

@@ -13,7 +13,9 @@ import pytest
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.page.listen_address import ListenAddress
-from p2ptrain.page.view import MOST_PEERS
+from p2ptrain.page.memory import MemoryFile, PageMemory, load
+from p2ptrain.page.view import MOST_PEERS, RunFacts
+from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.train.evaluate import HeldOutLoss
 from peer.messages import line, without_places
@@ -22,6 +24,7 @@ from peer.sharing import Sharing
 from peer.state import FAILURES, SHAREABLE, Sources, StatusView
 
 ME, OTHER = PeerId("12D3KooWme"), PeerId("12D3KooWother")
+CROWD = PeerId("12D3KooWcrowd")
 FIGURES = {
     "step": 3,
     "progress": 300.0,
@@ -301,3 +304,51 @@ def test_of_a_large_swarm_it_says_how_many_there_are(state: StatusView) -> None:
     assert document["total_peers"] == 2 * MOST_PEERS + 1
     assert len(document["peers"]) == MOST_PEERS
     assert document["peers"][0]["id"] == ME
+
+
+# --- what the page remembers -----------------------------------------------------------------------------------------
+
+
+def receipt(tokens: int, peer: PeerId = ME, partner: PeerId = OTHER) -> Receipt:
+    return Receipt(peer, partner, 10, 900, 3, tokens, 4, 100, 100, 0, b"s" * 64, b"c" * 64)
+
+
+def rows_of(state: StatusView) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in state.document()["contributions"]["rows"]}
+
+
+def test_contributions_are_its_own_and_those_that_partners_claimed(tmp_path: Path) -> None:
+    """Check own tokens without those of an earlier identity, a partner's claim, and that a restart keeps both."""
+    figures = {**FIGURES, "tokens": 310, "trained_s": 7200.0}
+    state = StatusView(ME, "fox", lambda: ("training", ""), wall=lambda: 1000.0)
+    state.set_sources(Sources(lambda: figures, lambda: (5.0, 6.0), lambda: (100, 200), foreign_tokens=10))
+    state._view.run = RunFacts(run_tokens=1000)
+    state.remember(PageMemory("run"), MemoryFile(tmp_path))
+    state.contributed(receipt(280), [receipt(150, OTHER, ME), receipt(10**9, CROWD, ME)])
+    state.on_note("sample", {"step": 3, "progress": 300.0, "text": "To be"})
+    rows = rows_of(state)
+    assert [rows[ME][name] for name in ("tokens", "signed_tokens", "signers", "trained_s")] == [300, 280, 1, 7200.0]
+    assert [rows[OTHER][name] for name in ("tokens", "signed_tokens", "trained_s")] == [150, 150, None]
+    assert rows[CROWD]["tokens"] == 1000
+    state.on_note("saved", {})
+
+    again = StatusView(ME, "fox", lambda: ("starting", ""), wall=lambda: 2000.0)
+    again.remember(load(tmp_path, "run"), MemoryFile(tmp_path))
+    assert rows_of(again)[ME]["tokens"] == 300
+    assert again.document()["sample"]["text"] == "To be"
+    assert [each["tokens"] for each in again.document()["samples"]] == [300.0]
+
+
+def test_others_get_its_contribution_with_the_newest_receipt(state: StatusView) -> None:
+    state.contributed(None, [])
+    assert "receipt" not in state.report(0)[0]
+    ours = receipt(280)
+    state.contributed(ours, [])
+    row = state.report(0)[0]
+    assert (row["contributed"], row["receipt"]) == (310, ours.encode_agreed())
+
+
+def test_a_full_disk_takes_nothing_from_the_page(state: StatusView, tmp_path: Path) -> None:
+    state.remember(PageMemory("run"), MemoryFile(tmp_path / "missing"))
+    state.on_note("sample", {"step": 3, "text": "To be"})
+    assert state.document()["sample"]["text"] == "To be"

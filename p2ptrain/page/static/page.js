@@ -6,7 +6,6 @@
 
   /** Maximum lines of the legend; the table has all peers. */
   const MOST_LEGEND = 12;
-  const COPIED_MS = 4000;
   /** Progress from which a run counts as finished: shown as 100 %. */
   const OVER = 0.995;
   const TOKENS = 0;
@@ -24,6 +23,8 @@
   const trafficChart = new ui.Chart(at("traffic-chart"), { y: ui.rate, fromZero: true });
   const gossip = new ui.Gossip(at("gossip"));
   const people = new ui.People(at("people"), at("people-sort"));
+  const contributors = new ui.Contributors(at("contributors"), at("contributors-nothing"), at("contributors-note"));
+  const samples = new ui.Samples();
 
   /** @type {object | null} the newest document */
   let shown = null;
@@ -56,6 +57,7 @@
     set(at("why"), ui.line(found.why));
     showProgress(found, run.run_tokens);
     showJoin(ui.line(found.join), ui.line(found.join_note));
+    showLink(found.public);
     set(at("facts"), facts(run).join(" · "));
     document.title = `${ui.loss(heldOut(found))} · ${ui.percent(found.figures?.fraction)} · ${name}`;
   }
@@ -98,18 +100,11 @@
     if (at("join-command").value !== command) at("join-command").value = command;
   }
 
-  /** Browsers allow clipboard access only with https or on localhost; elsewhere the command is selected. */
-  async function copyJoin() {
-    const field = at("join-command");
-    try {
-      await navigator.clipboard.writeText(field.value);
-      set(at("join-told"), "Copied.");
-    } catch {
-      field.focus();
-      field.select();
-      set(at("join-told"), "Selected: copy it with your keyboard or menu.");
-    }
-    setTimeout(() => set(at("join-told"), ""), COPIED_MS);
+  /** The address of the public page, as this browser reaches it. */
+  function showLink(path) {
+    at("share").hidden = !path;
+    const address = path ? new URL(String(path), location.origin + location.pathname).href : "";
+    if (at("link").value !== address) at("link").value = address;
   }
 
   // --- figures -----------------------------------------------------------------------------------------------------
@@ -224,13 +219,10 @@
     });
   }
 
-  function showSample(sample) {
-    at("sample").hidden = !sample;
-    at("sample-nothing").hidden = Boolean(sample);
+  function showSamples(found) {
+    const { sample } = found;
     const note = sample ? `${who(sample.peer)}, step ${ui.count(sample.step)}, ${since(sample.at)}` : "";
-    set(at("sample-note"), note);
-    set(at("sample-prompt"), ui.prose(sample?.prompt));
-    set(at("sample-text"), ui.prose(sample?.text));
+    samples.show(sample, found.samples ?? [], note);
   }
 
   // --- all of it ---------------------------------------------------------------------------------------------------
@@ -253,7 +245,9 @@
     news.catchUp(found);
     showLines("failures", found.failures ?? [], (event) => ui.line(event.line));
     showLines("checkpoints", found.checkpoints ?? [], (event) => `step ${ui.count(event.step)}`);
-    showSample(found.sample);
+    showSamples(found);
+    at("contributions-card").hidden = found.kind === "simulation";
+    contributors.show(found.contributions, found.me);
     document.documentElement.dataset.shown = String(found.at);
   }
 
@@ -282,7 +276,8 @@
     document.activeElement?.closest("details.what")?.querySelector("summary").focus();
     closeWhats(null);
   });
-  at("join-copy").addEventListener("click", copyJoin);
+  ui.copies(at("join-command"), at("join-copy"), at("join-told"));
+  ui.copies(at("link"), at("link-copy"), at("link-told"));
   at("by-tokens").addEventListener("click", () => drawAgainst(TOKENS));
   at("by-time").addEventListener("click", () => drawAgainst(TIME));
   const live = new ui.Live({

@@ -200,6 +200,23 @@ globalThis.ui = {};
     return known.length ? known.reduce((a, b) => a + b) : null;
   }
 
+  const COPIED_MS = 4000;
+
+  /** Lets a button copy a field. Browsers allow that only with https or on localhost; else the text is selected. */
+  function copies(field, button, told) {
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(field.value);
+        set(told, "Copied.");
+      } catch {
+        field.focus();
+        field.select();
+        set(told, "Selected: copy it with your keyboard or menu.");
+      }
+      setTimeout(() => set(told, ""), COPIED_MS);
+    });
+  }
+
   Object.assign(ui, { NONE, isNumber, scaled, bytes, rate, loss, count, percent, duration, ago, line, prose, short });
-  Object.assign(ui, { nameOf, dress, look, ink, at, el, isolated, set, fill, swatch, median, sum, tally });
+  Object.assign(ui, { nameOf, dress, look, ink, at, el, isolated, set, fill, swatch, median, sum, tally, copies });
 }

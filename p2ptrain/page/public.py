@@ -1,0 +1,63 @@
+"""Public page of a run: what everybody may see of a bootstrap's document, and tags for previews in chats. Pure.
+
+It has sums and medians, texts of the model, and the nicknames and contributions of peers whose owners share their
+figures. It has no addresses, devices, exchanges or failures. The join command, which names the bootstrap's addresses,
+is in it if the run admits everybody; ``SwarmView.join`` leaves it empty otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from p2ptrain.page.untrusted import words
+
+PATH = "run"
+"""Path of the public page, which stays the same, so that a link to it does."""
+MOST_ROWS = 100
+"""Maximum contributions that strangers load, those with most tokens: 25 kB. The owner's page has all."""
+FIGURES = ("fraction", "tokens_per_s", "swarm_tokens_per_s", "remaining_s", "held_out")
+PLACE = b"<!-- about this run -->"
+"""Mark in ``run.html`` that ``head_tags`` replace."""
+
+
+def public_document(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the public part of a document (docs/PAGE.md)."""
+    contributions = document["contributions"]
+    rows = contributions["rows"]
+    rest = sum(row["tokens"] for row in rows[MOST_ROWS:])
+    return {
+        **{name: document[name] for name in ("schema", "at", "run", "join", "total_peers")},
+        "figures": {name: document["figures"][name] for name in FIGURES if name in document["figures"]},
+        "contributions": {
+            "rows": [{**row, "id": row["id"][-6:]} for row in rows[:MOST_ROWS]],
+            "others_tokens": contributions["others_tokens"] + rest,
+        },
+        "sample": _unnamed(document["sample"]),
+        "samples": [_unnamed(each) for each in document["samples"]],
+    }
+
+
+def head_tags(public: Mapping[str, Any]) -> bytes:
+    """Return title, description and Open Graph tags (ogp.me) of a public document, escaped."""
+    run, figures = public["run"], public["figures"]
+    name = words(run["name"]) or "p2ptrain"
+    fraction, loss, peers = figures.get("fraction"), figures.get("held_out"), public["total_peers"]
+    facts = [
+        "A language model that volunteers train together",
+        "" if fraction is None else f"{100 * fraction:.0f} % of {run['run_tokens']:,} tokens done",
+        f"{peers:,} computer{'s' if peers != 1 else ''} here now",
+        "" if loss is None or not math.isfinite(loss) else f"held-out loss {loss:.3f}",
+    ]
+    description = f"{'; '.join(filter(None, facts))}."
+    tags = {"og:type": "website", "og:site_name": "p2ptrain", "og:title": name, "og:description": description}
+    lines = [f"<title>{escape(name)}</title>", f'<meta name="description" content="{escape(description)}">']
+    lines += [f'<meta property="{key}" content="{escape(value)}">' for key, value in tags.items()]
+    return "\n  ".join(lines).encode()
+
+
+def _unnamed(sample: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return a text without the peer that generated it."""
+    return None if sample is None else {name: value for name, value in sample.items() if name != "peer"}

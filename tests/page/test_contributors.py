@@ -1,0 +1,147 @@
+"""Contributions of peers: what counts, what is bounded, and by how much a run ends sooner."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from p2ptrain.page.contributors import (
+    GAP_S,
+    MOST_CONTRIBUTORS,
+    MOST_SIGNERS,
+    Contribution,
+    ContributionTable,
+    contribution,
+    sooner_s,
+)
+
+
+def measured(tokens: float = 6000.0, seconds: float = 600.0) -> ContributionTable:
+    """Return a table that has measured this progress, at an even speed."""
+    table = ContributionTable()
+    steps = int(seconds / 30)
+    for step in range(steps + 1):
+        table.observe(tokens * step / steps, 1000.0 + 30.0 * step)
+    return table
+
+
+def by_peer(table: ContributionTable, run_tokens: int = 12_000) -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in table.document(run_tokens, {"a"})["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.0, 0.0), (0.5, 1000.0), (0.25, 1000.0 / 3), (0.9, 9000.0), (1.0, None), (-0.1, None), (1.1, None)],
+)
+def test_without_a_peer_the_others_need_longer(share: float, expected: float | None) -> None:
+    """Check a run of 1,000 s: with half of the tokens, a peer halves its time."""
+    assert sooner_s(10_000, 10.0, share) == (None if expected is None else pytest.approx(expected))
+
+
+def test_at_an_unknown_speed_nothing_is_claimed() -> None:
+    assert sooner_s(10_000, 0.0, 0.5) is None
+    table = ContributionTable()
+    table.take(Contribution("a", tokens=50))
+    table.observe(100.0, 1000.0)
+    assert by_peer(table)["a"]["sooner_s"] is None
+    assert by_peer(table)["a"]["share"] == 0.5
+
+
+def test_shares_are_of_all_tokens_and_the_largest_is_first() -> None:
+    table = measured()
+    table.take(Contribution("a", "fox", tokens=1500, trained_s=60.0))
+    table.take(Contribution("b", tokens=3000))
+    found = table.document(12_000, {"a"})
+    assert [(row["id"], row["share"], row["here"]) for row in found["rows"]] == [("b", 0.5, False), ("a", 0.25, True)]
+    assert found["others_tokens"] == 1500.0
+    assert found["tokens_per_s"] == pytest.approx(10.0)
+    assert found["rows"][0]["sooner_s"] == pytest.approx(1200.0)
+    assert found["rows"][1]["sooner_s"] == pytest.approx(400.0)
+    assert found["rows"][1]["trained_s"] == 60.0
+
+
+def test_claims_beyond_the_progress_make_shares_smaller_and_never_more_than_all() -> None:
+    table = measured()
+    for peer in ("a", "b"):
+        table.take(Contribution(peer, tokens=6000))
+    assert [row["share"] for row in by_peer(table).values()] == [0.5, 0.5]
+    assert table.document(12_000, ())["others_tokens"] == 0.0
+
+
+def test_a_peer_alone_has_nobody_to_compare_with() -> None:
+    table = measured()
+    table.take(Contribution("a", tokens=6000))
+    assert by_peer(table)["a"]["share"] == 1.0
+    assert by_peer(table)["a"]["sooner_s"] is None
+
+
+def test_what_was_reported_never_falls() -> None:
+    """Check a peer that returns with an older checkpoint, no nickname and another partner's signature."""
+    table = ContributionTable()
+    table.take(Contribution("a", "fox", 100, 50.0, 90, ("b",), 10.0))
+    table.take(Contribution("a", "", 40, None, 30, ("c",), 20.0))
+    assert table.rows["a"] == Contribution("a", "fox", 100, 50.0, 90, ("b", "c"), 20.0)
+
+
+def test_a_crowd_displaces_nobody_who_did_more() -> None:
+    """Check a full table: only a peer with more signed tokens, or else more claimed ones, gets a row."""
+    table = ContributionTable()
+    for each in range(MOST_CONTRIBUTORS):
+        table.take(Contribution(f"p{each}", tokens=1000 + each, signed_tokens=10 + each))
+    table.take(Contribution("claims", tokens=10**15))
+    table.take(Contribution("less", tokens=5, signed_tokens=5))
+    assert len(table.rows) == MOST_CONTRIBUTORS
+    assert not {"claims", "less"} & set(table.rows)
+    table.take(Contribution("more", tokens=900, signed_tokens=900))
+    assert "more" in table.rows
+    assert "p0" not in table.rows
+    assert len(table.rows) == MOST_CONTRIBUTORS
+
+
+def test_only_time_that_was_observed_is_measured() -> None:
+    """Check looks between two steps, a long pause, in which it grew unseen, and a clock that is set back."""
+    table = ContributionTable()
+    for at, progress in ((0.0, 500.0), (1.0, 500.0), (30.0, 800.0), (31.0, 800.0), (60.0, 800.0), (90.0, 1400.0)):
+        table.observe(progress, at)
+    assert (table.measured_tokens, table.measured_s, table.tokens_per_s) == (900.0, 90.0, 10.0)
+    table.observe(9000.0, 90.0 + GAP_S + 1)
+    table.observe(9300.0, 20.0)
+    assert table.tokens_per_s == 10.0
+    table.observe(9000.0, 30.0)  # others, which are behind, are all who is left
+    assert table.tokens_per_s == 10.0
+    assert table.progress == 9300.0
+
+
+def test_a_table_survives_a_restart() -> None:
+    table = measured()
+    table.take(Contribution("a", "fox", 100, 50.0, 90, ("b",), 10.0))
+    again = ContributionTable.from_json(json.loads(json.dumps(table.to_json())))
+    assert again.document(12_000, ()) == table.document(12_000, ())
+    again.observe(1e6, 1e9)  # the first observation after a restart measures nothing
+    assert again.measured_s == table.measured_s
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {},
+        {"rows": 3, "progress": "much", "measured_s": -1},
+        {"rows": [3, {}, {"peer": 4}, {"peer": "a", "tokens": "x", "signers": {}, "trained_s": float("nan")}]},
+    ],
+)
+def test_a_damaged_table_keeps_what_holds(saved: dict[str, Any]) -> None:
+    table = ContributionTable.from_json(saved)
+    assert set(table.rows) <= {"a"}
+    json.dumps(table.document(100, ()), allow_nan=False)
+
+
+def test_what_strangers_send_is_bounded() -> None:
+    told = {"tokens": 1e30, "trained_s": -5, "signed_tokens": 10**9, "signers": ["x" * 999] * 99}
+    row = contribution("a", told, "n\u202e\n" + "x" * 99, most_tokens=500.0)
+    assert (row.tokens, row.signed_tokens, row.trained_s) == (0, 500, None)
+    assert len(row.signers) == MOST_SIGNERS
+    assert max(map(len, row.signers)) == 128
+    assert len(row.nickname) == 32
+    assert row.nickname.isprintable()
