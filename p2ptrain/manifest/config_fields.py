@@ -25,7 +25,8 @@ _UNREAD_NAMES = """
     repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens max_new_tokens
-    unsloth_fixed unsloth_version
+    unsloth_fixed unsloth_version is_llama_config transformers.js_config output_past max_sequence_length
+    neftune_noise_alpha attention_probs_dropout_prob hidden_dropout_prob
 """
 _IGNORED = frozenset(_UNREAD_NAMES.split())
 """Fields that do not change what a model computes, or that another field switches on."""
@@ -155,21 +156,22 @@ def scaled_positions(reader: ConfigReader, values: Values) -> None:
     if table.get("rope_type", table.get("type")) != "llama3":
         return positions(reader, values)
     rest = {name: value for name, value in table.items() if name not in ("type", "rope_type")}
-    length = rest.pop("original_max_position_embeddings", None)
     values["rope_theta"] = as_float(rest.pop("rope_theta", reader.read("rope_theta")))
     _check_fraction(rest.pop("partial_rotary_factor", _whole(reader)), 1.0)
     values["rope_scaling"] = {
-        **{name: as_float(value) for name, value in rest.items()},
-        "original_max_position_embeddings": length,
+        name: value if name == "original_max_position_embeddings" else as_float(value) for name, value in rest.items()
     }
     return _limit_positions(values, MAX_POSITIONS)
 
 
 def neox_positions(reader: ConfigReader, values: Values) -> None:
     """Read rotary positions of a part of each head."""
-    fraction = reader.read("partial_rotary_factor", reader.read("rotary_pct", 0.25))
-    theta = reader.read("rope_theta", reader.read("rotary_emb_base", 10_000.0))
-    values["rope_theta"] = _unscaled(_rope_table(reader), theta, fraction, only=0.25)
+    theta = reader.read("rotary_emb_base", 10_000.0)
+    if (other := reader.read("rope_theta", theta)) != theta:
+        refuse(f"rope_theta is {shown(other)}, and rotary_emb_base {shown(theta)}")
+    for name in ("partial_rotary_factor", "rotary_pct"):
+        _check_fraction(reader.read(name, 0.25), 0.25)
+    values["rope_theta"] = _unscaled(_rope_table(reader), theta, 0.25, only=0.25)
     _limit_positions(values, MAX_POSITIONS)
 
 

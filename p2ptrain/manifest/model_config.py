@@ -166,7 +166,8 @@ def model_section(config: Mapping[str, object]) -> Decoder:
     for read in family.readers:
         read(reader, values)
     reader.finish()
-    return _checked({"architecture": family.architecture, "config": values})
+    sizes = {name: value for name, value in values.items() if value is not None}
+    return _checked({"architecture": family.architecture, "config": sizes})
 
 
 def _family(config: Mapping[str, object]) -> ConfigFields:

@@ -73,8 +73,8 @@ def _gated_values(description: GatedDecoder) -> int:
 
 
 def _mask_values(description: GatedDecoder, sequence_length: int) -> int:
-    """Return the values per token of the masks of sliding layers, which longer sequences than the window need."""
-    if not isinstance(description, Gemma3) or sequence_length <= description.config.sliding_window:
+    """Return the values per token of the masks of sliding layers, which sequences of at least the window need."""
+    if not isinstance(description, Gemma3) or sequence_length < description.config.sliding_window:
         return 0
     layers = description.config.num_hidden_layers
     sliding = layers - layers // description.config.sliding_window_pattern

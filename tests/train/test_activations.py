@@ -39,6 +39,14 @@ def test_every_nonlinearity_is_counted(architecture, activation):
     assert pass_bytes(model, 128, 4) == pytest.approx(counted_bytes(model, 4, 128), rel=0.15)
 
 
+def test_masks_of_windows_take_memory_where_the_sequence_is_as_long():
+    short, long = (described("Gemma3ForCausalLM", "layers", sliding_window=window) for window in (128, 129))
+    assert pass_bytes(long, 128, 4) == pytest.approx(counted_bytes(long, 4, 128), rel=0.15)
+    masks = 4 * 128 * 128 * 4 * (3 - 1)  # fp32, of the two of three layers that slide
+    assert 0 <= masks - (pass_bytes(short, 128, 4) - pass_bytes(long, 128, 4)) < 4 * 128 * 4 * 3
+    assert counted_bytes(short, 4, 128) > counted_bytes(long, 4, 128)
+
+
 LARGE = preset("llama-135m", "ab" * 32)
 WEIGHTS = 4 * parameter_count(LARGE.model)
 CONTEXT_BYTES = GIB // 2  # of the driver's, a desktop and what torch's allocator wastes
