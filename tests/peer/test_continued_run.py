@@ -73,8 +73,8 @@ def test_three_peers_continue_a_published_model(tmp_path: Path, architecture: st
         assert done.returncode == 0, done.stderr
         assert "weights, which peers get by the link" in done.stdout
         changes: dict[str, Any] = {
-            "run.tokens": 150_000,
-            "training.warmup_tokens": 10_000,
+            "run.tokens": 80_000,
+            "training.warmup_tokens": 5_000,
             "training.learning_rate": 2e-3,
         }
         changes |= {"training.sequences_per_step": 8, "outer.inner_steps": 5}
