@@ -37,6 +37,7 @@ from bootstrap.admission_server import AdmissionServer
 from bootstrap.finished_peers import FinishedPeers
 from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
+from bootstrap.run_files import files_to_serve
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import cgroups, descriptors, files
@@ -44,10 +45,8 @@ from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserErr
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import MemoryLog, lossy_output
-from p2ptrain.base.text import command_line, first_sentence, printable
-from p2ptrain.data.early import check_text
-from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES, FileStore, named_files
-from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, advice, load_run
+from p2ptrain.base.text import command_line
+from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net import address
 from p2ptrain.net.address import multiaddress, port_of, with_peer
 from p2ptrain.net.directory import PeerCache
@@ -147,7 +146,7 @@ def run(given: BootstrapOptions, say: Say) -> None:
             say("bootstrap", f"options of earlier starts: {command_line(*words)} (--forget drops them)")
         identity = Identity.load_or_create(given.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            lasting = replace(options, data=None, tokenizer=None)  # RUN/files keeps them
+            lasting = replace(options, data=None, tokenizer=None, weights=None)  # RUN/files keeps them
             runner.run(EntryPoint(options, signed, identity, say, lambda: start.save(lasting)).run())
 
 
@@ -175,7 +174,7 @@ class EntryPoint:
         self._admission: AdmissionServer | None = None
         if signed.manifest.admission.policy != "open":
             self._admission = AdmissionServer(options.run, options.home, signed, identity, say)
-        self._files = FileServer(_run_files(options, signed, say), self._rates)
+        self._files = FileServer(files_to_serve(options, signed, say), self._rates)
         self._listen = as_before(options, identity.peer_id)
         self._link: JoinLink | None = None
         self._supervisor = NodeSupervisor(
@@ -281,34 +280,6 @@ class EntryPoint:
     def _node_died(self, why: str, pause_s: float) -> None:
         self._say("bootstrap", f"p2pd ended ({why.rstrip('.')}); starting it again in {pause_s:.0f} s")
         self._view.failed("the network daemon of the bootstrap ended and is started again")
-
-
-def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> dict[str, Path]:
-    """Check and store the files that the owner gave, and return those to serve, by SHA-256.
-
-    Raises CorpusError, ManifestError and HomeError.
-    """
-    store, found = FileStore(options.run / FILES_FOLDER), {}
-    given = {"corpus": options.data, "tokenizer": options.tokenizer}
-    named = named_files(signed.manifest)
-    here = given | {file.what: given[file.what] or store.find(file.sha256) for file in named}
-    for warning in advice(signed.manifest):
-        say("bootstrap", f"warning: {warning}")
-    for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"]):
-        say("bootstrap", printable(f"warning: {first_sentence(warning)}"))
-    for file in named:
-        path = given[file.what]
-        is_large = path is not None and store.adopt(file, path) is None
-        stored = store.find(file.sha256)
-        if stored is not None:
-            found[file.sha256] = stored
-            say("bootstrap", f"peers that lack the run's {file.what} get it here")
-        elif is_large:
-            most = f"{MOST_STORED_BYTES >> 20} MiB"
-            say("bootstrap", f"the {file.what} is larger than {most}: each peer needs {file.option} FILE")
-        else:
-            say("bootstrap", f"the run's {file.what} is not here; start with {file.option} FILE once, and peers get it")
-    return found
 
 
 def _addresses(link: JoinLink | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -22,8 +22,13 @@ import p2ptrain
 from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import ClosedPipeError, UserError
+from p2ptrain.base.imports import command_imports
 from p2ptrain.base.telemetry import strict_output
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
+
+if TYPE_CHECKING:
+    from p2ptrain.data.given_model import GivenModel
+    from p2ptrain.manifest import Manifest
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 15)  # setup.cfg (python_requires) says why.
 
@@ -121,31 +126,65 @@ def cli() -> None:
 @click.option("--corpus", type=FILE, metavar="FILE", help="Your text: plain, jsonl or parquet.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="Your tokenizer.json; without it tokens are bytes.")
 @click.option(
+    "--model", metavar="PATH|hf:OWNER/NAME", help="Continue this published model; without it weights are random."
+)
+@click.option(
     "--text-field", default="text", show_default=True, help="Column of a jsonl or parquet corpus with the text."
 )
 @click.option("--name", help="Name of the run for people.  [RUN's, if it has only letters, digits and . _ -]")
 def init(
-    run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | None, text_field: str, name: str | None
+    run: Path,
+    preset: str | None,
+    corpus: Path | None,
+    tokenizer: Path | None,
+    model: str | None,
+    text_field: str,
+    name: str | None,
 ) -> None:
     """Write a commented manifest and the run's signing key into the directory RUN.
 
-    With --corpus, count the text's tokens, choose a model size for them, and store the files in RUN.
+    With --corpus, count the text's tokens, choose a model size for them, and store the files in RUN. With --model, take
+    sizes, tokenizer and initial weights from a folder of safetensors files or from the Hugging Face hub.
     """
     from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, name_change, parameter_count
 
     check_free(run)
     if corpus is None and text_field != "text":
         raise UserError(f"--text-field {text_field} names a column of no file.", "Name the file, too, with --corpus.")
-    if corpus is None and tokenizer is None:
+    if corpus is None and tokenizer is None and model is None:
         manifest = create_run(run, preset or "demo", name_change(run, name))
         size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"
     else:
         from p2ptrain.data.command import create_with_files
 
-        size = create_with_files(run, corpus, tokenizer, preset, text_field, name)
+        found = None if model is None else given_model(model)
+        size = create_with_files(run, corpus, tokenizer, preset, text_field, name, found)
     click.echo(f"{run / MANIFEST_FILE}: {size}; edit it freely.")
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
     click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")
+
+
+def given_model(where: str) -> GivenModel:
+    """Read the model that an author names; imports torch. Raises UserError."""
+    with command_imports():
+        from p2ptrain.train.existing_model import read_model
+
+    return read_model(where)
+
+
+def check_kept_weights(run: Path, manifest: Manifest) -> None:
+    """Check the weights that a run keeps against its model, whose sizes may have been edited; imports torch.
+
+    Raises UserError.
+    """
+    from p2ptrain.data.file_store import named_weights, stored
+
+    paths = [stored(run, file.sha256) for file in named_weights(manifest)]
+    kept = [path for path in paths if path is not None]
+    if kept and len(kept) == len(paths):
+        with command_imports():
+            from p2ptrain.train.initial_weights import check_weights
+        check_weights(manifest.model, kept)
 
 
 @cli.command(short_help="Sign and freeze a run's manifest.")
@@ -165,6 +204,7 @@ def sign(run: Path) -> None:
         click.echo(printable(f"warning: {first_sentence(warning)}."), err=True)
     if warnings:
         click.echo(f"More about the text: {command_line('p2ptrain', 'tokens', run)}", err=True)
+    check_kept_weights(run, manifest)
     signing = sign_run(run)
     match signing.previous:
         case None:

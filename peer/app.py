@@ -25,6 +25,7 @@ from p2ptrain.checkpoint import checkpoints_in
 from p2ptrain.data.corpus import check_named
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.stream import cache_directory
+from p2ptrain.data.weight_files import check_option
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.file_service import FILES_PROTOCOL, FileServer
@@ -142,6 +143,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 for warning in check_space(home.path, signed.manifest, cache_directory()):
                     log.note("little space", why=warning)
                 check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
+                check_option(signed.manifest, given.weights)
             admission = None
             if network is not None:  # checked before anything costly
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)

@@ -30,6 +30,7 @@ from p2ptrain.swarm.rules import SEARCH_PATIENCE_S
 from p2ptrain.train.autofit import place
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss
+from p2ptrain.train.initial_weights import targets
 from p2ptrain.train.inner import LanguageModelTask
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
@@ -38,6 +39,7 @@ from p2ptrain.train.rules import Sizes, codecs_of, fragments_of, learner_rules, 
 from p2ptrain.train.tasks import PeerLearner, PeerTask
 from peer.capacity import activation_bytes, check_memory, explained, installed_memory
 from peer.home import Home
+from peer.initial_weights import await_hub, load_initial
 from peer.owner.settings import CompileMode
 from peer.session_recorder import SessionRecorder
 from peer.start_options import StartOptions
@@ -142,7 +144,7 @@ def build(
     if len(devices) + len(others) > 1 or (options.stages or 1) > 1:
         memory_bytes = min(options.memory_bytes, installed_memory())
         mesh = check_team(manifest, devices, options.stages, memory_bytes, len(others))
-        files, threads = TeamFiles(options.data, options.tokenizer), rank_threads(devices)
+        files, threads = TeamFiles(options.data, options.tokenizer, options.weights), rank_threads(devices)
         lan = listener_for(options.at, others, home, signed, log, is_stopping, show_key)
         limit = None if math.isinf(options.memory_bytes) else options.memory_bytes
         compilers = TeamCompilers(options.compile, limit, log)
@@ -151,6 +153,7 @@ def build(
     else:
         check_memory(manifest, devices[0])
         activation_bytes(manifest, devices[0], options.memory_bytes)
+    await_hub(manifest, home, log)
     corpus = open_corpus(
         manifest,
         cache_directory(),
@@ -212,9 +215,13 @@ def _alone(
 ) -> _Trained:
     """Build model and learner in this process, with the initial weights. Raises UserError."""
     manifest = signed.manifest
+    checkpoints = Checkpoints(home.checkpoints)
+    found = checkpoints.load_latest()
     cpu_bytes = activation_bytes(manifest, device, options.memory_bytes)
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
+        if found.checkpoint is None:
+            load_initial(manifest, home, options.weights, targets(model))
         placement = place(model, manifest.model, manifest.training, cpu_bytes)
         reader = CorpusReader(manifest.run.seed, peer)
         task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens, reader, placement)
@@ -230,12 +237,10 @@ def _alone(
         matrices=matrices_of(model.layout, fragments),
         held_out=task.held_out(TRIED_TOKENS, TRIED_PATIENCE_S),
     )
-    checkpoints = Checkpoints(home.checkpoints)
 
     def load(found: Checkpoint) -> None:
         learner.load_state_dict(found.tensors, found.state)
 
-    found = checkpoints.load_latest()
     return _Trained(learner, task, checkpoints, None, found, load, learner.payloads, task)
 
 

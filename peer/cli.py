@@ -18,7 +18,7 @@ from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
-from peer.options import AT, FILE, HOME, LINK, TEAM, FiniteRange
+from peer.options import AT, FILE, HOME, LINK, TEAM, WEIGHTS, FiniteRange
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
@@ -46,6 +46,7 @@ TOKENIZER = click.option(
 )
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
+@WEIGHTS
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
 @click.option(
     "--announce", multiple=True, help="Announce this address to others, for a forwarded port.", metavar="MULTIADDR"
@@ -75,6 +76,7 @@ def peer(
     keep: str | None,
     data: Path | None,
     tokenizer: Path | None,
+    weights: Path | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     nickname: str | None,
@@ -131,6 +133,7 @@ def peer(
         at=at,
         data=data,
         tokenizer=tokenizer,
+        weights=weights,
         listen=listen or None,
         announce=announce or None,
         nickname=nickname,

@@ -48,6 +48,13 @@ AT = click.option(
     "--at", help="Private address of this computer where others join the team by p2ptrain rank.", metavar="HOST[:PORT]"
 )
 
+WEIGHTS = click.option(
+    "--weights",
+    type=InputFile(dir_okay=True),
+    help="The model to begin from, file or folder, if the run names it by digest.",
+    metavar="PATH",
+)
+
 LINK = click.argument("link", nargs=-1, metavar="[LINK]", callback=_joined)
 """A join link, which may be broken into words or have the join command before it."""
 

@@ -11,7 +11,7 @@ from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import EventLog
 from p2ptrain.data.corpus import has_stream
-from p2ptrain.data.file_store import NamedFile, named_files
+from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile, named_files
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
@@ -22,6 +22,7 @@ from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions
 from peer.file_fetch import Source, ask_for_file, local_file
 from peer.home import Home
+from peer.initial_weights import needs_weights, provide_weights
 from peer.network_stack import NetworkStack
 
 MAX_ASKED = 8
@@ -39,10 +40,13 @@ def with_files(
 ) -> PeerOptions:
     """Return the options with the paths of files that the run names by digest, downloaded if this machine has none.
 
-    Raises CorpusError if the owner named another file, HomeError if a file cannot be stored.
+    Raises CorpusError if the owner named another file, WeightsError if the run begins from weights that no peer sends,
+    HomeError if a file cannot be stored.
     """
     paths: dict[str, Path | None] = {}
     for file in named_files(signed.manifest):
+        if file.option == WEIGHTS_OPTION:
+            continue
         name = file.option.removeprefix("--")
         is_needed = name == "tokenizer" or not has_stream(signed.manifest, cache_directory())
         remembered = getattr(options, name) if is_needed else None
@@ -51,7 +55,16 @@ def with_files(
             data = network.thread.call(_download(file, options.link, home, network, admission, log))
             path = None if data is None else home.files.add(file.sha256, data)
         paths[name] = path
-    return replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"))
+    options = replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"))
+    if needs_weights(signed.manifest, home):
+
+        def download(file: NamedFile) -> bytes | None:
+            if network is None or admission is None:
+                return None
+            return network.thread.call(_download(file, options.link, home, network, admission, log))
+
+        provide_weights(signed.manifest, home, options.weights, given.weights is not None, download)
+    return options
 
 
 async def _download(

@@ -41,6 +41,10 @@ class CorpusError(UserError):
     """A corpus is unreadable, empty, too short or has the wrong digest."""
 
 
+class WeightsError(UserError):
+    """The weights from which a run begins are unavailable, unusable or not those that the run names."""
+
+
 class HomeError(UserError):
     """A peer's home is locked, unwritable, full or belongs to another run."""
 

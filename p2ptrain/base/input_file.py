@@ -14,10 +14,13 @@ from p2ptrain.base.text import UserPath, printable
 
 
 class InputFile(click.Path):
-    """Path of an existing file that this user may read. Raises UserError: click's error would print the usage too."""
+    """Path of an existing file that this user may read, with ``dir_okay`` also of a folder.
 
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, readable=False, path_type=UserPath)
+    Raises UserError: click's error would print the usage too.
+    """
+
+    def __init__(self, dir_okay: bool = False) -> None:
+        super().__init__(dir_okay=dir_okay, readable=False, path_type=UserPath)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = UserPath(os.fsdecode(super().convert(value, param, ctx)))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -14,6 +15,9 @@ from rich.console import Console
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath, printable
+
+if TYPE_CHECKING:
+    from p2ptrain.data.given_model import GivenModel
 
 FILE = click.Path(path_type=UserPath)
 
@@ -56,7 +60,13 @@ def tokens(run: Path, data: Path | None, tokenizer: Path | None, as_json: bool) 
 
 
 def create_with_files(
-    run: Path, corpus: Path | None, tokenizer: Path | None, preset: str | None, text_field: str, name: str | None
+    run: Path,
+    corpus: Path | None,
+    tokenizer: Path | None,
+    preset: str | None,
+    text_field: str,
+    name: str | None,
+    model: GivenModel | None = None,
 ) -> str:
     """Create a run for the author's files, print what was found, and return what was chosen. Raises UserError."""
     with command_imports():
@@ -66,7 +76,7 @@ def create_with_files(
         from p2ptrain.manifest import parameter_count
 
     with _progress() as tell:
-        made = create(run, corpus, tokenizer, preset, text_field, name, cache_directory(), tell)
+        made = create(run, corpus, tokenizer, preset, text_field, name, cache_directory(), tell, model)
     if made.figures is not None:
         spec = made.manifest.corpus
         click.echo(printable(f"{corpus}: read as {spec.format if spec.kind == 'file' else spec.kind}"))
@@ -78,7 +88,7 @@ def create_with_files(
     if made.stored:
         click.echo(f"{run / FILES_FOLDER}: {' and '.join(made.stored)}, which peers get by the link.")
     for what in made.too_large:
-        option = "--data" if what == "corpus" else "--tokenizer"
+        option = {"corpus": "--data"}.get(what, f"--{what}")
         click.echo(
             f"The {what} is larger than {MOST_STORED_BYTES >> 20} MiB, so it does not travel with the run: each peer "
             f"needs the file and {option} FILE."

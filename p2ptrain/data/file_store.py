@@ -2,7 +2,7 @@
 
 ::
 
-    DIRECTORY/<sha256>    one file: a tokenizer.json, or a small corpus
+    DIRECTORY/<sha256>    one file: a tokenizer.json, a small corpus, or small initial weights
 
 A file is used only if its SHA-256 is its name.
 """
@@ -26,6 +26,8 @@ MOST_STORED_BYTES = MOST_TOKENIZER_BYTES
 upload rates and corpus sizes of real runs would settle it."""
 
 
+WEIGHTS_OPTION = "--weights"
+
 FILES_FOLDER = "files"
 """Folder of stored files in a run's directory and in a peer's home."""
 
@@ -34,20 +36,30 @@ class NamedFile(NamedTuple):
     """File that a manifest names by digest."""
 
     what: str
-    """``tokenizer`` or ``corpus``."""
+    """``tokenizer``, ``corpus`` or ``weights``; of several files of weights with a number."""
     option: str
     """Option by which an owner names the file."""
     sha256: str
 
 
 def named_files(manifest: Manifest) -> list[NamedFile]:
-    """Return the files that the manifest names by digest, at most two."""
+    """Return the files that the manifest names by digest."""
     found = []
     if manifest.tokenizer.kind == "file":
         found.append(NamedFile("tokenizer", "--tokenizer", manifest.tokenizer.sha256))
     if manifest.corpus.kind == "file":
         found.append(NamedFile("corpus", "--data", manifest.corpus.sha256))
-    return found
+    return [*found, *named_weights(manifest)]
+
+
+def named_weights(manifest: Manifest) -> list[NamedFile]:
+    """Return the files of initial weights that the manifest names by digest, in the order of the shards."""
+    init = manifest.model.init
+    if init is None or init.kind != "file":
+        return []
+    count = len(init.sha256)
+    names = ["weights"] if count == 1 else [f"weights {number} of {count}" for number in range(1, count + 1)]
+    return [NamedFile(name, WEIGHTS_OPTION, digest) for name, digest in zip(names, init.sha256, strict=True)]
 
 
 def stored(place: Path, sha256: str) -> Path | None:

@@ -11,14 +11,17 @@ from typing import Any
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import printable
-from p2ptrain.data.corpus import Tell, open_corpus, read_summary, rename_stream
+from p2ptrain.data.corpus import Tell, check_vocabulary, open_corpus, read_summary, rename_stream
 from p2ptrain.data.figures import TextFigures, text_figures
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
+from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.rows import first_line
 from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.data.tokenizer import load_tokenizer
+from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import Manifest, create_run, name_change, preset, with_changes
-from p2ptrain.manifest.fitting import fitted
+from p2ptrain.manifest.continuing import continued, nearest_preset
+from p2ptrain.manifest.fitting import continued_run, fitted
 from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer
 
 _NO_AUTHOR = "00" * 32
@@ -51,6 +54,7 @@ def create(
     run_name: str | None,
     cache: Path,
     tell: Tell,
+    model: GivenModel | None = None,
 ) -> NewRun:
     """Tokenize the author's text, choose the run's size, and create the run with its files: all of it, or nothing.
 
@@ -63,29 +67,40 @@ def create(
         run_name: for people; None: the directory's name if the manifest allows it.
         cache: directory of token streams.
         tell: progress of tokenizing.
+        model: published model that the run continues, with its tokenizer if none is given.
 
     Raises:
         CorpusError: a file is missing, unusable or changed while it was read, or the text is too short.
         ManifestError: the directory holds a run, no such preset, or a field is out of its bounds.
         HomeError: the cache or the directory cannot be written.
     """
+    changes: dict[str, Any] = name_change(directory, run_name)
+    if model is not None:
+        preset_name = preset_name or nearest_preset(model.section)
+        changes |= continued(model.section, preset_name)
+        if tokenizer is None and isinstance(model.tokenizer, Path):
+            tokenizer = model.tokenizer
+        elif tokenizer is None:
+            changes["tokenizer"] = _named_tokenizer(model)
+    weights = () if model is None else model.weights
     with contextlib.ExitStack() as stack:
-        for path in filter(None, (tokenizer, corpus)):
+        for path in filter(None, (tokenizer, corpus, *(path for _, path in weights))):
             stack.enter_context(unchanged(path))
-        changes: dict[str, Any] = name_change(directory, run_name)
         given: list[tuple[NamedFile, Path]] = []
         if tokenizer is not None:
             digest = file_digest(tokenizer, "tokenizer")
             loaded = load_tokenizer(FileTokenizer(kind="file", sha256=digest), tokenizer)
-            changes |= {
-                "tokenizer": {"kind": "file", "sha256": digest},
-                "model.config.vocab_size": loaded.vocabulary_size,
-            }
+            changes["tokenizer"] = {"kind": "file", "sha256": digest}
+            if model is None:
+                changes["model.config.vocab_size"] = loaded.vocabulary_size
             given.append((NamedFile("tokenizer", "--tokenizer", digest), tokenizer))
-        elif preset_name is None:
+        elif preset_name is None and model is None:
             changes |= {"tokenizer": {"kind": "bytes"}, "model.config.vocab_size": 256}
         if corpus is None:
             name, reason, figures = preset_name or "demo", "", None
+            if model is not None:
+                manifest = with_changes(preset(name, _NO_AUTHOR), changes)
+                check_vocabulary(manifest, load_tokenizer(manifest.tokenizer, tokenizer))
         else:
             digest = file_digest(corpus, "corpus")
             text_format = detected_format(corpus)
@@ -102,16 +117,30 @@ def create(
                 "text_field": text_field,
                 "max_tokens": MAX_TOKENS,
             }
-            name, changes, reason, figures = _sized(corpus, tokenizer, preset_name, changes, cache, tell)
+            name, changes, reason, figures = _sized(
+                corpus, tokenizer, preset_name, changes, cache, tell, model is not None
+            )
         kept: list[str] = []
         store = FileStore(directory / FILES_FOLDER)
 
         def store_files() -> None:
             kept.extend(file.what for file, path in given if store.adopt(file, path) is not None)
+            if weights and adopt([file for file, _ in weights], {file.sha256: path for file, path in weights}, store):
+                kept.append("weights")
 
         manifest = create_run(directory, name, changes, reason, store_files)
-    too_large = [file.what for file, _ in given if file.what not in kept]
+    named = [*(file.what for file, _ in given), *(["weights"] if weights else [])]
+    too_large = [what for what in named if what not in kept]
     return NewRun(manifest, reason, figures, kept, too_large)
+
+
+def _named_tokenizer(model: GivenModel) -> dict[str, Any]:
+    """Return the table of the tokenizer that the model names. Raises CorpusError if it has none."""
+    if isinstance(model.tokenizer, dict):
+        return model.tokenizer
+    raise CorpusError(
+        f"The model {model.name} has no tokenizer.json beside it.", "Name the model's own with --tokenizer FILE."
+    )
 
 
 def _sized(
@@ -121,12 +150,17 @@ def _sized(
     changes: Mapping[str, Any],
     cache: Path,
     tell: Tell,
+    is_continued: bool,
 ) -> tuple[str, dict[str, Any], str, TextFigures]:
     """Tokenize the text; return preset, changes, reason and figures. All of the text is used, if that is possible."""
     uncut = with_changes(preset(preset_name or "demo", _NO_AUTHOR), changes)
     opened = open_corpus(uncut, cache, corpus, tokenizer, tell)
     changes = {**changes, "corpus": {**changes["corpus"], "max_tokens": _just_above(len(opened.tokens))}}
-    fit = fitted(opened.split.train_tokens, changes, preset_name)
+    train_tokens = opened.split.train_tokens
+    if is_continued and preset_name is not None:
+        fit = continued_run(train_tokens, changes, preset_name)
+    else:
+        fit = fitted(train_tokens, changes, preset_name)
     manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
     rename_stream(cache, uncut, manifest)
     summary = read_summary(manifest, cache)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.errors import CorpusError, WeightsError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.hub import split_files
 from p2ptrain.data.rows import TextCounts, UnreadableError, jsonl_rows, parquet_rows, texts
@@ -108,7 +108,7 @@ def unchanged(path: Path) -> Iterator[None]:
     before = _identity(path)
     try:
         yield
-    except CorpusError as error:
+    except (CorpusError, WeightsError) as error:
         if _identity(path) == before:
             raise
         raise _changed(path) from error  # the change explains whatever was wrong

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from p2ptrain.manifest.initial_weights import InitialWeights
 from p2ptrain.manifest.section import Section
 
 MAX_LOGITS = 2**31
@@ -103,6 +104,17 @@ class Decoder(Section, ABC):
 
     config: DecoderConfig
     """Sizes of the model."""
+
+    init: InitialWeights | None = None
+    """Published weights from which the run begins; without it, random ones by run.seed."""
+
+    @model_serializer(mode="wrap")
+    def _random_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out random initial weights, so that the RunId of such a run does not depend on this field."""
+        data: dict[str, Any] = serialize(self)
+        if data.get("init") is None:
+            data.pop("init", None)
+        return data
 
     @property
     def head_size(self) -> int:

@@ -158,7 +158,7 @@ def _table(path: str, section: Section) -> str:
     return "\n".join(lines) + "\n" + nested
 
 
-def field_lines(field: FieldInfo, name: str, value: bool | int | float | str) -> list[str]:
+def field_lines(field: FieldInfo, name: str, value: bool | int | float | str | list[str]) -> list[str]:
     """Write one field as TOML, with its description as a comment above it."""
     return [*_comment(field.description or ""), f"{name} = {_toml_value(value)}"]
 
@@ -167,7 +167,7 @@ def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), _COMMENT_WIDTH)]
 
 
-def _toml_value(value: bool | int | float | str) -> str:
+def _toml_value(value: bool | int | float | str | list[str]) -> str:
     """Write a value; JSON and TOML agree on the short ASCII strings of a manifest, long integers get digit groups."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:_}" if value >= 10_000 else str(value)

@@ -25,7 +25,12 @@ _REPLACED = {
     "warmup_tokens, by the expected number of peers"
 }
 """Fields of earlier versions, with what to write instead."""
-_TAGGED_SECTIONS = ("model", "tokenizer", "corpus")  # pydantic adds the chosen variant to their locations.
+_TAGGED_SECTIONS = (
+    "model",
+    "model.init",
+    "tokenizer",
+    "corpus",
+)  # pydantic adds the chosen variant to their locations.
 
 
 def validated(data: Mapping[str, Any]) -> Manifest:
@@ -77,12 +82,12 @@ def _lines(
     if not entry["loc"] and entry["type"] == "value_error":  # a rule between fields; its message names them
         return str(entry["ctx"]["error"]).split("\n")
     location = list(entry["loc"]) or [root.__name__.lower()]  # empty if the input is not a table
-    tag = str(location.pop(1)) if location[0] in tagged and len(location) > 1 else None
+    tags = _popped_tags(location, tagged)
     path = _path(location)
     name = ".".join(_field_name(part) for part in location if isinstance(part, str))
     match entry["type"]:
         case "extra_forbidden":
-            hint = f"; {_REPLACED[name]}" if name in _REPLACED else _suggestion(name, root, tag, data)
+            hint = f"; {_REPLACED[name]}" if name in _REPLACED else _suggestion(name, root, tags, data)
             return [f"{path}: unknown {_unit(location, root)}{hint}"]
         case "missing":
             return [f"{path}: missing"]
@@ -95,22 +100,31 @@ def _lines(
             hint = f"; did you mean {nearest[0]}?" if nearest else f"; it may be {', '.join(tags)}"
             return [f"{path}.{_discriminator(entry)}: {shown(found)} is not known{hint}"]
         case "string_pattern_mismatch":
-            return [f"{path}: found {shown(entry['input'])}; wanted: {_field(name, root, tag).description}"]
+            return [f"{path}: found {shown(entry['input'])}; wanted: {_field(name, root, tags).description}"]
         case "literal_error":
             return [f"{path}: {_message(entry)}, found {shown(entry['input'])}{_nearest_literal(entry)}"]
         case "value_error":
             return [f"{path}: found {shown(entry['input'])}: {entry['ctx']['error']}"]
         case "model_type" | "model_attributes_type" | "dict_type":
             return [f"{path}: input should be a table of fields, found {shown(entry['input'])}"]
-        case "list_type" if _sections(_field(name, root, tag).annotation):
+        case "list_type" if _sections(_field(name, root, tags).annotation):
             return [f"{path}: input should be a list of tables of fields, found {shown(entry['input'])}"]
         case "less_than" | "less_than_equal" | "greater_than" | "greater_than_equal":
-            bounds = _bounds(_field(name, root, tag)) or _message(entry)
+            bounds = _bounds(_field(name, root, tags)) or _message(entry)
             return [f"{path}: {bounds}, found {shown(entry['input'])}"]
-    description = " ".join((_field(name, root, tag).description or "").split())
+    description = " ".join((_field(name, root, tags).description or "").split())
     _, _, allowed = description.removesuffix(".").partition("Allowed: ")
     rule = f" (allowed: {allowed})" if allowed else ""
     return [f"{path}: {_message(entry)}, found {shown(entry['input'])}{rule}"]
+
+
+def _popped_tags(location: list[str | int], tagged: Collection[str]) -> list[str]:
+    """Remove the names of variants from a location, and return them."""
+    return [
+        str(location.pop(depth))
+        for depth in range(1, len(location))
+        if ".".join(map(str, location[:depth])) in tagged and len(location) > depth
+    ]
 
 
 def _bounds(field: FieldInfo) -> str:
@@ -157,14 +171,14 @@ def _unit(location: Sequence[str | int], root: type[Section]) -> str:
     return "section" if len(location) == 1 and has_sections else "field"
 
 
-def _suggestion(path: str, root: type[Section], tag: str | None, data: Mapping[str, Any]) -> str:
+def _suggestion(path: str, root: type[Section], tags: Collection[str], data: Mapping[str, Any]) -> str:
     """Suggest a valid name: the same word in another table, or the nearest word in the same table.
 
     A field that is set already is named, but not suggested. If other variants of the section have the field, name
     these. At the top level without any of this, list the names.
     """
     table, _, word = path.rpartition(".")
-    valid = [(*name.rpartition("."), name) for name, _ in _fields(root, tag)]
+    valid = [(*name.rpartition("."), name) for name, _ in _fields(root, tags)]
     if others := _variants_with(path, root):
         return f"; it goes only with {others}"
     siblings = [sibling for home, _, sibling, _ in valid if home == table]
@@ -190,24 +204,24 @@ def _variants_with(path: str, root: type[Section]) -> str:
     """Return which variants of a section have the field with this dotted name, as in ``kind hub or file``."""
     top, _, inner = path.partition(".")
     variants = _sections(root.model_fields[top].annotation) if top in root.model_fields else []
-    found = [variant for variant in variants if len(variants) > 1 and inner in dict(_fields(variant, None))]
+    found = [variant for variant in variants if len(variants) > 1 and inner in dict(_fields(variant, ()))]
     tags = [next(iter(variant.model_fields.items())) for variant in found]  # the first field tells them apart
     return f"{tags[0][0]} {' or '.join(get_args(field.annotation)[0] for _, field in tags)}" if tags else ""
 
 
-def _field(name: str, root: type[Section], tag: str | None) -> FieldInfo:
+def _field(name: str, root: type[Section], tags: Collection[str]) -> FieldInfo:
     """Return the field with a dotted name, or an empty field if there is none."""
-    return dict(_fields(root, tag)).get(name) or FieldInfo()
+    return dict(_fields(root, tags)).get(name) or FieldInfo()
 
 
-def _fields(section: type[Section], tag: str | None, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the dotted name and schema of every field; of variants only the one that ``tag`` chooses, if any."""
+def _fields(section: type[Section], tags: Collection[str], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the dotted name and schema of every field; of variants only those that ``tags`` choose, if any."""
     for name, field in section.model_fields.items():
         yield prefix + name, field
         variants = _sections(field.annotation)
-        chosen = [variant for variant in variants if _answers_to(variant, tag)] if len(variants) > 1 else variants
+        chosen = [variant for variant in variants if _answers_to(variant, tags)] if len(variants) > 1 else variants
         for variant in chosen or variants:
-            yield from _fields(variant, tag, f"{prefix}{name}.")
+            yield from _fields(variant, tags, f"{prefix}{name}.")
 
 
 def _sections(annotation: Any) -> list[type[Section]]:
@@ -216,8 +230,8 @@ def _sections(annotation: Any) -> list[type[Section]]:
     return [section for argument in get_args(annotation) for section in _sections(argument)]
 
 
-def _answers_to(variant: type[Section], tag: str | None) -> bool:
-    return any(tag in get_args(field.annotation) for field in variant.model_fields.values())
+def _answers_to(variant: type[Section], tags: Collection[str]) -> bool:
+    return any(tag in get_args(field.annotation) for field in variant.model_fields.values() for tag in tags)
 
 
 def _field_name(name: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from p2ptrain.manifest.continuing import WARMUP_SHARE
 from p2ptrain.manifest.document import with_changes
 from p2ptrain.manifest.model import parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
@@ -60,13 +61,35 @@ def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = No
     target = tokens / TOKENS_PER_PARAMETER
     found = [(name, {**sizes, **changes}) for name, sizes in _candidates(changes)]
     name, chosen = min(found, key=lambda each: abs(math.log(_parameters(*each) / max(1.0, target))))
-    per_outer_step = preset(name, _NO_AUTHOR).tokens_per_outer_step
-    enough = min(ENOUGH_OUTER_STEPS * per_outer_step, _rounded(MAX_EPOCHS * tokens))
-    budget = max(_rounded(tokens), enough, MIN_OUTER_STEPS * per_outer_step)
+    budget = _budget(tokens, preset(name, _NO_AUTHOR).tokens_per_outer_step)
     run = PRESETS[name]
     warmup = _rounded(budget * run["training"]["warmup_tokens"] // run["run"]["tokens"])
     chosen |= {"run.tokens": budget, "training.warmup_tokens": warmup}
     return _explained(name, chosen, tokens)
+
+
+def continued_run(tokens: int, changes: Mapping[str, Any], preset_name: str) -> FittedRun:
+    """Choose the token budget of a run that continues a model, by the rule of ``fitted``.
+
+    Args:
+        changes: those of ``continuing.continued``, and further ones.
+
+    Raises ManifestError if the changes do not fit the preset.
+    """
+    manifest = with_changes(preset(preset_name, _NO_AUTHOR), changes)
+    budget = _budget(tokens, manifest.tokens_per_outer_step)
+    reason = (
+        f"{parameter_count(manifest.model):,} parameters, continued with {manifest.training.optimizer} and a peak "
+        f"learning rate of {manifest.training.learning_rate:g}, for {budget:,} tokens of all peers together."
+    )
+    warmup = _rounded(budget // WARMUP_SHARE)
+    return FittedRun(preset_name, {**changes, "run.tokens": budget, "training.warmup_tokens": warmup}, reason)
+
+
+def _budget(tokens: int, per_outer_step: int) -> int:
+    """Return the tokens of a run whose peers read the text once, or more often if it is short."""
+    enough = min(ENOUGH_OUTER_STEPS * per_outer_step, _rounded(MAX_EPOCHS * tokens))
+    return max(_rounded(tokens), enough, MIN_OUTER_STEPS * per_outer_step)
 
 
 def epochs(manifest: Manifest, tokens: int) -> float:

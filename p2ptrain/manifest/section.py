@@ -31,7 +31,9 @@ Title = Annotated[str, Field(pattern=TITLE.pattern)]
 Word = Annotated[str, Field(pattern=rf"^{_WORD}$", max_length=96)]
 """Name for machines, such as a column or a split."""
 
-HubName = Annotated[str, Field(pattern=rf"^{_WORD}/{_WORD}$", max_length=192)]
+HUB_NAME = rf"^{_WORD}/{_WORD}$"
+
+HubName = Annotated[str, Field(pattern=HUB_NAME, max_length=192)]
 """Repository on the Hugging Face hub, ``owner/name``."""
 
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]

@@ -37,10 +37,10 @@ LIMITS = Limits(inbound=8, inbound_per_peer=2)
 """Limits of the protocol's streams. Guess: concurrent newcomers per peer in real runs would settle it."""
 PIECE_BYTES = 1 << 20
 """Size of a piece: what an interrupted download loses at most."""
-EACH = RateLimit(burst=3.0 * MOST_STORED_BYTES, per_s=3.0 * MOST_STORED_BYTES / 3600.0)
-"""Bytes sent to one peer: a tokenizer and a corpus, and half of them again."""
-OVERALL = RateLimit(burst=24.0 * MOST_STORED_BYTES, per_s=24.0 * MOST_STORED_BYTES / 3600.0)
-"""Bytes sent to all peers: on average 0.4 MB/s. Guess: how many newcomers a run has in an hour."""
+EACH = RateLimit(burst=4.5 * MOST_STORED_BYTES, per_s=4.5 * MOST_STORED_BYTES / 3600.0)
+"""Bytes sent to one peer: a tokenizer, a corpus and initial weights, and half of them again."""
+OVERALL = RateLimit(burst=36.0 * MOST_STORED_BYTES, per_s=36.0 * MOST_STORED_BYTES / 3600.0)
+"""Bytes sent to all peers: on average 0.7 MB/s. Guess: how many newcomers a run has in an hour."""
 MIN_COST = 4096
 """Bytes that a request costs at least, so that requests for missing files are limited, too."""
 _MAX_MESSAGE_BYTES = 64

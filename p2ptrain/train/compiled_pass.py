@@ -71,7 +71,7 @@ class PassShape:
         computes_in: str = "fp32",
         device: torch.device = accelerator.CPU,
     ) -> PassShape:
-        text = json.dumps(description.model_dump(mode="json"), sort_keys=True)
+        text = json.dumps(description.model_dump(mode="json", exclude={"init"}), sort_keys=True)
         threads = torch.get_num_threads() if device.type == "cpu" else 0
         return cls(text, micro_batch, sequence_length, tokens_per_step, computes_in, threads, str(device))
 

@@ -21,7 +21,7 @@ from peer.doctor import findings as show
 from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, default_home
-from peer.options import AT, FILE, LINK, TEAM
+from peer.options import AT, FILE, LINK, TEAM, WEIGHTS
 from peer.owner.settings import Settings, SettingsFile, compile_mode
 
 DEFAULT_PORT = 31337
@@ -57,6 +57,7 @@ def _unheard() -> Iterator[None]:
 @click.option("--local", is_flag=True, help="Use loopback only: the whole swarm is on this machine.")
 @click.option("--data", type=FILE, help="Check that this is the run's corpus.", metavar="FILE")
 @click.option("--tokenizer", type=FILE, help="Check that this is the run's tokenizer.json.", metavar="FILE")
+@WEIGHTS
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_unheard()
 def doctor(
@@ -71,6 +72,7 @@ def doctor(
     local: bool,
     data: Path | None,
     tokenizer: Path | None,
+    weights: Path | None,
     as_json: bool,
 ) -> int:
     """Check this machine, and with a join LINK its network; say how to fix each problem.
@@ -120,7 +122,7 @@ def doctor(
             found += examined.findings
             manifest = None if examined.signed is None else examined.signed.manifest
             holders = examined.holders
-    found += _material(manifest, Home(place), data, tokenizer, holders)
+    found += _material(manifest, Home(place), data, tokenizer, weights, holders)
     with _errors_as_findings("memory", found):
         found += machine.memory(manifest, device, settings.memory_bytes, stages or settings.stages or None, len(others))
     found += _speed(manifest, device, settings, found)
@@ -140,6 +142,7 @@ def _material(
     home: Home,
     data: Path | None,
     tokenizer: Path | None,
+    weights: Path | None,
     holders: Mapping[str, PeerId | None],  # nodes that send files of the run
 ) -> list[Finding]:
     """Check what the run reads; needs its manifest, which a node of the link hands out."""
@@ -162,6 +165,10 @@ def _material(
         from peer.doctor.material import check_tokenizer
 
         found.append(check_tokenizer(manifest, home, tokenizer, holders))
+    with _errors_as_findings("weights", found):
+        from peer.doctor.material import check_weights
+
+        found += check_weights(manifest, home, weights, holders)
     return found
 
 

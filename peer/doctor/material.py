@@ -9,13 +9,15 @@ from pathlib import Path
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.data.corpus import check_named, check_vocabulary, has_stream
-from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_files
+from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_files, named_weights
 from p2ptrain.data.rows import INSTALL_DATA
 from p2ptrain.data.sources import check_digest
 from p2ptrain.data.tokenizer import load_tokenizer
+from p2ptrain.data.weight_files import check_option, find_named
 from p2ptrain.manifest import Manifest, advice
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.home import Home
+from peer.initial_weights import needs_weights
 from peer.owner.settings import Settings
 from peer.start_options import StartFile
 
@@ -81,6 +83,27 @@ def check_tokenizer(
     check_vocabulary(manifest, loaded)
     fits = f"{loaded.vocabulary_size:,} ids, and the model has {manifest.model.config.vocab_size:,}"
     return ok("tokenizer", f"{path or 'one token per byte'}: {fits}")
+
+
+def check_weights(
+    manifest: Manifest, home: Home, given: Path | None, holders: Mapping[str, PeerId | None] = NOT_ASKED
+) -> list[Finding]:
+    """Check that the weights from which the run begins are here or can be had; nothing if it begins from random ones.
+
+    Raises WeightsError or CorpusError if the given place cannot be read.
+    """
+    check_option(manifest, given)
+    init = manifest.model.init
+    if init is None:
+        return []
+    if not needs_weights(manifest, home):
+        return [ok("weights", "a checkpoint in the home replaces the initial weights")]
+    if init.kind == "hub":
+        return [ok("weights", f"those of {init.name} of the Hugging Face hub are downloaded at the first start")]
+    named = named_weights(manifest)
+    found = find_named(named, home.files, given or StartFile(home.path).load(Settings()).weights)
+    missing = [_missing("weights", each, holders) for each in named if each.sha256 not in found]
+    return missing or [ok("weights", "the run's initial weights are here")]
 
 
 def _local(file: NamedFile, home: Home, given: Path | None) -> Path | None:

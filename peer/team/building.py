@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -17,6 +19,7 @@ from p2ptrain.team.shard import LocalShard
 from p2ptrain.team.sharding import Sharding, sharding_of
 from p2ptrain.train.batches import CorpusReader
 from p2ptrain.train.evaluate import HeldOutLoss
+from p2ptrain.train.initial_weights import stage_targets
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.pipeline import PipelineTask
 from p2ptrain.train.replicas import Mesh, Replicas, ReplicatedTask
@@ -24,6 +27,7 @@ from p2ptrain.train.rules import codecs_of, fragments_of, learner_rules, matrice
 from p2ptrain.train.stages import StageRange, stage_model
 from p2ptrain.train.team_group import TeamGroup
 from peer.home import Home
+from peer.initial_weights import load_initial
 from peer.team.agreement import Agreement
 
 TRIED_TOKENS = 16_384
@@ -102,16 +106,31 @@ def build_rank(
     home: Home,
     notebook: Notebook,
     leader_ranks: int = 0,
+    weights: Path | None = None,
 ) -> TeamRank:
     """Build a rank of the first replica around its task, a collective of these. Raises UserError and TeamError.
 
     Args:
         leader_ranks: number of the ranks on the leader's computer; 0: all.
+        weights: file or folder of the run's initial weights that the owner of this computer named.
     """
     model, group = task.stage_model, task.group
     fragments = fragments_of(manifest.outer, model.whole)
     sharding = sharding_of(fragments, offsets(agreement.stages, model.whole.unit_lengths), model.whole.unit_lengths)
     own = sharding.slices(group.rank)
+    window = vector_range_of(model)
+    part = None
+    if leader_ranks:
+        begins = offsets(agreement.stages, model.whole.unit_lengths)
+        is_leaders = group.rank < leader_ranks
+        place, ranks = (group.rank, leader_ranks) if is_leaders else (0, 1)
+        held = VectorRange(0, begins[leader_ranks], window.total) if is_leaders else window
+        part = ComputerPart(place, ranks, held, [each.blocks.start for each in agreement.stages])
+    store, trained = (RankCheckpoints(each, group, window, part) for each in (home.checkpoints, home.trained))
+    found = store.load_latest()
+    if manifest.model.init is not None and found.checkpoint is None:
+        load = partial(load_initial, manifest, home, weights, stage_targets(model))
+        group.together("loading the initial weights", load)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     learner = Learner(
         task,
@@ -124,17 +143,8 @@ def build_rank(
         held_out=task.held_out(TRIED_TOKENS, math.inf),
         all_gather=group.gather,
     )
-    window = vector_range_of(model)
-    part = None
-    if leader_ranks:
-        begins = offsets(agreement.stages, model.whole.unit_lengths)
-        is_leaders = group.rank < leader_ranks
-        place, ranks = (group.rank, leader_ranks) if is_leaders else (0, 1)
-        held = VectorRange(0, begins[leader_ranks], window.total) if is_leaders else window
-        part = ComputerPart(place, ranks, held, [each.blocks.start for each in agreement.stages])
-    store, trained = (RankCheckpoints(each, group, window, part) for each in (home.checkpoints, home.trained))
     shard = LocalShard(learner.payloads)
-    return TeamRank(agreement, group, sharding, task, learner, shard, store, trained, store.load_latest())
+    return TeamRank(agreement, group, sharding, task, learner, shard, store, trained, found)
 
 
 def offsets(stages: tuple[StageRange, ...], units: tuple[int, ...]) -> list[int]:

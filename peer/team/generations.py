@@ -63,6 +63,7 @@ STOP_POLL_S = 0.2
 class TeamFiles(NamedTuple):
     data: Path | None
     tokenizer: Path | None
+    weights: Path | None = None
 
 
 class Team:
@@ -300,7 +301,8 @@ class Team:
             )
             self._starts = [each.blocks.start for each in agreement.stages]
             task = build_task(group, manifest, self.devices[0], self._corpus, self._peer, agreement)
-            rank = build_rank(task, manifest, agreement, self._home, self._notebook, self._leader_ranks)
+            here, weights = self._leader_ranks, self._files.weights
+            rank = build_rank(task, manifest, agreement, self._home, self._notebook, here, weights)
             lines = host.shard_lines(self.mesh.stages, self._timeout_s, self.is_stopping)
         finally:
             host.close_meeting()
@@ -310,7 +312,7 @@ class Team:
         self.compilers.begin(task, manifest, self._processes)
 
     def _plan(self, rank: int, point: MeetingPoint) -> RankPlan:
-        data, tokenizer = (None if each is None else str(each.absolute()) for each in self._files)
+        data, tokenizer, weights = (None if each is None else str(each.absolute()) for each in self._files)
         return RankPlan(
             home=str(self._home.path.absolute()),
             peer=self._peer,
@@ -326,6 +328,7 @@ class Team:
             leader_ranks=self._leader_ranks,
             data=data,
             tokenizer=tokenizer,
+            weights=weights,
             threads=self._threads,
             compile=self.compilers.mode,
             memory_bytes=self.compilers.memory_bytes,

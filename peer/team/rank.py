@@ -125,7 +125,8 @@ def live(plan: RankPlan, reports: CompilerReports) -> None:
     meeting = LanMeeting.of(plan) if plan.leader else BoxMeeting(plan)
     group = TeamGroup(meeting.rendezvous(), plan.timeout_s)
     with ExitStack() as stack, closing(group):  # the other ranks notice an end before the compiler's
-        data, tokenizer = (None if each is None else Path(each) for each in (plan.data, plan.tokenizer))
+        given = (plan.data, plan.tokenizer, plan.weights)
+        data, tokenizer, weights = (None if each is None else Path(each) for each in given)
         corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
         agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts, plan.stages)
         task = build_task(group, manifest, device, corpus, PeerId(plan.peer), agreement)
@@ -133,7 +134,7 @@ def live(plan: RankPlan, reports: CompilerReports) -> None:
         stack.enter_context(reports.compiler)
         if isinstance(task, ReplicatedTask) and plan.rank >= plan.stages:
             task.follow_replica()
-        rank = build_rank(task, manifest, agreement, home, MemoryLog(100), plan.leader_ranks)
+        rank = build_rank(task, manifest, agreement, home, MemoryLog(100), plan.leader_ranks, weights)
         server = ShardServer(rank.shard, RankConnection(meeting.dial(), most_message_bytes(manifest)))
         server.start()
         if rank.found.checkpoint is not None:

@@ -24,10 +24,10 @@ from rich.console import Console
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.input_file import InputFile
 from p2ptrain.base.text import PLAIN_WIDTH
-from p2ptrain.data.file_store import named_files, stored
+from p2ptrain.data.file_store import FILES_FOLDER, named_files, named_weights, stored
 from p2ptrain.manifest import PRESETS, Manifest, parameter_count
 from p2ptrain.page.listen_address import ListenAddress, check_listen_address
-from peer.options import FiniteRange
+from peer.options import WEIGHTS, FiniteRange
 from peer.testnet import report as reports
 from peer.testnet.plan import Plan, chosen_manifest, claimed, cut_at_layers, lay_out
 from peer.testnet.processes import PACKAGES
@@ -64,6 +64,7 @@ FILE = InputFile()
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Torch threads per process.")
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the manifest names one by its digest.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, if the manifest names its digest.")
+@WEIGHTS
 @click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser at this port of this computer.")
 @click.option(
     "--scenario",
@@ -94,6 +95,7 @@ def testnet(
     threads: int,
     data: Path | None,
     tokenizer: Path | None,
+    weights: Path | None,
     page: str | None,
     scenario: Path | None,
     stage: Literal["local", "namespaces", "docker"],
@@ -120,7 +122,8 @@ def testnet(
     if page is not None:
         check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     data, tokenizer = data or _kept(manifest, chosen, "corpus"), tokenizer or _kept(manifest, chosen, "tokenizer")
-    means = Means(threads, data, tokenizer, page or "")
+    weights = weights or _kept_weights(manifest, chosen)
+    means = Means(threads, data, tokenizer, weights, page or "")
     if stages is not None and devices is None:
         raise click.UsageError("--stages needs --devices.")
     if devices is None:
@@ -169,6 +172,12 @@ def _kept(source: Path | None, manifest: Manifest, what: str) -> Path | None:
     return stored(source, names[0]) if source is not None and names else None
 
 
+def _kept_weights(source: Path | None, manifest: Manifest) -> Path | None:
+    """Return the folder of the initial weights that the run's directory keeps; None if it has none or names none."""
+    is_kept = source is not None and any(stored(source, file.sha256) for file in named_weights(manifest))
+    return source / FILES_FOLDER if source is not None and is_kept else None
+
+
 def _laboratory() -> ModuleType:
     """Import ``lab`` from the clone that this module is part of.
 
@@ -186,8 +195,9 @@ def _laboratory() -> ModuleType:
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
     """Raise click.UsageError for options that have no effect with a scenario, or none without one."""
-    without = ("preset", "manifest", "peers", "seconds", "no_solo", "devices", "stages", "seed", "data", "tokenizer")
-    wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
+    without = ["preset", "manifest", "peers", "seconds", "no_solo", "devices", "stages", "seed"]
+    without += ["data", "tokenizer", "weights"]
+    wrong = [name for name in (without if is_scenario else ["stage", "changes"]) if _is_given(context, name)]
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
         if is_scenario:

@@ -52,6 +52,7 @@ class Means:
     """Threads of torch in each process."""
     data: Path | None = None
     tokenizer: Path | None = None
+    weights: Path | None = None
     page: str = ""
     """Address at which the bootstrap shows the swarm; empty for none."""
     devices: str = ""
@@ -60,8 +61,8 @@ class Means:
     """Pipeline stages of the first peer; None: as the peer chooses."""
 
     def arguments(self) -> list[str]:
-        data = [] if self.data is None else ["--data", str(self.data)]
-        return data if self.tokenizer is None else [*data, "--tokenizer", str(self.tokenizer)]
+        given = {"--data": self.data, "--tokenizer": self.tokenizer, "--weights": self.weights}
+        return [word for option, path in given.items() if path is not None for word in (option, str(path))]
 
 
 @dataclass(slots=True)

@@ -15,9 +15,10 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from bootstrap import app, cli
+from bootstrap import app, cli, run_files
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base.errors import CorpusError, JoinLinkError, UserError
+from p2ptrain.data import weight_files
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, sign_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.identity import Identity
@@ -183,6 +184,30 @@ def test_unusable_files_are_refused_before_anything_is_served(tmp_path: Path, mo
     file.write_bytes(content)
     served(content, corpus, data=file)
     assert "peers that lack the run's corpus get it here" in said
+
+
+def test_initial_weights_are_served_if_all_together_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    shards = [b"one", b"two"]
+    for name, content in zip("ab", shards, strict=True):
+        (folder / f"{name}.safetensors").write_bytes(content)
+    digests = [hashlib.sha256(content).hexdigest() for content in shards]
+    create_run(tmp_path / "run", "demo", {"model.init": f"sha256:{','.join(digests)}"})
+    signed, said = sign_run(tmp_path / "run").signed, list[str]()
+
+    def served(**given: Path) -> dict[str, Path]:
+        options = replace(place(tmp_path, **given), run=tmp_path / "run")
+        return run_files.files_to_serve(options, signed, lambda tag, text: said.append(text))
+
+    assert served() == {}
+    assert "the run's weights are not here; start with --weights PATH once, and peers get them" in said
+    with monkeypatch.context() as patch:
+        patch.setattr(weight_files, "MOST_STORED_BYTES", 5)
+        assert served(weights=folder) == {}
+        assert any("each peer needs --weights PATH" in each for each in said)
+    assert served(weights=folder).keys() == set(digests)
+    assert served().keys() == set(digests)
 
 
 def test_a_bootstrap_started_again_has_the_options_of_its_first_start(

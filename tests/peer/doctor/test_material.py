@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from p2ptrain.base.errors import CorpusError, ManifestError
+from p2ptrain.base.errors import CorpusError, ManifestError, WeightsError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.file_store import named_files
 from p2ptrain.manifest import Manifest, preset, with_changes
 from peer.doctor import command
 from peer.doctor.findings import FindingState
-from peer.doctor.material import check_data, check_packages, check_tokenizer
+from peer.doctor.material import check_data, check_packages, check_tokenizer, check_weights
 from peer.home import Home
 from peer.owner.settings import Settings
 from peer.start_options import StartFile, StartOptions
@@ -115,10 +115,27 @@ def test_packages_that_the_text_needs(files: dict[str, Path], tmp_path: Path, mo
     assert check_packages(run(files), tmp_path).state is FindingState.OK
 
 
+def test_initial_weights_are_here_or_can_be_had(files: dict[str, Path], tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    assert check_weights(run(files), home, None) == []
+    digest = hashlib.sha256(files["tokenizer"].read_bytes()).hexdigest()
+    manifest = with_changes(run(files), {"model.init": f"sha256:{digest}"})
+    [missing] = check_weights(manifest, home, None, {digest: None})
+    assert (missing.check, missing.state) == ("weights", FindingState.BAD)
+    assert "--weights" in missing.fix
+    assert [each.state for each in check_weights(manifest, home, files["tokenizer"])] == [FindingState.OK]
+    hub = with_changes(manifest, {"model.init": f"hf:someone/model@{'a' * 40}"})
+    assert "downloaded at the first start" in check_weights(hub, home, None)[0].found
+    with pytest.raises(WeightsError, match=r"those of someone/model of the hub"):
+        check_weights(hub, home, files["tokenizer"])
+    (home.checkpoints / "step-00000001").mkdir(parents=True)
+    assert "replaces" in check_weights(hub, home, None)[0].found
+
+
 def test_each_check_has_its_finding(files: dict[str, Path], tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    assert [each.state for each in command._material(None, home, None, None, {})] == [FindingState.SKIPPED] * 4
-    found = command._material(run(files), home, files["tokenizer"], files["tokenizer"], {})
+    assert [each.state for each in command._material(None, home, None, None, None, {})] == [FindingState.SKIPPED] * 4
+    found = command._material(run(files), home, files["tokenizer"], files["tokenizer"], None, {})
     assert [(each.check, each.state) for each in found] == [
         ("run", FindingState.OK),
         ("packages", FindingState.OK),

@@ -1,0 +1,67 @@
+"""The ``model.init`` section: published weights from which a run begins, instead of random ones. Never a path.
+
+Weights are safetensors files: of a repository on the Hugging Face hub at a commit, or named by their digests. A short
+string may replace the table::
+
+    init = "hf:owner/name@<revision>"     init = "sha256:<digest>,<digest>"
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from p2ptrain.manifest.section import Digest, HubName, Revision, Section
+
+MAX_WEIGHT_FILES = 64
+"""Most files of one model; transformers writes shards of 5 GB or more."""
+
+
+class HubWeights(Section):
+    """Weights of a model on the Hugging Face hub."""
+
+    kind: Literal["hub"]
+    """Source of the initial weights: hub or file."""
+
+    name: HubName
+    """Repository on the hub, owner/name."""
+
+    revision: Revision
+    """Full commit hash, 40 hexadecimal digits; the repository's page lists it under "Files and versions"."""
+
+
+def _distinct(digests: list[str]) -> list[str]:
+    if len(set(digests)) < len(digests):
+        raise ValueError("a file is named twice")
+    return digests
+
+
+class FileWeights(Section):
+    """Local safetensors files; up to 64 MiB in all, peers get them by the link, else each needs --weights PATH."""
+
+    kind: Literal["file"]
+    """Source of the initial weights: hub or file."""
+
+    sha256: Annotated[list[Digest], Field(min_length=1, max_length=MAX_WEIGHT_FILES), AfterValidator(_distinct)]
+    """SHA-256 of each safetensors file, 1 to 64, in the order of the shards."""
+
+
+def _expand(value: Any) -> Any:
+    """Replace a short string by its table, and leave other values to the schema."""
+    if not isinstance(value, str):
+        return value
+    scheme, _, rest = value.partition(":")
+    if scheme == "hf":
+        name, _, revision = rest.partition("@")
+        return {"kind": "hub", "name": name, "revision": revision}
+    if scheme == "sha256":
+        return {"kind": "file", "sha256": rest.split(",", MAX_WEIGHT_FILES)}
+    raise ValueError("unknown source; write a table, or hf:owner/name@<revision>, or sha256:<digest>")
+
+
+InitialWeights = Annotated[
+    Annotated[HubWeights | FileWeights, Field(discriminator="kind")],
+    BeforeValidator(_expand),
+]
+"""Any source of initial weights; ``kind`` determines its fields."""

@@ -1,0 +1,170 @@
+"""A new run for a published model: sizes, tokenizer and weights are taken as they are, training numbers suit them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import DESCRIPTIONS, description
+
+from p2ptrain.base.errors import CorpusError, ManifestError, UserError, WeightsError
+from p2ptrain.cli import check_kept_weights
+from p2ptrain.data.own_text import NewRun, create
+from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.manifest import PRESETS, parameter_count, preset, read_run, with_changes
+from p2ptrain.manifest.continuing import continued, nearest_preset
+from p2ptrain.train.existing_model import read_model
+from p2ptrain.train.model import build_module
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from hub import NAME, REVISION, serving, use
+
+LLAMA = "LlamaForCausalLM"
+
+
+def published(folder: Path, architecture: str = LLAMA, **options: Any) -> Path:
+    """Write a model as transformers publishes it, with a tokenizer of bytes."""
+    build_module(description(architecture), 7).to(torch.bfloat16).save_pretrained(folder, **options)
+    ByteTokenizer().save(folder)
+    return folder
+
+
+def text(folder: Path) -> Path:
+    path = folder / "text.txt"
+    path.write_text("All the world is a stage, and all the men and women merely players. " * 300)
+    return path
+
+
+def new_run(tmp_path: Path, where: str | Path, corpus: Path | None = None, tokenizer: Path | None = None) -> NewRun:
+    cache = tmp_path / "cache"
+    return create(
+        tmp_path / "run", corpus, tokenizer, None, "text", None, cache, lambda *_: None, read_model(f"{where}")
+    )
+
+
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_each_family_becomes_a_run(tmp_path: Path, architecture: str) -> None:
+    folder = published(tmp_path / "model", architecture)
+    made = new_run(tmp_path, folder, text(tmp_path))
+    manifest = read_run(tmp_path / "run")
+    digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert made.manifest == manifest
+    assert manifest.model.init is not None
+    assert manifest.model.init.model_dump() == {"kind": "file", "sha256": [digest]}
+    assert manifest.model.config == description(architecture).config
+    assert made.stored == ["tokenizer", "corpus", "weights"]
+    assert {path.name for path in (tmp_path / "run" / "files").iterdir()} >= {digest}
+
+
+def test_training_suits_a_model_that_is_trained_already(tmp_path: Path) -> None:
+    made = new_run(tmp_path, published(tmp_path / "model"), text(tmp_path))
+    training = made.manifest.training
+    assert (training.optimizer, training.schedule, training.sequence_length) == ("adamw", "cosine", 32)
+    assert training.learning_rate < min(each["training"]["learning_rate"] for each in PRESETS.values())
+    assert 0 < training.warmup_tokens * 100 <= made.manifest.run.tokens
+    assert "continued with adamw" in made.reason
+
+
+def test_shards_are_named_in_order(tmp_path: Path) -> None:
+    folder = published(tmp_path / "model", max_shard_size="8KB")
+    made = new_run(tmp_path, folder)
+    paths = sorted(folder.glob("*.safetensors"))
+    assert len(paths) > 1
+    assert made.manifest.model.init is not None
+    assert made.manifest.model.init.sha256 == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+
+
+def test_a_file_has_its_config_beside_it(tmp_path: Path) -> None:
+    folder = published(tmp_path / "model")
+    assert new_run(tmp_path, folder / "model.safetensors").manifest.model.init is not None
+    (folder / "config.json").unlink()
+    with pytest.raises(WeightsError, match=r"config\.json, which describes the model, cannot be read"):
+        read_model(f"{folder}")
+
+
+def test_a_model_of_the_hub_is_named_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = published(tmp_path / "model")
+    with serving({path.name: path.read_bytes() for path in folder.iterdir()}) as hub:
+        use(hub.url, tmp_path, monkeypatch)
+        model = read_model(f"hf:{NAME}")
+        assert model.section.init is not None
+        assert model.section.init.model_dump() == {"kind": "hub", "name": NAME, "revision": REVISION}
+        assert model.tokenizer == {"kind": "hub", "name": NAME, "revision": REVISION}
+        assert read_model(f"hf:{NAME}@{REVISION}") == model
+        hub.files["config.json"] = b"[]"
+        hub.asked.clear()
+        (tmp_path / "cache/p2ptrain/weights/someone--model" / REVISION / "config.json").unlink()
+        with pytest.raises(WeightsError, match=f"config.json of {NAME} at revision {REVISION} is no table"):
+            read_model(f"hf:{NAME}")
+
+
+def unsupported(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+
+
+def enlarged(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 32, "head_dim": 8}))
+
+
+def pickled(folder: Path) -> None:
+    torch.save({"a": torch.zeros(3)}, folder / "model.safetensors")
+
+
+BROKEN = {
+    "another family": (unsupported, ManifestError, "model_type 'bert'"),
+    "other sizes": (enlarged, WeightsError, "has the shape"),
+    "a pickle": (pickled, WeightsError, "is a pickle"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), WeightsError, "is no table in JSON"),
+    "deep JSON": (lambda folder: (folder / "config.json").write_text("[" * 10**5), WeightsError, "is no table"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), WeightsError, "no safetensors file"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), CorpusError, "has no tokenizer.json"),
+}
+
+
+@pytest.mark.parametrize(("change", "kind", "said"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_model_makes_no_run(tmp_path: Path, change: Any, kind: type[UserError], said: str) -> None:
+    folder = published(tmp_path / "model")
+    change(folder)
+    with pytest.raises(kind, match=said):
+        new_run(tmp_path, folder)
+    assert not (tmp_path / "run" / "manifest.toml").exists()
+
+
+def test_a_missing_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="There is no model"):
+        read_model(f"{tmp_path / 'nothing'}")
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
+    folder = published(tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["added_tokens"] = [
+        {"id": 256, "content": "<more>", "special": True, "normalized": False, "lstrip": False, "rstrip": False}
+        | {"single_word": False}
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ManifestError, match="has 257 ids, but the model has only 256"):
+        new_run(tmp_path, folder, tokenizer=tmp_path / "tokenizer.json")
+
+
+def test_edited_sizes_are_refused_when_the_run_is_signed(tmp_path: Path) -> None:
+    made = new_run(tmp_path, published(tmp_path / "model"))
+    check_kept_weights(tmp_path / "run", made.manifest)
+    with pytest.raises(WeightsError, match="more, which the run's model has not"):
+        check_kept_weights(tmp_path / "run", with_changes(made.manifest, {"model.config.num_hidden_layers": 1}))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_presets_own_model_is_continued_with_its_shape_of_run(name: str) -> None:
+    start = preset(name, "ab" * 32)
+    assert nearest_preset(start.model) == name
+    run = with_changes(start, continued(start.model, name))
+    assert parameter_count(run.model) == parameter_count(start.model)
+    assert run.tokens_per_outer_step == start.tokens_per_outer_step
+    assert run.outer == start.outer
