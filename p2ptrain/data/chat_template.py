@@ -26,7 +26,7 @@ from p2ptrain.data.template_worker import ANSWER_END, ANSWER_START, LENGTH
 MOST_TEMPLATE_BYTES = 256 << 10
 """Maximum size of a template. The longest in wide use, with tools, have about 20 kB."""
 
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 """Longest wait for one request, in which the worker has ``template_worker.CPU_S`` of processor time: it also ends a
 worker that gets no processor."""
 

@@ -35,7 +35,8 @@ CPU_S = 5
 Guess: the slowest template of the hub's most downloaded models would settle it."""
 
 MOST_RENDERED_CHARS = 64 << 20
-"""Maximum number of characters that are rendered for one request."""
+"""Maximum number of characters that are rendered for one dialogue, which is rendered anew for each answer, and of the
+text in one reply."""
 
 ANSWER_START, ANSWER_END = "\U000f0002", "\U000f0003"
 """Characters of a private plane around what ``{% generation %}`` encloses, until spans replace them."""
@@ -46,8 +47,11 @@ NOW = "26 Jul 2024"
 """Date that templates get: the one that those of Llama 3 write if they cannot ask for it."""
 
 
+_EXCESS = f"it writes more than {MOST_RENDERED_CHARS >> 20} MiB of text"
+
+
 class _ExcessError(Exception):
-    """The template renders more than ``MOST_RENDERED_CHARS``."""
+    """A dialogue, or a reply, has more than ``MOST_RENDERED_CHARS``."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -64,7 +68,7 @@ class _Generation(jinja2.ext.Extension):
         return f"{ANSWER_START}{caller()}{ANSWER_END}"
 
 
-class _Namespace(jinja2.utils.Namespace):
+class _TemplateNamespace(jinja2.utils.Namespace):
     """Namespace of templates without attributes that begin with an underscore."""
 
     def __init__(*args: Any, **values: Any) -> None:
@@ -103,7 +107,7 @@ def compiled(source: str) -> jinja2.Template:
     environment.globals["raise_exception"] = _fail
     environment.globals["strftime_now"] = lambda pattern: NOW
     environment.globals["dict"] = lambda *args, **values: dict(*args, **values)
-    environment.globals["namespace"] = _Namespace
+    environment.globals["namespace"] = _TemplateNamespace
     return environment.from_string(source)
 
 
@@ -113,9 +117,9 @@ class Renderer:
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
         self._template = compiled(source)
         self._variables = dict(variables)
-        self._left = MOST_RENDERED_CHARS
+        self._left = 0
 
-    def begin_request(self) -> None:
+    def begin_dialogue(self) -> None:
         """Allow ``MOST_RENDERED_CHARS`` again."""
         self._left = MOST_RENDERED_CHARS
 
@@ -179,19 +183,27 @@ def _without_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _answered(request: Mapping[str, Any], renderer: Renderer) -> list[Any]:
-    renderer.begin_request()
     answers: list[Any] = []
+    left = MOST_RENDERED_CHARS
     for messages in request["dialogues"]:
+        renderer.begin_dialogue()
         try:
             if request["add_generation_prompt"] is None:
-                answers.append(renderer.dialogue(messages))
+                text, spans = renderer.dialogue(messages)
             else:
-                text = renderer.text(messages, request["add_generation_prompt"])
-                answers.append((text.replace(ANSWER_START, "").replace(ANSWER_END, ""), []))
-        except (MemoryError, _ExcessError):
+                text, spans = renderer.text(messages, request["add_generation_prompt"]), []
+                text = text.replace(ANSWER_START, "").replace(ANSWER_END, "")
+        except MemoryError:
             raise
+        except _ExcessError:
+            answers.append(_EXCESS)
         except Exception as error:  # of the template: anything at all
             answers.append(f"{type(error).__name__}: {error}"[:1000])
+        else:
+            left -= len(text)
+            if left < 0:
+                raise _ExcessError
+            answers.append((text, spans))
     return answers
 
 
@@ -226,7 +238,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
         except MemoryError:
             data = json.dumps({"fault": f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"}).encode()
         except _ExcessError:
-            data = json.dumps({"fault": f"it writes more than {MOST_RENDERED_CHARS >> 20} MiB of text"}).encode()
+            data = json.dumps({"fault": _EXCESS}).encode()
         except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
             data = json.dumps({"fault": f"{error}"[:1000]}).encode()
         answers.write(LENGTH.pack(len(data)) + data)
