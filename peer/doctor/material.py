@@ -91,7 +91,7 @@ def _local(file: NamedFile, home: Home, given: Path | None) -> Path | None:
     if (stored := home.files.find(file.sha256)) is not None:
         return stored
     remembered = StartFile(home.path).load(Settings())
-    path = remembered.data if file.what == "corpus" else remembered.tokenizer
+    path = getattr(remembered, file.option.removeprefix("--"))
     if path is None:
         return None
     try:
