@@ -16,7 +16,7 @@ from peer.home import Home
 from peer.model import load_model, newest, run_template
 from tests.data.dialogues import COLOURS, chat_corpus, made, write_jsonl
 
-pytestmark = pytest.mark.net
+pytestmark = pytest.mark.lab
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<' + message.role[0] + '>' + message.content + '\n' }}{% endfor %}"
