@@ -146,7 +146,7 @@ def run(given: BootstrapOptions, say: Say) -> None:
             say("bootstrap", f"options of earlier starts: {command_line(*words)} (--forget drops them)")
         identity = Identity.load_or_create(given.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            lasting = replace(options, data=None, tokenizer=None, weights=None)  # RUN/files keeps them
+            lasting = replace(options, data=None, tokenizer=None, weights=None, template=None)  # RUN/files keeps them
             runner.run(EntryPoint(options, signed, identity, say, lambda: start.save(lasting)).run())
 
 

@@ -52,6 +52,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
     metavar="PATH",
     help="The model to begin from, file or folder, likewise.",
 )
+@click.option("--template", type=FILE, metavar="FILE", help="The chat template, likewise.")
 @click.option("--beside", metavar="LINK", help="Join link of another bootstrap of the same swarm.")
 @click.option("--page", metavar="[HOST:]PORT", help="Serve a web page about the swarm on this port.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that a page beyond this machine requires.")
@@ -70,6 +71,7 @@ def bootstrap(
     data: Path | None,
     tokenizer: Path | None,
     weights: Path | None,
+    template: Path | None,
     beside: str | None,
     page: str | None,
     page_token: str | None,
@@ -100,6 +102,7 @@ def bootstrap(
         data=data,
         tokenizer=tokenizer,
         weights=weights,
+        template=template,
         beside=beside,
         page=page,
         page_token=page_token,

@@ -129,8 +129,9 @@ def cli() -> None:
     "--model", metavar="PATH|hf:OWNER/NAME", help="Continue this published model; without it weights are random."
 )
 @click.option(
-    "--text-field", default="text", show_default=True, help="Column of a jsonl or parquet corpus with the text."
+    "--text-field", default="", help="Column of a jsonl or parquet corpus.  [messages if it has dialogues, else text]"
 )
+@click.option("--template", type=FILE, metavar="FILE", help="Chat template of dialogues, in Jinja.  [ChatML]")
 @click.option("--name", help="Name of the run for people.  [RUN's, if it has only letters, digits and . _ -]")
 def init(
     run: Path,
@@ -139,6 +140,7 @@ def init(
     tokenizer: Path | None,
     model: str | None,
     text_field: str,
+    template: Path | None,
     name: str | None,
 ) -> None:
     """Write a commented manifest and the run's signing key into the directory RUN.
@@ -149,8 +151,10 @@ def init(
     from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, name_change, parameter_count
 
     check_free(run)
-    if corpus is None and text_field != "text":
+    if corpus is None and text_field:
         raise UserError(f"--text-field {text_field} names a column of no file.", "Name the file, too, with --corpus.")
+    if corpus is None and template is not None:
+        raise UserError(f"--template {template} is for dialogues of no file.", "Name the file, too, with --corpus.")
     if corpus is None and tokenizer is None and model is None:
         manifest = create_run(run, preset or "demo", name_change(run, name))
         size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"
@@ -158,7 +162,7 @@ def init(
         from p2ptrain.data.command import create_with_files
 
         found = None if model is None else given_model(model)
-        size = create_with_files(run, corpus, tokenizer, preset, text_field, name, found)
+        size = create_with_files(run, corpus, tokenizer, preset, text_field, name, found, template)
     click.echo(f"{run / MANIFEST_FILE}: {size}; edit it freely.")
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
     click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")
@@ -199,7 +203,7 @@ def sign(run: Path) -> None:
     for warning in advice(manifest):
         click.echo(printable(f"warning: {warning}."), err=True)
     kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
-    warnings = check_text(manifest, kept.get("corpus"), kept.get("tokenizer"))
+    warnings = check_text(manifest, kept.get("corpus"), kept.get("tokenizer"), kept.get("template"))
     for warning in warnings:
         click.echo(printable(f"warning: {first_sentence(warning)}."), err=True)
     if warnings:

@@ -47,6 +47,7 @@ TOKENIZER = click.option(
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
 @WEIGHTS
+@click.option("--template", type=FILE, help="The chat template, likewise.", metavar="FILE")
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
 @click.option(
     "--announce", multiple=True, help="Announce this address to others, for a forwarded port.", metavar="MULTIADDR"
@@ -77,6 +78,7 @@ def peer(
     data: Path | None,
     tokenizer: Path | None,
     weights: Path | None,
+    template: Path | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     nickname: str | None,
@@ -134,6 +136,7 @@ def peer(
         data=data,
         tokenizer=tokenizer,
         weights=weights,
+        template=template,
         listen=listen or None,
         announce=announce or None,
         nickname=nickname,

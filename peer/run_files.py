@@ -48,14 +48,14 @@ def with_files(
         if file.option == WEIGHTS_OPTION:
             continue
         name = file.option.removeprefix("--")
-        is_needed = name == "tokenizer" or not has_stream(signed.manifest, cache_directory())
+        is_needed = name != "data" or not has_stream(signed.manifest, cache_directory())
         remembered = getattr(options, name) if is_needed else None
         path = local_file(file, home.files, getattr(given, name), remembered)
         if path is None and is_needed and network is not None and admission is not None:
             data = network.thread.call(_download(file, options.link, home, network, admission, log))
             path = None if data is None else home.files.add(file.sha256, data)
         paths[name] = path
-    options = replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"))
+    options = replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"), template=paths.get("template"))
     if needs_weights(signed.manifest, home):
 
         def download(file: NamedFile) -> bytes | None:

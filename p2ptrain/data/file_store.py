@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError
+from p2ptrain.data.chat_template import CHATML
+from p2ptrain.data.packed_stream import template_name
 from p2ptrain.data.sources import check_digest
 from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES
 
@@ -36,7 +38,7 @@ class NamedFile(NamedTuple):
     """File that a manifest names by digest."""
 
     what: str
-    """``tokenizer``, ``corpus`` or ``weights``; of several files of weights with a number."""
+    """``tokenizer``, ``corpus``, ``template`` or ``weights``; of several files of weights with a number."""
     option: str
     """Option by which an owner names the file."""
     sha256: str
@@ -49,6 +51,8 @@ def named_files(manifest: Manifest) -> list[NamedFile]:
         found.append(NamedFile("tokenizer", "--tokenizer", manifest.tokenizer.sha256))
     if manifest.corpus.kind == "file":
         found.append(NamedFile("corpus", "--data", manifest.corpus.sha256))
+    if (template := template_name(manifest.corpus)) not in ("", CHATML):
+        found.append(NamedFile("template", "--template", template))
     return [*found, *named_weights(manifest)]
 
 

@@ -64,6 +64,7 @@ class TeamFiles(NamedTuple):
     data: Path | None
     tokenizer: Path | None
     weights: Path | None = None
+    template: Path | None = None
 
 
 class Team:
@@ -312,7 +313,7 @@ class Team:
         self.compilers.begin(task, manifest, self._processes)
 
     def _plan(self, rank: int, point: MeetingPoint) -> RankPlan:
-        data, tokenizer, weights = (None if each is None else str(each.absolute()) for each in self._files)
+        data, tokenizer, weights, template = (None if each is None else str(each.absolute()) for each in self._files)
         return RankPlan(
             home=str(self._home.path.absolute()),
             peer=self._peer,
@@ -329,6 +330,7 @@ class Team:
             data=data,
             tokenizer=tokenizer,
             weights=weights,
+            template=template,
             threads=self._threads,
             compile=self.compilers.mode,
             memory_bytes=self.compilers.memory_bytes,

@@ -59,6 +59,7 @@ class RankOptions:
     data: Path | None = None
     tokenizer: Path | None = None
     weights: Path | None = None
+    template: Path | None = None
 
 
 class RunEnded(Exception):  # noqa: N818 (not an error)
@@ -208,6 +209,7 @@ class LanRank:
                     "data": None if options.data is None else str(options.data.absolute()),
                     "tokenizer": None if options.tokenizer is None else str(options.tokenizer.absolute()),
                     "weights": None if options.weights is None else str(options.weights.absolute()),
+                    "template": None if options.template is None else str(options.template.absolute()),
                     "threads": own_threads(),
                     "compile": compile_mode(plan.compile, os.environ),
                     "memory_bytes": None,

@@ -38,6 +38,7 @@ class RankPlan(TeamRecord):
     data: str | None
     tokenizer: str | None
     weights: str | None
+    template: str | None = None
     threads: Annotated[int, Field(ge=1)]
     compile: CompileMode
     """Whether the rank compiles its stage."""

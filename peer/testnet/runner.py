@@ -59,9 +59,11 @@ class Means:
     """Devices of the first peer; empty: one, as for the others."""
     stages: int | None = None
     """Pipeline stages of the first peer; None: as the peer chooses."""
+    template: Path | None = None
 
     def arguments(self) -> list[str]:
         given = {"--data": self.data, "--tokenizer": self.tokenizer, "--weights": self.weights}
+        given["--template"] = self.template
         return [word for option, path in given.items() if path is not None for word in (option, str(path))]
 
 
