@@ -68,6 +68,10 @@ LAZY_COMMANDS = {
     "evaluate": LazyCommand(
         "peer.trained.evaluate_command", "evaluate", "Measure a model's loss on a text, or its scores in tasks."
     ),
+    "chat": LazyCommand("peer.trained.chat_command", "chat", "Talk with a model."),
+    "publish": LazyCommand(
+        "peer.trained.publish_command", "publish", "Publish a peer's model on the Hugging Face hub."
+    ),
     "doctor": LazyCommand("peer.doctor", "doctor", "Diagnose this machine and its network."),
     "simulate": LazyCommand("p2ptrain.sim.command", "simulate", "Simulate a swarm from a scenario file."),
     "testnet": LazyCommand(

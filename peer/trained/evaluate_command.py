@@ -14,14 +14,14 @@ from rich.console import Console
 from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.imports import command_imports
-from p2ptrain.base.text import UserPath, printable
+from p2ptrain.base.text import printable
 from peer.options import FILE, MODEL, check_model
 
 
 @click.command(short_help="Measure a model's loss on a text, or its scores in tasks.")
 @MODEL
 @click.argument("text", required=False, type=FILE, metavar="[FILE]")
-@click.option("--text-field", default="text", show_default=True, help="Column of a jsonl or parquet FILE with the text.")
+@click.option("--text-field", default="text", show_default=True, help="Column of a jsonl or parquet FILE.")
 @click.option("--device", default="auto", show_default=True, help=f"{DEVICE_WORDS}.")
 @click.option("--most-tokens", type=click.IntRange(1), metavar="N", help="Stop after so many predicted tokens.")
 @click.option(

@@ -109,7 +109,8 @@ def evaluate_held_out(
     data, cache = _kept_data(manifest, home), cache_directory()
     if manifest.corpus.kind != "builtin" and data is None and not has_stream(manifest, cache):
         raise UserError(
-            "The run's text is not on this machine.", "Name a FILE with text, or evaluate where a peer of the run trained."
+            "The run's text is not on this machine.",
+            "Name a FILE with text, or evaluate where a peer of the run trained.",
         )
     corpus = open_corpus(manifest, cache, data, tokenizer_file or stored_tokenizer(home, manifest.tokenizer))
     most = most_tokens or HELD_OUT_TOKENS
@@ -151,7 +152,7 @@ def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) 
 def _evaluation(found: TextLoss, text_bytes: int, text: str, cut: Cut, warnings: list[str]) -> Evaluation:
     if not math.isfinite(found.nats):
         raise UserError(
-            "The model's loss on this text is not a number.", "Try another checkpoint: its weights or this text break it."
+            "The model's loss on this text is not a number.", "Name the home of another peer, or another text."
         )
     sentences = tuple(first_sentence(each) for each in warnings)
     perplexity, per_byte = found.perplexity, found.bits_per_byte(text_bytes)

@@ -79,8 +79,7 @@ def _of_home(home: Home, tokenizer_file: Path | None) -> LanguageModel:
 def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
     if tokenizer_file is not None:
         raise UserError(
-            f"--tokenizer names {tokenizer_file}, but {folder} is no home of a peer: its tokenizer is beside its model.",
-            "Omit --tokenizer.",
+            f"--tokenizer names {tokenizer_file}, but the model in {folder} has its own.", "Omit --tokenizer."
         )
     module = load_folder(folder)
     config = module.config.get_text_config()

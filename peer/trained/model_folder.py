@@ -44,7 +44,7 @@ def load_folder(folder: Path) -> PreTrainedModel:
 
     logging.disable_progress_bar()
     with _explained(folder):
-        module, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             use_safetensors=True,
             local_files_only=True,
@@ -52,6 +52,8 @@ def load_folder(folder: Path) -> PreTrainedModel:
             dtype=torch.float32,
             output_loading_info=True,
         )
+        module: PreTrainedModel = loaded[0]
+        found: dict[str, Any] = loaded[1]
     missing = sorted({*found["missing_keys"], *(str(each) for each in found["mismatched_keys"])})
     if missing:
         raise UserError(
@@ -59,8 +61,8 @@ def load_folder(folder: Path) -> PreTrainedModel:
             "missing or of another shape.",
             "Get the whole folder of one model.",
         )
-    loaded: PreTrainedModel = module.eval()
-    return loaded
+    module.train(False)
+    return module
 
 
 @contextmanager
