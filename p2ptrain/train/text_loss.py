@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Window(NamedTuple):
+class TokenWindow(NamedTuple):
     """Consecutive tokens, the last of which are predicted."""
 
     ids: np.ndarray  # [up to T+1] int64
@@ -39,7 +39,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class WindowRule:
     """Rule by which a stream of tokens is cut into windows.
 
     Args:
@@ -53,7 +53,7 @@ class Cut:
     prefix: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, length: int, stride: int | None = None, prefix: tuple[int, ...] = ()) -> Cut:
+    def of(cls, length: int, stride: int | None = None, prefix: tuple[int, ...] = ()) -> WindowRule:
         """Return a rule; without a stride, windows do not overlap."""
         return cls(length, length - len(prefix) if stride is None else stride, prefix)
 
@@ -62,7 +62,7 @@ class Cut:
         """Number of tokens that a window shares with the one before."""
         return self.length + 1 - len(self.prefix) - self.stride
 
-    def windows(self, chunks: Iterable[np.ndarray]) -> Iterator[Window]:
+    def windows(self, chunks: Iterable[np.ndarray]) -> Iterator[TokenWindow]:
         """Yield the windows of a stream that arrives in chunks; the last one may be shorter."""
         size = self.stride + self.context
         known = 0 if self.prefix else 1  # tokens at the beginning of the buffer that are not predicted
@@ -72,11 +72,11 @@ class Cut:
             buffer = np.concatenate([buffer, chunk.astype(np.int64)])
             begin = 0
             while len(buffer) - begin >= size:
-                yield Window(np.concatenate([before, buffer[begin : begin + size]]), size - known)
+                yield TokenWindow(np.concatenate([before, buffer[begin : begin + size]]), size - known)
                 begin, known = begin + self.stride, self.context
             buffer = buffer[begin:]
         if len(buffer) > known:
-            yield Window(np.concatenate([before, buffer]), len(buffer) - known)
+            yield TokenWindow(np.concatenate([before, buffer]), len(buffer) - known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class TextLoss:
 
 def text_loss(
     module: PreTrainedModel,
-    windows: Iterable[Window],
+    windows: Iterable[TokenWindow],
     goes_on: GoesOn = lambda read, wanted: True,
     wanted: int = 0,  # predicted tokens in total, for ``goes_on``; 0: unknown
 ) -> TextLoss:
@@ -126,7 +126,7 @@ def text_loss(
     return TextLoss(nats, tokens)
 
 
-def _batches(windows: Iterable[Window], vocabulary: int) -> Iterator[Sequence[Window]]:
+def _batches(windows: Iterable[TokenWindow], vocabulary: int) -> Iterator[Sequence[TokenWindow]]:
     """Group windows of one shape, as many as have ``BATCH_LOGITS``."""
     for (length, _), alike in groupby(windows, key=lambda window: (len(window.ids), window.predicted)):
         most = max(1, BATCH_LOGITS // (length * vocabulary))
@@ -134,7 +134,7 @@ def _batches(windows: Iterable[Window], vocabulary: int) -> Iterator[Sequence[Wi
             yield batch
 
 
-def _summed_nats(module: PreTrainedModel, batch: Sequence[Window]) -> float:
+def _summed_nats(module: PreTrainedModel, batch: Sequence[TokenWindow]) -> float:
     predicted = batch[0].predicted
     ids = torch.from_numpy(np.stack([window.ids for window in batch])).to(module.device)  # [B, T+1]
     model: Any = module

@@ -15,7 +15,7 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.manifest import Manifest
 from p2ptrain.train.evaluate import GoesOn, validation_loss
-from p2ptrain.train.text_loss import Cut, TextLoss, text_loss
+from p2ptrain.train.text_loss import TextLoss, WindowRule, text_loss
 from peer.capacity import explained
 from peer.home import Home
 from peer.model import stored_tokenizer
@@ -24,7 +24,7 @@ from peer.trained.text_file import TextFile, bytes_of
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class TextEvaluation:
     """Loss of a model on a text, and how it was read."""
 
     loss: float
@@ -73,7 +73,7 @@ def evaluate_file(
     sequence_length: int | None,
     stride: int | None,
     goes_on: GoesOn,
-) -> Evaluation:
+) -> TextEvaluation:
     """Evaluate a model on a file of any size.
 
     Args:
@@ -98,7 +98,7 @@ def evaluate_file(
 
 def evaluate_held_out(
     model: LanguageModel, tokenizer_file: Path | None, most_tokens: int | None, goes_on: GoesOn
-) -> Evaluation:
+) -> TextEvaluation:
     """Evaluate a home's model on its run's held-out text, as its peer does.
 
     Raises UserError if the model is not a home's, or the text is not here and cannot be downloaded.
@@ -118,7 +118,7 @@ def evaluate_held_out(
         found = validation_loss(model.module, corpus, most, goes_on=goes_on)
     text_bytes = sum(bytes_of(model.tokenizer, ids) for ids in _predicted(corpus, most))
     loss, length = TextLoss(found.value * found.tokens, found.tokens), corpus.sequence_length
-    return _evaluation(loss, text_bytes, "the run's held-out text", Cut.of(length), [])
+    return _evaluation(loss, text_bytes, "the run's held-out text", WindowRule.of(length), [])
 
 
 def _kept_data(manifest: Manifest, home: Home) -> Path | None:
@@ -132,7 +132,7 @@ def _predicted(corpus: Corpus, most_tokens: int) -> Iterator[list[int]]:
         yield batch[0, 1:].tolist()
 
 
-def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) -> Cut:
+def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) -> WindowRule:
     """Return how to cut the text. Raises UserError if the model cannot read such windows."""
     length = sequence_length or model.usual_window
     if length > model.window:
@@ -140,7 +140,7 @@ def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) 
             f"--sequence-length is {length:,}, and the model in {model.place} reads at most {model.window:,} tokens.",
             f"Choose at most {model.window}.",
         )
-    cut = Cut.of(length, stride, model.prefix)
+    cut = WindowRule.of(length, stride, model.prefix)
     if cut.stride < 1 or cut.context < 1:
         raise UserError(
             f"Windows of {length:,} tokens cannot be {cut.stride:,} apart.",
@@ -149,13 +149,13 @@ def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) 
     return cut
 
 
-def _evaluation(found: TextLoss, text_bytes: int, text: str, cut: Cut, warnings: list[str]) -> Evaluation:
+def _evaluation(found: TextLoss, text_bytes: int, text: str, cut: WindowRule, warnings: list[str]) -> TextEvaluation:
     if not math.isfinite(found.nats):
         raise UserError(
             "The model's loss on this text is not a number.", "Name the home of another peer, or another text."
         )
     sentences = tuple(first_sentence(each) for each in warnings)
     perplexity, per_byte = found.perplexity, found.bits_per_byte(text_bytes)
-    return Evaluation(
+    return TextEvaluation(
         found.per_token, perplexity, per_byte, found.tokens, text_bytes, text, cut.length, cut.stride, sentences
     )

@@ -7,6 +7,7 @@ tasks' data sets from the hub, and reads tasks of one's own from YAML files.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -130,6 +131,7 @@ def _evaluated(folder: Path, specs: list[Any], examples: int | None, device: str
     import lm_eval
 
     arguments = {"pretrained": str(folder), "dtype": "float32", "trust_remote_code": False, "use_safetensors": True}
+    arguments |= _prefix(folder)
     try:
         found = lm_eval.simple_evaluate(
             model="hf", model_args=arguments, tasks=specs, device=device, limit=examples, log_samples=False
@@ -143,6 +145,18 @@ def _evaluated(folder: Path, specs: list[Any], examples: int | None, device: str
         ) from error
     results: dict[str, Any] = found or {"results": {}}
     return results
+
+
+def _prefix(folder: Path) -> dict[str, int]:
+    """Return the id that stands before a text without context, if the tokenizer names none: what ends a document."""
+    try:
+        described = json.loads((folder / "tokenizer_config.json").read_bytes())
+        ends = json.loads((folder / "config.json").read_bytes()).get("eos_token_id")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    if not isinstance(described, dict) or described.get("bos_token") or described.get("eos_token"):
+        return {}
+    return {"prefix_token_id": ends if isinstance(ends, int) else 0}
 
 
 def scores(found: dict[str, Any]) -> list[Score]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2ptrain.train.text_loss import Cut, TextLoss, text_loss
+from p2ptrain.train.text_loss import TextLoss, WindowRule, text_loss
 
 
 def pieces(ids: np.ndarray, size: int) -> list[np.ndarray]:
@@ -17,21 +17,21 @@ def pieces(ids: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 CUTS = [
-    Cut.of(8),
-    Cut.of(8, 7),
-    Cut.of(8, 3),
-    Cut.of(2, 1),
-    Cut.of(8, 1),
-    Cut.of(8, prefix=(99,)),
-    Cut.of(8, 3, (99,)),
-    Cut.of(2, 1, (99,)),
+    WindowRule.of(8),
+    WindowRule.of(8, 7),
+    WindowRule.of(8, 3),
+    WindowRule.of(2, 1),
+    WindowRule.of(8, 1),
+    WindowRule.of(8, prefix=(99,)),
+    WindowRule.of(8, 3, (99,)),
+    WindowRule.of(2, 1, (99,)),
 ]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("tokens", [0, 1, 2, 7, 8, 9, 17, 50])
-def test_each_token_is_predicted_once(tokens: int, cut: Cut, chunk: int) -> None:
+def test_each_token_is_predicted_once(tokens: int, cut: WindowRule, chunk: int) -> None:
     length, prefix = cut.length, cut.prefix
     windows = list(cut.windows(pieces(np.arange(tokens, dtype=np.uint8), chunk)))
     predicted = [each for window in windows for each in window.ids[len(window.ids) - window.predicted :].tolist()]
@@ -51,7 +51,7 @@ def test_the_loss_is_that_of_a_plain_loop(tiny_run: Any, length: int, stride: in
     ids = np.frombuffer(b"It was the best of times, it was the worst of times. " * 9, dtype=np.uint8)
     module.train(True)
     before = torch.get_rng_state()
-    found = text_loss(module, Cut.of(length, stride).windows(pieces(ids, 100)))
+    found = text_loss(module, WindowRule.of(length, stride).windows(pieces(ids, 100)))
     assert module.training
     assert torch.equal(torch.get_rng_state(), before)
     total, step, at = 0.0, stride or length, 1
@@ -76,7 +76,7 @@ def test_reading_stops_when_it_is_told_to(tiny_run: Any) -> None:
         return False
 
     module = tiny_run(model__config__vocab_size=131_072).model().module  # a window is more than BATCH_LOGITS
-    found = text_loss(module, Cut.of(8).windows([np.arange(100)]), goes_on, 99)
+    found = text_loss(module, WindowRule.of(8).windows([np.arange(100)]), goes_on, 99)
     assert seen == [(8, 99)]
     assert found.tokens == 8
 
