@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate, read_template
 from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.data.packed_stream import load_template, template_name
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.manifest import SignedManifest
@@ -178,7 +179,7 @@ def opened(
 def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | None:
     """Return the chat template of a run or a folder; None if it has none. Raises CorpusError if it is unusable."""
     if model.signed is not None:
-        return _of_run(model.signed, Home(model.place), file)
+        return _of_run(model, model.signed, Home(model.place), file)
     variables, source = _described(model.place)
     path = file or model.place / TEMPLATE_FILE
     if path.is_file() or file is not None:
@@ -186,13 +187,13 @@ def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | Non
     return None if source is None else ChatTemplate.checked(source, str(model.place), variables)
 
 
-def _of_run(signed: SignedManifest, home: Home, file: Path | None) -> ChatTemplate | None:
-    name: str = getattr(signed.manifest.corpus, "template", "")
-    if not name:
+def _of_run(model: LanguageModel, signed: SignedManifest, home: Home, file: Path | None) -> ChatTemplate | None:
+    corpus = signed.manifest.corpus
+    if not (name := template_name(corpus)):
         if file is not None:
             raise CorpusError(f"--template names {file}, but this run has no chat template.", "Omit --template.")
         return None
-    return ChatTemplate.load(name, file or home.files.find(name))
+    return load_template(corpus, model.tokenizer, file or home.files.find(name))
 
 
 def _described(folder: Path) -> tuple[dict[str, str], str | None]:
