@@ -6,7 +6,7 @@ A model without a template was not taught dialogues; it continues the text of bo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,7 +38,7 @@ NO_TEMPLATE = "This model was not taught dialogues (there is no chat template): 
 class Conversation(Protocol):
     """One side of a dialogue: answers, and remembers what was said."""
 
-    def answer(self, text: str) -> Iterator[str]:
+    def answer(self, text: str) -> Generator[str]:
         """Yield the pieces of the answer to a text. What was yielded is remembered, also if the caller stops early."""
 
 
@@ -62,7 +62,7 @@ class TaughtConversation:
         ids = {self.model.tokenizer.separator, *_whole_token(self.model, self._stop), *_ends(self.model)}
         self._stops = frozenset(each for each in ids if each is not None)
 
-    def answer(self, text: str) -> Iterator[str]:
+    def answer(self, text: str) -> Generator[str]:
         """Yield the pieces of the answer to a text. Raises CorpusError if the template does not render it."""
         self.messages.append({"role": "user", "content": text})
         prompt = self._prompt()
@@ -109,7 +109,7 @@ class PlainText:
     _ids: list[int] = field(default_factory=list)
     _turns: int = 0
 
-    def answer(self, text: str) -> Iterator[str]:
+    def answer(self, text: str) -> Generator[str]:
         """Yield the pieces by which the model continues everything so far and a text."""
         model, tokenizer = self.model, self.model.tokenizer
         self._ids += tokenizer.encode_batch([text])[0].tolist()

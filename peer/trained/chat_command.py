@@ -91,7 +91,7 @@ def _lines() -> Iterator[str]:
 
 def _print_answer(dialogue: Conversation, line: str) -> None:
     """Print an answer as it comes. On a terminal, Ctrl+C ends the answer alone."""
-    with contextlib.closing(dialogue.answer(line)) as pieces:  # type: ignore[type-var]
+    with contextlib.closing(dialogue.answer(line)) as pieces:
         try:
             for piece in pieces:
                 click.echo(printable_lines(piece), nl=False)

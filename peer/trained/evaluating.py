@@ -29,7 +29,8 @@ class TextEvaluation:
 
     loss: float
     """Mean cross entropy in nats per predicted token."""
-    perplexity: float
+    perplexity: float | None
+    """None: beyond a float's range."""
     bits_per_byte: float | None
     tokens: int
     """Predicted tokens."""
@@ -49,7 +50,7 @@ class TextEvaluation:
         per_byte = "not known" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}"
         return [
             ("loss", f"{self.loss:.4f} nats per token"),
-            ("perplexity", f"{self.perplexity:.2f}"),
+            ("perplexity", "beyond 1e308" if self.perplexity is None else f"{self.perplexity:,.2f}"),
             ("bits per byte", per_byte),
             ("tokens", f"{self.tokens:,} predicted, {self.bytes:,} bytes of text"),
             ("text", self.text),
@@ -116,9 +117,12 @@ def evaluate_held_out(
     most = most_tokens or HELD_OUT_TOKENS
     with explained(model.module.device):
         found = validation_loss(model.module, corpus, most, goes_on=goes_on)
-    text_bytes = sum(bytes_of(model.tokenizer, ids) for ids in _predicted(corpus, most))
-    loss, length = TextLoss(found.value * found.tokens, found.tokens), corpus.sequence_length
-    return _evaluation(loss, text_bytes, "the run's held-out text", WindowRule.of(length), [])
+    tokens = text_bytes = 0
+    for ids in _predicted(corpus, most):
+        tokens += len(ids)
+        text_bytes += bytes_of(model.tokenizer, ids)
+    rule = WindowRule.of(corpus.sequence_length)
+    return _evaluation(TextLoss(found.value * tokens, tokens), text_bytes, "the run's held-out text", rule, [])
 
 
 def _kept_data(manifest: Manifest, home: Home) -> Path | None:
@@ -127,9 +131,10 @@ def _kept_data(manifest: Manifest, home: Home) -> Path | None:
 
 
 def _predicted(corpus: Corpus, most_tokens: int) -> Iterator[list[int]]:
-    """Yield the predicted tokens of each held-out sequence."""
+    """Yield the predicted tokens of each held-out sequence; of packed dialogues [1, 3, T] those of the answers."""
     for batch in corpus.validation_batches(most_tokens, 1):
-        yield batch[0, 1:].tolist()
+        targets = batch[0, 1:] if batch.dim() == 2 else batch[0, 1]
+        yield targets[targets >= 0].tolist()
 
 
 def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) -> WindowRule:
@@ -155,7 +160,8 @@ def _evaluation(found: TextLoss, text_bytes: int, text: str, cut: WindowRule, wa
             "The model's loss on this text is not a number.", "Name the home of another peer, or another text."
         )
     sentences = tuple(first_sentence(each) for each in warnings)
-    perplexity, per_byte = found.perplexity, found.bits_per_byte(text_bytes)
+    perplexity = found.perplexity if math.isfinite(found.perplexity) else None  # JSON has no infinity
+    per_byte = found.bits_per_byte(text_bytes)
     return TextEvaluation(
         found.per_token, perplexity, per_byte, found.tokens, text_bytes, text, cut.length, cut.stride, sentences
     )

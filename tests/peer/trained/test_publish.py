@@ -189,7 +189,7 @@ def test_a_link_of_another_run_is_refused_and_nothing_is_left(home: Home, tmp_pa
     peer = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     link = JoinLink("0" * 64, (f"/ip4/127.0.0.1/tcp/1/p2p/{peer}",))
     error = error_of(run(home.path, "me/model", "--dry-run", tmp_path / "out", "--link", link))
-    assert "--link is to run 000000000000…" in error.problem
+    assert "but the link is to run 000000000000…" in error.problem
     assert not (tmp_path / "out").exists()
 
 
