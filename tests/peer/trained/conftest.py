@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder(home: Home, tmp_path: Path, in_process: None) -> Path:
-    """Return the export of a home."""
-    exporting.export(home, tmp_path / "export")
+def folder(home: Home, tmp_path: Path, in_process: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an export of a home with the same weights, made once."""
+    made = tmp_path_factory.getbasetemp() / "export"
+    if not made.exists():
+        exporting.export(home, made)
+    shutil.copytree(made, tmp_path / "export")
     return tmp_path / "export"

@@ -20,6 +20,7 @@ from p2ptrain.manifest import SIGNED_FILE, JoinLink, SignedManifest
 from peer.home import Home
 from peer.trained import publishing
 from peer.trained.publish_command import publish
+from peer.trained.publishing import Publication
 
 FILES = {
     "README.md",
@@ -58,7 +59,8 @@ class Hub:
                 asked = json.loads(self.rfile.read(size) or b"{}")
                 hub.created.append(asked)
                 name = f"{asked.get('organization') or 'me'}/{asked.get('name')}"
-                body = json.dumps({"url": f"http://hub/{name}", "name": name, "error": "said the hub"}).encode()
+                url = f"http://127.0.0.1:{hub.server.server_port}/{name}"
+                body = json.dumps({"url": url, "name": name, "error": "said the hub"}).encode()
                 self.send_response(hub.status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -115,9 +117,7 @@ def test_the_hub_gets_the_files_of_the_dry_run(home: Home, hub: Hub, tmp_path: P
     assert run(home.path, "me/model", "--dry-run", tmp_path / "out", "--license", "mit").exception is None
     ran = run(home.path, "me/model", "--license", "mit", "--public")
     assert ran.exception is None, ran.output
-    assert hub.created == [{"name": "model", "organization": "me", "private": False, "type": "model"}] or (
-        hub.created[0]["name"] == "model" and hub.created[0].get("private") is not True
-    )
+    assert hub.created == [{"name": "model", "organization": "me", "visibility": "public", "type": "model"}]
     assert hub.uploads == [{path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}]
     assert yaml.safe_load(hub.uploads[0]["README.md"].decode().split("---\n")[1])["license"] == "mit"
     assert not (tmp_path / "published-model").exists()
@@ -137,19 +137,29 @@ def test_the_hub_gets_the_files_of_the_dry_run(home: Home, hub: Hub, tmp_path: P
         (500, "the hub has a problem of its own (500)", "Wait some minutes"),
     ],
 )
-@pytest.mark.usefixtures("in_process")
-def test_a_refusal_is_a_sentence_and_the_files_are_kept(
-    home: Home, hub: Hub, tmp_path: Path, status: int, why: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+def test_a_refusal_is_a_sentence(
+    hub: Hub, tmp_path: Path, status: int, why: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client's own retries
     hub.status = status
+    with pytest.raises(UserError) as caught:
+        publishing.upload(tmp_path, Publication("me/model", "mit"), "p2ptrain publish again")
+    assert caught.value.problem.startswith(f"me/model was not published: {why}")
+    assert remedy in caught.value.remedy
+    assert caught.value.remedy.endswith("p2ptrain publish again")
+    assert {each["visibility"] for each in hub.created} == {"private"}
+
+
+@pytest.mark.usefixtures("in_process")
+def test_after_a_refusal_the_files_are_kept_and_nothing_is_computed_again(
+    home: Home, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.status = 401
     error = error_of(run(home.path, "me/model", "--license", "mit"))
-    assert error.problem.startswith(f"me/model was not published: {why}")
-    assert remedy in error.remedy
     assert error.remedy.endswith(f"p2ptrain publish {home.path} me/model --upload published-model")
     assert {path.name for path in (tmp_path / "published-model").iterdir()} == FILES
     hub.status = 200
-    monkeypatch.setattr(publishing, "export", None)  # nothing is computed again
+    monkeypatch.setattr(publishing, "export", None)
     ran = run(home.path, "me/model", "--upload", "published-model")
     assert ran.exception is None, ran.output
     assert set(hub.uploads[0]) == FILES

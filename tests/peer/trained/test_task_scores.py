@@ -125,6 +125,7 @@ def test_without_the_package_the_command_to_install_it_is_told(home: Home, monke
     assert "pip install -c constraints.txt -e '.[eval]'" in error.remedy
 
 
+@pytest.mark.lab
 def test_lm_eval_itself_scores_a_task_of_a_local_file(folder: Path, tmp_path: Path) -> None:
     """Check a multiple-choice task without a network; its data are a file."""
     pytest.importorskip("lm_eval", reason="the extra eval is optional")
