@@ -141,7 +141,7 @@ def run(given: BootstrapOptions, say: Say) -> None:
             say("bootstrap", f"options of earlier starts: {command_line(*words)} (--forget drops them)")
         identity = Identity.load_or_create(given.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            lasting = replace(options, data=None, tokenizer=None)  # RUN/files keeps them
+            lasting = replace(options, data=None, tokenizer=None, template=None)  # RUN/files keeps them
             runner.run(EntryPoint(options, signed, identity, say, lambda: start.save(lasting)).run())
 
 
@@ -276,12 +276,12 @@ def _run_files(options: BootstrapOptions, signed: SignedManifest, say: Say) -> d
     Raises CorpusError, ManifestError and HomeError.
     """
     store, found = FileStore(options.run / FILES_FOLDER), {}
-    given = {"corpus": options.data, "tokenizer": options.tokenizer}
+    given = {"corpus": options.data, "tokenizer": options.tokenizer, "template": options.template}
     named = named_files(signed.manifest)
     here = given | {file.what: given[file.what] or store.find(file.sha256) for file in named}
     for warning in advice(signed.manifest):
         say("bootstrap", f"warning: {warning}")
-    for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"]):
+    for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"], here["template"]):
         say("bootstrap", printable(f"warning: {first_sentence(warning)}"))
     for file in named:
         path = given[file.what]

@@ -46,6 +46,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
 @click.option("--download-mbit", type=float, callback=_cap, help="Download cap, relayed bytes included. 0: no cap.")
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the run names it by digest; peers get it here.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
+@click.option("--template", type=FILE, metavar="FILE", help="The chat template, likewise.")
 @click.option("--beside", metavar="LINK", help="Join link of another bootstrap of the same swarm.")
 @click.option("--page", metavar="[HOST:]PORT", help="Serve a web page about the swarm on this port.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that a page beyond this machine requires.")
@@ -62,6 +63,7 @@ def bootstrap(
     download_mbit: float | None,
     data: Path | None,
     tokenizer: Path | None,
+    template: Path | None,
     beside: str | None,
     page: str | None,
     page_token: str | None,
@@ -90,6 +92,7 @@ def bootstrap(
         relay=relay,
         data=data,
         tokenizer=tokenizer,
+        template=template,
         beside=beside,
         page=page,
         page_token=page_token,

@@ -128,11 +128,18 @@ def cli() -> None:
 @click.option("--corpus", type=FILE, metavar="FILE", help="Your text: plain, jsonl or parquet.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="Your tokenizer.json; without it tokens are bytes.")
 @click.option(
-    "--text-field", default="text", show_default=True, help="Column of a jsonl or parquet corpus with the text."
+    "--text-field", default="", help="Column of a jsonl or parquet corpus.  [messages if it has dialogues, else text]"
 )
+@click.option("--template", type=FILE, metavar="FILE", help="Chat template of dialogues, in Jinja.  [ChatML]")
 @click.option("--name", help="Name of the run for people.  [RUN's, if it has only letters, digits and . _ -]")
 def init(
-    run: Path, preset: str | None, corpus: Path | None, tokenizer: Path | None, text_field: str, name: str | None
+    run: Path,
+    preset: str | None,
+    corpus: Path | None,
+    tokenizer: Path | None,
+    text_field: str,
+    template: Path | None,
+    name: str | None,
 ) -> None:
     """Write a commented manifest and the run's signing key into the directory RUN.
 
@@ -141,15 +148,17 @@ def init(
     from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, check_free, create_run, name_change, parameter_count
 
     check_free(run)
-    if corpus is None and text_field != "text":
+    if corpus is None and text_field:
         raise UserError(f"--text-field {text_field} names a column of no file.", "Name the file, too, with --corpus.")
+    if corpus is None and template is not None:
+        raise UserError(f"--template {template} is for dialogues of no file.", "Name the file, too, with --corpus.")
     if corpus is None and tokenizer is None:
         manifest = create_run(run, preset or "demo", name_change(run, name))
         size = f"preset {preset or 'demo'}, {parameter_count(manifest.model):,} parameters"
     else:
         from p2ptrain.data.command import create_with_files
 
-        size = create_with_files(run, corpus, tokenizer, preset, text_field, name)
+        size = create_with_files(run, corpus, tokenizer, preset, text_field, name, template)
     click.echo(f"{run / MANIFEST_FILE}: {size}; edit it freely.")
     click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
     click.echo(f"Next: {command_line('p2ptrain', 'sign', run)}")
@@ -167,7 +176,7 @@ def sign(run: Path) -> None:
     for warning in advice(manifest):
         click.echo(printable(f"warning: {warning}."), err=True)
     kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
-    warnings = check_text(manifest, kept.get("corpus"), kept.get("tokenizer"))
+    warnings = check_text(manifest, kept.get("corpus"), kept.get("tokenizer"), kept.get("template"))
     for warning in warnings:
         click.echo(printable(f"warning: {first_sentence(warning)}."), err=True)
     if warnings:

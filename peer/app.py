@@ -138,7 +138,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             else:
                 for warning in check_space(home.path, signed.manifest, cache_directory()):
                     log.note("little space", why=warning)
-                check_named(signed.manifest, given.data, given.tokenizer, is_built=False)
+                check_named(signed.manifest, given.data, given.tokenizer, False, given.template)
             admission = None
             if network is not None:  # checked before anything costly
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)

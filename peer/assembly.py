@@ -142,7 +142,7 @@ def build(
     if len(devices) + len(others) > 1 or (options.stages or 1) > 1:
         memory_bytes = min(options.memory_bytes, installed_memory())
         mesh = check_team(manifest, devices, options.stages, memory_bytes, len(others))
-        files, threads = TeamFiles(options.data, options.tokenizer), rank_threads(devices)
+        files, threads = TeamFiles(options.data, options.tokenizer, options.template), rank_threads(devices)
         lan = listener_for(options.at, others, home, signed, log, is_stopping, show_key)
         limit = None if math.isinf(options.memory_bytes) else options.memory_bytes
         compilers = TeamCompilers(options.compile, limit, log)
@@ -159,6 +159,7 @@ def build(
         noting_progress(log),
         noting_text(log),
         warn=lambda sentence: log.note("text differs", why=sentence),
+        template_file=options.template,
     )
     if (warning := repetition(manifest, corpus.split.train_tokens)) is not None:
         log.note("text repeats", why=warning)
@@ -214,7 +215,7 @@ def _alone(
     cpu_bytes = activation_bytes(manifest, device, options.memory_bytes)
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
-        placement = place(model, manifest.model, manifest.training, cpu_bytes)
+        placement = place(model, manifest.model, manifest.training, cpu_bytes, corpus.is_packed)
         reader = CorpusReader(manifest.run.seed, peer)
         task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens, reader, placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)

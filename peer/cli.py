@@ -46,6 +46,7 @@ TOKENIZER = click.option(
 )
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
+@click.option("--template", type=FILE, help="The chat template, likewise.", metavar="FILE")
 @click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
 @click.option(
     "--announce", multiple=True, help="Announce this address to others, for a forwarded port.", metavar="MULTIADDR"
@@ -72,6 +73,7 @@ def peer(
     keep: str | None,
     data: Path | None,
     tokenizer: Path | None,
+    template: Path | None,
     listen: tuple[str, ...],
     announce: tuple[str, ...],
     nickname: str | None,
@@ -124,6 +126,7 @@ def peer(
         at=at,
         data=data,
         tokenizer=tokenizer,
+        template=template,
         listen=listen or None,
         announce=announce or None,
         nickname=nickname,

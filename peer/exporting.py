@@ -35,6 +35,7 @@ from p2ptrain.manifest import Manifest, SignedManifest, parameter_count
 from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
 from p2ptrain.train.model import shape_module, summed_loss
 from peer import loading
+from peer.exported_chat import MESSAGES, ExportedChat, exported_chat
 from peer.exported_weights import write_weights
 from peer.home import Home
 from peer.model import newest_checkpoint, run_tokenizer, stored_model, stored_tokenizer
@@ -140,20 +141,21 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) ->
     signed, found = newest_checkpoint(home)
     stored, state = found.tensors, found.state
     tokenizer = run_tokenizer(home, signed, tokenizer_file)
+    chat = exported_chat(home, signed, tokenizer)
     shape = shape_module(signed.manifest.model)
     tell("writing the files", "")
     write_weights(folder, stored, shape, home.path)
-    _write_configuration(folder, shape, tokenizer)
-    _write_tokenizer(folder, tokenizer, shape.config)
+    _write_configuration(folder, shape, tokenizer, chat)
+    _write_tokenizer(folder, tokenizer, shape.config, chat)
     text = local_corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
     corpus, why_not = (text, "") if isinstance(text, Corpus) else (None, text)
     if (too_large := _too_large(signed.manifest)) is not None:
         exported = Exported(signed, state, None, too_large, corpus)
-        return exported, _expected(folder, None, shape.config, tokenizer, None)
+        return exported, _expected(folder, None, shape.config, tokenizer, chat, None)
     model = stored_model(signed, stored)
     loss = None if corpus is None else validation_loss(model.module, corpus, HELD_OUT_TOKENS, goes_on=goes_on)
     exported = Exported(signed, state, loss, why_not, corpus)
-    return exported, _expected(folder, model.module, shape.config, tokenizer, corpus)
+    return exported, _expected(folder, model.module, shape.config, tokenizer, chat, corpus)
 
 
 def _too_large(manifest: Manifest) -> str | None:
@@ -182,33 +184,52 @@ def _expected(
     module: PreTrainedModel | None,  # None: only the tokenizer is compared
     config: PretrainedConfig,
     tokenizer: Tokenizer,
+    chat: ExportedChat | None,
     corpus: Corpus | None,
 ) -> _Expected:
     rows = [tokenizer.encode_batch([SAMPLE])[0][: config.max_position_embeddings].tolist()]
     texts = [SAMPLE]
     if corpus is not None:
-        rows = [row.tolist() for batch in corpus.validation_batches(COMPARED_TOKENS, 1) for row in batch]
+        rows = [_sequence(row) for batch in corpus.validation_batches(COMPARED_TOKENS, 1) for row in batch]
         texts += [tokenizer.decode(row) for row in rows]
-    ids = [each.tolist() for each in tokenizer.encode_batch(texts)]
+    plain = [] if chat is not None else tokenizer.encode_batch(texts)
+    marked = [] if chat is None else [ids for ids, _ in tokenizer.encode_marked(texts)]
+    ids = [each.tolist() for each in [*plain, *marked]]
     loss = None
     if module is not None:
         with torch.no_grad():
             total = sum(float(summed_loss(module, torch.tensor([row]), None)) for row in rows)
         loss = total / sum(len(row) - 1 for row in rows)
     return _Expected(
-        request={"folder": str(folder), "texts": texts, "rows": [] if module is None else rows},
-        answer={"ids": ids, "trusting_ids": ids, "loss": loss},
+        request={
+            "folder": str(folder),
+            "texts": texts,
+            "rows": [] if module is None else rows,
+            "messages": [] if chat is None else MESSAGES,
+        },
+        answer={"ids": ids, "trusting_ids": ids, "loss": loss, "prompt_ids": [] if chat is None else chat.prompt_ids},
     )
 
 
-def _write_configuration(folder: Path, module: PreTrainedModel, tokenizer: Tokenizer) -> None:
+def _sequence(row: torch.Tensor) -> list[int]:
+    """Return a held-out sequence; of packed dialogues [3, T] the first one."""
+    if row.dim() == 1:
+        return row.tolist()
+    inputs, _, positions = row
+    starts = (positions == 0).nonzero().flatten().tolist()
+    return inputs[: [*starts, len(inputs)][1]].tolist()
+
+
+def _write_configuration(
+    folder: Path, module: PreTrainedModel, tokenizer: Tokenizer, chat: ExportedChat | None
+) -> None:
     """Write what ``save_pretrained`` writes beside the weights."""
     config = module.config
     config.architectures = [type(module).__name__]
     # transformers generates as its own file says, other readers as the model's configuration does
     for each in (config, module.generation_config):
         each.use_cache = True  # training turns it off
-        each.eos_token_id = tokenizer.separator
+        each.eos_token_id = tokenizer.separator if chat is None or chat.end_id is None else chat.end_id
         each.save_pretrained(folder)
     _edit(folder / "config.json", **_older_names(config))
 
@@ -223,8 +244,11 @@ def _older_names(config: PretrainedConfig) -> dict[str, float]:
     return {"rope_theta": rope["rope_theta"]}
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfig) -> None:
-    """Write the tokenizer's files so that ``AutoTokenizer`` gives training's ids."""
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfig, chat: ExportedChat | None) -> None:
+    """Write the tokenizer's files so that ``AutoTokenizer`` gives training's ids, and the chat template.
+
+    With a template, special tokens in a text are special, as ``apply_chat_template`` needs them.
+    """
     tokenizer.save(folder)
     saved = _edit(folder / "tokenizer.json", post_processor=None, truncation=None, padding=None)
     changes: dict[str, Any] = {
@@ -232,9 +256,11 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfi
         "add_bos_token": False,
         "add_eos_token": False,
         "add_prefix_space": _adds_prefix_space(saved["pre_tokenizer"] or {}),
-        "split_special_tokens": _splits_special_tokens(tokenizer, saved["added_tokens"]),
+        "split_special_tokens": chat is None and _splits_special_tokens(tokenizer, saved["added_tokens"]),
         "model_max_length": config.max_position_embeddings,
     }
+    if chat is not None:
+        chat.write(folder)
     if config.model_type in REBUILT:
         (folder / CODE_FILE).write_text(CODE, encoding="utf-8")
         changes["auto_map"] = {"AutoTokenizer": [None, f"{CODE_FILE.removesuffix('.py')}.{CODE_CLASS}"]}
@@ -299,6 +325,8 @@ def _check(expected: _Expected, loaded: loading.Answer) -> None:
                     f"AutoTokenizer{option} makes {len(found):,} ids of a text of {len(text):,} letters, and training "
                     f"made {len(wanted):,}; number {_first_difference(wanted, found):,} differs"
                 )
+    if loaded["prompt_ids"] != expected.answer["prompt_ids"]:
+        raise _different("apply_chat_template makes other ids of a dialogue than training did")
     ours, loss = expected.answer["loss"], loaded["loss"]
     if ours is not None and loss is not None and not abs(ours - loss) <= TOLERANCE:  # also if either is not a number
         raise _different(f"AutoModelForCausalLM has a loss of {loss:.4f}, and the peer's model {ours:.4f}")

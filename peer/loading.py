@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class Request(TypedDict):
@@ -17,6 +17,7 @@ class Request(TypedDict):
     folder: str  # with the files of ``save_pretrained``
     texts: list[str]
     rows: list[list[int]]  # token ids; at least two a row; without rows no model is loaded
+    messages: list[dict[str, str]]  # a dialogue for the chat template; empty: there is none
 
 
 class Answer(TypedDict):
@@ -24,6 +25,7 @@ class Answer(TypedDict):
 
     ids: list[list[int]]  # of each text
     trusting_ids: list[list[int]]  # the same, loaded with trust_remote_code=True
+    prompt_ids: list[int]  # of the dialogue and the beginning of an answer
     loss: float | None  # mean cross entropy of all predicted tokens of the rows, in nats; None without rows
 
 
@@ -39,8 +41,13 @@ def answer(request: Request) -> Answer:
             AutoTokenizer.from_pretrained(request["folder"], trust_remote_code=True),
         )
     )
+    prompt_ids: list[int] = []
+    if messages := request["messages"]:
+        tokenizer = AutoTokenizer.from_pretrained(request["folder"])
+        ids_of: Any = tokenizer.apply_chat_template
+        prompt_ids = ids_of(messages, add_generation_prompt=True, return_dict=False)
     if not request["rows"]:
-        return {"ids": ids, "trusting_ids": trusting_ids, "loss": None}
+        return {"ids": ids, "trusting_ids": trusting_ids, "prompt_ids": prompt_ids, "loss": None}
     model = AutoModelForCausalLM.from_pretrained(request["folder"])
     total, count = 0.0, 0
     with torch.no_grad():
@@ -49,7 +56,7 @@ def answer(request: Request) -> Answer:
             logits = model(input_ids=inputs[:, :-1]).logits[0]  # [T, V]
             total += float(torch.nn.functional.cross_entropy(logits.float(), inputs[0, 1:], reduction="sum"))
             count += len(row) - 1
-    return {"ids": ids, "trusting_ids": trusting_ids, "loss": total / count}
+    return {"ids": ids, "trusting_ids": trusting_ids, "prompt_ids": prompt_ids, "loss": total / count}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from torch import Tensor
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
 from p2ptrain.checkpoint import PIECE_ELEMENTS, Checkpoint, StoredTensors
+from p2ptrain.data.chat_template import ChatTemplate
+from p2ptrain.data.packed_stream import load_template, template_name
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
@@ -74,6 +76,13 @@ def run_tokenizer(home: Home, signed: SignedManifest, tokenizer_file: Path | Non
 def stored_tokenizer(home: Home, spec: TokenizerSpec) -> Path | None:
     """Return the tokenizer.json that the home keeps; None if it has none or the run names no file."""
     return home.files.find(spec.sha256) if spec.kind == "file" else None
+
+
+def run_template(home: Home, signed: SignedManifest, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """Return the chat template of a home's run, to be closed; None if the run was not taught dialogues."""
+    spec = signed.manifest.corpus
+    name = template_name(spec)
+    return load_template(spec, tokenizer, home.files.find(name)) if name else None
 
 
 def stored_model(signed: SignedManifest, stored: StoredTensors) -> FlatModel:

@@ -44,14 +44,14 @@ def with_files(
     paths: dict[str, Path | None] = {}
     for file in named_files(signed.manifest):
         name = file.option.removeprefix("--")
-        is_needed = name == "tokenizer" or not has_stream(signed.manifest, cache_directory())
+        is_needed = name != "data" or not has_stream(signed.manifest, cache_directory())
         remembered = getattr(options, name) if is_needed else None
         path = local_file(file, home.files, getattr(given, name), remembered)
         if path is None and is_needed and network is not None and admission is not None:
             data = network.thread.call(_download(file, options.link, home, network, admission, log))
             path = None if data is None else home.files.add(file.sha256, data)
         paths[name] = path
-    return replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"))
+    return replace(options, data=paths.get("data"), tokenizer=paths.get("tokenizer"), template=paths.get("template"))
 
 
 async def _download(

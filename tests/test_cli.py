@@ -65,7 +65,7 @@ def test_the_commands_are_frozen() -> None:
         "testnet",
     ]
     assert {name: [parameter.name for parameter in command.params] for name, command in cli.commands.items()} == {
-        "init": ["run", "preset", "corpus", "tokenizer", "text_field", "name"],
+        "init": ["run", "preset", "corpus", "tokenizer", "text_field", "template", "name"],
         "sign": ["run"],
         "docs": [],
     }

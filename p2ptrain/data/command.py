@@ -22,8 +22,9 @@ FILE = click.Path(path_type=UserPath)
 @click.argument("run", type=click.Path(path_type=UserPath))
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, if it is a file.  [the one that RUN keeps]")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
+@click.option("--template", type=FILE, metavar="FILE", help="The chat template, likewise.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def tokens(run: Path, data: Path | None, tokenizer: Path | None, as_json: bool) -> None:
+def tokens(run: Path, data: Path | None, tokenizer: Path | None, template: Path | None, as_json: bool) -> None:
     """Count the tokens of the run in the directory RUN, signed or not.
 
     Tokenizes the text as a peer does, once: peers on this machine then use these tokens.
@@ -43,7 +44,14 @@ def tokens(run: Path, data: Path | None, tokenizer: Path | None, as_json: bool) 
     manifest, cache = read_run(run), cache_directory()
     kept = {file.what: stored(run, file.sha256) for file in named_files(manifest)}
     with _progress() as tell:
-        corpus = open_corpus(manifest, cache, data or kept.get("corpus"), tokenizer or kept.get("tokenizer"), tell)
+        corpus = open_corpus(
+            manifest,
+            cache,
+            data or kept.get("corpus"),
+            tokenizer or kept.get("tokenizer"),
+            tell,
+            template_file=template or kept.get("template"),
+        )
     summary = read_summary(manifest, cache)
     figures = text_figures(manifest, len(corpus.tokens), corpus.tokenizer.vocabulary_size, summary)
     if as_json:
@@ -56,7 +64,13 @@ def tokens(run: Path, data: Path | None, tokenizer: Path | None, as_json: bool) 
 
 
 def create_with_files(
-    run: Path, corpus: Path | None, tokenizer: Path | None, preset: str | None, text_field: str, name: str | None
+    run: Path,
+    corpus: Path | None,
+    tokenizer: Path | None,
+    preset: str | None,
+    text_field: str,
+    name: str | None,
+    template: Path | None,
 ) -> str:
     """Create a run for the author's files, print what was found, and return what was chosen. Raises UserError."""
     with command_imports():
@@ -66,10 +80,11 @@ def create_with_files(
         from p2ptrain.manifest import parameter_count
 
     with _progress() as tell:
-        made = create(run, corpus, tokenizer, preset, text_field, name, cache_directory(), tell)
+        made = create(run, corpus, tokenizer, preset, text_field, name, cache_directory(), tell, template)
     if made.figures is not None:
         spec = made.manifest.corpus
-        click.echo(printable(f"{corpus}: read as {spec.format if spec.kind == 'file' else spec.kind}"))
+        dialogues = f", dialogues of the column {spec.text_field}" if spec.kind == "file" and spec.template else ""
+        click.echo(printable(f"{corpus}: read as {spec.format if spec.kind == 'file' else spec.kind}{dialogues}"))
         for name, value in made.figures.table():
             click.echo(printable(f"{name:16} {value}"))
         click.echo(f"size: {made.reason}")

@@ -17,7 +17,12 @@ import numpy as np
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, ManifestError
+from p2ptrain.data.chat_template import CHATML
+from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.data.dialogues import read_dialogues
 from p2ptrain.data.fidelity import FidelityCheck
+from p2ptrain.data.packed_stream import code_count, load_template, rows_of_dialogues, template_name, warnings
+from p2ptrain.data.packing import IGNORED, decoded_rows
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
 from p2ptrain.data.sources import (
     EMPTY,
@@ -27,7 +32,7 @@ from p2ptrain.data.sources import (
     read_pieces,
     unchanged,
 )
-from p2ptrain.data.split import Split, split_stream
+from p2ptrain.data.split import Split, split_rows, split_stream
 from p2ptrain.data.stream import Unfinished, open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
 STREAM_VERSION = 3
 """Version of the token stream. Raise it when the same corpus and tokenizer would yield another stream, so that old
 caches are not used."""
+
+PACKING_VERSION = 1
+"""Version of rows of dialogues. Raise it when the same dialogues and template would yield other rows."""
 
 Tell = Callable[[int, int | None], None]
 """Progress callback: tokens of the stream so far, and the maximum at its end (None: unknown)."""
@@ -72,9 +80,11 @@ class Corpus:
     Opening takes constant time, plus about a second to check a file that is named again.
     """
 
-    tokens: np.ndarray  # [tokens], any unsigned type, memory-mapped
+    tokens: np.ndarray  # [tokens], any unsigned type, memory-mapped; codes of ``packing`` if the corpus is packed
     split: Split
     tokenizer: Tokenizer
+    is_packed: bool = False
+    """Whether sequences are rows of dialogues, of which training predicts the answers alone."""
 
     @property
     def sequence_length(self) -> int:
@@ -90,11 +100,14 @@ class Corpus:
         return self.split.held_out_tokens
 
     def batch(self, indices: Sequence[int]) -> Tensor:
-        """Return training sequences, int64 [B, T+1] on the host. Inputs are ``[:, :-1]``, targets ``[:, 1:]``."""
+        """Return training sequences, int64 on the host: [B, T+1]. Inputs are ``[:, :-1]``, targets ``[:, 1:]``.
+
+        Of dialogues [B, 3, T]: inputs, labels (``IGNORED`` where nothing is predicted) and positions.
+        """
         return self._gather([self.split.train_start(index) for index in indices])
 
     def validation_batches(self, most_tokens: int, batch_sequences: int) -> Iterator[Tensor]:
-        """Yield held-out sequences, int64 [B, T+1] with B up to ``batch_sequences``: the same ones on every machine.
+        """Yield held-out sequences as ``batch`` does, B up to ``batch_sequences``: the same ones on every machine.
 
         At most ``most_tokens`` predicted tokens (but at least one sequence), evenly spaced over the held-out part.
         """
@@ -104,12 +117,22 @@ class Corpus:
         for first in range(0, count, batch_sequences):
             yield self._gather(starts[first : first + batch_sequences])
 
+    def prompt_ids(self) -> list[int]:
+        """Return the beginning of a held-out dialogue, up to its first answer; empty if the corpus has none."""
+        if not self.is_packed:
+            return []
+        inputs, labels, _ = self._gather([self.split.held_out_start(0)])[0]
+        return inputs[: 1 + int((labels != IGNORED).nonzero()[0])].tolist()
+
     def _gather(self, starts: Sequence[int]) -> Tensor:
         import torch  # not above: commands that only count tokens do without
 
+        if self.is_packed:
+            rows = np.stack([self.tokens[start : start + self.sequence_length] for start in starts])
+            return torch.from_numpy(np.stack(decoded_rows(rows), axis=1))
         span = self.sequence_length + 1
-        rows = [self.tokens[start : start + span] for start in starts]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
+        rows = np.stack([self.tokens[start : start + span] for start in starts])
+        return torch.from_numpy(rows.astype(np.int64))
 
 
 def open_corpus(
@@ -120,6 +143,7 @@ def open_corpus(
     tell: Tell = lambda tokens, most: None,  # called repeatedly while the stream is built
     report: Report = lambda counts, tokens: None,  # called once, unless that is not known
     warn: Warn = lambda sentence: None,  # called after that
+    template_file: Path | None = None,  # the owner's chat template, if the run names one by digest
 ) -> Corpus:
     """Open the run's corpus and build its token stream if it is not cached.
 
@@ -128,27 +152,37 @@ def open_corpus(
 
     Raises:
         CorpusError: unreadable, empty, too short, mostly rows without text, changed meanwhile, wrong digest, not named,
-            not reachable, unknown to the tokenizer.
+            not reachable, unknown to the tokenizer, or the chat template does not render it.
         ManifestError: the tokenizer has more ids than the model.
         HomeError: the cache cannot be written or its disk is full.
     """
-    check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
+    check_named(manifest, data, tokenizer_file, has_stream(manifest, cache), template_file)
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
     check_vocabulary(manifest, tokenizer)
     built: list[TextSummary] = []
+    is_packed = bool(template_name(manifest.corpus))
     tokens = open_stream(
         cache,
-        stream_key(manifest.corpus, manifest.tokenizer),
-        tokenizer.vocabulary_size,
-        lambda unfinished: _build(manifest, tokenizer, data, built.append, tell, unfinished),
+        key_of(manifest),
+        code_count(tokenizer.vocabulary_size) if is_packed else tokenizer.vocabulary_size,
+        lambda unfinished: (
+            _build_packed(manifest, tokenizer, data, template_file, built.append, tell, unfinished)
+            if is_packed
+            else _build(manifest, tokenizer, data, built.append, tell, unfinished)
+        ),
     )
     summary = built[0] if built else read_summary(manifest, cache)
     if summary is not None:
         report(summary.counts, len(tokens))
         for sentence in summary.warnings:
             warn(sentence)
-    split = split_stream(len(tokens), manifest.training.sequence_length, manifest.corpus.validation_fraction)
-    return Corpus(tokens, split, tokenizer)
+    return Corpus(tokens, split_of(manifest, len(tokens)), tokenizer, is_packed)
+
+
+def split_of(manifest: Manifest, tokens: int) -> Split:
+    """Return the training and held-out sequences of a stream of ``tokens`` tokens. Raises CorpusError if too short."""
+    split = split_rows if template_name(manifest.corpus) else split_stream
+    return split(tokens, manifest.training.sequence_length, manifest.corpus.validation_fraction)
 
 
 def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
@@ -162,7 +196,13 @@ def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
         )
 
 
-def check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
+def check_named(
+    manifest: Manifest,
+    data: Path | None,
+    tokenizer_file: Path | None,
+    is_built: bool,
+    template_file: Path | None = None,
+) -> None:
     """Raise CorpusError if a named file is not one that the run names by digest, or the run names an empty one.
 
     The digest of ``data`` is checked if its tokens are cached (``is_built``); otherwise building them checks it.
@@ -185,6 +225,13 @@ def check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | No
         raise CorpusError(
             f"--tokenizer names {tokenizer_file}, but this run's tokenizer is {found}.",
             f"Omit --tokenizer. To train with that file, begin another run: {INIT_WITH_FILES}",
+        )
+    if template_file is not None and template_name(corpus) in ("", CHATML):
+        found = "has no dialogues" if not template_name(corpus) else f"uses the template {CHATML}"
+        raise CorpusError(
+            f"--template names {template_file}, but this run {found}.",
+            "Omit --template. To train with that file, begin another run: p2ptrain init NEW_RUN --corpus FILE "
+            "--template FILE",
         )
     if data is not None and corpus.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
         check_digest(data, corpus.sha256, "corpus")
@@ -234,10 +281,41 @@ def _build(
     summarize(summary)
 
 
+def _build_packed(
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    data: Path | None,
+    template_file: Path | None,
+    summarize: Callable[[TextSummary], None],
+    tell: Tell,
+    unfinished: Unfinished,
+) -> Iterator[np.ndarray]:
+    """Yield the codes of the rows of a corpus of dialogues; see ``_build``."""
+    counts, most = TextCounts(), _most_tokens(manifest)
+    check = FidelityCheck(tokenizer, counts, is_packed=True)
+    corpus = manifest.corpus
+    assert corpus.kind != "builtin"  # which has no template
+    with (
+        contextlib.nullcontext() if data is None else unchanged(data),
+        load_template(corpus, tokenizer, template_file) as template,
+    ):
+        dialogues = read_dialogues(corpus, data, counts)
+        encoder = ChatEncoder(template, tokenizer)
+        for row in rows_of_dialogues(manifest, tokenizer, encoder, dialogues, counts, check, most):
+            yield row
+            tell(unfinished.tokens, most)
+        counts.check()
+    counts.where = ""
+    counts.is_cut = most is not None and unfinished.tokens + manifest.training.sequence_length > most
+    summary = TextSummary(counts, [*warnings(counts), *check.warnings()])
+    files.replace(_summary_path(unfinished.path), json.dumps(asdict(summary)).encode())
+    summarize(summary)
+
+
 def read_summary(manifest: Manifest, cache: Path) -> TextSummary | None:
     """Return what was read for the cached tokens; None if they, or the summary beside them, are missing."""
     try:
-        path = _summary_path(stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer)))
+        path = _summary_path(stream_path(cache, key_of(manifest)))
         saved = json.loads(path.read_bytes())
         return TextSummary(TextCounts(**saved["counts"]), saved["warnings"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -246,7 +324,7 @@ def read_summary(manifest: Manifest, cache: Path) -> TextSummary | None:
 
 def rename_stream(cache: Path, before: Manifest, after: Manifest) -> None:
     """Keep the cached tokens of ``before`` for ``after``, whose text is the same, with another ``max_tokens``."""
-    old, new = (stream_path(cache, stream_key(each.corpus, each.tokenizer)) for each in (before, after))
+    old, new = (stream_path(cache, key_of(each)) for each in (before, after))
     with contextlib.suppress(OSError):  # then they are built again
         _summary_path(old).replace(_summary_path(new))
         old.replace(new)
@@ -264,7 +342,7 @@ def _most_tokens(manifest: Manifest) -> int | None:
 def has_stream(manifest: Manifest, cache: Path) -> bool:
     """Return whether the run's tokens are cached; False if the cache cannot be read."""
     try:
-        return stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer)).exists()
+        return stream_path(cache, key_of(manifest)).exists()
     except OSError:
         return False
 
@@ -272,11 +350,21 @@ def has_stream(manifest: Manifest, cache: Path) -> bool:
 def most_stream_bytes(manifest: Manifest) -> int:
     """Return the maximum size of the run's tokens in the cache; 0 for built-in texts, which take a few megabytes."""
     most_ids = 256 if manifest.tokenizer.kind == "bytes" else manifest.model.config.vocab_size
+    if template_name(manifest.corpus):
+        most_ids = code_count(most_ids)
     return token_type(most_ids).itemsize * (_most_tokens(manifest) or 0)
 
 
-def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:
-    """Return the cache key of a corpus and tokenizer: 32 hexadecimal digits."""
+def key_of(manifest: Manifest) -> str:
+    """Return the cache key of a run's tokens."""
+    return stream_key(manifest.corpus, manifest.tokenizer, manifest.training.sequence_length)
+
+
+def stream_key(corpus: BaseModel, tokenizer: BaseModel, sequence_length: int = 0) -> str:
+    """Return the cache key of a corpus and tokenizer: 32 hexadecimal digits.
+
+    Only rows of dialogues depend on ``sequence_length``.
+    """
     description = {
         "version": STREAM_VERSION,
         "corpus": corpus.model_dump(mode="json", exclude={"validation_fraction"}),
@@ -284,4 +372,6 @@ def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:
     }
     if getattr(corpus, "kind", "") == "hub" or getattr(corpus, "format", "text") != "text":
         description["rows"] = ROWS_VERSION
+    if getattr(corpus, "template", ""):
+        description |= {"packing": PACKING_VERSION, "row": sequence_length}
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

@@ -13,18 +13,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError, HomeError
+from p2ptrain.data.chat_template import CHATML
+from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.corpus import (
     HASHED_BYTES,
     check_named,
     check_vocabulary,
     has_stream,
+    key_of,
     read_summary,
-    stream_key,
+    split_of,
 )
+from p2ptrain.data.dialogues import Dialogue, read_dialogues
 from p2ptrain.data.fidelity import FidelityCheck
+from p2ptrain.data.packed_stream import load_template, rows_of_dialogues, template_name, warnings
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import TextChunk, read_pieces
-from p2ptrain.data.split import split_stream
 from p2ptrain.data.stream import cache_directory, stream_path, tokenize
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 from p2ptrain.manifest.fitting import repetition
@@ -36,39 +40,43 @@ TRIED_CHARACTERS = 4 << 20
 """Characters of the text that are tokenized: seconds on one core. Guess: the time that this takes on rented servers."""
 
 
-def check_text(manifest: Manifest, data: Path | None, tokenizer_file: Path | None) -> list[str]:
+def check_text(
+    manifest: Manifest, data: Path | None, tokenizer_file: Path | None, template_file: Path | None = None
+) -> list[str]:
     """Check the run's files as far as they are here: a bad one would otherwise stop every peer at its first start.
 
     Args:
         data: the corpus, if the run names it by digest and it is here.
         tokenizer_file: the tokenizer.json, likewise.
+        template_file: the chat template, likewise.
 
     Returns:
         Warnings for the author, without their last full stops; the first sentence of each stands alone.
 
     Raises:
-        CorpusError: the text or the tokenizer is not the named one, unusable or empty, or the text is too short.
+        CorpusError: the text, the tokenizer or the chat template is not the named one, unusable or empty, or the text
+            is too short.
         ManifestError: the tokenizer has more ids than the model.
     """
     cached = _cached(manifest)
-    check_named(manifest, data, tokenizer_file, is_built=cached is not None)
+    check_named(manifest, data, tokenizer_file, cached is not None, template_file)
     tokenizer: Tokenizer | None = None
     if manifest.tokenizer.kind == "bytes" or tokenizer_file is not None:
         tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
         check_vocabulary(manifest, tokenizer)
     if cached is None:
         try:
-            cached = (None, []) if data is None else _tried(manifest, tokenizer, data)
+            cached = (None, []) if data is None else _tried(manifest, tokenizer, data, template_file)
         except CorpusError as error:
             if not isinstance(error.__cause__, ImportError):
                 raise
             return [f"the text was not checked: {error.problem.rstrip('.')}"]  # a bootstrap can do without the package
-    tokens, warnings = cached
+    tokens, found = cached
     if tokens is None:
-        return warnings
-    split = split_stream(tokens, manifest.training.sequence_length, manifest.corpus.validation_fraction)
+        return found
+    split = split_of(manifest, tokens)
     repeated = repetition(manifest, split.train_tokens)
-    return warnings if repeated is None else [*warnings, repeated]
+    return found if repeated is None else [*found, repeated]
 
 
 def _cached(manifest: Manifest) -> tuple[int | None, list[str]] | None:
@@ -76,34 +84,69 @@ def _cached(manifest: Manifest) -> tuple[int | None, list[str]] | None:
     with contextlib.suppress(HomeError, OSError, ValueError, EOFError):  # damaged: the next peer builds it again
         cache = cache_directory()
         if has_stream(manifest, cache):
-            path = stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer))
+            path = stream_path(cache, key_of(manifest))
             summary = read_summary(manifest, cache)
             tokens = len(np.load(path, mmap_mode="r", allow_pickle=False))
             return tokens, [] if summary is None else summary.warnings
     return None
 
 
-def _tried(manifest: Manifest, tokenizer: Tokenizer | None, data: Path) -> tuple[int | None, list[str]]:
+def _tried(
+    manifest: Manifest, tokenizer: Tokenizer | None, data: Path, template_file: Path | None
+) -> tuple[int | None, list[str]]:
     """Tokenize the beginning of the text; return its tokens, None unless it is all of the text, and warnings."""
     with contextlib.suppress(OSError):  # reading reports it
         if data.stat().st_size > HASHED_BYTES:
             return None, [f"the corpus was not checked, as it is larger than {HASHED_BYTES >> 30} GiB"]
     counts = TextCounts()
+    if template_name(manifest.corpus):
+        return _tried_dialogues(manifest, tokenizer, data, template_file, counts)
     pieces = iter(read_pieces(manifest.corpus, data, counts))
     beginning = _first(pieces, TRIED_CHARACTERS)
     most = None if manifest.corpus.kind == "builtin" else manifest.corpus.max_tokens
     if tokenizer is None:
-        tokens, warnings = None, []
+        tokens, found = None, []
         for _ in beginning:
             pass
     else:
         check = FidelityCheck(tokenizer, counts)
         tokens = sum(len(chunk.ids) for chunk in check.writing(tokenize(check.reading(beginning), tokenizer, most)))
-        warnings = list(check.warnings())
+        found = list(check.warnings())
     if tokens != most and next(pieces, None) is not None:
-        return None, warnings
+        return None, found
     counts.check()
-    return tokens, warnings
+    return tokens, found
+
+
+def _tried_dialogues(
+    manifest: Manifest, tokenizer: Tokenizer | None, data: Path, template_file: Path | None, counts: TextCounts
+) -> tuple[int | None, list[str]]:
+    """Render and tokenize the first dialogues, if tokenizer and template are here; see ``_tried``."""
+    assert manifest.corpus.kind != "builtin"  # which has no template
+    dialogues = read_dialogues(manifest.corpus, data, counts)
+    beginning = _first_dialogues(dialogues, TRIED_CHARACTERS)
+    if tokenizer is None or (template_name(manifest.corpus) != CHATML and template_file is None):
+        for _ in beginning:
+            pass
+        return None, []
+    check = FidelityCheck(tokenizer, counts, is_packed=True)
+    most = manifest.corpus.max_tokens
+    with load_template(manifest.corpus, tokenizer, template_file) as template:
+        encoder = ChatEncoder(template, tokenizer)
+        rows = rows_of_dialogues(manifest, tokenizer, encoder, beginning, counts, check, most)
+        tokens = sum(map(len, rows))
+    found = [*warnings(counts), *check.warnings()]
+    return (None if next(dialogues, None) is not None else tokens), found
+
+
+def _first_dialogues(dialogues: Iterable[Dialogue], characters: int) -> Iterator[Dialogue]:
+    """Yield dialogues until they hold that many characters."""
+    left = characters
+    for each in dialogues:
+        yield each
+        left -= sum(len(message["content"]) for message in each.messages)
+        if left <= 0:
+            return
 
 
 def _first(pieces: Iterable[TextChunk], characters: int) -> Iterator[TextChunk]:

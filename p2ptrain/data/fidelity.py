@@ -32,10 +32,12 @@ class FidelityCheck:
     Args:
         tokenizer: of the stream.
         counts: documents and bytes are counted here when their ids are written.
+        is_packed: whether documents are apart without a separator.
     """
 
-    def __init__(self, tokenizer: Tokenizer, counts: TextCounts) -> None:
+    def __init__(self, tokenizer: Tokenizer, counts: TextCounts, is_packed: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._is_packed = is_packed
         self._counts = counts
         self._sample: list[str] = []
         self._sampled = 0  # characters
@@ -60,23 +62,35 @@ class FidelityCheck:
     def reading(self, pieces: Iterable[TextChunk]) -> Iterator[TextChunk]:
         """Remember the start of the text as pairs of lines."""
         for piece in pieces:
-            if self._sampled < SAMPLE_CHARACTERS:
-                lines = piece.text[: SAMPLE_CHARACTERS - self._sampled].splitlines(keepends=True)
-                self._sample += ["".join(lines[start : start + 2]) for start in range(0, len(lines), 2)]
-                self._sampled += sum(map(len, lines))
+            self.sample(piece.text)
             yield piece
+
+    def sample(self, text: str) -> None:
+        """Remember a text as pairs of lines, if it is at the start."""
+        if self._sampled < SAMPLE_CHARACTERS:
+            lines = text[: SAMPLE_CHARACTERS - self._sampled].splitlines(keepends=True)
+            self._sample += ["".join(lines[start : start + 2]) for start in range(0, len(lines), 2)]
+            self._sampled += sum(map(len, lines))
 
     def writing(self, chunks: Iterable[EncodedText]) -> Iterator[EncodedText]:
         """Count what is used. Raises CorpusError at the end if more than ``MOST_UNKNOWN`` of the tokens are unknown."""
         begins_document = True
         for chunk in chunks:
-            self._counts.documents += begins_document
-            self._counts.text_bytes += chunk.text_bytes
+            self.count(chunk.ids, chunk.text_bytes, begins_document)
             begins_document = chunk.ends_document
-            self._tokens += len(chunk.ids)
-            if self._tokenizer.unknown is not None:
-                self._unknown += int(np.count_nonzero(chunk.ids == self._tokenizer.unknown))
             yield chunk
+        self.finish()
+
+    def count(self, ids: np.ndarray, text_bytes: int, begins_document: bool) -> None:
+        """Count ids that are used, and their text."""
+        self._counts.documents += begins_document
+        self._counts.text_bytes += text_bytes
+        self._tokens += len(ids)
+        if self._tokenizer.unknown is not None:
+            self._unknown += int(np.count_nonzero(ids == self._tokenizer.unknown))
+
+    def finish(self) -> None:
+        """Raise CorpusError if more than ``MOST_UNKNOWN`` of the tokens are unknown."""
         if self._unknown > MOST_UNKNOWN * self._tokens:
             raise CorpusError(
                 f"The tokenizer does not know this text: {100 * self._unknown_share:.0f} % of the tokens are the "
@@ -92,7 +106,7 @@ class FidelityCheck:
                 "lacks that text"
             )
         documents = self._counts.documents
-        if documents > 1 and self._tokenizer.separator is None:
+        if documents > 1 and self._tokenizer.separator is None and not self._is_packed:
             yield (
                 f"the tokenizer has no token that separates documents, so {documents:,} documents follow each other "
                 "without a mark"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from p2ptrain.data.corpus import TextSummary
+from p2ptrain.data.corpus import TextSummary, split_of
 from p2ptrain.data.rows import reasons
-from p2ptrain.data.split import HELD_OUT_TOKENS, split_stream, tokens_to_read
+from p2ptrain.data.split import HELD_OUT_TOKENS, tokens_to_read
 from p2ptrain.manifest import parameter_count
 from p2ptrain.manifest.fitting import epochs, repetition
 
@@ -48,6 +48,14 @@ class TextFigures:
     skipped_examples: list[str]
     """The first skipped rows: line or row number, and reason."""
     warnings: list[str]
+    answer_tokens: int = 0
+    """Tokens of answers, which training predicts; 0 unless the corpus has dialogues."""
+    padding_tokens: int = 0
+    """Tokens that fill rows of dialogues."""
+    truncated: int = 0
+    """Dialogues that are longer than a sequence."""
+    left_out: int = 0
+    """Dialogues whose first answer begins after a sequence's end."""
 
     def table(self) -> list[tuple[str, str]]:
         """Return names and values for people."""
@@ -63,13 +71,24 @@ class TextFigures:
         ]
         if self.documents is not None:
             used = f"{self.documents:,}, {self.bytes:,} bytes, {self.tokens_per_byte:.3f} tokens per byte"
-            lines.append(("documents", used))
+            lines.append(("dialogues" if self.answer_tokens else "documents", used))
+        if self.answer_tokens:
+            lines += self._dialogue_lines()
         if self.is_cut:
             lines.append(("left out", "the text after corpus.max_tokens"))
         if self.skipped and self.rows is not None:
             why = reasons(self.skipped_examples, self.skipped)
             lines.append(("rows skipped", f"{self.skipped:,} of {self.rows:,} ({why})"))
         return lines
+
+    def _dialogue_lines(self) -> list[tuple[str, str]]:
+        answers, padding = (100 * part / self.tokens for part in (self.answer_tokens, self.padding_tokens))
+        found = [
+            ("answers", f"{self.answer_tokens:,} tokens, {answers:.1f} % of all; the loss is measured on these alone"),
+            ("padding", f"{self.padding_tokens:,} tokens, {padding:.1f} % of all"),
+        ]
+        cut = f"{self.truncated:,} dialogues are longer than a sequence, {self.left_out:,} are not used"
+        return [*found, ("truncated", cut)] if self.truncated or self.left_out else found
 
 
 def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: TextSummary | None) -> TextFigures:
@@ -82,7 +101,7 @@ def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: Text
     Raises:
         CorpusError: too short for a training and a held-out sequence.
     """
-    split = split_stream(tokens, manifest.training.sequence_length, manifest.corpus.validation_fraction)
+    split = split_of(manifest, tokens)
     training = split.train_tokens
     parameters = parameter_count(manifest.model)
     is_cut = manifest.corpus.kind != "builtin" and tokens >= manifest.corpus.max_tokens
@@ -107,5 +126,9 @@ def text_figures(manifest: Manifest, tokens: int, vocabulary: int, summary: Text
         rows=counts.rows if counts else None,
         skipped=counts.skipped if counts else None,
         skipped_examples=counts.examples if counts else [],
+        answer_tokens=counts.answer_tokens if counts else 0,
+        padding_tokens=counts.padding_tokens if counts else 0,
+        truncated=counts.truncated if counts else 0,
+        left_out=counts.left_out if counts else 0,
         warnings=[*(summary.warnings if summary else ()), *([warning] if warning else ())],
     )

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError
+from p2ptrain.data.chat_template import CHATML
+from p2ptrain.data.packed_stream import template_name
 from p2ptrain.data.sources import check_digest
 from p2ptrain.data.tokenizer import MOST_TOKENIZER_BYTES
 
@@ -34,19 +36,21 @@ class NamedFile(NamedTuple):
     """File that a manifest names by digest."""
 
     what: str
-    """``tokenizer`` or ``corpus``."""
+    """``tokenizer``, ``corpus`` or ``template``."""
     option: str
     """Option by which an owner names the file."""
     sha256: str
 
 
 def named_files(manifest: Manifest) -> list[NamedFile]:
-    """Return the files that the manifest names by digest, at most two."""
+    """Return the files that the manifest names by digest."""
     found = []
     if manifest.tokenizer.kind == "file":
         found.append(NamedFile("tokenizer", "--tokenizer", manifest.tokenizer.sha256))
     if manifest.corpus.kind == "file":
         found.append(NamedFile("corpus", "--data", manifest.corpus.sha256))
+    if (template := template_name(manifest.corpus)) not in ("", CHATML):
+        found.append(NamedFile("template", "--template", template))
     return found
 
 

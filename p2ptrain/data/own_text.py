@@ -11,7 +11,9 @@ from typing import Any
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import printable
+from p2ptrain.data.chat_template import CHATML
 from p2ptrain.data.corpus import Tell, open_corpus, read_summary, rename_stream
+from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_messages
 from p2ptrain.data.figures import TextFigures, text_figures
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
 from p2ptrain.data.rows import first_line
@@ -25,6 +27,8 @@ _NO_AUTHOR = "00" * 32
 JSON_LINES = (".jsonl", ".ndjson")
 DEFAULT_COLUMN = "text"
 """Column of the text if none is named: the usual name on the hub."""
+PADDED = 2
+"""Factor for the padding that rows of another length may need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class NewRun:
     figures: TextFigures | None
     """Figures of the text; None if none was given."""
     stored: list[str]
-    """Files that travel with the run: corpus, tokenizer."""
+    """Files that travel with the run: corpus, tokenizer, template."""
     too_large: list[str]
     """Files that are too large to travel."""
 
@@ -51,6 +55,7 @@ def create(
     run_name: str | None,
     cache: Path,
     tell: Tell,
+    template: Path | None = None,
 ) -> NewRun:
     """Tokenize the author's text, choose the run's size, and create the run with its files: all of it, or nothing.
 
@@ -59,10 +64,11 @@ def create(
         corpus: the text; None: the preset's.
         tokenizer: a tokenizer.json; None: the preset's.
         preset_name: None: the size that fits the text.
-        text_field: column of the text in jsonl and parquet.
+        text_field: column of the text or of the messages in jsonl and parquet; empty: by its usual name.
         run_name: for people; None: the directory's name if the manifest allows it.
         cache: directory of token streams.
         tell: progress of tokenizing.
+        template: a chat template; None: ChatML if the corpus has dialogues.
 
     Raises:
         CorpusError: a file is missing, unusable or changed while it was read, or the text is too short.
@@ -70,7 +76,7 @@ def create(
         HomeError: the cache or the directory cannot be written.
     """
     with contextlib.ExitStack() as stack:
-        for path in filter(None, (tokenizer, corpus)):
+        for path in filter(None, (tokenizer, corpus, template)):
             stack.enter_context(unchanged(path))
         changes: dict[str, Any] = name_change(directory, run_name)
         given: list[tuple[NamedFile, Path]] = []
@@ -89,20 +95,27 @@ def create(
         else:
             digest = file_digest(corpus, "corpus")
             text_format = detected_format(corpus)
-            if text_format == "text" and text_field != DEFAULT_COLUMN:
+            if text_format == "text" and text_field not in ("", DEFAULT_COLUMN):
                 raise CorpusError(
                     f"{printable(corpus)} is plain text, which has no column {text_field!r}.",
                     "Omit --text-field, or name a jsonl or parquet file.",
                 )
             given.append((NamedFile("corpus", "--data", digest), corpus))
+            column = text_field or _column(corpus, text_format, template is not None)
             changes["corpus"] = {
                 "kind": "file",
                 "sha256": digest,
                 "format": text_format,
-                "text_field": text_field,
+                "text_field": column,
                 "max_tokens": MAX_TOKENS,
             }
-            name, changes, reason, figures = _sized(corpus, tokenizer, preset_name, changes, cache, tell)
+            if template is not None or (text_format != "text" and has_messages(corpus, text_format, column)):
+                chosen = CHATML
+                if template is not None:
+                    chosen = file_digest(template, "chat template")
+                    given.append((NamedFile("template", "--template", chosen), template))
+                changes["corpus"]["template"] = chosen
+            name, changes, reason, figures = _sized(corpus, tokenizer, preset_name, changes, cache, tell, template)
         kept: list[str] = []
         store = FileStore(directory / FILES_FOLDER)
 
@@ -121,17 +134,29 @@ def _sized(
     changes: Mapping[str, Any],
     cache: Path,
     tell: Tell,
+    template: Path | None,
 ) -> tuple[str, dict[str, Any], str, TextFigures]:
     """Tokenize the text; return preset, changes, reason and figures. All of the text is used, if that is possible."""
     uncut = with_changes(preset(preset_name or "demo", _NO_AUTHOR), changes)
-    opened = open_corpus(uncut, cache, corpus, tokenizer, tell)
-    changes = {**changes, "corpus": {**changes["corpus"], "max_tokens": _just_above(len(opened.tokens))}}
+    opened = open_corpus(uncut, cache, corpus, tokenizer, tell, template_file=template)
+    room = len(opened.tokens) * (PADDED if opened.is_packed else 1)
+    changes = {**changes, "corpus": {**changes["corpus"], "max_tokens": _just_above(room)}}
     fit = fitted(opened.split.train_tokens, changes, preset_name)
     manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
-    rename_stream(cache, uncut, manifest)
+    if not opened.is_packed or manifest.training.sequence_length == opened.sequence_length:
+        rename_stream(cache, uncut, manifest)
+    else:  # rows of another length
+        opened = open_corpus(manifest, cache, corpus, tokenizer, tell, template_file=template)
     summary = read_summary(manifest, cache)
     figures = text_figures(manifest, len(opened.tokens), opened.tokenizer.vocabulary_size, summary)
     return fit.preset, fit.changes, fit.reason, figures
+
+
+def _column(path: Path, text_format: str, is_chat: bool) -> str:
+    """Return the usual name of the column that is used: of the messages if the first row has some."""
+    if text_format != "text" and (is_chat or has_messages(path, text_format, DEFAULT_MESSAGES)):
+        return DEFAULT_MESSAGES
+    return DEFAULT_COLUMN
 
 
 def _just_above(tokens: int) -> int:

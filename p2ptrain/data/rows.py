@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, Protocol, cast
+from typing import IO, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 from p2ptrain.base import files
 from p2ptrain.base.documents import install_extra
@@ -52,6 +52,9 @@ NAME_COLUMN = (
 INSTALL_DATA = install_extra("data")
 
 _NO_FIELD = "no field "
+
+_Found = TypeVar("_Found")
+"""What is taken from a row: text, or the messages of a dialogue."""
 
 _OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
     b"\x1f\x8b": gzip.open,
@@ -96,6 +99,14 @@ class TextCounts:
     """Rows without usable text; rows with an empty text are not among them."""
     examples: list[str] = field(default_factory=list)
     """The first skipped rows: place and reason."""
+    answer_tokens: int = 0
+    """Tokens of answers, which training predicts; 0 unless the corpus has dialogues."""
+    padding_tokens: int = 0
+    """Tokens that fill rows of dialogues."""
+    truncated: int = 0
+    """Dialogues that are longer than a sequence and lose their end."""
+    left_out: int = 0
+    """Dialogues whose first answer begins after a sequence's end."""
 
     def check(self, is_whole: bool = True) -> None:
         """Raise CorpusError if more than half of the rows were skipped; ``is_whole``: no row was left unread."""
@@ -139,21 +150,26 @@ def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCou
         counts.rows += 1
         text = _encodable(found)
         if isinstance(text, Unusable):
-            counts.skipped += 1
-            if len(counts.examples) < MOST_EXAMPLES:
-                counts.examples.append(f"{unit} {number:,}: {text.why}")
+            skip(counts, f"{unit} {number:,}", text.why)
         elif text:
             yield number, text
+
+
+def skip(counts: TextCounts, place: str, why: str) -> None:
+    """Count a row without usable text."""
+    counts.skipped += 1
+    if len(counts.examples) < MOST_EXAMPLES:
+        counts.examples.append(f"{place}: {why}")
 
 
 def text_of(row: object, text_field: str) -> str | Unusable:
     """Return the text of one decoded row, or the reason why it has none."""
     if not isinstance(row, Mapping):
-        return Unusable(f"{_kind(row)} instead of an object")
+        return Unusable(f"{kind_of(row)} instead of an object")
     if text_field not in row:
         return Unusable(f"{_NO_FIELD}{text_field!r}, but {names(row) or 'no field at all'}")
     value = row[text_field]
-    return value if isinstance(value, str) else Unusable(f"the field {text_field!r} is {_kind(value)}, not text")
+    return value if isinstance(value, str) else Unusable(f"the field {text_field!r} is {kind_of(value)}, not text")
 
 
 def names(columns: Iterable[object]) -> str:
@@ -163,9 +179,17 @@ def names(columns: Iterable[object]) -> str:
 
 
 def jsonl_rows(file: RowFile, text_field: str, after: int = 0) -> Iterator[tuple[int, str | Unusable]]:
-    """Yield line number and text of every line that is not blank; the file may be packed by gzip, bzip2, xz or zstd.
+    """Yield line number and text of every line that is not blank; see ``jsonl_values``."""
+    return jsonl_values(file, lambda row: text_of(row, text_field), after)
+
+
+def jsonl_values(
+    file: RowFile, take: Callable[[object], _Found | Unusable], after: int = 0
+) -> Iterator[tuple[int, _Found | Unusable]]:
+    """Yield line number and value of every line that is not blank; the file may be packed by gzip, bzip2, xz or zstd.
 
     Args:
+        take: returns the value of a decoded row.
         after: number of the last line that is not wanted again.
 
     Raises:
@@ -179,17 +203,31 @@ def jsonl_rows(file: RowFile, text_field: str, after: int = 0) -> Iterator[tuple
                 if line is None:
                     yield number, Unusable(f"longer than {MOST_LINE_BYTES:,} bytes")
                 elif not line.isspace():
-                    yield number, _parsed(line, text_field)
+                    yield number, _parsed(line, take)
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:  # gzip raises EOFError for a truncated file
         raise unreadable(file, "jsonl", error) from error
 
 
 def parquet_rows(file: RowFile, text_field: str, after: int = 0) -> Iterator[tuple[int, str | Unusable]]:
-    """Yield row number and text of every row, from batches of one column.
+    """Yield row number and text of every row; see ``parquet_values``."""
+    return parquet_values(file, text_field, _check_text, lambda value: _arrow_text(value, text_field), after)
+
+
+def parquet_values(
+    file: RowFile,
+    column: str,
+    check: Callable[[Any, str, RowFile], None],
+    take: Callable[[Any], _Found | Unusable],
+    after: int = 0,
+) -> Iterator[tuple[int, _Found | Unusable]]:
+    """Yield row number and value of every row, from batches of one column.
 
     One page of the column, about a megabyte in most files and at most 2 GiB, is decoded at once.
 
     Args:
+        column: its name.
+        check: raises CorpusError if the column's type, the name and the file do not suit.
+        take: returns the value of an Arrow scalar.
         after: number of the last row that is not wanted again.
 
     Raises:
@@ -199,17 +237,28 @@ def parquet_rows(file: RowFile, text_field: str, after: int = 0) -> Iterator[tup
     pyarrow, parquet = _import_pyarrow(f"The corpus {file}")
     try:
         with file.open("rb") as raw, parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20) as table:
-            _check_column(table.schema_arrow, text_field, file)
+            check(_column_type(table.schema_arrow, column, file), column, file)
             number, groups = 0, 0
             while groups < table.num_row_groups and number + table.metadata.row_group(groups).num_rows <= after:
                 number += table.metadata.row_group(groups).num_rows
                 groups += 1
             wanted = range(groups, table.num_row_groups)
-            for batch in table.iter_batches(BATCH_ROWS, row_groups=wanted, columns=[text_field], use_threads=False):
-                for value in batch.column(text_field):  # by name: a dotted name also selects a field inside a column
+            for batch in table.iter_batches(BATCH_ROWS, row_groups=wanted, columns=[column], use_threads=False):
+                for value in batch.column(column):  # by name: a dotted name also selects a field inside a column
                     number += 1
                     if number > after:
-                        yield number, _arrow_text(value, text_field)
+                        yield number, take(value)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise unreadable(file, "parquet", error) from error
+
+
+def parquet_types(file: RowFile) -> dict[str, Any]:
+    """Return the Arrow type of each column. Raises CorpusError if the file cannot be read, or pyarrow is missing."""
+    pyarrow, parquet = _import_pyarrow(f"The corpus {file}")
+    try:
+        with file.open("rb") as raw, parquet.ParquetFile(raw) as table:
+            schema = table.schema_arrow
+            return {name: schema.field(name).type for name in schema.names if schema.names.count(name) == 1}
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise unreadable(file, "parquet", error) from error
 
@@ -287,24 +336,28 @@ _DECODER = json.JSONDecoder(parse_int=float)
 """JSON decoder for which an integer may have any number of digits: other columns must not make a row unusable."""
 
 
-def _parsed(line: bytes, text_field: str) -> str | Unusable:
+def _parsed(line: bytes, take: Callable[[object], _Found | Unusable]) -> _Found | Unusable:
     try:
         row = _DECODER.decode(line.decode())
     except UnicodeDecodeError:
         return Unusable("invalid UTF-8")
     except (ValueError, RecursionError):
         return Unusable("invalid JSON")
-    return text_of(row, text_field)
+    return take(row)
 
 
-def _check_column(schema: Any, text_field: str, file: RowFile) -> None:
-    """Raise CorpusError unless an Arrow schema has one column of this name, with text."""
+def _column_type(schema: Any, column: str, file: RowFile) -> Any:
+    """Return the type of a column. Raises CorpusError unless an Arrow schema has one of this name."""
+    if schema.names.count(column) != 1:
+        found = names(schema.names) or "none at all"
+        raise CorpusError(f"{printable(f'{file}')} does not have one column {column!r}, but {found}.", NAME_COLUMN)
+    return schema.field(column).type
+
+
+def _check_text(kind: Any, text_field: str, file: RowFile) -> None:
+    """Raise CorpusError unless an Arrow type is text."""
     import pyarrow.types as types
 
-    if schema.names.count(text_field) != 1:
-        found = names(schema.names) or "none at all"
-        raise CorpusError(f"{printable(f'{file}')} does not have one column {text_field!r}, but {found}.", NAME_COLUMN)
-    kind = schema.field(text_field).type
     value = kind.value_type if types.is_dictionary(kind) else kind
     is_text = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
     if not (is_text or types.is_null(value)):
@@ -322,8 +375,8 @@ def _arrow_text(value: Any, text_field: str) -> str | Unusable:
     return Unusable(f"the field {text_field!r} is null, not text") if text is None else text
 
 
-def _kind(value: object) -> str:
-    """Name the type of a decoded value for a message, as JSON calls it."""
+def kind_of(value: object) -> str:
+    """Return the name of the type of a decoded value for a message, as JSON calls it."""
     named = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
     return named.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)
 

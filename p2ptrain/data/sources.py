@@ -27,6 +27,7 @@ from p2ptrain.data.rows import TextCounts, UnreadableError, jsonl_rows, parquet_
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
     from p2ptrain.manifest import HubCorpus
+    from p2ptrain.manifest.sources import FileCorpus
 
 PIECE_CHARACTERS = 1 << 20
 """Characters read at once. Part of the token stream's definition: a tokenizer may join words differently at a cut."""
@@ -85,12 +86,7 @@ def read_pieces(
         return _text_pieces(_builtin_text(spec.name))
     if spec.kind == "hub":
         return _hub_pieces(spec, counts, position)
-    if data is None:
-        raise CorpusError(
-            f"This run's corpus is a {spec.format} file with sha256 {spec.sha256}, but no file was given.",
-            "Get that file from the run's author and pass it with --data FILE.",
-        )
-    check_digest(data, spec.sha256, "corpus")
+    data = named_data(spec, data)
     return file_pieces(data, spec.format, spec.text_field, counts)
 
 
@@ -111,6 +107,17 @@ def file_pieces(path: Path, file_format: str, text_field: str, counts: TextCount
     if file_format == "jsonl":
         return _cut(text for _, text in texts(jsonl_rows(path, text_field), "line", counts))
     return _cut(text for _, text in texts(parquet_rows(path, text_field), "row", counts))
+
+
+def named_data(spec: FileCorpus, data: Path | None) -> Path:
+    """Return the owner's file. Raises CorpusError if none was given, or it is not the one that the run names."""
+    if data is None:
+        raise CorpusError(
+            f"This run's corpus is a {spec.format} file with sha256 {spec.sha256}, but no file was given.",
+            "Get that file from the run's author and pass it with --data FILE.",
+        )
+    check_digest(data, spec.sha256, "corpus")
+    return data
 
 
 @contextlib.contextmanager
@@ -229,14 +236,19 @@ def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
         yield TextChunk(text, ends_document=False)
 
 
+def hub_name(spec: HubCorpus) -> str:
+    """Return the name of a data set's split in messages."""
+    return f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
+
+
 def _hub_pieces(spec: HubCorpus, counts: TextCounts, position: dict[str, Any] | None) -> Iterator[TextChunk]:
-    counts.where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
+    counts.where = hub_name(spec)
     place = {"file": 0, "row": 0}
     if position is not None:
         place = {name: position[name] for name in place}
         counts.rows, counts.skipped, counts.examples = (position[name] for name in COUNTED)
     characters = 0
-    try:
+    with hub_errors(counts.where, "reading continues near where it stopped"):
         for chunk in _cut(_hub_texts(spec, counts, place)):
             characters += len(chunk.text)
             if characters < SAVED_CHARACTERS or not chunk.ends_document:
@@ -245,14 +257,26 @@ def _hub_pieces(spec: HubCorpus, counts: TextCounts, position: dict[str, Any] | 
                 saved = {**place, **{name: copy.copy(getattr(counts, name)) for name in COUNTED}}
                 yield chunk._replace(position=saved)
                 characters = 0
+
+
+@contextlib.contextmanager
+def hub_errors(where: str, then: str) -> Iterator[None]:
+    """Turn the errors of reading a data set into InterruptedCorpusError, except other CorpusErrors.
+
+    Args:
+        where: name of the data set in messages.
+        then: what happens when the owner starts again.
+    """
+    try:
+        yield
     except Exception as error:  # also errors of the hub's client and of the HTTP library that it uses
         if isinstance(error, CorpusError) and not isinstance(error, UnreadableError):
             raise
         why = error.problem.rstrip(".") if isinstance(error, UnreadableError) else f"{type(error).__name__}: {error}"
         raise InterruptedCorpusError(
-            f"The corpus {counts.where} could not be streamed from the Hugging Face hub ({one_line(why)}).",
+            f"The corpus {where} could not be streamed from the Hugging Face hub ({one_line(why)}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
-            " or you are logged in (`hf auth login`); then start again: reading continues near where it stopped. If it"
+            f" or you are logged in (`hf auth login`); then start again: {then}. If it"
             " stops there again, tell the run's author that the data set is damaged.",
         ) from error
 

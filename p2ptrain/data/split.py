@@ -10,6 +10,8 @@ first is predicted exactly once. No sequence crosses a border::
 
     region 0                         region 1
     [train train train ... | held ]  [train train train ... | held ]  ...
+
+Packed dialogues are in rows of T tokens that share none: regions and blocks are whole rows (``split_rows``).
 """
 
 from __future__ import annotations
@@ -100,4 +102,29 @@ def split_stream(tokens: int, sequence_length: int, validation_fraction: float) 
         train_per_region=(train_tokens - 1) // sequence_length,
         held_out_per_region=(held_out_tokens - 1) // sequence_length,
         held_out_offset=train_tokens,
+    )
+
+
+def split_rows(tokens: int, sequence_length: int, validation_fraction: float) -> Split:
+    """Split a stream of rows of ``sequence_length`` tokens each: every sequence of the result is one row.
+
+    Raises CorpusError if there are fewer than two rows.
+    """
+    rows = tokens // sequence_length
+    if rows < 2:
+        raise CorpusError(
+            f"The corpus is too short: its dialogues fill {rows} of the 2 rows of {sequence_length:,} tokens that a "
+            "training and a held-out sequence take.",
+            "Use more dialogues, or a smaller training.sequence_length.",
+        )
+    regions = min(MOST_REGIONS, max(1, int(rows * validation_fraction) // BLOCK_SEQUENCES))
+    region_rows = rows // regions
+    held_out_rows = max(1, int(region_rows * validation_fraction))
+    return Split(
+        sequence_length=sequence_length,
+        regions=regions,
+        region_tokens=region_rows * sequence_length,
+        train_per_region=region_rows - held_out_rows,
+        held_out_per_region=held_out_rows,
+        held_out_offset=(region_rows - held_out_rows) * sequence_length,
     )

@@ -73,6 +73,20 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return one array of ids per text, equal for equal texts. Raises CorpusError if the tokenizer is faulty."""
 
+    @property
+    def separator_text(self) -> str:
+        """Text of the separator, as exported files name it; empty if they name none."""
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        """Texts that ``encode_marked`` reads as one token each, wherever they are."""
+
+    def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return ids, and the character where each begins, of texts in which special tokens are special.
+
+        Raises CorpusError if the tokenizer is faulty.
+        """
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids; invalid text becomes replacement characters."""
 
@@ -86,10 +100,21 @@ class ByteTokenizer:
     vocabulary_size = 256
     separator = 0
     unknown = None
+    separator_text = ""
+    special_tokens = ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = (text.replace("\0", REPLACEMENT).encode("utf-8", errors="replace") for text in texts)
         return [np.frombuffer(each, dtype=np.uint8) for each in encoded]
+
+    def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        starts = []
+        for text in texts:
+            points = np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype=np.uint32)
+            points = np.where(points == 0, ord(REPLACEMENT), points)
+            lengths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+            starts.append(np.repeat(np.arange(len(points)), lengths))
+        return list(zip(self.encode_batch(texts), starts, strict=True))
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
@@ -126,6 +151,8 @@ class JsonTokenizer:
         if hasattr(tokenizer.model, "dropout"):
             tokenizer.model.dropout = None
         tokenizer.encode_special_tokens = True
+        self._marked: HubTokenizer | None = None
+        """Copy for which special tokens in a text are special; made when it is needed."""
         _keep_special_text_apart(tokenizer)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -133,6 +160,27 @@ class JsonTokenizer:
         with _faults("The run's tokenizer cannot encode the text"):
             encodings = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    @property
+    def separator_text(self) -> str:
+        return "" if self.separator is None else str(self._tokenizer.id_to_token(self.separator))
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special and token.content]
+
+    def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        if self._marked is None:
+            self._marked = type(self._tokenizer).from_str(self._tokenizer.to_str())
+            self._marked.encode_special_tokens = False
+        whole = [text.encode("utf-8", errors="replace").decode() for text in texts]  # the library refuses surrogates
+        with _faults("The run's tokenizer cannot encode the text"):
+            encodings = self._marked.encode_batch(whole, add_special_tokens=False)
+        return [
+            (np.asarray(each.ids, dtype=np.uint32), np.asarray([start for start, _ in each.offsets], dtype=np.int64))
+            for each in encodings
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids))

@@ -14,7 +14,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT, GradientCodec, WeightCodec
 from p2ptrain.manifest.model import MAX_LOGITS, Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
-from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, Tokenizer
+from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, FileCorpus, Tokenizer
 from p2ptrain.recipes import RECIPES
 
 NEEDS_EVERYBODY = frozenset(name for name, recipe in RECIPES.items() if recipe.is_collective)
@@ -272,7 +272,7 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        faults = [*_model_faults(self), *_training_faults(self), *_outer_faults(self)]
+        faults = [*_model_faults(self), *_corpus_faults(self), *_training_faults(self), *_outer_faults(self)]
         if faults:
             raise ValueError("\n".join(faults))
         return self
@@ -289,6 +289,13 @@ def _model_faults(manifest: Manifest) -> list[str]:
     if isinstance(manifest.tokenizer, BytesTokenizer) and vocabulary < BYTE_VOCABULARY:
         faults.append(f"model.config.vocab_size: {vocabulary} is below the {BYTE_VOCABULARY} ids of tokenizer bytes")
     return faults
+
+
+def _corpus_faults(manifest: Manifest) -> list[str]:
+    corpus = manifest.corpus
+    if isinstance(corpus, FileCorpus) and corpus.template and corpus.format == "text":
+        return ["corpus.template: dialogues are in files of format jsonl or parquet, and corpus.format is text"]
+    return []
 
 
 def _training_faults(manifest: Manifest) -> list[str]:

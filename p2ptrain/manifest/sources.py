@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from p2ptrain.manifest.section import Digest, HubName, Revision, Section, Word
 
@@ -54,6 +54,10 @@ class FileTokenizer(Section):
     """SHA-256 of the tokenizer.json."""
 
 
+TemplateName = Annotated[str, Field(pattern=r"^(chatml|[0-9a-f]{64})?$")]
+"""The built-in chat template, the SHA-256 of a file, or empty."""
+
+
 class _CorpusSection(Section):
     """Fields of all corpora."""
 
@@ -84,6 +88,17 @@ class _LargeCorpus(_CorpusSection):
     # Guess: survey the volunteers' free disk space.
     max_tokens: int = Field(default=100_000_000, ge=1_000, le=MAX_TOKENS)
     """Most tokens read; the rest is left out. Each peer keeps them on disk, 1 to 4 bytes per token."""
+
+    template: TemplateName = ""
+    """Chat template of a corpus of dialogues: chatml or the SHA-256 of a Jinja file. (Empty: the rows are text.)"""
+
+    @model_serializer(mode="wrap")
+    def _text_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an empty template, so that the RunId of a run without dialogues does not depend on this field."""
+        data: dict[str, Any] = serialize(self)
+        if data.get("template") == "":
+            del data["template"]
+        return data
 
 
 class HubCorpus(_LargeCorpus):

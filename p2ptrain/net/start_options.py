@@ -33,6 +33,8 @@ class NodeOptions:
     """File of the corpus, if the manifest names one by digest."""
     tokenizer: Path | None = None
     """The tokenizer.json, if the manifest names one by digest."""
+    template: Path | None = None
+    """The chat template, if the manifest names one by digest."""
     listen: tuple[str, ...] | None = None
     announce: tuple[str, ...] | None = None
     local: bool | None = None
@@ -123,5 +125,6 @@ def merged(given: Given, saved: NodeOptions) -> Given:
     """Return the given options, completed with saved ones. Paths become absolute, for starts in another directory."""
     missing = {name: getattr(saved, name) for name in names(type(saved)) if getattr(given, name) is None}
     options = replace(given, **missing)
-    paths = {name: path.absolute() for name in ("data", "tokenizer") if (path := getattr(options, name)) is not None}
+    given_paths = {name: getattr(options, name) for name in ("data", "tokenizer", "template")}
+    paths = {name: path.absolute() for name, path in given_paths.items() if path is not None}
     return replace(options, **paths)

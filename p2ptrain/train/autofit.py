@@ -19,6 +19,7 @@ from p2ptrain.train import accelerator
 from p2ptrain.train.activations import pass_bytes
 from p2ptrain.train.fast_weights import holds_slow
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
+from p2ptrain.train.sequence_parts import trial_batch
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
@@ -68,7 +69,11 @@ class Placement:
 
 
 def place(
-    model: FlatModel, description: Decoder, training: TrainingSection, cpu_bytes: int = CPU_ACTIVATION_BYTES
+    model: FlatModel,
+    description: Decoder,
+    training: TrainingSection,
+    cpu_bytes: int = CPU_ACTIVATION_BYTES,
+    is_packed: bool = False,  # whether sequences are rows of dialogues, whose mask takes memory
 ) -> Placement:
     """Choose how to compute a model on its device by a few trial passes.
 
@@ -83,7 +88,7 @@ def place(
     device = model.theta.device
 
     def trial(how: Placement) -> float:
-        return trial_s(model, how, training.sequence_length)
+        return trial_s(model, how, training.sequence_length, is_packed)
 
     if device.type == "cpu":
         exact = cpu_placement(description, training, cpu_bytes)
@@ -104,7 +109,8 @@ def place(
 
             def cost(sequences: int) -> int:
                 how = Placement(way, sequences, recomputes)
-                return _activation_bytes(model, how, length, pass_bytes(description, length, sequences, recomputes))
+                estimate = pass_bytes(description, length, sequences, recomputes)
+                return _activation_bytes(model, how, length, estimate, is_packed)
 
             return search_micro_batch(training.sequences_per_step, budget, cost)
 
@@ -249,7 +255,7 @@ def cpu_placement(
     return Placement(None, math.ceil(most / parts), recomputes)  # parts of equal size
 
 
-def trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
+def trial_s(model: FlatModel, how: Placement, sequence_length: int, is_packed: bool = False) -> float:
     """Return the seconds of a forward and backward pass after one warm-up pass. Leaves no gradients.
 
     On the CPU the pass has at most ``CPU_TRIAL_TOKENS``; the seconds are those of all tokens at the same speed.
@@ -259,7 +265,7 @@ def trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
     if device.type == "cpu":
         tokens = min(tokens, CPU_TRIAL_TOKENS)
         sequences = min(sequences, max(1, CPU_TRIAL_TOKENS // tokens))
-    batch = torch.zeros(sequences, tokens + 1, dtype=torch.int64)
+    batch = trial_batch(sequences, tokens, is_packed)
     recompute_activations(model.module, how.recomputes)
     accelerator.empty_cache(device)  # free the other placement's cache: both together may not fit
     try:
@@ -278,6 +284,7 @@ def _activation_bytes(
     how: Placement,
     sequence_length: int,
     estimate: int,  # bytes
+    is_packed: bool = False,
 ) -> int:
     """Return the peak bytes of a forward and backward pass beyond weights and gradients. Leaves no gradients.
 
@@ -285,7 +292,7 @@ def _activation_bytes(
     the backend counts no peak, the pass only shows that it fits, and the result is ``estimate``.
     """
     device = model.theta.device
-    batch = torch.zeros(how.micro_batch, sequence_length + 1, dtype=torch.int64)
+    batch = trial_batch(how.micro_batch, sequence_length, is_packed)
     recompute_activations(model.module, how.recomputes)
     try:
         for parameter in model.module.parameters():

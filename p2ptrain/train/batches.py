@@ -6,6 +6,7 @@ Dimension letters: B sequences of an inner step, T tokens a sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from p2ptrain.base.ids import PeerId
 from p2ptrain.data import assign
 from p2ptrain.data.corpus import Corpus
+from p2ptrain.train.sequence_parts import predicted_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,15 @@ class CorpusReader:
 
     seed: int
     peer: PeerId
+
+
+class StepBatch(NamedTuple):
+    """Sequences of one inner step."""
+
+    sequences: Tensor
+    """[B, T+1] int64, or [B, 3, T] of dialogues; see ``sequence_parts``."""
+    predicted: int
+    """Tokens that are predicted, counted on the host before any are computed."""
 
 
 class Batches:
@@ -36,7 +47,7 @@ class Batches:
         self._reader = reader
         self._sequences = sequences
         self._device = device
-        self._ahead: tuple[int, Tensor] | None = None
+        self._ahead: tuple[int, StepBatch] | None = None
         """Step and batch that is on its way to the device."""
 
     @property
@@ -47,21 +58,23 @@ class Batches:
         """
         return self._device.type == "cuda"
 
-    def at(self, step: int) -> Tensor:
-        """Return [B, T+1] int64 on the device."""
+    def at(self, step: int) -> StepBatch:
+        """Return the batch of a step, on the device."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[0] == step:
             return ahead[1]
-        return self._read(step).to(self._device)
+        batch = self._read(step)
+        return StepBatch(batch.to(self._device), predicted_count(batch))
 
     def prepare(self, step: int) -> None:
         """Start to copy a batch, after the work of the step before was given to the device; return at once."""
         if not self.copies:
             return
         batch = self._read(step)
+        count = predicted_count(batch)
         if self._device.type == "cuda":
             batch = batch.pin_memory()
-        self._ahead = step, batch.to(self._device, non_blocking=True)
+        self._ahead = step, StepBatch(batch.to(self._device, non_blocking=True), count)
 
     def _read(self, step: int) -> Tensor:
         reader, total = self._reader, self._corpus.train_sequences

@@ -18,6 +18,7 @@ from p2ptrain.data.corpus import Corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock
 from p2ptrain.train.model import summed_loss
+from p2ptrain.train.sequence_parts import predicted_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,8 +36,8 @@ more."""
 class HeldOutLoss:
     """Held-out loss, and the text that it was read from."""
 
-    value: float  # mean cross entropy in nats per token
-    tokens: int  # predicted tokens that were read
+    value: float  # mean cross entropy in nats per predicted token
+    tokens: int  # tokens that were read; of dialogues only the answers are predicted
     of: int  # predicted tokens that are read without a limit: HELD_OUT_TOKENS, or all if there are fewer
 
 
@@ -78,7 +79,7 @@ def validation_loss(
     batch_sequences = max(1, BATCH_LOGITS // (corpus.sequence_length * module.config.vocab_size))
     was_training = module.training
     module.train(False)
-    total, tokens = 0.0, 0
+    total, tokens, counted = 0.0, 0, 0
     wanted = tokens_to_read(corpus, most_tokens)
     left, skipped = math.ceil(wanted / corpus.sequence_length / batch_sequences), 0
     ends_at = clock() + patience_s
@@ -92,12 +93,13 @@ def validation_loss(
                 began = clock()
                 total += float(summed_loss(module, batch, autocast))
                 tokens += batch.shape[0] * corpus.sequence_length
+                counted += predicted_count(batch)
                 skipped = batches_to_skip(left, clock() - began, ends_at - clock())
                 if not goes_on(tokens, wanted):
                     break
     finally:
         module.train(was_training)
-    return HeldOutLoss(total / tokens, tokens, tokens_to_read(corpus, HELD_OUT_TOKENS))
+    return HeldOutLoss(total / max(1, counted), tokens, tokens_to_read(corpus, HELD_OUT_TOKENS))
 
 
 def tokens_to_read(corpus: Corpus, most_tokens: int) -> int:

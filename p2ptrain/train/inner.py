@@ -35,7 +35,7 @@ from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.device_copies import Arrival, copies_of
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss, HeldOutText, validation_loss
-from p2ptrain.train.generate import Sampling, generate_text
+from p2ptrain.train.generate import Sampling, generate_text, generate_tokens
 from p2ptrain.train.graphed_pass import GraphedPass
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
@@ -59,6 +59,7 @@ CLIP_EPSILON = 1e-6
 COMPILED, GRAPHED = "compiled code", "a CUDA graph"
 """Names of the ways to compute beside the eager pass."""
 _KEEPS = "a compiled pass would keep activations, for which memory is short"
+_PACKED = "passes are compiled for plain text, and this run's corpus has dialogues"
 _SCALES = "the scale of the loss, which a compiled pass cannot change, is dynamic in fp16"
 
 
@@ -117,6 +118,8 @@ class LanguageModelTask:
         self._corpus = corpus
         self._batches = Batches(corpus, reader, training.sequences_per_step, model.theta.device)
         self._copies = copies_of(model.theta.device)
+        self._predicted = training.tokens_per_step
+        """Tokens that the current step predicts, over which its loss is a mean; all, unless dialogues are packed."""
         self._unread: ArrivingStepResult | None = None
         """Result of the last inner step, until it is counted."""
         self._training = training
@@ -178,7 +181,9 @@ class LanguageModelTask:
         it waits for its own, which determines the scale of the next one.
         """
         training = self._training
-        mean = self._backward(self._batches.at(self.step))
+        batch = self._batches.at(self.step)
+        self._predicted = max(1, batch.predicted)
+        mean = self._backward(batch.sequences)
         norm = self._clip()
         rate = learning_rate(progress + training.tokens_per_step, training, self._run_tokens)
         rate *= self._rewarm_factor()
@@ -230,8 +235,13 @@ class LanguageModelTask:
         return validation_loss(self.model.module, self._corpus, most_tokens, None, patience_s, goes_on=goes_on)
 
     def sample(self, new_tokens: int) -> str:
-        """Return a text of up to so many tokens that the current weights write."""
-        return generate_text(self.model.module, self._corpus.tokenizer, "", new_tokens, Sampling())
+        """Return a text of up to so many tokens that the current weights write; of dialogues, an answer."""
+        tokenizer, prompt = self._corpus.tokenizer, self._corpus.prompt_ids()
+        if not prompt:
+            return generate_text(self.model.module, tokenizer, "", new_tokens, Sampling())
+        stop, vocabulary = tokenizer.separator, tokenizer.vocabulary_size
+        answer = generate_tokens(self.model.module, prompt, new_tokens, Sampling(), stop, vocabulary)
+        return tokenizer.decode([*prompt, *answer])
 
     def pass_shape(self, description: Decoder) -> PassShape:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""
@@ -240,6 +250,8 @@ class LanguageModelTask:
             raise CompiledPassError(
                 f"passes are compiled for the CPU and CUDA cards alone, and this one is on {device}"
             )
+        if self._corpus.is_packed:
+            raise CompiledPassError(_PACKED)
         if self.loss_scale.is_dynamic:
             raise CompiledPassError(_SCALES)
         if self._recomputes:
@@ -292,6 +304,8 @@ class LanguageModelTask:
         device = self.theta.device
         if device.type != "cuda":
             raise CompiledPassError(f"only CUDA cards record passes, and this one is on {device}")
+        if self._corpus.is_packed:
+            raise CompiledPassError(_PACKED)
         if self.loss_scale.is_dynamic:
             raise CompiledPassError(_SCALES)
         if self._recomputes or not self._has_room_for_graph():
@@ -342,7 +356,7 @@ class LanguageModelTask:
 
     def _backward(
         self,
-        batch: Tensor,  # [B, T+1]
+        batch: Tensor,  # [B, T+1] or [B, 3, T]
     ) -> Tensor:
         """Leave the mean gradient in the parameters; return the mean loss, on the device.
 
@@ -393,7 +407,7 @@ class LanguageModelTask:
         part: Tensor,  # [b, T+1]
     ) -> Tensor:
         """Add the gradient of the part's share of the mean loss; return that share."""
-        tokens, factor = self._training.tokens_per_step, self.loss_scale.factor
+        tokens, factor = self._predicted, self.loss_scale.factor
         rounded_at = factor / tokens if self.loss_scale.is_dynamic else 1.0
         loss = summed_loss(self.model.module, part, self._autocast, rounded_at) / tokens
         torch.autograd.backward(loss, torch.full_like(loss, factor))

@@ -20,6 +20,7 @@ from p2ptrain.train.compiled_stage import CompiledStage, MicroBatchInFlight
 from p2ptrain.train.inner import COMPILED
 from p2ptrain.train.libraries import remember_failure
 from p2ptrain.train.pass_choice import EAGER, StageChoice
+from p2ptrain.train.sequence_parts import SequenceParts, parts_of
 from p2ptrain.train.stages import StagePass
 
 
@@ -56,34 +57,34 @@ class MicroBatches:
 
     def __init__(
         self,
-        parts: Sequence[Tensor],  # of the batch, [b, T+1] each
+        parts: Sequence[Tensor],  # of the batch, [b, T+1] or [b, 3, T] each
         stage_pass: StagePass,
         loss_of: Callable[[Tensor, Tensor], Tensor],
         compiled: CompiledMicroBatches | None,
         device: torch.device,
     ) -> None:
-        self._parts = parts
+        self._parts = [parts_of(part) for part in parts]
         self._stage = stage_pass.stage
         self._pass = stage_pass
         self._loss_of = loss_of
         self._device = device
-        sequences, tokens = parts[0].shape
-        takes = compiled is not None and compiled.libraries.takes(sequences, tokens - 1)
+        first = self._parts[0]
+        is_plain = first.positions is None
+        takes = compiled is not None and is_plain and compiled.libraries.takes(first.sequences, first.tokens)
         self._compiled = compiled if takes else None
         self._kept: dict[int, _Kept] = {}
         """Micro-batches whose backward pass is to come."""
 
     def buffer(self) -> Tensor:
-        sequences, tokens = self._parts[0].shape
-        return self._pass.buffer(sequences, tokens - 1)
+        return self._pass.buffer(self._parts[0].sequences, self._parts[0].tokens)
 
     def forward(self, micro_batch: int, received: Tensor | None) -> Tensor | None:
         began, part = self._now(), self._parts[micro_batch]
-        given = part[:, :-1] if received is None else self._pass.received(received)
+        given = part.inputs if received is None else self._pass.received(received)
         kept = self._kept[micro_batch] = _Kept(given)
-        hidden = self._compiled_forward(kept, part[:, 1:])
+        hidden = self._compiled_forward(kept, part.labels)
         if kept.begun is None:
-            hidden = self._eager_forward(kept, part[:, 1:])
+            hidden = self._eager_forward(kept, part)
         sent = None if hidden is None else self._pass.packed(hidden)
         kept.seconds = self._now() - began
         return sent
@@ -105,11 +106,11 @@ class MicroBatches:
                 self._compiled.libraries.drop(kept.begun)
         self._kept.clear()
 
-    def _eager_forward(self, kept: _Kept, targets: Tensor) -> Tensor | None:
+    def _eager_forward(self, kept: _Kept, part: SequenceParts) -> Tensor | None:
         given = kept.given if self._stage.is_first else kept.given.requires_grad_()
-        hidden = self._pass(given)
+        hidden = self._pass(given, part.positions)
         if self._stage.is_last:
-            kept.result = self._loss_of(hidden, targets)
+            kept.result = self._loss_of(hidden, part.labels)
             return None
         kept.result = hidden
         return hidden

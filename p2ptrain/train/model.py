@@ -28,6 +28,7 @@ from p2ptrain.manifest import parameter_count
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.train.attention import use_fused_attention
 from p2ptrain.train.cross_entropy import summed_cross_entropy
+from p2ptrain.train.sequence_parts import parts_of, predicted
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -146,17 +147,20 @@ def _recomputing(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def summed_loss(
     module: PreTrainedModel,
-    batch: Tensor,  # [B, T+1] int64, any device
+    batch: Tensor,  # [B, T+1] or [B, 3, T] int64, any device; see ``sequence_parts``
     autocast: torch.dtype | None,  # compute type of matrix products; None: the weights' own
     gradient_scale: float = 1.0,  # what the backward pass multiplies gradients by; see ``summed_cross_entropy``
 ) -> Tensor:
-    """Return the cross entropy in nats, summed over the B*T predicted tokens: a scalar with a graph."""
+    """Return the cross entropy in nats, summed over the predicted tokens: a scalar with a graph."""
     device = module.device
-    batch = batch.to(device)
+    parts = parts_of(batch.to(device))
     with autocast_to(device, autocast):
-        hidden = module.base_model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state  # [B, T, D]
+        hidden = module.base_model(
+            input_ids=parts.inputs, use_cache=False, **parts.arguments
+        ).last_hidden_state  # [B, T, D]
     output = module.get_output_embeddings().weight  # [V, D]; no allowed architecture has a bias there
-    return summed_cross_entropy(hidden.flatten(0, 1), output, batch[:, 1:].flatten(), autocast, gradient_scale)
+    states, targets = predicted(hidden, parts.labels, parts.positions is not None)
+    return summed_cross_entropy(states, output, targets, autocast, gradient_scale)
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:

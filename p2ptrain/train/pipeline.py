@@ -39,6 +39,7 @@ from p2ptrain.train.micro_batches import CompiledMicroBatches, MicroBatches
 from p2ptrain.train.pace import Pace
 from p2ptrain.train.pass_choice import StageChoice
 from p2ptrain.train.pipeline_schedule import run_schedule
+from p2ptrain.train.sequence_parts import predicted
 from p2ptrain.train.staged_evaluation import StagedHeldOut, staged_validation_loss
 from p2ptrain.train.stages import StageModel, StagePass, fitting_micro_batch
 from p2ptrain.train.team_group import TeamGroup
@@ -227,10 +228,10 @@ class PipelineTask(LanguageModelTask):
         targets: Tensor,  # [b, T] on the device
     ) -> Tensor:
         """Return a micro-batch's share of the mean loss, times the loss scale: where the backward pass begins."""
-        tokens, factor = self._training.tokens_per_step, self.loss_scale.factor
+        tokens, factor = self._predicted, self.loss_scale.factor
         rounded_at = factor / tokens if self.loss_scale.is_dynamic else 1.0
-        output = self.stage_model.output
-        total = summed_cross_entropy(hidden.flatten(0, 1), output, targets.flatten(), self._autocast, rounded_at)
+        states, wanted = predicted(hidden, targets, self._corpus.is_packed)
+        total = summed_cross_entropy(states, self.stage_model.output, wanted, self._autocast, rounded_at)
         loss = total / tokens
         self._mean += loss.detach()
         return loss * factor

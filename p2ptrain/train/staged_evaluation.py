@@ -19,6 +19,7 @@ from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.ports import Clock
 from p2ptrain.train.cross_entropy import summed_cross_entropy
 from p2ptrain.train.evaluate import BATCH_LOGITS, GoesOn, HeldOutLoss, batches_to_skip, tokens_to_read
+from p2ptrain.train.sequence_parts import parts_of, predicted, predicted_count
 
 if TYPE_CHECKING:
     from p2ptrain.train.pipeline import PipelineTask
@@ -67,7 +68,7 @@ def staged_validation_loss(
     wanted = tokens_to_read(corpus, most_tokens)
     left = math.ceil(wanted / corpus.sequence_length / batch_sequences)
     ends_at = clock() + patience_s
-    total, tokens, unread, apart, to_skip = 0.0, 0, 0, 0, 0
+    total, tokens, counted, unread, apart, to_skip = 0.0, 0, 0, 0, 0, 0
     was_training = module.training
     module.train(False)
     began = clock()
@@ -81,6 +82,7 @@ def staged_validation_loss(
                     continue
                 total += _summed_loss(task, forward, batch)
                 tokens += batch.shape[0] * corpus.sequence_length
+                counted += predicted_count(batch)
                 unread, to_skip = unread + 1, apart
                 if unread == ROUND * stage.count:
                     stops = stage.is_first and not goes_on(tokens, wanted)
@@ -93,26 +95,27 @@ def staged_validation_loss(
             total, *_ = _agreed(task, total)
     finally:
         module.train(was_training)
-    return HeldOutLoss(total / tokens, tokens, tokens_to_read(corpus, HELD_OUT_TOKENS))
+    return HeldOutLoss(total / max(1, counted), tokens, tokens_to_read(corpus, HELD_OUT_TOKENS))
 
 
 def _summed_loss(
     task: PipelineTask,
     forward: StagePass,
-    batch: Tensor,  # [B, T+1]
+    batch: Tensor,  # [B, T+1] or [B, 3, T]
 ) -> float:
     """Pass a batch through this stage; return its summed loss on the last one, 0 on the others."""
     stage, name = task.stage_model.stage, "held-out loss: activations"
-    given = batch[:, :-1].to(task.theta.device)
+    parts = parts_of(batch.to(task.theta.device))
+    given = parts.inputs
     if not stage.is_first:
-        buffer = forward.buffer(batch.shape[0], batch.shape[1] - 1)
+        buffer = forward.buffer(parts.sequences, parts.tokens)
         given = forward.received(task.group.receive(name, buffer, stage.index - 1))
-    hidden = forward(given)
+    hidden = forward(given, parts.positions)
     if not stage.is_last:
         task.group.send(name, forward.packed(hidden), stage.index + 1)
         return 0.0
-    targets = batch[:, 1:].flatten().to(hidden.device)
-    return float(summed_cross_entropy(hidden.flatten(0, 1), task.stage_model.output, targets, forward.autocast))
+    states, targets = predicted(hidden, parts.labels, parts.positions is not None)
+    return float(summed_cross_entropy(states, task.stage_model.output, targets, forward.autocast))
 
 
 def _agreed(task: PipelineTask, total: float, *first: float) -> list[float]:

@@ -193,11 +193,13 @@ class StagePass:
     def __call__(
         self,
         given: Tensor,  # [b, T] int64 on the first stage, activations [b, T, D] on the others; on the device
+        positions: Tensor | None = None,  # [b, T] int64 on the device, of packed dialogues
     ) -> Tensor:
         """Return activations [b, T, D], with a graph."""
         with autocast_to(self._device, self.autocast):
             name = "input_ids" if self.stage.is_first else "inputs_embeds"
-            hidden: Tensor = self._base(**{name: given}, use_cache=False).last_hidden_state
+            arguments = {name: given} if positions is None else {name: given, "position_ids": positions}
+            hidden: Tensor = self._base(**arguments, use_cache=False).last_hidden_state
         return hidden
 
     def buffer(self, sequences: int, tokens: int) -> Tensor:

@@ -44,12 +44,17 @@ def check_packages(manifest: Manifest, cache: Path) -> Finding:
 def check_data(
     manifest: Manifest, cache: Path, home: Home, given: Path | None, holders: Mapping[str, PeerId | None] = NOT_ASKED
 ) -> Finding:
-    """Check that the run's text is here or can be had. Raises CorpusError if the given file is another one."""
+    """Check that the run's text, and its chat template, are here or can be had.
+
+    Raises CorpusError if the given file is another one.
+    """
     corpus = manifest.corpus
     named = {file.what: file for file in named_files(manifest)}
     check_named(manifest, given, None, is_built=False)
     if given is not None:
         check_digest(given, named["corpus"].sha256, "corpus")
+    if "template" in named and _local(named["template"], home, None) is None:
+        return _missing("data", named["template"], holders)
     if has_stream(manifest, cache):
         return ok("data", "the run's tokens are in the cache")
     if corpus.kind == "builtin":
@@ -91,7 +96,7 @@ def _local(file: NamedFile, home: Home, given: Path | None) -> Path | None:
     if (stored := home.files.find(file.sha256)) is not None:
         return stored
     remembered = StartFile(home.path).load(Settings())
-    path = remembered.data if file.what == "corpus" else remembered.tokenizer
+    path = getattr(remembered, file.option.removeprefix("--"))
     if path is None:
         return None
     try:

@@ -32,6 +32,7 @@ KEY_VARIABLE = "P2PTRAIN_TEAM_KEY"
 @click.option("--device", default="auto", show_default=True, help=f"{DEVICE_WORDS}.")
 @click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @click.option("--tokenizer", type=FILE, help="The tokenizer.json, if the run names it by digest.", metavar="FILE")
+@click.option("--template", type=FILE, help="The chat template, if the run names it by digest.", metavar="FILE")
 def rank(
     leader: str,
     key_file: Path | None,
@@ -40,6 +41,7 @@ def rank(
     device: str,
     data: Path | None,
     tokenizer: Path | None,
+    template: Path | None,
 ) -> None:
     """Train as a part of the peer at --leader, which runs with --team and --at, until its run ends.
 
@@ -63,7 +65,7 @@ def rank(
         from peer.team.lan_rank import RankOptions, run_rank
 
     choose_devices(device)  # the leader's peer would end with the error
-    options = RankOptions(LanAddress.parse(leader), secret, place.path, device, data, tokenizer)
+    options = RankOptions(LanAddress.parse(leader), secret, place.path, device, data, tokenizer, template)
     stop = threading.Event()
     with place.locked(), lossy_output(), closing(EventLog(place.events)) as log, Screen() as screen:
         log.listen(screen.show)

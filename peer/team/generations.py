@@ -63,6 +63,7 @@ STOP_POLL_S = 0.2
 class TeamFiles(NamedTuple):
     data: Path | None
     tokenizer: Path | None
+    template: Path | None = None
 
 
 class Team:
@@ -310,7 +311,7 @@ class Team:
         self.compilers.begin(task, manifest, self._processes)
 
     def _plan(self, rank: int, point: MeetingPoint) -> RankPlan:
-        data, tokenizer = (None if each is None else str(each.absolute()) for each in self._files)
+        data, tokenizer, template = (None if each is None else str(each.absolute()) for each in self._files)
         return RankPlan(
             home=str(self._home.path.absolute()),
             peer=self._peer,
@@ -326,6 +327,7 @@ class Team:
             leader_ranks=self._leader_ranks,
             data=data,
             tokenizer=tokenizer,
+            template=template,
             threads=self._threads,
             compile=self.compilers.mode,
             memory_bytes=self.compilers.memory_bytes,

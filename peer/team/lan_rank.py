@@ -58,6 +58,7 @@ class RankOptions:
     device: str = "auto"
     data: Path | None = None
     tokenizer: Path | None = None
+    template: Path | None = None
 
 
 class RunEnded(Exception):  # noqa: N818 (not an error)
@@ -206,6 +207,7 @@ class LanRank:
                     "key": key.hex(),
                     "data": None if options.data is None else str(options.data.absolute()),
                     "tokenizer": None if options.tokenizer is None else str(options.tokenizer.absolute()),
+                    "template": None if options.template is None else str(options.template.absolute()),
                     "threads": own_threads(),
                     "compile": compile_mode(plan.compile, os.environ),
                     "memory_bytes": None,

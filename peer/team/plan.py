@@ -37,6 +37,7 @@ class RankPlan(TeamRecord):
     """Key of the generation, hexadecimal."""
     data: str | None
     tokenizer: str | None
+    template: str | None = None
     threads: Annotated[int, Field(ge=1)]
     compile: CompileMode
     """Whether the rank compiles its stage."""

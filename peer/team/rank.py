@@ -125,8 +125,12 @@ def live(plan: RankPlan, reports: CompilerReports) -> None:
     meeting = LanMeeting.of(plan) if plan.leader else BoxMeeting(plan)
     group = TeamGroup(meeting.rendezvous(), plan.timeout_s)
     with ExitStack() as stack, closing(group):  # the other ranks notice an end before the compiler's
-        data, tokenizer = (None if each is None else Path(each) for each in (plan.data, plan.tokenizer))
-        corpus = group.together("opening the text", lambda: open_corpus(manifest, cache_directory(), data, tokenizer))
+        paths = (plan.data, plan.tokenizer, plan.template)
+        data, tokenizer, template = (None if each is None else Path(each) for each in paths)
+        corpus = group.together(
+            "opening the text",
+            lambda: open_corpus(manifest, cache_directory(), data, tokenizer, template_file=template),
+        )
         agreement = agree(group, manifest, device, plan.activation_bytes, plan.most_sequences, plan.starts, plan.stages)
         task = build_task(group, manifest, device, corpus, PeerId(plan.peer), agreement)
         reports.compiler = stage_compiler(task, manifest, plan.compile, plan.memory_bytes, reports)

@@ -120,7 +120,7 @@ def testnet(
     if page is not None:
         check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     data, tokenizer = data or _kept(manifest, chosen, "corpus"), tokenizer or _kept(manifest, chosen, "tokenizer")
-    means = Means(threads, data, tokenizer, page or "")
+    means = Means(threads, data, tokenizer, page or "", template=_kept(manifest, chosen, "template"))
     if stages is not None and devices is None:
         raise click.UsageError("--stages needs --devices.")
     if devices is None:
@@ -263,7 +263,7 @@ def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Testn
 
             try:
                 homes = [each.home for each in plan.peers]
-                measured = measure(plan.signed, homes, means.threads, means.data, means.tokenizer)
+                measured = measure(plan.signed, homes, means.threads, means.data, means.tokenizer, means.template)
             except UserError as error:
                 unmeasured = error.problem
     return TestnetReport(

@@ -34,13 +34,14 @@ def measure(
     threads: int,  # of torch: a pool on every core spins if the machine has other work
     data: Path | None = None,  # the corpus, if the manifest names one by its digest
     tokenizer: Path | None = None,  # the tokenizer.json, if the manifest names one by its digest
+    template: Path | None = None,  # the chat template, likewise
 ) -> Measured:
     """Average the peers' models and measure the result. Raises UserError if a home holds no fitting weights."""
     torch.set_num_threads(threads)
     trained = [weights_of(home.trained, home.checkpoints) for home in homes]
     final = [weights_of(home.checkpoints) for home in homes]
     model = model_of(signed, mean(trained))
-    corpus = open_corpus(signed.manifest, cache_directory(), data, tokenizer)
+    corpus = open_corpus(signed.manifest, cache_directory(), data, tokenizer, template_file=template)
     return Measured(
         averaged_val_loss=validation_loss(model.module, corpus, HELD_OUT_TOKENS).value,
         disagreement=disagreement(trained),

@@ -58,10 +58,11 @@ class Means:
     """Devices of the first peer; empty: one, as for the others."""
     stages: int | None = None
     """Pipeline stages of the first peer; None: as the peer chooses."""
+    template: Path | None = None
 
     def arguments(self) -> list[str]:
-        data = [] if self.data is None else ["--data", str(self.data)]
-        return data if self.tokenizer is None else [*data, "--tokenizer", str(self.tokenizer)]
+        given = {"--data": self.data, "--tokenizer": self.tokenizer, "--template": self.template}
+        return [word for option, path in given.items() if path is not None for word in (option, str(path))]
 
 
 @dataclass(slots=True)

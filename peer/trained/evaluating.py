@@ -13,12 +13,10 @@ from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
-from p2ptrain.manifest import Manifest
 from p2ptrain.train.evaluate import GoesOn, validation_loss
 from p2ptrain.train.text_loss import TextLoss, WindowRule, text_loss
 from peer.capacity import explained
 from peer.home import Home
-from peer.model import stored_tokenizer
 from peer.trained.language_model import LanguageModel
 from peer.trained.text_file import TextFile, bytes_of
 
@@ -107,13 +105,15 @@ def evaluate_held_out(
     if model.signed is None:
         raise UserError(f"{model.place} is no home of a peer, so it has no held-out text.", "Name a FILE with text.")
     manifest, home = model.signed.manifest, Home(model.place)
-    data, cache = _kept_data(manifest, home), cache_directory()
+    kept = {file.what: home.files.find(file.sha256) for file in named_files(manifest)}
+    data, cache = kept.get("corpus"), cache_directory()
     if manifest.corpus.kind != "builtin" and data is None and not has_stream(manifest, cache):
         raise UserError(
             "The run's text is not on this machine.",
             "Name a FILE with text, or evaluate where a peer of the run trained.",
         )
-    corpus = open_corpus(manifest, cache, data, tokenizer_file or stored_tokenizer(home, manifest.tokenizer))
+    tokenizer_file = tokenizer_file or kept.get("tokenizer")
+    corpus = open_corpus(manifest, cache, data, tokenizer_file, template_file=kept.get("template"))
     most = most_tokens or HELD_OUT_TOKENS
     with explained(model.module.device):
         found = validation_loss(model.module, corpus, most, goes_on=goes_on)
@@ -121,13 +121,10 @@ def evaluate_held_out(
     for ids in _predicted(corpus, most):
         tokens += len(ids)
         text_bytes += bytes_of(model.tokenizer, ids)
+    if not tokens:
+        raise UserError("The run's held-out dialogues have no answers.", "Name a FILE with text.")
     rule = WindowRule.of(corpus.sequence_length)
     return _evaluation(TextLoss(found.value * tokens, tokens), text_bytes, "the run's held-out text", rule, [])
-
-
-def _kept_data(manifest: Manifest, home: Home) -> Path | None:
-    """Return the run's corpus, if it is a file that the home keeps."""
-    return next((home.files.find(file.sha256) for file in named_files(manifest) if file.what == "corpus"), None)
 
 
 def _predicted(corpus: Corpus, most_tokens: int) -> Iterator[list[int]]:

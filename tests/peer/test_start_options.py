@@ -30,6 +30,7 @@ EVERYTHING = StartOptions(
     nickname="Ada's",
     data=Path("/data/my corpus.txt"),
     tokenizer=Path("/data/tokenizer.json"),
+    template=Path("/data/chat.jinja"),
     listen=("/ip4/0.0.0.0/tcp/31337",),
     announce=("/ip4/203.0.113.7/tcp/31337", "/dns4/example.org/tcp/31337"),
     local=True,

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from packed import packed_corpus
 from safetensors.torch import save_file
 from torch.distributed import distributed_c10d
 
@@ -81,6 +82,7 @@ class Case:
     fails: str = ""  # "dies", "freezes" or "memory": what the last rank does after its first step
     at: str = ""  # method of its task in which it fails; empty: the backward pass
     generation: int = 0
+    packed: bool = False  # whether it trains on dialogues
     libraries: str = ""  # folder of the ranks' compiled passes; empty: all compute eagerly
 
     @property
@@ -112,7 +114,9 @@ def stages(case: Case) -> tuple[StageRange, ...]:
     return equal_cut(BLOCKS, case.mesh.stages)
 
 
-def corpus(manifest: Manifest) -> Corpus:
+def corpus(manifest: Manifest, packed: bool = False) -> Corpus:
+    if packed:
+        return packed_corpus(manifest.training.sequence_length)
     text = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200)).encode()
     tokens = np.frombuffer(text, dtype=np.uint8)
     return Corpus(tokens, split_stream(len(tokens), manifest.training.sequence_length, 0.1), ByteTokenizer())
@@ -123,7 +127,7 @@ def rest(case: Case) -> tuple:
     manifest = case.manifest
     reader = CorpusReader(manifest.run.seed, PeerId("alice"))
     placement = Placement(case.autocast, case.micro_batch)
-    return corpus(manifest), manifest.training, manifest.run.tokens, reader, placement
+    return corpus(manifest, case.packed), manifest.training, manifest.run.tokens, reader, placement
 
 
 def whole_task(case: Case) -> LanguageModelTask:

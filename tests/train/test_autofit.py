@@ -225,7 +225,7 @@ def test_a_cpu_with_fast_bf16_tries_it(tiny_run, monkeypatch, is_large, has_bf16
     monkeypatch.setattr(autofit, "BF16_PARAMETERS", model.theta.numel() + (0 if is_large else 1))
     monkeypatch.setattr(accelerator, "has_fast_bf16", lambda: has_bf16)
     seconds_each = {torch.bfloat16: half_s, None: 2.0}
-    monkeypatch.setattr(autofit, "trial_s", lambda _, how, length: seconds_each[how.autocast])
+    monkeypatch.setattr(autofit, "trial_s", lambda _, how, length, packed: seconds_each[how.autocast])
     assert place(model, tiny.manifest.model, tiny.manifest.training).autocast is found.autocast
 
 
@@ -251,7 +251,7 @@ def test_a_card_is_asked_for_both_ways(tiny_run, monkeypatch, kind, has_bf16, ha
     answers |= {"is_bf16_supported": has_bf16, "reset_peak_memory_stats": None, "max_memory_allocated": 9 * GB}
     with_memory(monkeypatch, kind, empty_cache=None, synchronize=None, **answers)
     seconds_each = {torch.bfloat16: half_s, torch.float16: half_s, None: 2.0}
-    monkeypatch.setattr(autofit, "trial_s", lambda _, how, length: how.micro_batch * seconds_each[how.autocast])
+    monkeypatch.setattr(autofit, "trial_s", lambda _, how, length, packed: how.micro_batch * seconds_each[how.autocast])
     assert place(model, tiny.manifest.model, tiny.manifest.training) == Placement(found, 1)
     assert all(parameter.grad is None for parameter in model.module.parameters())
 
@@ -263,7 +263,8 @@ def test_where_nothing_is_counted_the_estimate_counts(tiny_run, monkeypatch):
     one = pass_bytes(described, training.sequence_length)
     machine_with(monkeypatch, mps=1, xpu=1)
     monkeypatch.setattr(accelerator, "autocasts", lambda device, dtype: False)
-    monkeypatch.setattr(autofit, "trial_s", lambda _, how, length: how.micro_batch * (1.1 if how.recomputes else 1.0))
+    factor = {False: 1.0, True: 1.1}
+    monkeypatch.setattr(autofit, "trial_s", lambda _, how, *rest: how.micro_batch * factor[how.recomputes])
     for kind in ("mps", "xpu"):
         with_memory(monkeypatch, kind, empty_cache=None, synchronize=None)
     with_memory(monkeypatch, "mps", recommended_max_memory=11 * GB, driver_allocated_memory=GB)

@@ -89,7 +89,7 @@ def test_in_fp16_each_step_waits_because_the_next_needs_its_scale(tiny_run, late
 
 def test_a_card_clips_by_the_norm_of_the_flat_vector(tiny_run, monkeypatch):
     task = tiny_run().task()
-    task._backward(task._batches.at(0))
+    task._backward(task._batches.at(0).sequences)
     before = task._gradient.clone()
     expected = task._clip()
     clipped = task._gradient.clone()

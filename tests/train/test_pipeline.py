@@ -32,17 +32,21 @@ CASES = [
     Case(clip=0.05),
     Case(compute="bfloat16"),
     Case(compute="float16", steps=5),
+    Case(ranks=3, packed=True),
+    Case("GPT2LMHeadModel", packed=True),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.architecture}-{case.ranks}-{case.optimizer}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.architecture}-{case.ranks}-{case.optimizer}-{case.packed}"
+)
 def test_a_team_trains_bitwise_as_one_process(team, case):
     answers, tensors = team.run(case)
     task = whole_task(case)
     losses = train(task, case)
     for name, expected in results(task).items():
         assert torch.equal(tensors[name], expected), name
-    held_out = validation_loss(task.model.module, corpus(case.manifest), HELD_OUT, case.autocast).value
+    held_out = validation_loss(task.model.module, corpus(case.manifest, case.packed), HELD_OUT, case.autocast).value
     numbers = [10.0, 20.0, 21.0][: 1 if case.ranks == 2 else 3]
     said = [numbers, 8 - case.ranks, "", "turn", "turn: 13 bytes, at most 4 expected"]
     for answer in answers:

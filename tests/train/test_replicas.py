@@ -43,8 +43,9 @@ def live(team, case):
         Case(ranks=4, replicas=2, optimizer="muon", clip=0.05),
         Case("GPT2LMHeadModel", 4, 2, tied=True),
         Case(ranks=4, replicas=2, compute="float16", steps=5),
+        Case(ranks=4, replicas=2, packed=True),
     ],
-    ids=lambda case: f"{case.architecture}-{case.mesh}-{case.optimizer}-{case.compute}",
+    ids=lambda case: f"{case.architecture}-{case.mesh}-{case.optimizer}-{case.compute}-{case.packed}",
 )
 def test_replicas_are_bitwise_equal_and_train_as_one_process_up_to_rounding(team, case):
     answer, replicas, expected, losses = live(team, case)

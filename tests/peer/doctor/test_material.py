@@ -88,6 +88,17 @@ def test_the_owners_files_and_those_of_earlier_starts_are_checked(files: dict[st
         check_data(manifest, tmp_path, home, files["corpus"])
 
 
+def test_a_chat_template_that_is_not_here(files: dict[str, Path], tmp_path: Path) -> None:
+    template = b"{{ messages }}"
+    digest = hashlib.sha256(template).hexdigest()
+    manifest, home = run(files, format="jsonl", template=digest), Home(tmp_path / "home")
+    found = check_data(manifest, tmp_path, home, files["corpus"])
+    assert "the template with sha256" in found.found
+    assert "--template FILE" in found.fix
+    home.files.add(digest, template)
+    assert check_data(manifest, tmp_path, home, files["corpus"]).state is FindingState.OK
+
+
 def test_a_tokenizer_that_does_not_fit_the_model(files: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="300 ids, but the model has only 256"):
         check_tokenizer(run(files, vocabulary=256), Home(tmp_path / "home"), files["tokenizer"])

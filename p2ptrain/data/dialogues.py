@@ -1,0 +1,197 @@
+"""Dialogues of jsonl and parquet files: the messages of every row, checked.
+
+A message has a ``role`` and a ``content``: text, or a list of parts ``{"type": "text", "text": …}``. Other fields of a
+row or a message have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.text import one_line, printable
+from p2ptrain.data.hub import split_files
+from p2ptrain.data.rows import (
+    SURE_ROWS,
+    RowFile,
+    TextCounts,
+    Unusable,
+    jsonl_values,
+    kind_of,
+    names,
+    parquet_types,
+    parquet_values,
+    skip,
+)
+from p2ptrain.data.sources import hub_errors, hub_name, named_data
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest.sources import FileCorpus, HubCorpus
+
+ROLES = ("system", "user", "assistant", "tool")
+
+MOST_MESSAGES = 1_000
+"""Maximum number of messages of a dialogue: its answers are told apart by rendering it once for each."""
+
+MOST_DIALOGUE_CHARS = 1 << 20
+"""Maximum length of a dialogue: 200 pages, more than any context window in use holds in one row."""
+
+DEFAULT_MESSAGES = "messages"
+"""Column of the messages: the usual name on the hub."""
+
+_REMEDY = "Correct or remove that row. If the run is not yours, ask its author."
+
+
+class Dialogue(NamedTuple):
+    """Messages of one row, and where they are."""
+
+    place: str
+    messages: list[dict[str, str]]
+
+
+def read_dialogues(spec: FileCorpus | HubCorpus, data: Path | None, counts: TextCounts) -> Iterator[Dialogue]:
+    """Yield the dialogues of a corpus, in order.
+
+    A broken row of a file is an error, since its author can mend it; of a data set of the hub it is skipped and counted
+    in ``counts``.
+
+    Raises:
+        CorpusError: the file is missing or unreadable, a row of it is broken, or most rows of a data set are.
+    """
+    if spec.kind == "hub":
+        counts.where = hub_name(spec)
+        with hub_errors(counts.where, "reading begins anew"):
+            for file in split_files(spec):
+                found, unit = _rows(file, file.format, spec.text_field)
+                yield from _usable(found, f"{one_line(file.path)}, {unit}", counts)
+        return
+    data = named_data(spec, data)
+    counts.where = printable(data)
+    found, unit = _rows(data, spec.format, spec.text_field)
+    for number, messages in found:
+        counts.rows += 1
+        place = f"{unit} {number:,}"
+        if isinstance(messages, Unusable):
+            raise broken(counts, place, messages.why)
+        yield Dialogue(place, messages)
+
+
+def has_messages(path: Path, file_format: str, column: str) -> bool:
+    """Return whether the first row of a jsonl or parquet file has a list there. Raises CorpusError if unreadable."""
+    if file_format == "parquet":
+        kind = parquet_types(path).get(column)
+        return kind is not None and _is_messages(kind)
+    first = next(jsonl_values(path, lambda row: row), None)
+    return first is not None and isinstance(first[1], Mapping) and isinstance(first[1].get(column), list)
+
+
+def broken(counts: TextCounts, place: str, why: str) -> CorpusError:
+    return CorpusError(f"{counts.where}, {place}: {why}.", _REMEDY)
+
+
+def _rows(
+    file: RowFile, file_format: str, column: str
+) -> tuple[Iterator[tuple[int, list[dict[str, str]] | Unusable]], str]:
+    """Return the rows of a file, and what their numbers count."""
+    if file_format == "jsonl":
+        return jsonl_values(file, lambda row: dialogue_of_row(row, column)), "line"
+    return parquet_values(file, column, _check_messages, lambda value: _from_arrow(value, column)), "row"
+
+
+def _usable(
+    rows: Iterable[tuple[int, list[dict[str, str]] | Unusable]], unit: str, counts: TextCounts
+) -> Iterator[Dialogue]:
+    for number, messages in rows:
+        if counts.skipped == counts.rows == SURE_ROWS:
+            counts.check(is_whole=False)
+        counts.rows += 1
+        place = f"{unit} {number:,}"
+        if isinstance(messages, Unusable):
+            skip(counts, place, messages.why)
+        else:
+            yield Dialogue(place, messages)
+
+
+def dialogue_of_row(row: object, column: str) -> list[dict[str, str]] | Unusable:
+    """Return the messages of one decoded row, or the reason why it has none."""
+    if not isinstance(row, Mapping):
+        return Unusable(f"{kind_of(row)} instead of an object")
+    if column not in row:
+        return Unusable(f"no field {column!r}, but {names(row) or 'no field at all'}")
+    return dialogue_of(row[column], column)
+
+
+def dialogue_of(value: object, column: str) -> list[dict[str, str]] | Unusable:
+    """Return checked messages, the last of which is the assistant's, or the reason why there are none."""
+    if not isinstance(value, list):
+        return Unusable(f"the field {column!r} is {kind_of(value)}, not a list of messages")
+    if not value:
+        return Unusable(f"the field {column!r} has no messages")
+    if len(value) > MOST_MESSAGES:
+        return Unusable(f"{len(value):,} messages, and at most {MOST_MESSAGES:,} are read")
+    messages: list[dict[str, str]] = []
+    for number, each in enumerate(value, 1):
+        message = _message(each)
+        if isinstance(message, Unusable):
+            return Unusable(f"message {number} {message.why}")
+        messages.append(message)
+    if messages[-1]["role"] != "assistant":
+        return Unusable(f"the last message has the role {messages[-1]['role']!r}, not 'assistant'")
+    length = sum(len(each["content"]) for each in messages)
+    if length > MOST_DIALOGUE_CHARS:
+        return Unusable(f"{length:,} characters, and at most {MOST_DIALOGUE_CHARS:,} are read")
+    return messages
+
+
+def _message(value: object) -> dict[str, str] | Unusable:
+    if not isinstance(value, Mapping):
+        return Unusable(f"is {kind_of(value)}, not an object with role and content")
+    role, content = value.get("role"), value.get("content")
+    if role not in ROLES:
+        found = f"the role {one_line(role, 40)!r}" if isinstance(role, str) else "no role"
+        return Unusable(f"has {found}, and may have {', '.join(ROLES)}")
+    text = _content(content)
+    if text is None:
+        return Unusable(f"has {kind_of(content)} as its content, not text")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return Unusable("has half of a surrogate pair in its content")
+    return {"role": str(role), "content": text}
+
+
+def _content(value: object) -> str | None:
+    """Return the text of a content, which may be a list of text parts; None if it is something else."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return None
+    parts = [each.get("text") if isinstance(each, Mapping) and each.get("type") == "text" else None for each in value]
+    return "".join(parts) if all(isinstance(part, str) for part in parts) else None  # type: ignore[arg-type]
+
+
+def _check_messages(kind: Any, column: str, file: RowFile) -> None:
+    """Raise CorpusError unless an Arrow type is a list of structures."""
+    if not _is_messages(kind):
+        raise CorpusError(
+            f"The column {column!r} of {printable(f'{file}')} holds {one_line(str(kind), 80)}, not messages.",
+            "Name the column with the messages: `p2ptrain init --text-field`, or corpus.text_field before the run is "
+            "signed. If the run is not yours, ask its author.",
+        )
+
+
+def _is_messages(kind: Any) -> bool:
+    """Return whether an Arrow type is a list of structures."""
+    import pyarrow.types as types
+
+    return (types.is_list(kind) or types.is_large_list(kind)) and types.is_struct(kind.value_type)
+
+
+def _from_arrow(value: Any, column: str) -> list[dict[str, str]] | Unusable:
+    try:
+        return dialogue_of(value.as_py(), column)
+    except UnicodeDecodeError:
+        return Unusable("invalid UTF-8")

@@ -1,0 +1,140 @@
+"""From a corpus of dialogues to rows of tokens (``packing``), and what was read of them.
+
+An interrupted build begins again, unlike that of a data set's plain text: rows are packed from many dialogues at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.data.chat_template import CHATML, ChatTemplate, TemplateFault
+from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.data.dialogues import Dialogue, broken
+from p2ptrain.data.fidelity import FidelityCheck
+from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS, EncodedDialogue, packed_rows
+from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
+from p2ptrain.data.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Corpus as CorpusSpec
+    from p2ptrain.manifest import Manifest
+
+REPORTED_TRUNCATED = 0.01
+"""Share of truncated dialogues above which the owner is warned: they teach answers without an end. Guess: the held-out
+loss of models by this share."""
+
+
+def template_name(spec: CorpusSpec) -> str:
+    """Return the corpus's ``template``; empty if it has no dialogues."""
+    return "" if spec.kind == "builtin" else spec.template
+
+
+def load_template(spec: CorpusSpec, tokenizer: Tokenizer, file: Path | None = None) -> ChatTemplate:
+    """Load the chat template of a corpus of dialogues, with what an export tells it of the tokenizer.
+
+    Raises CorpusError if there is none, or it is not usable.
+    """
+    name = template_name(spec)
+    if not name:
+        raise CorpusError(
+            "This run was not taught dialogues: it has no chat template.", "Name the home of another run."
+        )
+    variables = {"eos_token": tokenizer.separator_text} if tokenizer.separator_text else {}
+    return ChatTemplate.load(name, None if name == CHATML else file, variables)
+
+
+def rows_of_dialogues(
+    manifest: Manifest,
+    tokenizer: Tokenizer,
+    encoder: ChatEncoder,
+    dialogues: Iterable[Dialogue],
+    counts: TextCounts,
+    check: FidelityCheck,
+    most_tokens: int | None,
+) -> Iterator[np.ndarray]:
+    """Yield the codes of rows, at most ``most_tokens`` tokens in all, and count what was read.
+
+    Raises:
+        CorpusError: the template does not render a dialogue of a file, most dialogues have no answer within a row, or
+            the tokenizer does not know the text.
+    """
+    length = manifest.training.sequence_length
+    used = _used(manifest, encoder, dialogues, counts, check)
+    left = None if most_tokens is None else most_tokens // length
+    for row in packed_rows(used, length, tokenizer.separator or 0):
+        if left == 0:
+            break
+        counts.answer_tokens += int(np.count_nonzero(row & COUNTS))
+        counts.padding_tokens += _padding(row)
+        yield row
+        left = None if left is None else left - 1
+    check.finish()
+    if 2 * counts.left_out > counts.rows:
+        raise CorpusError(
+            f"{counts.left_out:,} of {counts.rows:,} dialogues of {counts.where} have no answer within {length:,} "
+            "tokens.",
+            "Raise training.sequence_length, or use a tokenizer with larger tokens, before the run is signed. If the "
+            "run is not yours, ask its author.",
+        )
+
+
+def warnings(counts: TextCounts) -> Iterator[str]:
+    """Yield sentences, without their full stops, on dialogues that are used in part or not at all."""
+    if counts.truncated > REPORTED_TRUNCATED * counts.documents:
+        yield (
+            f"{counts.truncated:,} of {counts.documents:,} dialogues are longer than training.sequence_length, and are "
+            "used without their end"
+        )
+    if counts.left_out > 0:
+        yield (
+            f"{counts.left_out:,} dialogues are not used, as their first answer begins after training.sequence_length "
+            "tokens"
+        )
+
+
+def _used(
+    manifest: Manifest,
+    encoder: ChatEncoder,
+    dialogues: Iterable[Dialogue],
+    counts: TextCounts,
+    check: FidelityCheck,
+) -> Iterator[EncodedDialogue]:
+    """Yield the dialogues that have an answer, at most a row long."""
+    length = manifest.training.sequence_length
+    for dialogue, rendered, encoded in encoder.dialogues(dialogues):
+        if isinstance(encoded, TemplateFault):
+            if manifest.corpus.kind == "file":
+                raise broken(counts, dialogue.place, encoded.why)
+            skip(counts, dialogue.place, encoded.why)
+            if counts.skipped == SURE_ROWS and counts.documents == 0:
+                counts.check(is_whole=False)
+            continue
+        for message in dialogue.messages:
+            check.sample(message["content"])
+        ids, is_predicted = encoded.ids[:length], encoded.counts[:length]
+        if not is_predicted[1:].any():
+            counts.left_out += 1
+            continue
+        counts.truncated += len(encoded.ids) > length
+        text_bytes = len(rendered.text.encode(errors="replace"))
+        check.count(ids, text_bytes * len(ids) // len(encoded.ids), begins_document=True)
+        yield EncodedDialogue(ids, is_predicted)
+
+
+def _padding(row: np.ndarray) -> int:
+    """Return how many tokens at a row's end are padding: those after the last beginning, if none of them is predicted.
+
+    Every dialogue has a predicted token after its first.
+    """
+    last = int(np.flatnonzero(row & BEGINS)[-1])
+    return 0 if (row[last:] & COUNTS).any() else len(row) - last
+
+
+def code_count(vocabulary_size: int) -> int:
+    """Return the exclusive upper bound of the codes of so many ids."""
+    return vocabulary_size << FLAG_BITS

@@ -1,0 +1,144 @@
+"""Chat templates: what they render, and what they may not do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.data import chat_template
+from p2ptrain.data.chat_template import CHATML_SOURCE, ChatTemplate, RenderedDialogue, TemplateFault
+
+DIALOGUE = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Grüße? \U0001f642"},
+    {"role": "assistant", "content": "Hallo."},
+    {"role": "user", "content": "And <b>now</b>?"},
+    {"role": "assistant", "content": "Bye."},
+]
+WITH_TAGS = (
+    "{%- for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content | trim }}</s>"
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{%- endfor %}"
+)
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+TEMPLATES = [
+    CHATML_SOURCE,
+    WITH_TAGS,
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}\n  {% if loop.index > 2 %}"
+    "{% break %}{% endif %}{{ ns.n }}{{ m | tojson }}{{ eos_token }}{{ bos_token }}\n{% endfor %}",
+]
+
+
+@pytest.fixture
+def chatml() -> Iterator[ChatTemplate]:
+    with ChatTemplate.load("chatml") as template:
+        yield template
+
+
+@pytest.mark.parametrize("source", TEMPLATES)
+def test_it_renders_what_transformers_renders(source: str):
+    texts, _ = render_jinja_template([DIALOGUE], chat_template=source, add_generation_prompt=True, eos_token="</s>")
+    with ChatTemplate.checked(source, "a template", {"eos_token": "</s>"}) as template:
+        assert template.render(DIALOGUE, add_generation_prompt=True) == texts[0]
+
+
+def answers(found: RenderedDialogue | TemplateFault) -> list[str]:
+    assert isinstance(found, RenderedDialogue)
+    return [found.text[start:end] for start, end in found.answers]
+
+
+def test_answers_are_what_follows_the_prompt(chatml: ChatTemplate):
+    both = chatml.rendered([DIALOGUE, DIALOGUE[:3]])
+    assert [answers(each) for each in both] == [["Hallo.<|im_end|>\n", "Bye.<|im_end|>\n"], ["Hallo.<|im_end|>\n"]]
+    assert chatml.end_of_turn() == "<|im_end|>"
+
+
+def test_answers_are_what_generation_tags_enclose_as_transformers_finds_them():
+    texts, spans = render_jinja_template([DIALOGUE], chat_template=WITH_TAGS, return_assistant_tokens_mask=True)
+    with ChatTemplate.checked(WITH_TAGS, "a template") as template:
+        (found,) = template.rendered([DIALOGUE])
+    assert found == RenderedDialogue(texts[0], spans[0])
+    assert answers(found) == ["Hallo.</s>", "Bye.</s>"]
+
+
+def test_an_answer_that_is_written_otherwise_later_is_not_counted():
+    source = CHATML_SOURCE.replace("message['content']", "(message['content'] if loop.last else 'gone')")
+    with ChatTemplate.checked(source, "a template") as template:
+        assert answers(template.rendered([DIALOGUE])[0]) == []  # the last prompt is no beginning, either
+    source = CHATML_SOURCE.replace(
+        "+ message['content'] +", "+ ('<think>' if loop.last else '') + message['content'] +"
+    )
+    forgets = source.replace("{% for", "{% set last = messages[-1].role == 'assistant' %}{% for", 1).replace(
+        "if loop.last", "if loop.last and last"
+    )
+    with ChatTemplate.checked(forgets, "a template") as template:
+        assert answers(template.rendered([DIALOGUE])[0]) == ["<think>Bye.<|im_end|>\n"]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{% if %}", "Expected an expression"),
+        ("{{ 'a' * 10**10 }}", "MiB of memory"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_a_sentence(source: str, problem: str):
+    with pytest.raises(CorpusError, match=problem), ChatTemplate.checked(source, "bad.jinja") as template:
+        template.rendered([DIALOGUE])
+
+
+def test_a_dialogue_that_becomes_too_long_costs_no_other():
+    source = "{% for i in range(99999 if messages | length > 3 else 1) %}{{ 'a' * 10**4 }}{% endfor %}"
+    with ChatTemplate.checked(source, "a template") as template:
+        first, second = template.rendered([DIALOGUE, DIALOGUE[:3]])
+    assert first == TemplateFault("it writes more than 64 MiB of text")
+    assert isinstance(second, RenderedDialogue)
+
+
+def test_a_template_that_loops_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chat_template, "DEADLINE_S", 1.0)
+    template = ChatTemplate(LOOPS, "loops.jinja")
+    with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: it does not end"):
+        template.rendered([DIALOGUE])
+    assert template._worker is None
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[9].x.y }}", "{{ ''.__class__.__mro__ }}", "{{ raise_exception('roles!') }}"]
+)
+def test_a_dialogue_that_does_not_render_costs_no_other(source: str):
+    with ChatTemplate.checked(f"{{% if messages | length > 3 %}}{source}{{% endif %}}x", "a template") as template:
+        first, second = template.rendered([DIALOGUE, DIALOGUE[:3]])
+        assert isinstance(first, TemplateFault)
+        assert isinstance(second, RenderedDialogue)
+        with pytest.raises(CorpusError, match="does not render the dialogue"):
+            template.render(DIALOGUE)
+
+
+def test_every_peer_gets_the_same_text_whatever_the_day_and_chance():
+    source = "{{ strftime_now('%d') }}{{ range(1000) | random }}"
+    texts = set()
+    for _ in range(2):
+        with ChatTemplate.checked(source, "a template") as template:
+            texts |= {template.render(DIALOGUE), template.render(DIALOGUE)}
+    assert len(texts) == 1
+
+
+def test_a_file_must_be_the_named_one_and_a_small_text(tmp_path: Path):
+    path = tmp_path / "t.jinja"
+    path.write_text(WITH_TAGS)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with ChatTemplate.load(digest, path) as template:
+        assert template.source == WITH_TAGS
+    with pytest.raises(CorpusError, match="no file was given"):
+        ChatTemplate.load(digest)
+    with pytest.raises(CorpusError, match="is not this run's chat template"):
+        ChatTemplate.load("0" * 64, path)
+    for content, problem in ((b"\xff", "not UTF-8"), (b"x" * (1 + (256 << 10)), "larger than 256 KiB")):
+        path.write_bytes(content)
+        with pytest.raises(CorpusError, match=problem):
+            ChatTemplate.load(hashlib.sha256(content).hexdigest(), path)

@@ -1,0 +1,248 @@
+"""From files of dialogues to batches, and every fault of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.cli import cli
+from p2ptrain.data import dialogues
+from p2ptrain.data.chat_template import ChatTemplate
+from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.data.corpus import Corpus, open_corpus, read_summary
+from p2ptrain.data.dialogues import Dialogue, dialogue_of
+from p2ptrain.data.file_store import named_files
+from p2ptrain.data.packing import IGNORED, EncodedDialogue
+from p2ptrain.data.rows import Unusable
+from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer
+from p2ptrain.manifest import Manifest, with_changes
+from p2ptrain.manifest.document import canonical_bytes
+from tests.data.dialogues import chat_corpus, made, write_jsonl
+
+END = "<|im_end|>"
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "chats.jsonl", made(60))
+
+
+def with_length(manifest: Manifest, tokens: int) -> Manifest:
+    return with_changes(manifest, {"training.sequence_length": tokens, "model.config.max_position_embeddings": tokens})
+
+
+def opened(manifest_with, tmp_path: Path, path: Path, length: int = 170, **fields: object) -> Corpus:
+    manifest = with_length(manifest_with(chat_corpus(path, **fields)), length)
+    return open_corpus(manifest, tmp_path / "cache", path)
+
+
+def json_tokenizer() -> JsonTokenizer:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: place for place, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|im_start|>", END, "<|endoftext|>"])
+    return JsonTokenizer(tokenizer)
+
+
+def test_batches_are_whole_dialogues_whose_answers_are_predicted(manifest_with, chats: Path, tmp_path: Path):
+    corpus = opened(manifest_with, tmp_path, chats)
+    batch = corpus.batch([0, 1])
+    assert batch.shape == (2, 3, 170)
+    for inputs, labels, positions in batch.tolist():
+        starts = [place for place, position in enumerate(positions) if position == 0]
+        texts = [bytes(inputs[begin:end]).decode() for begin, end in zip(starts, [*starts[1:], None], strict=False)]
+        assert len(texts) == 3  # two dialogues and padding
+        assert texts[0].startswith("<|im_start|>user\nsay ")
+        assert texts[0].endswith(f"!{END}\n\0")
+        predicted = bytes(label for label in labels[: starts[1]] if label != IGNORED).decode()
+        assert predicted == texts[0].partition("assistant\n")[2]
+        assert {*labels[starts[2] - 1 :]} == {IGNORED}
+        assert labels[starts[1] - 1] == IGNORED
+    held_out = next(corpus.validation_batches(170, 1))
+    assert held_out.shape == (1, 3, 170)
+    assert bytes(corpus.prompt_ids()).decode().endswith("<|im_start|>assistant\n")
+
+
+def test_only_runs_of_dialogues_say_so(manifest_with, chats: Path):
+    text = manifest_with(chat_corpus(chats, template=""))
+    assert b"template" not in canonical_bytes(text)
+    assert [file.what for file in named_files(text)] == ["corpus"]
+    digest = "ab" * 32
+    named = manifest_with(chat_corpus(chats, template=digest))
+    assert [(file.what, file.option, file.sha256) for file in named_files(named)][1:] == [
+        ("template", "--template", digest)
+    ]
+
+
+def test_parquet_and_lists_of_parts_yield_the_same_tokens(manifest_with, chats: Path, tmp_path: Path):
+    rows = [json.loads(line)["messages"] for line in chats.read_text().splitlines()]
+    pq.write_table(pa.table({"messages": rows}), tmp_path / "chats.parquet")
+    parts = [[{**each, "content": [{"type": "text", "text": each["content"]}]} for each in row] for row in rows]
+    write_jsonl(tmp_path / "parts.jsonl", parts)
+    tokens = opened(manifest_with, tmp_path, chats).tokens
+    for path, file_format in ((tmp_path / "chats.parquet", "parquet"), (tmp_path / "parts.jsonl", "jsonl")):
+        assert np.array_equal(opened(manifest_with, tmp_path, path, format=file_format).tokens, tokens)
+
+
+def test_rows_of_another_length_are_another_stream(manifest_with, chats: Path, tmp_path: Path):
+    assert (
+        opened(manifest_with, tmp_path, chats, 160).tokens.size
+        != opened(manifest_with, tmp_path, chats, 96).tokens.size
+    )
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
+
+
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        (
+            [{"role": "bot", "content": "a"}, ANSWER],
+            "message 1 has the role 'bot', and may have system, user",
+        ),
+        ([{"content": "a"}, ANSWER], "message 1 has no role"),
+        ([USER, {"role": "assistant", "content": None}], "message 2 has null as its content, not text"),
+        ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "message 2 has a list as its content"),
+        ([USER, ANSWER, USER], "the last message has the role 'user', not 'assistant'"),
+        ([USER, {"role": "assistant", "content": "\ud800"}], "message 2 has half of a surrogate pair"),
+        (["a"], "message 1 is text, not an object with role and content"),
+        ([], "the field 'messages' has no messages"),
+        ("a", "the field 'messages' is text, not a list of messages"),
+        ([USER] * 1001, "1,001 messages"),
+        ([{"role": "assistant", "content": "a" * (1 + (1 << 20))}], "1,048,577 characters"),
+    ],
+)
+def test_a_broken_row_of_a_file_is_named_by_its_line(manifest_with, tmp_path: Path, messages: object, why: str):
+    found = dialogue_of(messages, "messages")
+    assert isinstance(found, Unusable)
+    assert why in found.why
+    path = write_jsonl(tmp_path / "broken.jsonl", [*made(3), messages, *made(3)])
+    with pytest.raises(CorpusError) as caught:
+        opened(manifest_with, tmp_path, path)
+    assert f"{path}, line 4: {found.why}." in str(caught.value)
+    assert not list((tmp_path / "cache").glob("*.npy"))
+
+
+@dataclass(frozen=True)
+class HubFileHere:
+    """A file of the hub that is on this machine."""
+
+    place: Path
+    path: str = "data/train.jsonl"
+    format: str = "jsonl"
+
+    def open(self, mode: str = "rb") -> BinaryIO:
+        return self.place.open("rb")
+
+
+def test_broken_rows_of_the_hub_are_skipped_and_counted(manifest_with, tmp_path: Path, monkeypatch):
+    path = write_jsonl(tmp_path / "chats.jsonl", [*made(30), [USER], *made(30)])
+    monkeypatch.setattr(dialogues, "split_files", lambda spec: [HubFileHere(path)])
+    section = {"kind": "hub", "name": "a/b", "revision": "0" * 40, "text_field": "messages", "template": "chatml"}
+    manifest = with_length(manifest_with(section), 170)
+    open_corpus(manifest, tmp_path / "cache")
+    summary = read_summary(manifest, tmp_path / "cache")
+    assert summary is not None
+    assert (summary.counts.documents, summary.counts.skipped) == (60, 1)
+    why = "the last message has the role 'user', not 'assistant'"
+    assert summary.counts.examples == [f"data/train.jsonl, line 31: {why}"]
+    write_jsonl(path, [*made(2), [USER], [USER], [USER]])
+    with pytest.raises(CorpusError, match="3 of 5 rows"):
+        open_corpus(with_length(manifest, 171), tmp_path / "cache")
+
+
+def test_long_dialogues_are_truncated_and_those_without_an_answer_left_out(manifest_with, tmp_path: Path):
+    long = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * 500}]
+    late = [{"role": "user", "content": "a" * 500}, {"role": "assistant", "content": "b"}]
+    path = write_jsonl(tmp_path / "chats.jsonl", [*made(20), long, late])
+    manifest = with_length(manifest_with(chat_corpus(path)), 96)
+    warned: list[str] = []
+    corpus = open_corpus(manifest, tmp_path / "cache", path, warn=warned.append)
+    summary = read_summary(manifest, tmp_path / "cache")
+    assert summary is not None
+    counts = summary.counts
+    assert (counts.documents, counts.truncated, counts.left_out, counts.rows) == (21, 1, 1, 22)
+    assert any("1 of 21 dialogues are longer" in each for each in warned)
+    assert any("1 dialogues are not used" in each for each in warned)
+    labels = corpus.batch(range(corpus.train_sequences))[:, 1]
+    held_out = next(corpus.validation_batches(10**6, 100))[:, 1]
+    assert counts.answer_tokens == int((labels != IGNORED).sum() + (held_out != IGNORED).sum())
+    only = write_jsonl(tmp_path / "late.jsonl", [late])
+    with pytest.raises(CorpusError, match="have no answer within 96 tokens"):
+        opened(manifest_with, tmp_path, only, 96)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(manifest_with, chats: Path, tmp_path: Path, monkeypatch):
+    rendered = ChatTemplate.rendered
+
+    def changing(self, dialogues):
+        chats.write_text(chats.read_text() + "\n")
+        return rendered(self, dialogues)
+
+    monkeypatch.setattr(ChatTemplate, "rendered", changing)
+    with pytest.raises(CorpusError, match="changed while it was read"):
+        opened(manifest_with, tmp_path, chats)
+    assert not list((tmp_path / "cache").glob("*.npy"))
+
+
+def test_special_tokens_of_the_template_become_ids_and_those_of_messages_stay_text():
+    tokenizer = json_tokenizer()
+    messages = [{"role": "user", "content": f"say {END} ü"}, {"role": "assistant", "content": f"no {END}!"}]
+    with ChatTemplate.load("chatml") as template:
+        encoder = ChatEncoder(template, tokenizer)
+        ((_, _, encoded),) = encoder.dialogues([Dialogue("line 1", messages)])
+        prompt = encoder.prompt_ids(messages[:1])
+    assert isinstance(encoded, EncodedDialogue)
+    end = tokenizer._tokenizer.token_to_id(END)
+    ids = encoded.ids.tolist()
+    assert ids.count(end) == 2
+    assert ids.count(tokenizer._tokenizer.token_to_id("<|im_start|>")) == 2
+    assert ids[: len(prompt)] == prompt.tolist()
+    assert encoded.counts.tolist() == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
+    plain = [each for each in ids if each < 256]
+    assert tokenizer.decode(plain) == f"user\nsay {END} ü\nassistant\nno {END}!\n"
+    assert encoder.ending is None  # the end-of-turn token is one
+
+
+def test_bytes_know_where_each_character_begins():
+    ((ids, starts),) = ByteTokenizer().encode_marked(["aü\0\U0001f642z"])
+    assert bytes(ids.tolist()).decode() == "aü\ufffd\U0001f642z"
+    assert starts.tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4]
+
+
+def test_init_recognizes_dialogues_and_tokens_counts_them(chats: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    template = tmp_path / "own.jinja"
+    template.write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    for arguments in ([], ["--template", str(template)]):
+        run = "own" if arguments else "run"
+        result = CliRunner().invoke(cli, ["init", run, "--corpus", "chats.jsonl", "--preset", "demo", *arguments])
+        assert result.exit_code == 0, result.output
+        assert "read as jsonl, dialogues of the column messages" in result.output
+        assert "dialogues        60" in result.output
+        assert "answers" in result.output
+        counted = CliRunner().invoke(cli, ["tokens", run, "--json"])
+        figures = json.loads(counted.stdout)
+        assert figures["documents"] == 60
+        assert 0 < figures["answer_tokens"] < figures["tokens"]
+        assert CliRunner().invoke(cli, ["sign", run]).exit_code == 0
+    digest = hashlib.sha256(template.read_bytes()).hexdigest()
+    assert (tmp_path / "own" / "files" / digest).read_bytes() == template.read_bytes()
+    assert f'template = "{digest}"' in (tmp_path / "own" / "manifest.toml").read_text()

@@ -1,0 +1,63 @@
+"""A swarm that is taught a few hundred dialogues answers in their form; its files come by the link."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from swarm import TOGETHER, Swarm
+from transformers import AutoTokenizer
+
+from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.train.generate import Sampling, generate_tokens
+from peer.exporting import export
+from peer.home import Home
+from peer.model import load_model, newest, run_template
+from tests.data.dialogues import COLOURS, chat_corpus, made, write_jsonl
+
+pytestmark = pytest.mark.net
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message.role[0] + '>' + message.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+CHANGES = {
+    "model.config.hidden_size": 64,
+    "model.config.intermediate_size": 128,
+    "model.config.num_hidden_layers": 2,
+    "model.config.max_position_embeddings": 64,
+    "training.sequence_length": 64,
+    "training.learning_rate": 5e-3,
+    "run.tokens": 500_000,
+}
+
+
+def test_a_swarm_that_is_taught_dialogues_answers_in_their_form(tmp_path: Path) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text(TEMPLATE)
+    chats = write_jsonl(tmp_path / "chats.jsonl", made(400))
+    corpus = chat_corpus(chats, template=hashlib.sha256(template.read_bytes()).hexdigest(), validation_fraction=0.02)
+    with Swarm(**CHANGES, corpus=corpus) as swarm:
+        bootstrap = swarm.bootstrap("--data", str(chats), "--template", str(template))
+        bootstrap.wait_to_say("peers that lack the run's template get it here")
+        peers = [swarm.peer(name, script=TOGETHER) for name in ("anna", "bert")]
+        swarm.begin_together(peers)
+        assert [each.end() for each in peers] == [0, 0], "\n".join(each.output[-2000:] for each in peers)
+        assert peers[0].events("got file", what="template")
+        assert peers[0].events("exchanged")
+        home = Home(peers[0].home)
+        model, tokenizer = load_model(home)
+        chat = run_template(home, newest(home)[0], tokenizer)
+        assert chat is not None
+        with chat:
+            encoder = ChatEncoder(chat, tokenizer)
+            for colour in COLOURS:
+                prompt = encoder.prompt_ids([{"role": "user", "content": f"say {colour}"}]).tolist()
+                answer = generate_tokens(model.module, prompt, 30, Sampling(temperature=0), tokenizer.separator)
+                assert tokenizer.decode(answer) == f"it is {colour}!\n"
+        export(home, tmp_path / "out")
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == TEMPLATE
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = loaded.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    assert text == "<u>hi\n<a>"
