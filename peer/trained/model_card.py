@@ -106,7 +106,9 @@ def _front_matter(facts: CardFacts) -> str:
 def _summary(facts: CardFacts) -> str:
     manifest, begun = facts.signed.manifest, initial_weights(facts.signed)
     model = manifest.model
-    how = "peers, without a server, each trained and averaged with others" if _exchanges(facts) else "one peer, alone"
+    how = (
+        "peers that each trained and averaged with others, without a server" if _exchanges(facts) else "one peer, alone"
+    )
     begins = "random weights" if begun is None else f"the weights of {_source(begun)}"
     return (
         f"A language model of {parameter_count(model):,} parameters ({model.architecture}), trained from {begins} with "
@@ -271,7 +273,7 @@ def _losses(facts: CardFacts) -> str:
         return text
     rows = [f"| {each.progress:,.0f} | {each.loss:.4f} | {each.tokens:,} |" for each in known]
     table = "\n".join(["| tokens of all peers | loss, nats per token | held-out tokens read |", "|--:|--:|--:|", *rows])
-    return f"{text} The publishing peer noted while it trained:\n\n{table}"
+    return f"{text} The publishing peer noted, of the weights that it was training:\n\n{table}"
 
 
 def _use(facts: CardFacts) -> str:
