@@ -70,6 +70,13 @@ LAZY_COMMANDS = {
     "contributions": LazyCommand("peer.cli", "contributions", "Show a peer's contributions, signed by its partners."),
     "export": LazyCommand("peer.cli", "export", "Write a peer's model in Hugging Face format."),
     "generate": LazyCommand("peer.cli", "generate", "Continue a text with a peer's model."),
+    "evaluate": LazyCommand(
+        "peer.trained.evaluate_command", "evaluate", "Measure a model's loss on a text, or its scores in tasks."
+    ),
+    "chat": LazyCommand("peer.trained.chat_command", "chat", "Talk with a model."),
+    "publish": LazyCommand(
+        "peer.trained.publish_command", "publish", "Publish a peer's model on the Hugging Face hub."
+    ),
     "doctor": LazyCommand("peer.doctor", "doctor", "Diagnose this machine and its network."),
     "simulate": LazyCommand("p2ptrain.sim.command", "simulate", "Simulate a swarm from a scenario file."),
     "testnet": LazyCommand(

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,14 +31,14 @@ from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
-from p2ptrain.manifest import Manifest, parameter_count
+from p2ptrain.manifest import Manifest, SignedManifest, parameter_count
 from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
 from p2ptrain.train.model import shape_module, summed_loss
 from peer import loading
 from peer.exported_chat import MESSAGES, ExportedChat, exported_chat
 from peer.exported_weights import write_weights
 from peer.home import Home
-from peer.model import newest, run_tokenizer, stored_model, stored_tokenizer
+from peer.model import newest_checkpoint, run_tokenizer, stored_model, stored_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -65,8 +65,15 @@ difference with other threads and versions of transformers."""
 class Exported:
     """Result of an export."""
 
+    signed: SignedManifest
+    state: Mapping[str, Any]  # of the checkpoint
     held_out_loss: HeldOutLoss | None  # of the exported weights; None: not measured
     why_not: str = ""  # why the loss was not measured
+    corpus: Corpus | None = None  # None: the run's text is not here
+
+
+Finish = Callable[[Path, Exported], None]
+"""Called with the checked folder before it gets its name, to write more files into it."""
 
 
 LOADED_BYTES = 12
@@ -101,7 +108,11 @@ class {CODE_CLASS}(PreTrainedTokenizerFast):
 
 
 def export(
-    home: Home, target: Path, tokenizer_file: Path | None = None, tell: Tell = lambda activity, done: None
+    home: Home,
+    target: Path,
+    tokenizer_file: Path | None = None,
+    tell: Tell = lambda activity, done: None,
+    finish: Finish = lambda folder, exported: None,
 ) -> Exported:
     """Write model and tokenizer for ``from_pretrained``, atomically, and check that they load as training had them.
 
@@ -113,6 +124,7 @@ def export(
             exported, expected = _write(home, folder, tokenizer_file, tell)
             tell("checking that transformers loads the same model and tokenizer", "")
             _check(expected, _load(expected.request))
+            finish(folder, exported)
     except (OSError, SafetensorError) as error:
         raise _unwritable(target, error) from error
     return exported
@@ -126,7 +138,8 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) ->
         return True
 
     tell("reading the checkpoint", "")
-    signed, stored = newest(home)
+    signed, found = newest_checkpoint(home)
+    stored, state = found.tensors, found.state
     tokenizer = run_tokenizer(home, signed, tokenizer_file)
     chat = exported_chat(home, signed, tokenizer)
     shape = shape_module(signed.manifest.model)
@@ -134,15 +147,14 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) ->
     write_weights(folder, stored, shape, home.path)
     _write_configuration(folder, shape, tokenizer, chat)
     _write_tokenizer(folder, tokenizer, shape.config, chat)
-    if (why_not := _too_large(signed.manifest)) is not None:
-        return Exported(None, why_not), _expected(folder, None, shape.config, tokenizer, chat, None)
+    text = local_corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
+    corpus, why_not = (text, "") if isinstance(text, Corpus) else (None, text)
+    if (too_large := _too_large(signed.manifest)) is not None:
+        exported = Exported(signed, state, None, too_large, corpus)
+        return exported, _expected(folder, None, shape.config, tokenizer, chat, None)
     model = stored_model(signed, stored)
-    found = _corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
-    if isinstance(found, Corpus):
-        exported = Exported(validation_loss(model.module, found, HELD_OUT_TOKENS, goes_on=goes_on))
-    else:
-        exported = Exported(None, found)
-    corpus = found if isinstance(found, Corpus) else None
+    loss = None if corpus is None else validation_loss(model.module, corpus, HELD_OUT_TOKENS, goes_on=goes_on)
+    exported = Exported(signed, state, loss, why_not, corpus)
     return exported, _expected(folder, model.module, shape.config, tokenizer, chat, corpus)
 
 
@@ -157,7 +169,7 @@ def _too_large(manifest: Manifest) -> str | None:
     )
 
 
-def _corpus(manifest: Manifest, tokenizer_file: Path | None) -> Corpus | str:
+def local_corpus(manifest: Manifest, tokenizer_file: Path | None) -> Corpus | str:
     """Open the run's corpus if no download and no file is needed for it; otherwise say why not."""
     if manifest.corpus.kind != "builtin" and not has_stream(manifest, cache_directory()):
         return "the run's text has not been tokenized on this machine"

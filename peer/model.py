@@ -10,7 +10,7 @@ from torch import Tensor
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
-from p2ptrain.checkpoint import PIECE_ELEMENTS, StoredTensors
+from p2ptrain.checkpoint import PIECE_ELEMENTS, Checkpoint, StoredTensors
 from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.packed_stream import load_template, template_name
 from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
@@ -31,7 +31,13 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
 
 
 def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
-    """Return a home's run and the tensors of its newest undamaged checkpoint, that of a team or of one process.
+    """Return a home's run and the tensors of its ``newest_checkpoint``. Raises HomeError if there is none."""
+    signed, found = newest_checkpoint(home)
+    return signed, found.tensors
+
+
+def newest_checkpoint(home: Home) -> tuple[SignedManifest, Checkpoint]:
+    """Return a home's run and its newest undamaged checkpoint, that of a team or of one process.
 
     Raises HomeError if there is none.
     """
@@ -50,7 +56,7 @@ def newest(home: Home) -> tuple[SignedManifest, StoredTensors]:
             f"The peer in {home.path} keeps a part of the model, which is no use alone.",
             "Name the home of a peer that has trained.",
         )
-    return signed, found.checkpoint.tensors
+    return signed, found.checkpoint
 
 
 def _directory(home: Home) -> Path:

@@ -32,6 +32,7 @@ CONVERTED = (
     "peer/doctor",
     "peer/owner",
     "peer/testnet",
+    "peer/trained",
     "bootstrap",
     "bench",
     "lab",

@@ -21,6 +21,11 @@ def printable(text: str | Path) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in f"{text}")
 
 
+def printable_lines(text: str) -> str:
+    """Return text of several lines as ``printable`` does, but keep line ends and tabs."""
+    return "".join(letter if letter in "\n\t" else printable(letter) for letter in text)
+
+
 class UserPath(PosixPath):
     """A path of the command line, or one derived from it.
 

@@ -87,12 +87,26 @@ def read_pieces(
     if spec.kind == "hub":
         return _hub_pieces(spec, counts, position)
     data = named_data(spec, data)
-    counts.where = printable(data)
-    if spec.format == "text":
-        return _text_file_pieces(data)
-    if spec.format == "jsonl":
-        return _cut(text for _, text in texts(jsonl_rows(data, spec.text_field), "line", counts))
-    return _cut(text for _, text in texts(parquet_rows(data, spec.text_field), "row", counts))
+    return file_pieces(data, spec.format, spec.text_field, counts)
+
+
+def file_pieces(path: Path, file_format: str, text_field: str, counts: TextCounts) -> Iterator[TextChunk]:
+    """Yield the whole text of a local file, in order.
+
+    Args:
+        path: UTF-8 text, or rows with a column of text.
+        file_format: text, jsonl or parquet.
+        text_field: the column.
+        counts: rows are counted here while the text is read.
+
+    Raises CorpusError.
+    """
+    counts.where = printable(path)
+    if file_format == "text":
+        return _text_file_pieces(path)
+    if file_format == "jsonl":
+        return _cut(text for _, text in texts(jsonl_rows(path, text_field), "line", counts))
+    return _cut(text for _, text in texts(parquet_rows(path, text_field), "row", counts))
 
 
 def named_data(spec: FileCorpus, data: Path | None) -> Path:

@@ -253,6 +253,23 @@ def _parse(path: Path) -> JsonTokenizer:
         return made
 
 
+def read_tokenizer(path: Path) -> tuple[JsonTokenizer, tuple[int, ...]]:
+    """Read a tokenizer.json, and the ids that its post-processor puts before every text, which ``JsonTokenizer`` omits.
+
+    Raises CorpusError if it is unusable.
+    """
+    from tokenizers import Tokenizer
+
+    made = _parse(path)
+    with _faults(f"{path} is not a tokenizer"):
+        whole = Tokenizer.from_file(str(path))
+        whole.no_truncation()
+        whole.no_padding()
+        bare, ids = (whole.encode("a", add_special_tokens=has_more).ids for has_more in (False, True))
+        before = next((place for place in range(len(ids)) if ids[place : place + len(bare)] == bare), 0)
+        return made, tuple(ids[:before])
+
+
 @contextmanager
 def _faults(problem: str) -> Iterator[None]:
     """Turn every error of the library, which raises nothing specific, into a CorpusError."""

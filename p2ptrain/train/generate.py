@@ -5,7 +5,7 @@ This loop has its own random generator, so training's random state does not chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,33 +53,77 @@ def generate_tokens(
     stop: int | None = None,  # an id that ends the text; not part of the result
     vocabulary: int | None = None,  # ids that the tokenizer has, if the model has more; None: the model's
 ) -> list[int]:
-    """Return the ids that follow a prompt.
+    """Return the ids that follow a prompt, as ``stream_tokens`` yields them."""
+    stops = () if stop is None else (stop,)
+    return list(stream_tokens(module, prompt, new_tokens, sampling, stops, vocabulary))
+
+
+def stream_tokens(
+    module: PreTrainedModel,
+    prompt: Sequence[int],  # at least one id
+    new_tokens: int,
+    sampling: Sampling,
+    stops: Collection[int] = (),  # ids that end the text; not yielded
+    vocabulary: int | None = None,  # ids that the tokenizer has, if the model has more; None: the model's
+) -> Iterator[int]:
+    """Yield the ids that follow a prompt, each as it is drawn. Close the iterator to end earlier.
 
     Keys and values of past tokens are cached. When the model's window is full, generation continues from its latter
     half.
     """
-    window = module.config.max_position_embeddings
+    window = module.config.get_text_config().max_position_embeddings
     generator = torch.Generator().manual_seed(sampling.seed)
     was_training = module.training
     module.train(False)
     tokens = list(prompt)
     unread, cache, cached = tokens[-window:], None, 0
     try:
-        with torch.no_grad():
-            while len(tokens) < len(prompt) + new_tokens:
-                if cached + len(unread) > window:
-                    unread, cache, cached = tokens[-max(1, window // 2) :], None, 0
-                ids = torch.tensor([unread], device=module.device)
+        while len(tokens) < len(prompt) + new_tokens:
+            if cached + len(unread) > window:
+                unread, cache, cached = tokens[-max(1, window // 2) :], None, 0
+            ids = torch.tensor([unread], device=module.device)
+            with torch.no_grad():  # not around a yield, whose caller may compute gradients
                 output = module(input_ids=ids, past_key_values=cache, use_cache=True)
-                cache, cached = output.past_key_values, cached + len(unread)
-                token = _draw(output.logits[0, -1, :vocabulary].float().cpu(), sampling, generator)
-                if token == stop:
-                    break
-                tokens.append(token)
-                unread = [token]
+            cache, cached = output.past_key_values, cached + len(unread)
+            token = _draw(output.logits[0, -1, :vocabulary].float().cpu(), sampling, generator)
+            if token in stops:
+                return
+            tokens.append(token)
+            unread = [token]
+            yield token
     finally:
         module.train(was_training)
-    return tokens[len(prompt) :]
+
+
+def text_pieces(
+    ids: Iterable[int],
+    tokenizer: Tokenizer,
+    before: Sequence[int] = (),  # ids before them, which some tokenizers need to know of a leading space
+    stop: str = "",  # text that ends the text; not yielded
+) -> Iterator[str]:
+    """Yield the text of some ids as soon as it is certain: no part of a character, and no beginning of ``stop``."""
+    found = list(before)
+    shown = len(tokenizer.decode(found)) if found else 0
+    start = shown
+    text = ""
+    for each in ids:
+        found.append(each)
+        text = tokenizer.decode(found)
+        if stop and (end := text.find(stop, start)) >= 0:
+            yield text[shown:end]
+            return
+        certain = len(text) - _uncertain(text[start:], stop)
+        if certain > shown:
+            yield text[shown:certain]
+            shown = certain
+    yield text[shown:]
+
+
+def _uncertain(text: str, stop: str) -> int:
+    """Return how many of the last characters the next id may change or complete to ``stop``."""
+    torn = len(text) - len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+    begun = next((size for size in range(min(len(stop), len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+    return max(min(torn, 3), begun)  # three bytes at most begin a character without ending it
 
 
 def _draw(

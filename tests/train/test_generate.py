@@ -5,7 +5,7 @@ import torch
 from families import DESCRIPTIONS, description
 
 from p2ptrain.data.tokenizer import ByteTokenizer
-from p2ptrain.train.generate import Sampling, generate_text, generate_tokens
+from p2ptrain.train.generate import Sampling, generate_text, generate_tokens, stream_tokens, text_pieces
 from p2ptrain.train.model import build_module
 
 PROMPT = list(b"12 times ")
@@ -87,3 +87,32 @@ def test_a_prompt_that_the_tokenizer_drops_starts_with_a_separator(tiny_run):
             return [ids[:0] for ids in super().encode_batch(texts)]
 
     assert generate_text(tiny_run().model().module, Dropping(), "", 5, Sampling()).startswith("\0")
+
+
+def test_tokens_come_one_by_one_and_the_iterator_may_be_closed(trained):
+    trained.train(True)
+    ids = stream_tokens(trained, PROMPT, 20, Sampling(seed=3))
+    first = next(ids)
+    assert torch.is_grad_enabled()
+    ids.close()
+    assert trained.training
+    assert generate_tokens(trained, PROMPT, 20, Sampling(seed=3))[0] == first
+    assert list(stream_tokens(trained, PROMPT, 20, Sampling(seed=3), stops={first})) == []
+
+
+def pieces(text: str, stop: str = "", before: bytes = b"") -> list[str]:
+    return list(text_pieces(list(text.encode()), ByteTokenizer(), list(before), stop))
+
+
+def test_text_comes_as_soon_as_it_is_certain():
+    assert pieces("ab") == ["a", "b", ""]
+    assert [each for each in pieces("é🙂!") if each] == ["é", "🙂", "!"]
+    assert "".join(text_pieces(list(b"a\xf0\x9f"), ByteTokenizer())) == "a\ufffd"  # a character that never ends
+    assert "".join(pieces("world", before=b"hello ")) == "world"
+
+
+def test_text_ends_before_the_stop_which_is_never_shown():
+    assert pieces("yes<end>no", "<end>") == ["y", "e", "s", ""]
+    assert "".join(pieces("a<e b<en", "<end>")) == "a<e b<en"
+    assert pieces("<end>", "<end>") == [""]
+    assert "".join(pieces("x", "<end>", before=b"<end>")) == "x"

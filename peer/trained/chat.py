@@ -1,0 +1,216 @@
+"""Conversation with a model: the run's chat template turns messages into text, and an answer ends where its turn ends.
+
+A model without a template was not taught dialogues; it continues the text of both sides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate, read_template
+from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.data.packed_stream import load_template, template_name
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.train.generate import Sampling, stream_tokens, text_pieces
+from peer.home import Home
+from peer.trained.language_model import LanguageModel
+
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
+VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""Special tokens that templates of transformers may write."""
+
+CONTEXT_IDS = 16
+"""Ids before an answer that are decoded with it; a leading space depends on the last one."""
+
+DROPPED = "The model's window is full: the oldest turns are forgotten."
+TOO_LONG = "This is longer than the model's window: it reads only the end."
+NO_TEMPLATE = "This model was not taught dialogues (there is no chat template): it continues the text."
+
+
+class Conversation(Protocol):
+    """One side of a dialogue: answers, and remembers what was said."""
+
+    def answer(self, text: str) -> Generator[str]:
+        """Yield the pieces of the answer to a text. What was yielded is remembered, also if the caller stops early."""
+
+
+@dataclass(slots=True)
+class TaughtConversation:
+    """Conversation in the form of a chat template."""
+
+    model: LanguageModel
+    encoder: ChatEncoder
+    new_tokens: int
+    sampling: Sampling
+    tell: Callable[[str], None]
+    """Called with a note for the user."""
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    _stop: str = field(init=False)
+    _stops: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stop = self.encoder.template.end_of_turn()
+        ids = {self.model.tokenizer.separator, *_whole_token(self.model, self._stop), *_ends(self.model)}
+        self._stops = frozenset(each for each in ids if each is not None)
+
+    def answer(self, text: str) -> Generator[str]:
+        """Yield the pieces of the answer to a text. Raises CorpusError if the template does not render it."""
+        self.messages.append({"role": "user", "content": text})
+        prompt = self._prompt()
+        said: list[str] = []
+        module, vocabulary = self.model.module, self.model.vocabulary
+        ids = stream_tokens(module, prompt, self.new_tokens, self._next(), self._stops, vocabulary)
+        try:
+            for piece in text_pieces(ids, self.model.tokenizer, stop=self._stop):
+                said.append(piece)
+                yield piece
+        finally:
+            self.messages.append({"role": "assistant", "content": "".join(said).strip()})
+
+    def _prompt(self) -> list[int]:
+        """Return the ids of all turns that leave room for an answer; older ones are forgotten."""
+        room = self.model.window - min(self.new_tokens, self.model.window // 2)
+        is_told = False
+        while len(ids := self._ids()) > room and len(self.messages) > 1:
+            del self.messages[:2]  # a question and its answer
+            if not is_told:
+                self.tell(DROPPED)
+                is_told = True
+        if len(ids) > self.model.window:
+            self.tell(TOO_LONG)
+        return ids
+
+    def _ids(self) -> list[int]:
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        ids: list[int] = self.encoder.prompt_ids([*first, *self.messages]).tolist()
+        return ids
+
+    def _next(self) -> Sampling:
+        """Return how to draw this answer: each has a seed of its own."""
+        return replace(self.sampling, seed=self.sampling.seed + len(self.messages) // 2)
+
+
+@dataclass(slots=True)
+class PlainText:
+    """Text that both sides continue."""
+
+    model: LanguageModel
+    new_tokens: int
+    sampling: Sampling
+    _ids: list[int] = field(default_factory=list)
+    _turns: int = 0
+
+    def answer(self, text: str) -> Generator[str]:
+        """Yield the pieces by which the model continues everything so far and a text."""
+        model, tokenizer = self.model, self.model.tokenizer
+        self._ids += tokenizer.encode_batch([text])[0].tolist()
+        prompt = [*model.prefix, *self._ids] or [tokenizer.separator or 0]
+        drawn: list[int] = []
+
+        def kept(ids: Iterator[int]) -> Iterator[int]:
+            for each in ids:
+                drawn.append(each)
+                yield each
+
+        stops = () if tokenizer.separator is None else (tokenizer.separator,)
+        sampling = replace(self.sampling, seed=self.sampling.seed + self._turns)
+        self._turns += 1
+        ids = stream_tokens(model.module, prompt, self.new_tokens, sampling, stops, model.vocabulary)
+        try:
+            yield from text_pieces(kept(ids), tokenizer, before=self._ids[-CONTEXT_IDS:])
+        finally:
+            self._ids = [*self._ids, *drawn, *tokenizer.encode_batch(["\n"])[0].tolist()][-model.window :]
+
+
+def _whole_token(model: LanguageModel, text: str) -> list[int]:
+    """Return the id of a special token with this text; none if the text is several tokens."""
+    ids: list[int] = model.tokenizer.encode_marked([text])[0][0].tolist() if text else []
+    return ids if len(ids) == 1 else []
+
+
+def _ends(model: LanguageModel) -> list[int]:
+    """Return the ids at which a folder's own configuration ends a text."""
+    if model.signed is not None:
+        return []
+    found = getattr(getattr(model.module, "generation_config", None), "eos_token_id", None)
+    return [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, int)]
+
+
+@contextmanager
+def opened(
+    model: LanguageModel,
+    template_file: Path | None,
+    system: str | None,
+    new_tokens: int,
+    sampling: Sampling,
+    tell: Callable[[str], None],
+) -> Iterator[Conversation]:
+    """Yield a dialogue with a model, in its template's form if it has one.
+
+    Args:
+        template_file: the run's template, if it names one by digest that the home does not keep; for a folder, instead
+            of its own.
+        system: first message, which says how to answer.
+        tell: called with notes for the user.
+
+    Raises CorpusError if the template is unusable.
+    """
+    template = find_template(model, template_file)
+    if template is None:
+        tell(NO_TEMPLATE)
+        if system is not None:
+            tell("--system has no effect without a template.")
+        yield PlainText(model, new_tokens, sampling)
+        return
+    with template:
+        encoder = ChatEncoder(template, model.tokenizer)
+        yield TaughtConversation(model, encoder, new_tokens, sampling, tell, system)
+
+
+def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | None:
+    """Return the chat template of a run or a folder; None if it has none. Raises CorpusError if it is unusable."""
+    if model.signed is not None:
+        return _of_run(model, model.signed, Home(model.place), file)
+    variables, source = _described(model.place)
+    path = file or model.place / TEMPLATE_FILE
+    if path.is_file() or file is not None:
+        return ChatTemplate.checked(read_template(path), str(path), variables)
+    return None if source is None else ChatTemplate.checked(source, str(model.place), variables)
+
+
+def _of_run(model: LanguageModel, signed: SignedManifest, home: Home, file: Path | None) -> ChatTemplate | None:
+    corpus = signed.manifest.corpus
+    if not (name := template_name(corpus)):
+        if file is not None:
+            raise CorpusError(f"--template names {file}, but this run has no chat template.", "Omit --template.")
+        return None
+    return load_template(corpus, model.tokenizer, file or home.files.find(name))
+
+
+def _described(folder: Path) -> tuple[dict[str, str], str | None]:
+    """Return the special tokens and the chat template, if any, in a folder's tokenizer_config.json."""
+    try:
+        with (folder / TOKENIZER_CONFIG_FILE).open("rb") as file:
+            config: Any = json.loads(file.read(64 * MOST_TEMPLATE_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}, None
+    if not isinstance(config, dict):
+        return {}, None
+    found = {name: _token_text(config.get(name)) for name in VARIABLES}
+    source = config.get("chat_template")
+    variables = {name: text for name, text in found.items() if text is not None}
+    return variables, source if isinstance(source, str) and len(source) <= MOST_TEMPLATE_BYTES else None
+
+
+def _token_text(value: object) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None

@@ -1,0 +1,164 @@
+"""Loss, perplexity and bits per byte of a model, on the run's held-out text or on any file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2ptrain.base.errors import UserError
+from p2ptrain.base.text import first_sentence
+from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
+from p2ptrain.data.file_store import named_files
+from p2ptrain.data.split import HELD_OUT_TOKENS
+from p2ptrain.data.stream import cache_directory
+from p2ptrain.train.evaluate import GoesOn, validation_loss
+from p2ptrain.train.text_loss import TextLoss, WindowRule, text_loss
+from peer.capacity import explained
+from peer.home import Home
+from peer.trained.language_model import LanguageModel
+from peer.trained.text_file import TextFile, bytes_of
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvaluation:
+    """Loss of a model on a text, and how it was read."""
+
+    loss: float
+    """Mean cross entropy in nats per predicted token."""
+    perplexity: float | None
+    """None: beyond a float's range."""
+    bits_per_byte: float | None
+    tokens: int
+    """Predicted tokens."""
+    bytes: int
+    """Bytes of their text as UTF-8."""
+    text: str
+    """Name of the text."""
+    sequence_length: int
+    """Tokens that the model read at once."""
+    stride: int
+    """Tokens by which each window began after the one before."""
+    warnings: tuple[str, ...] = ()
+    """Sentences on what the tokenizer loses of the text, without their full stops."""
+
+    def table(self) -> list[tuple[str, str]]:
+        """Return names and values for people."""
+        per_byte = "not known" if self.bits_per_byte is None else f"{self.bits_per_byte:.4f}"
+        return [
+            ("loss", f"{self.loss:.4f} nats per token"),
+            ("perplexity", "beyond 1e308" if self.perplexity is None else f"{self.perplexity:,.2f}"),
+            ("bits per byte", per_byte),
+            ("tokens", f"{self.tokens:,} predicted, {self.bytes:,} bytes of text"),
+            ("text", self.text),
+            ("windows", self._windows()),
+        ]
+
+    def _windows(self) -> str:
+        if self.stride >= self.sequence_length - 1:
+            return f"{self.sequence_length:,} tokens each; a token is predicted from those before it in its window"
+        return (
+            f"{self.sequence_length:,} tokens each, {self.stride:,} apart; a token is predicted from at least "
+            f"{self.sequence_length - self.stride:,} before it, except in the first window"
+        )
+
+
+def evaluate_file(
+    model: LanguageModel,
+    path: Path,
+    text_field: str,
+    most_tokens: int | None,
+    sequence_length: int | None,
+    stride: int | None,
+    goes_on: GoesOn,
+) -> TextEvaluation:
+    """Evaluate a model on a file of any size.
+
+    Args:
+        text_field: column of the text in jsonl and parquet.
+        most_tokens: predicted tokens after which reading stops; None: all.
+        sequence_length: tokens that the model reads at once; None: as the run trained, or ``FOLDER_WINDOW``.
+        stride: tokens by which a window begins after the one before; None: windows do not overlap.
+
+    Raises UserError.
+    """
+    cut = _cut(model, sequence_length, stride)
+    unpredicted = 0 if model.prefix else 1
+    most = None if most_tokens is None else most_tokens + unpredicted
+    text = TextFile(path, text_field, model.tokenizer, most)
+    with explained(model.module.device):
+        found = text_loss(model.module, cut.windows(text.chunks()), goes_on, most_tokens or 0)
+    if not found.tokens:
+        raise UserError(f"{path} is too short: nothing follows its first token.", "Name a file with more text.")
+    text_bytes = text.text_bytes + (text.first_bytes if model.prefix else 0)
+    return _evaluation(found, text_bytes, str(path), cut, text.warnings)
+
+
+def evaluate_held_out(
+    model: LanguageModel, tokenizer_file: Path | None, most_tokens: int | None, goes_on: GoesOn
+) -> TextEvaluation:
+    """Evaluate a home's model on its run's held-out text, as its peer does.
+
+    Raises UserError if the model is not a home's, or the text is not here and cannot be downloaded.
+    """
+    if model.signed is None:
+        raise UserError(f"{model.place} is no home of a peer, so it has no held-out text.", "Name a FILE with text.")
+    manifest, home = model.signed.manifest, Home(model.place)
+    kept = {file.what: home.files.find(file.sha256) for file in named_files(manifest)}
+    data, cache = kept.get("corpus"), cache_directory()
+    if manifest.corpus.kind != "builtin" and data is None and not has_stream(manifest, cache):
+        raise UserError(
+            "The run's text is not on this machine.",
+            "Name a FILE with text, or evaluate where a peer of the run trained.",
+        )
+    tokenizer_file = tokenizer_file or kept.get("tokenizer")
+    corpus = open_corpus(manifest, cache, data, tokenizer_file, template_file=kept.get("template"))
+    most = most_tokens or HELD_OUT_TOKENS
+    with explained(model.module.device):
+        found = validation_loss(model.module, corpus, most, goes_on=goes_on)
+    tokens = text_bytes = 0
+    for ids in _predicted(corpus, most):
+        tokens += len(ids)
+        text_bytes += bytes_of(model.tokenizer, ids)
+    if not tokens:
+        raise UserError("The run's held-out dialogues have no answers.", "Name a FILE with text.")
+    rule = WindowRule.of(corpus.sequence_length)
+    return _evaluation(TextLoss(found.value * tokens, tokens), text_bytes, "the run's held-out text", rule, [])
+
+
+def _predicted(corpus: Corpus, most_tokens: int) -> Iterator[list[int]]:
+    """Yield the predicted tokens of each held-out sequence; of packed dialogues [1, 3, T] those of the answers."""
+    for batch in corpus.validation_batches(most_tokens, 1):
+        targets = batch[0, 1:] if batch.dim() == 2 else batch[0, 1]
+        yield targets[targets >= 0].tolist()
+
+
+def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) -> WindowRule:
+    """Return how to cut the text. Raises UserError if the model cannot read such windows."""
+    length = sequence_length or model.usual_window
+    if length > model.window:
+        raise UserError(
+            f"--sequence-length is {length:,}, and the model in {model.place} reads at most {model.window:,} tokens.",
+            f"Choose at most {model.window}.",
+        )
+    cut = WindowRule.of(length, stride, model.prefix)
+    if cut.stride < 1 or cut.context < 1:
+        raise UserError(
+            f"Windows of {length:,} tokens cannot be {cut.stride:,} apart.",
+            f"Choose a --stride from 1 to {max(1, length - len(model.prefix))}, or longer windows.",
+        )
+    return cut
+
+
+def _evaluation(found: TextLoss, text_bytes: int, text: str, cut: WindowRule, warnings: list[str]) -> TextEvaluation:
+    if not math.isfinite(found.nats):
+        raise UserError(
+            "The model's loss on this text is not a number.", "Name the home of another peer, or another text."
+        )
+    sentences = tuple(first_sentence(each) for each in warnings)
+    perplexity = found.perplexity if math.isfinite(found.perplexity) else None  # JSON has no infinity
+    per_byte = found.bits_per_byte(text_bytes)
+    return TextEvaluation(
+        found.per_token, perplexity, per_byte, found.tokens, text_bytes, text, cut.length, cut.stride, sentences
+    )

@@ -1,0 +1,95 @@
+"""A trained model with its tokenizer, from a peer's home or from a folder in Hugging Face format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import Module
+
+from p2ptrain.base.errors import UserError
+from p2ptrain.data.tokenizer import Tokenizer
+from p2ptrain.manifest import SignedManifest, parameter_count
+from p2ptrain.train.accelerator import choose_device
+from peer.capacity import explained
+from peer.exporting import LOADED_BYTES
+from peer.home import Home
+from peer.model import newest, run_tokenizer, stored_model
+from peer.options import check_model
+from peer.trained.model_folder import check_fits, folder_tokenizer, load_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FOLDER_WINDOW = 2048
+"""Tokens that a folder's model reads at once unless told otherwise: the context of Llama 1 (arXiv 2302.13971); logits
+of longer windows take gigabytes with large vocabularies."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageModel:
+    """Model and tokenizer, ready to be read from."""
+
+    place: Path
+    module: PreTrainedModel
+    tokenizer: Tokenizer
+    prefix: tuple[int, ...]
+    """Ids with which the model's sequences begin."""
+    window: int
+    """Longest sequence that the model reads, in tokens."""
+    usual_window: int
+    """Length of the sequences that the run trained on, or ``FOLDER_WINDOW``."""
+    signed: SignedManifest | None
+    """The run; None for a folder."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids that the tokenizer has, if the model has more."""
+        return min(self.tokenizer.vocabulary_size, self.module.config.get_text_config().vocab_size)
+
+
+def load(place: Path, tokenizer_file: Path | None, device_name: str) -> LanguageModel:
+    """Load the newest checkpoint of a home, or the model in a folder, in fp32. Raises UserError."""
+    device = choose_device(device_name, is_exact=True)
+    with explained(device):
+        found = _of_home(Home(place), tokenizer_file) if check_model(place) else _of_folder(place, tokenizer_file)
+        Module.to(found.module, device)  # in place
+    return found
+
+
+def _of_home(home: Home, tokenizer_file: Path | None) -> LanguageModel:
+    signed, stored = newest(home)
+    manifest = signed.manifest
+    check_fits(parameter_count(manifest.model), LOADED_BYTES)
+    tokenizer = run_tokenizer(home, signed, tokenizer_file)
+    module = stored_model(signed, stored).module
+    for parameter in module.parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise UserError(
+                f"The model in {home.path} is unusable: some of its weights are infinite or not a number.",
+                "Name the home of another peer of this run.",
+            )
+    window = manifest.model.config.max_position_embeddings
+    module.train(False)
+    return LanguageModel(home.path, module, tokenizer, (), window, manifest.training.sequence_length, signed)
+
+
+def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
+    if tokenizer_file is not None:
+        raise UserError(
+            f"--tokenizer names {tokenizer_file}, but the model in {folder} has its own.", "Omit --tokenizer."
+        )
+    module = load_folder(folder)
+    config = module.config.get_text_config()
+    ends = module.config.eos_token_id if isinstance(module.config.eos_token_id, int) else None
+    tokenizer, prefix = folder_tokenizer(folder, ends)
+    if tokenizer.vocabulary_size > config.vocab_size:
+        raise UserError(
+            f"The tokenizer in {folder} has {tokenizer.vocabulary_size:,} ids, but the model has only "
+            f"{config.vocab_size:,}.",
+            "Get the whole folder of one model.",
+        )
+    window = int(getattr(config, "max_position_embeddings", None) or FOLDER_WINDOW)
+    return LanguageModel(folder, module, tokenizer, prefix, window, min(window, FOLDER_WINDOW), None)

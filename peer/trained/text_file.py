@@ -1,0 +1,74 @@
+"""Tokens of a file to evaluate, in bounded memory, with the bytes of their text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.data.fidelity import FidelityCheck
+from p2ptrain.data.own_text import detected_format
+from p2ptrain.data.rows import TextCounts
+from p2ptrain.data.sources import file_pieces, unchanged
+from p2ptrain.data.stream import tokenize
+from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer
+
+
+@dataclass(slots=True)
+class TextFile:
+    """File of plain text, jsonl or parquet, and what was read of it."""
+
+    path: Path
+    text_field: str
+    tokenizer: Tokenizer
+    most_tokens: int | None = None
+    counts: TextCounts = field(default_factory=TextCounts)
+    text_bytes: int = 0
+    """Bytes of the text of all tokens but the first, as UTF-8; separators of documents have none."""
+    first_bytes: int = 0
+    """Bytes of the first token's text."""
+    tokens: int = 0
+    warnings: list[str] = field(default_factory=list)
+    """Sentences on what the tokenizer loses of the text, without their full stops; complete after the last chunk."""
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """Yield the ids of the text as training would have them: documents with a separator after each.
+
+        Raises CorpusError if the file is unreadable, empty, no text, changes meanwhile or is unknown to the tokenizer.
+        """
+        kind = detected_format(self.path)
+        if kind == "text" and self.text_field != "text":
+            raise CorpusError(
+                f"{self.path} is plain text, which has no column {self.text_field!r}.",
+                "Omit --text-field, or name a jsonl or parquet file.",
+            )
+        check = FidelityCheck(self.tokenizer, self.counts)
+        with unchanged(self.path):
+            pieces = check.reading(file_pieces(self.path, kind, self.text_field, self.counts))
+            for chunk in check.writing(tokenize(pieces, self.tokenizer, self.most_tokens)):
+                if not len(chunk.ids):
+                    continue
+                if not self.tokens:
+                    self.first_bytes = bytes_of(self.tokenizer, chunk.ids[:1].tolist())
+                    self.text_bytes -= self.first_bytes
+                self.tokens += len(chunk.ids)
+                is_cut = self.tokens == self.most_tokens
+                self.text_bytes += bytes_of(self.tokenizer, chunk.ids.tolist()) if is_cut else chunk.text_bytes
+                yield chunk.ids
+            self.counts.check()
+        if not self.tokens:
+            raise CorpusError(f"{self.path} contains no text.", "Name a file with text.")
+        self.warnings = list(check.warnings())
+
+
+def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> int:
+    """Return the bytes of the text of some ids as UTF-8, without separators.
+
+    A character that begins before them or ends after them counts as the replacement character's three bytes, except in
+    a text of bytes, which is counted exactly.
+    """
+    words = [each for each in ids if each != tokenizer.separator]
+    return len(words) if isinstance(tokenizer, ByteTokenizer) else len(tokenizer.decode(words).encode())

@@ -1,0 +1,193 @@
+"""``p2ptrain chat``: prompts in the template's form, answers that end where a turn ends, and nothing hostile shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from p2ptrain import checkpoint
+from p2ptrain.base.errors import CorpusError, UserError
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.train.generate import Sampling, generate_tokens
+from p2ptrain.train.model import flat_model
+from peer.home import Home
+from peer.model import load_model
+from peer.trained import chat as conversation
+from peer.trained import chat_command
+from peer.trained.chat import DROPPED, NO_TEMPLATE, TOO_LONG
+from peer.trained.chat_command import chat
+
+CHATS = {"kind": "file", "sha256": "0" * 64, "format": "jsonl", "text_field": "messages", "template": "chatml"}
+START, END = "<|im_start|>", "<|im_end|>\n"
+
+
+class Script:
+    """Stand-in for the model: records prompts, and answers with the next of some texts."""
+
+    def __init__(self, *answers: str | bytes) -> None:
+        self.prompts: list[str] = []
+        self.asked: list[tuple[int, Sampling]] = []
+        self.answers = [each if isinstance(each, bytes) else each.encode() for each in answers]
+
+    def __call__(
+        self, module: object, prompt: list[int], new_tokens: int, sampling: Sampling, stops: Any, vocabulary: int
+    ) -> Iterator[int]:
+        self.prompts.append(bytes(prompt).decode())
+        self.asked.append((new_tokens, sampling))
+        answer = self.answers[len(self.prompts) - 1]
+        for each in answer:
+            if each == 3:
+                raise KeyboardInterrupt
+            if each in stops:
+                return
+            yield each
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Script]:
+    def install(*answers: str | bytes) -> Script:
+        made = Script(*answers)
+        monkeypatch.setattr(conversation, "stream_tokens", made)
+        return made
+
+    return install
+
+
+@pytest.fixture
+def taught(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Home:
+    """Return the home of a run with chat template chatml and a window of 256 bytes."""
+    signed = signed_run(corpus=CHATS, model__config__max_position_embeddings=256)
+    found = Home(tmp_path / "taught")
+    found.path.mkdir()
+    found.save_manifest(signed)
+    theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
+    checkpoint.save(found.checkpoints, {"slow": theta}, {"step": 7})
+    return found
+
+
+def run(place: Path, said: str, *options: object) -> Result:
+    return CliRunner().invoke(chat, [str(place), "--device", "cpu", *map(str, options)], input=said)
+
+
+def test_a_dialogue_has_the_form_of_the_template(taught: Home, script: Callable[..., Script]) -> None:
+    made = script(f"it is red{END}more", "blue")
+    ran = run(taught.path, "say red\n\nsay blue\n", "--system", "Be short.", "--new-tokens", 9, "--seed", 5)
+    assert ran.exception is None, ran.output
+    assert ran.stdout == "it is red\nblue\n"
+    system = f"{START}system\nBe short.{END}"
+    first = f"{system}{START}user\nsay red{END}{START}assistant\n"
+    assert made.prompts == [first, f"{first}it is red{END}{START}user\nsay blue{END}{START}assistant\n"]
+    assert [each[0] for each in made.asked] == [9, 9]
+    assert made.asked[0][1].seed != made.asked[1][1].seed
+    assert NO_TEMPLATE not in ran.stderr
+
+
+def test_an_answer_also_ends_at_the_separator(taught: Home, script: Callable[..., Script]) -> None:
+    script("yes\0no")
+    assert run(taught.path, "well?\n").stdout == "yes\n"
+
+
+def test_a_message_cannot_speak_as_another_role(taught: Home, script: Callable[..., Script]) -> None:
+    """Check that control characters of an answer do not reach the terminal either."""
+    script("a\x1b[31m\tb\x07\r\u202ec\n")
+    ran = run(taught.path, "hi\n")
+    assert ran.stdout == "a\ufffd[31m\tb\ufffd\ufffd\ufffdc\n\n"
+
+
+def test_the_oldest_turns_are_forgotten_when_the_window_is_full(taught: Home, script: Callable[..., Script]) -> None:
+    made = script("one", "two", "three")
+    ran = run(taught.path, f"{'a' * 60}\n{'b' * 60}\n{'c' * 300}\n", "--new-tokens", 64, "--system", "S")
+    assert ran.exception is None, ran.output
+    assert ran.stderr.count(DROPPED) == 2
+    assert ran.stderr.count(TOO_LONG) == 1
+    assert "aaa" not in made.prompts[1]
+    assert "bbb" not in made.prompts[2]
+    assert made.prompts[1].startswith(f"{START}system\nS{END}{START}user\nbbb")
+    assert ran.stdout == "one\ntwo\nthree\n"
+
+
+def test_a_model_without_a_template_continues_the_text(home: Home, script: Callable[..., Script]) -> None:
+    made = script(" a time", "was")
+    ran = run(home.path, "Once upon\nthere \n", "--system", "no")
+    assert ran.stderr.count(NO_TEMPLATE) == 1
+    assert "--system has no effect" in ran.stderr
+    assert ran.stdout == " a time\nwas\n"
+    assert made.prompts == ["Once upon", "Once upon a time\nthere "]
+    error = run(home.path, "x\n", "--template", taught_file(home.path)).exception
+    assert isinstance(error, UserError)
+    assert "this run has no chat template" in error.problem
+
+
+def taught_file(folder: Path) -> Path:
+    path = folder / "own.jinja"
+    path.write_text("{% for each in messages %}[{{ each.role }}:{{ each.content }}]{{ eos_token }}{% endfor %}")
+    return path
+
+
+def test_a_text_is_drawn_by_the_model_itself(home: Home) -> None:
+    model, tokenizer = load_model(home)
+    wanted = generate_tokens(model.module, list(b"To be"), 30, Sampling(seed=4), tokenizer.separator, 256)
+    ran = run(home.path, "To be\n", "--new-tokens", 30, "--seed", 4)
+    printed = "".join(each if each.isprintable() or each in "\n\t" else "\ufffd" for each in tokenizer.decode(wanted))
+    assert ran.stdout == printed + "\n"
+
+
+def test_a_folder_speaks_by_its_own_template(folder: Path, script: Callable[..., Script]) -> None:
+    made = script("well.")
+    (folder / "chat_template.jinja").write_text(taught_file(folder).read_text())
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": {"content": "</e>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    ran = run(folder, "hi\n")
+    assert ran.exception is None, ran.output
+    assert made.prompts == ["[user:hi]</e>"]
+    assert ran.stdout == "well.\n"
+    (folder / "chat_template.jinja").unlink()
+    config["chat_template"] = "{% for each in messages %}{{ each.content }}?{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    made = script("yes")
+    assert run(folder, "hi\n").exception is None
+    assert made.prompts == ["hi?"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("{% for %}", "cannot be used"), ("{{ raise_exception('no') }}", "does not render"), ("\xff", "not UTF-8")],
+)
+def test_a_bad_template_is_a_sentence(folder: Path, script: Callable[..., Script], source: str, said: str) -> None:
+    script("never")
+    (folder / "chat_template.jinja").write_text(source, encoding="latin-1")
+    with pytest.raises(CorpusError, match=said):
+        raise run(folder, "hi\n").exception or AssertionError
+
+
+def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
+    taught: Home, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = script(b"half\x03 of it", "whole")
+    said: list[str | BaseException] = ["first", KeyboardInterrupt(), "second", EOFError()]
+
+    def typed(prompt: str) -> str:
+        each = said.pop(0)
+        if isinstance(each, BaseException):
+            raise each
+        return each
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    chat.main([str(taught.path), "--device", "cpu"], standalone_mode=False)
+    assert capsys.readouterr().out == "half\n\nwhole\n\n"
+    assert f"{START}assistant\nhalf{END}" in made.prompts[1]
+
+
+def test_in_a_pipe_ctrl_c_ends_the_command(taught: Home, script: Callable[..., Script]) -> None:
+    script(b"half\x03 of it")
+    ran = run(taught.path, "first\nsecond\n")
+    assert ran.exit_code == 1
+    assert ran.stdout.startswith("half")
+    assert chat_command.PROMPT not in ran.stdout

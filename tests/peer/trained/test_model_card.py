@@ -1,0 +1,181 @@
+"""The model card is true: each number is that of the manifest, the checkpoint, the receipts or the event log."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from people import GUEST, ISSUER, NOW, STRANGER, Somebody
+
+from p2ptrain.manifest import SignedManifest, parameter_count
+from p2ptrain.receipts import Receipt, Total, total
+from p2ptrain.train.evaluate import HeldOutLoss
+from peer.trained.loss_curve import LossReading, read_curve, thinned
+from peer.trained.model_card import CardFacts, TextSize, card, escaped
+
+SWARM = {"outer.recipe": "swarm", "outer.exchanges_per_step": 2, "run.tokens": 64_000}
+
+
+def facts(signed: SignedManifest, **changes: Any) -> CardFacts:
+    state = {"step": 1_234, "progress": 32_000.25, "tokens": 16_384, "val_loss_first": 5.5452, "peer": GUEST.peer}
+    found = CardFacts(
+        signed,
+        state | {"val_loss_first_tokens": 8_192},
+        HeldOutLoss(2.34567, 65_536, 65_536),
+        TextSize(4_802_560, 251_904),
+        None,
+        [],
+        "me/model",
+        "apache-2.0",
+    )
+    return replace(found, **changes)
+
+
+def rows(text: str) -> dict[str, str]:
+    """Return the tables of a card with two columns."""
+    return dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", text, flags=re.MULTILINE))
+
+
+def front_matter(text: str) -> Any:
+    return yaml.safe_load(text.split("---\n")[1])
+
+
+def receipts(signed: SignedManifest) -> Total:
+    """Return receipts of two partners, one with another peer's signature that does not hold."""
+
+    def receipt(partner: Somebody, since: int, exchanges: int, signer: Somebody) -> Receipt:
+        made = Receipt(GUEST.peer, partner.peer, since, since + 86_400, 9, 16_000 + since - NOW, exchanges, 5, 6, 7)
+        return made.signed(signed.run_id, GUEST.state).countersigned(signed.run_id, signer.state)
+
+    made = [
+        receipt(ISSUER, NOW, 3, ISSUER),
+        receipt(STRANGER, NOW, 4, STRANGER),
+        receipt(ISSUER, NOW + 90_000, 1_000, STRANGER),
+    ]
+    return total(made, signed.run_id, GUEST.peer)
+
+
+def test_each_number_is_the_true_one(signed_run: Callable[..., SignedManifest]) -> None:
+    signed = signed_run(**SWARM)
+    manifest = signed.manifest
+    text = card(facts(signed, receipts=receipts(signed)))
+    found = rows(text)
+    training, outer = manifest.training, manifest.outer
+    assert found["run id"] == f"`{signed.run_id}`"
+    assert found["author's key"] == f"`{manifest.run.public_key}`"
+    assert found["protocol version"] == str(manifest.run.protocol)
+    assert found["checkpoint"] == "outer step 1,234"
+    assert found["tokens of all peers"].startswith("32,000 of 64,000 (50.0 %)")
+    assert found["published by peer"] == f"`{GUEST.peer}`"
+    assert (found["tokens for training"], found["tokens held out"]) == ("4,802,560", "251,904")
+    assert found["parameters"] == f"{parameter_count(manifest.model):,}"
+    for name, value in manifest.model.config.model_dump().items():
+        assert found[f"`{name}`"] == f"`{value}`"
+    assert found["recipe"] == "`swarm`"
+    assert found["learning rate"] == f"{training.learning_rate:g} at its peak, schedule {training.schedule}"
+    assert found["batch"] == f"{training.sequences_per_step} sequences of {training.sequence_length} tokens"
+    assert found["inner steps per outer step"] == str(outer.inner_steps)
+    assert found["exchanges per outer step"] == "2"
+    assert found["codec"] == manifest.codec.name
+    assert found["seed"] == str(manifest.run.seed)
+    assert found["partners with valid receipts"] == "2"
+    assert found["exchanges"] == "7"
+    assert found["sent and received in exchanges"] == "10 and 12 bytes"
+    assert found["weights given to newcomers"] == "14 bytes"
+    assert found["tokens in the receipts"] == "16,000"
+    assert "1 more do not hold and are not counted" in text
+    assert "says that it trained on 16,384 tokens itself; nobody can verify that" in text
+    assert "held-out loss of 2.3457 nats per token (perplexity 10.44), from 65,536 tokens" in text
+    assert "Before the publishing peer's first step it was 5.5452, from 8,192 tokens" in text
+
+
+def test_the_metadata_are_what_the_hub_reads(signed_run: Callable[..., SignedManifest]) -> None:
+    hub = {"kind": "hub", "name": "someone/texts", "revision": "0" * 40}
+    text = card(facts(signed_run(corpus=hub), languages=("en", "de"), link="p2ptrain://x"))
+    assert front_matter(text) == {
+        "license": "apache-2.0",
+        "language": ["en", "de"],
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["p2ptrain"],
+        "datasets": ["someone/texts"],
+    }
+    assert f"`someone/texts` at revision `{'0' * 40}`" in text
+    assert "The run's join link is `p2ptrain://x`." in text
+    assert "license" not in front_matter(card(facts(signed_run(), licence=None)))
+
+
+def test_weights_from_which_the_run_began_are_named(
+    signed_run: Callable[..., SignedManifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    begun = SimpleNamespace(kind="hub", name="someone/base", revision="1" * 40)
+    monkeypatch.setattr("peer.trained.model_card.initial_weights", lambda signed: begun)
+    text = card(facts(signed_run()))
+    assert front_matter(text)["base_model"] == "someone/base"
+    assert f"trained from the weights of `someone/base` at revision `{'1' * 40}`" in text
+
+
+def test_what_is_not_known_is_not_claimed(signed_run: Callable[..., SignedManifest]) -> None:
+    text = card(facts(signed_run(), loss=None, text=None, state={"step": 3}))
+    assert "The held-out loss of the published weights was not measured." in text
+    assert "tokens for training" not in text
+    assert "first step" not in text
+    assert "The publishing peer has no receipts of partners." in text
+    assert "by one peer, alone" in text  # recipe local
+    assert "exchanges per outer step" not in text
+
+
+def test_the_curve_ends_at_the_checkpoint(signed_run: Callable[..., SignedManifest]) -> None:
+    curve = [LossReading(1_000.0 * step, 5 - step / 100, 4_096) for step in range(50)]
+    text = card(facts(signed_run(), curve=curve))
+    table = re.findall(r"^\| ([\d,]+) \| ([\d.]+) \| 4,096 \|$", text, flags=re.MULTILINE)
+    assert len(table) == 12
+    assert table[0] == ("0", "5.0000")
+    assert table[-1] == ("32,000", "4.6800")
+    known = {(f"{each.progress:,.0f}", f"{each.loss:.4f}") for each in curve}
+    assert set(table) <= known
+
+
+def test_the_event_log_gives_the_curve_and_garbage_is_skipped(tmp_path: Path) -> None:
+    notes = [
+        {"kind": "started", "loss": 5.5, "read": 100, "of": 200, "progress": 0.0},
+        {"kind": "progress", "loss": 5.4, "progress": 10.0},
+        {"kind": "held out", "loss": 4.0, "read": 100, "progress": 20.0, "step": 2},
+        {"kind": "held out", "loss": float("nan"), "read": 100, "progress": 30.0, "step": 3},
+        {"kind": "final loss", "loss": 3.9, "read": 200, "progress": 20.0},
+        {"kind": "held out", "loss": 3.95, "read": 50, "progress": 20.0, "step": 2},
+        {"kind": "held out", "loss": "x", "read": None, "progress": 40.0},
+    ]
+    (tmp_path / "events.1.jsonl").write_text(json.dumps(notes[0]) + "\n")
+    lines = [json.dumps(note) for note in notes[1:]] + [
+        '{"kind": "held out", "loss": 1',
+        "[1]",
+        '"loss"',
+        "x" * 100_000,
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    assert read_curve(tmp_path / "events.jsonl") == [LossReading(0.0, 5.5, 100), LossReading(20.0, 3.9, 200)]
+    assert read_curve(tmp_path / "nothing.jsonl") == []
+
+
+def test_a_thinned_curve_keeps_its_ends() -> None:
+    curve = [LossReading(float(step), 1.0, 1) for step in range(100)]
+    few = thinned(curve, 5)
+    assert [each.progress for each in few] == [0, 25, 50, 74, 99]
+    assert thinned(curve[:3], 5) == curve[:3]
+
+
+def test_text_of_strangers_has_no_meaning_in_markdown() -> None:
+    evil = "<script>alert(1)</script> [x](http://evil) | `code` **bold** ![i](u)\n# head\x1b[31m"
+    safe = escaped(evil)
+    assert "\n" not in safe
+    assert "\x1b" not in safe
+    assert re.search(r"(?<!\\)[<>\[\]()|`*#!]", safe) is None

@@ -1,0 +1,67 @@
+"""A run that was taught dialogues: its held-out loss is of the answers, and its card names the template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from p2ptrain import checkpoint
+from p2ptrain.data.corpus import open_corpus
+from p2ptrain.data.stream import cache_directory
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.model import flat_model
+from peer.home import Home
+from peer.model import load_model
+from peer.trained.chat_command import chat
+from peer.trained.evaluate_command import evaluate
+from peer.trained.publish_command import publish
+from tests.data.dialogues import chat_corpus, made, write_jsonl
+
+
+@pytest.fixture
+def taught(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Home:
+    """Return the home of a run of dialogues, which keeps them."""
+    chats = write_jsonl(tmp_path / "chats.jsonl", made(200))
+    longer = {"training__sequence_length": 128, "model__config__max_position_embeddings": 128}
+    signed = signed_run(corpus=chat_corpus(chats), **longer)
+    found = Home(tmp_path / "taught")
+    found.path.mkdir()
+    found.save_manifest(signed)
+    found.files.add(signed.manifest.corpus.sha256, chats.read_bytes())  # type: ignore[union-attr]
+    theta = flat_model(signed.manifest.model, 1, torch.device("cpu")).theta
+    checkpoint.save(found.checkpoints, {"slow": theta}, {"step": 1})
+    return found
+
+
+def test_the_held_out_loss_is_of_the_answers(taught: Home) -> None:
+    ran = CliRunner().invoke(evaluate, [str(taught.path), "--device", "cpu", "--json"])
+    assert ran.exception is None, ran.output
+    found = json.loads(ran.stdout)
+    signed = taught.load_manifest(None)
+    assert signed is not None
+    corpus = open_corpus(signed.manifest, cache_directory())
+    wanted = validation_loss(load_model(taught)[0].module, corpus, 65_536)
+    assert found["loss"] == pytest.approx(wanted.value, abs=1e-6)
+    assert 0 < found["tokens"] < wanted.tokens
+    assert 0 < found["bytes"] <= found["tokens"]
+
+
+@pytest.mark.usefixtures("in_process")
+def test_its_card_names_the_template_and_its_export_speaks_by_it(taught: Home, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(publish, [str(taught.path), "me/model", "--dry-run", str(out)])
+    assert ran.exception is None, ran.output
+    assert "| chat template | `chatml` |" in (out / "README.md").read_text()
+    answers = [
+        CliRunner().invoke(chat, [str(place), "--device", "cpu", "--new-tokens", "20"], input="say red\n")
+        for place in (taught.path, out)
+    ]
+    assert [each.exception for each in answers] == [None, None]
+    assert answers[0].stdout == answers[1].stdout
+    assert [each.stderr for each in answers] == ["", ""]
