@@ -92,6 +92,9 @@ def test_a_rank_is_frozen_and_killed_and_a_plain_peer_has_none(leader: subproces
         time.sleep(0.01)
     assert psutil.Process(rank).status() == psutil.STATUS_STOPPED
     Breakages().perform(Act(1.0, ActKind.LOSE_RANK, "home-1"), leader.pid)
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as plain:
-        with pytest.raises(DeviceError, match="no process of a second device"):
-            Breakages().perform(Act(1.0, ActKind.LOSE_RANK, "home-1"), plain.pid)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE) as plain,
+        pytest.raises(DeviceError, match="no process of a second device"),
+    ):
+        Breakages().perform(Act(1.0, ActKind.LOSE_RANK, "home-1"), plain.pid)
