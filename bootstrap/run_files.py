@@ -30,12 +30,12 @@ def files_to_serve(options: BootstrapOptions, signed: SignedManifest, say: Say) 
     Raises CorpusError, WeightsError, ManifestError and HomeError.
     """
     store, found = FileStore(options.run / FILES_FOLDER), {}
-    given = {"corpus": options.data, "tokenizer": options.tokenizer}
+    given = {"corpus": options.data, "tokenizer": options.tokenizer, "template": options.template}
     named = [file for file in named_files(signed.manifest) if file.option != WEIGHTS_OPTION]
     here = given | {file.what: given[file.what] or store.find(file.sha256) for file in named}
     for warning in advice(signed.manifest):
         say("bootstrap", f"warning: {warning}")
-    for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"]):
+    for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"], here["template"]):
         say("bootstrap", printable(f"warning: {first_sentence(warning)}"))
     for file in named:
         path = given[file.what]

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate, read_template
 from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.packed_stream import load_template, template_name
-
-from p2ptrain.base.errors import CorpusError
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.generate import Sampling, stream_tokens, text_pieces
 from peer.home import Home

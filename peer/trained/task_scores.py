@@ -117,7 +117,7 @@ def _found(tasks: Sequence[str]) -> list[Any]:
         names = known.match_tasks([task])
         if not names:
             raise UserError(
-                f"lm-eval has no task {one_line(task)!r}.",
+                f"The package lm-eval has no task {one_line(task)!r}.",
                 "Choose one that `lm-eval ls tasks` lists, or the path of a .yaml file.",
             )
         found += names
