@@ -76,7 +76,7 @@ def _explained(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise UserError(
-            f"transformers cannot load the model in {folder}: {one_line(str(error) or type(error).__name__)}",
+            f"The library transformers cannot load {folder}: {one_line(str(error) or type(error).__name__)}.",
             "Get the whole folder of a causal language model that transformers knows without code of its own.",
         ) from error
 

@@ -140,7 +140,7 @@ def _evaluated(folder: Path, specs: list[Any], examples: int | None, device: str
         raise
     except Exception as error:
         raise UserError(
-            f"lm-eval could not evaluate ({one_line(f'{type(error).__name__}: {error}')}).",
+            f"The package lm-eval could not evaluate ({one_line(f'{type(error).__name__}: {error}')}).",
             "Check the internet connection, from which it gets the tasks' data sets, or choose other tasks.",
         ) from error
     results: dict[str, Any] = found or {"results": {}}

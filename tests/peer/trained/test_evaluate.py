@@ -205,12 +205,12 @@ def announces_too_much(folder: Path) -> None:
     [
         (lacks_weights, r"do not fit its config.json: .*up_proj"),
         (has_a_pickle, "has no weights in safetensors format"),
-        (needs_code, "transformers cannot load the model in"),
+        (needs_code, "The library transformers cannot load"),
         (announces_too_much, r"The model has 1,099,511,627,776 parameters, which take 4398.0 GB of memory"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 99), "not a whole safetensors file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer"),
-        (lambda folder: (folder / "config.json").write_text("{"), "transformers cannot load the model in"),
+        (lambda folder: (folder / "config.json").write_text("{"), "The library transformers cannot load"),
     ],
 )
 def test_a_bad_folder_is_a_sentence(folder: Path, text: Path, damage: Any, said: str) -> None:

@@ -113,7 +113,7 @@ def test_a_failure_of_lm_eval_is_a_sentence(
     monkeypatch.setattr("lm_eval.simple_evaluate", offline)
     error = run(folder, "--tasks", "toy", "--device", "cpu").exception
     assert isinstance(error, UserError)
-    assert error.problem == "lm-eval could not evaluate (ConnectionError: Couldn't reach 'toy' on the Hub)."
+    assert error.problem == "The package lm-eval could not evaluate (ConnectionError: Couldn't reach 'toy' on the Hub)."
     assert "internet connection" in error.remedy
 
 
