@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ROLES = ("system", "user", "assistant", "tool")
 
 MOST_MESSAGES = 1_000
-"""Maximum number of messages of a dialogue: its answers are told apart by rendering it once for each."""
+"""Maximum number of messages of a dialogue, which is rendered once for each of its answers."""
 
 MOST_DIALOGUE_CHARS = 1 << 20
 """Maximum length of a dialogue: 200 pages, more than any context window in use holds in one row."""

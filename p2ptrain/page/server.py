@@ -7,7 +7,7 @@ at most once per ``FRESH_S`` for any number of readers.
 127.0.0.1 (default)   open to every local user; ``Host`` must be a loopback name (against DNS rebinding)
 any other address     needs a token: ``?token=…``, which sets a cookie, or ``Authorization: Bearer …``
 ``hosts`` given       ``Host`` must be one of them; needed if the token is public, as in a compose file
-``is_public``         also ``/run`` and its files for everybody, whatever the address (``page.public``)
+``is_public``         also ``/run`` and its files without a token, at any address (``page.public``)
 ====================  =====================================================================================
 
 A request without a token gets one answer per connection, and connections are limited, because they take file

@@ -165,7 +165,7 @@ def test_a_wrong_clock_is_told_once_and_when_it_is_right_again(monkeypatch: pyte
 
 @pytest.mark.parametrize("is_right", [False, True])
 def test_others_tell_at_once_which_time_is_right_after_a_jump(monkeypatch: pytest.MonkeyPatch, is_right: bool) -> None:
-    """Check a clock that others contradict, and a wrong one that is corrected; the owner is told once."""
+    """Check a clock that others contradict, and a wrong one that is corrected; one note tells the owner."""
     node, log, asked, system = FakeNode("/ip4/8.8.4.4/tcp/5"), MemoryLog(), [], [5000.0]
 
     async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int = 0) -> ReachabilityReport:
