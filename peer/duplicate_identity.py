@@ -58,7 +58,12 @@ looks up every 15 to 25 s and replaces the record every 20 s."""
 
 def rank_of(issued_at: float) -> int:
     """Return the rank in a record's time; any number for records of older versions."""
-    return round(issued_at * 1e6) % RANKS
+    return _micros(issued_at) % RANKS
+
+
+def _micros(issued_at: float) -> int:
+    """Return a time in microseconds, so that what was written and read again is equal."""
+    return round(issued_at * 1e6)
 
 
 class IdentityWatch:
@@ -82,8 +87,10 @@ class IdentityWatch:
         self._place = (random or SystemRandom()).randrange(1, PLACES)
         self._trains_since = math.inf
         self._tick = 0
-        self._issued: BoundedDict[float, None] = BoundedDict(MAX_ISSUED)
-        self._last_issued = self._earlier = home.last_announced(default=wall())
+        self._issued: BoundedDict[int, None] = BoundedDict(MAX_ISSUED)
+        """Times in microseconds."""
+        self._last_issued = home.last_announced(default=wall())
+        self._earlier = _micros(self._last_issued)
         self._note_at = -math.inf
         self._addresses: tuple[str, ...] = ()
 
@@ -100,12 +107,12 @@ class IdentityWatch:
         if presence.state in (PeerState.TRAINING, PeerState.KEEPING):
             self._trains_since = min(self._trains_since, self._clock())
         self._tick = self._next_tick()
-        now = self._tick / 1000 + self.rank / 1e6
+        now = (self._tick * 1000 + self.rank) / 1e6
         self._addresses = presence.addresses
         if self.rival is not None:
             presence = dataclasses.replace(self.rival, addresses=(*self.rival.addresses, *_undialable(presence)))
         presence = dataclasses.replace(presence, issued_at=now)
-        self._issued[now] = None
+        self._issued[_micros(now)] = None
         self._last_issued = max(now, self._last_issued)
         with contextlib.suppress(HomeError):  # without it, a start soon after a crash may yield to its own record
             self._home.save_announced(self._last_issued)
@@ -118,8 +125,8 @@ class IdentityWatch:
 
     def see(self, presence: Presence) -> None:
         """Compare a valid record of this identity with our own ones."""
-        issued_at = presence.issued_at
-        if issued_at <= self._earlier or issued_at in self._issued or presence.state is PeerState.LEAVING:
+        issued_at, micros = presence.issued_at, _micros(presence.issued_at)
+        if micros <= self._earlier or micros in self._issued or presence.state is PeerState.LEAVING:
             return
         yields = rank_of(issued_at) >= self.rank > 0
         if self.rival is not None:

@@ -158,6 +158,18 @@ def test_records_of_earlier_processes_of_the_home_do_not_count(tmp_path: Path, i
     assert [kind for kind, _ in later.notes] == ["same identity"]
 
 
+def test_no_start_after_a_crash_takes_its_own_last_record_for_anothers(tmp_path: Path, identity: Identity) -> None:
+    """Check many times of records: what was written and read again is the same time, whatever its last bits."""
+    home = Home(tmp_path / "one")
+    for number in range(200):
+        killed = Process(home, identity, 3, "")
+        killed.now = 8e8 + 7.013 * number
+        presence = killed.announce()
+        again = Process(home, identity, 3, "")
+        again.watch.see(presence)
+        assert (again.notes, again.stops) == ([], 0), presence.issued_at
+
+
 def test_a_farewell_stops_nobody_and_notes_are_rare(tmp_path: Path, identity: Identity) -> None:
     first, second = pair(tmp_path, identity, (9, 5))
     second.now = 1.0
