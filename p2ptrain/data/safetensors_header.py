@@ -72,14 +72,9 @@ def read_header(file: BinaryIO, size_bytes: int, path: Path) -> dict[str, Tensor
     """
     file.seek(0)
     start = file.read(8)
-    if start.startswith(PICKLES):
-        raise WeightsError(
-            f"{path} is a pickle, as torch.save writes it, which can run any program and is never loaded.",
-            "Convert the model to safetensors where you trust it: load it with transformers and call save_pretrained.",
-        )
     length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > MAX_HEADER_BYTES or length < 2:
-        raise WeightsError(f"{path} is not a safetensors file.", "Name the model's safetensors files, or their folder.")
+    if len(start) < 8 or not 2 <= length <= MAX_HEADER_BYTES:
+        raise _other_format(start, path)
     if 8 + length > size_bytes:
         raise _cut_off(path, size_bytes, 8 + length)
     outline = _json(file.read(length), path)
@@ -129,6 +124,16 @@ def _check_gapless(places: Sequence[TensorPlace], begin: int, size_bytes: int, p
         raise _cut_off(path, size_bytes, begin)
     if begin < size_bytes:
         raise _faulty(path, f"{size_bytes - begin:,} bytes follow the last tensor")
+
+
+def _other_format(start: bytes, path: Path) -> WeightsError:
+    # Only where the first bytes are no length: that of a sound header can begin with the bytes of a pickle.
+    if start.startswith(PICKLES):
+        return WeightsError(
+            f"{path} is a pickle, as torch.save writes it, which can run any program and is never loaded.",
+            "Convert the model to safetensors where you trust it: load it with transformers and call save_pretrained.",
+        )
+    return WeightsError(f"{path} is not a safetensors file.", "Name the model's safetensors files, or their folder.")
 
 
 def _cut_off(path: Path, size_bytes: int, wanted_bytes: int) -> WeightsError:

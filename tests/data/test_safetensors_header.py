@@ -95,6 +95,14 @@ def test_hostile_files_are_refused(tmp_path: Path, content: bytes, said: str) ->
     assert caught.value.problem.isprintable()
 
 
+@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580, 0x4B50])
+def test_a_sound_header_may_be_as_long_as_the_first_bytes_of_a_pickle_say(tmp_path: Path, length: int) -> None:
+    header = json.dumps({"a": entry()}).encode()
+    content = packed(header.ljust(length), b"\0" * 8)
+    assert content[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK")
+    assert read(tmp_path / "model.safetensors", content)["a"].shape == (2,)
+
+
 class Surprise:
     """Object whose unpickling would fail the test."""
 
