@@ -19,6 +19,7 @@ import torch
 from p2ptrain.base.errors import UserError
 from p2ptrain.checkpoint import PIECE_ELEMENTS, StoredTensors, pieces_of, write_streamed
 from p2ptrain.outer.flat import FlatLayout
+from p2ptrain.train.model import FILE_NAMES
 from peer.model import check_length
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ SHARD_BYTES = 2_000_000_000
 
 METADATA = {"format": "pt"}
 """What transformers writes into each file."""
-
-FILE_NAMES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
-"""Names of parameters in files where transformers 5 uses other ones in memory, by model type."""
 
 
 def write_weights(folder: Path, stored: StoredTensors, module: PreTrainedModel, home: Path) -> None:

@@ -28,7 +28,7 @@ from p2ptrain.base.text import one_line
 from p2ptrain.data.safetensors_header import ELEMENT_BYTES, TensorPlace, read_header
 from p2ptrain.data.sources import unchanged
 from p2ptrain.outer.flat import FlatLayout
-from p2ptrain.train.model import shape_module
+from p2ptrain.train.model import FILE_NAMES, shape_module
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
@@ -61,6 +61,8 @@ class ModelOutline:
     """Further names of tied parameters, each with the first one."""
     prefix: str
     """Beginning of names inside the base model, which files of a base model leave out."""
+    renamed: Mapping[str, str]
+    """The model's name for each parameter that files name otherwise."""
 
     @classmethod
     def of(cls, description: Decoder) -> ModelOutline:
@@ -70,11 +72,14 @@ class ModelOutline:
         first = {id(parameter): name for name, parameter in module.named_parameters()}
         every = module.named_parameters(remove_duplicate=False)
         aliases = {name: first[id(parameter)] for name, parameter in every if first[id(parameter)] != name}
-        return cls(dict(zip(layout.names, layout.shapes, strict=True)), aliases, f"{module.base_model_prefix}.")
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        renamed = {stored: name for name, stored in FILE_NAMES.get(module.config.model_type, {}).items()}
+        return cls(shapes, aliases, f"{module.base_model_prefix}.", renamed)
 
     def own_name(self, name: str) -> str | None:
         """Return the model's name for a tensor of a file; None if it is none of the model's."""
-        known = (each for each in (name, self.prefix + name) if each in self.shapes or each in self.aliases)
+        names = (self.renamed.get(name, name), self.prefix + name)
+        known = (each for each in names if each in self.shapes or each in self.aliases)
         return next(known, None)
 
 

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder
 
 
+FILE_NAMES = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+"""Names of parameters in files where transformers 5 uses other ones in memory, by model type."""
+
+
 @dataclass(frozen=True, slots=True)
 class FlatModel:
     """Module whose parameters are views of ``theta``: writing to either changes the other."""

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from p2ptrain.base.errors import CorpusError, WeightsError
+from p2ptrain.manifest import Decoder
 from p2ptrain.train import initial_weights
 from p2ptrain.train.initial_weights import BUFFERS, check_weights, load_weights, stage_targets, targets
 from p2ptrain.train.model import build_module, flat_model
@@ -22,9 +23,11 @@ CPU = torch.device("cpu")
 LLAMA = "LlamaForCausalLM"
 
 
-def published(folder: Path, architecture: str, dtype: torch.dtype = torch.bfloat16, **options: Any) -> list[Path]:
+def published(
+    folder: Path, architecture: str, dtype: torch.dtype = torch.bfloat16, is_tied: bool = True, **options: Any
+) -> list[Path]:
     """Write what ``save_pretrained`` writes of a model with other weights than the tests' seed; return its files."""
-    build_module(description(architecture), 7).to(dtype).save_pretrained(folder, **options)
+    build_module(described(architecture, is_tied), 7).to(dtype).save_pretrained(folder, **options)
     return sorted(folder.glob("*.safetensors"))
 
 
@@ -32,16 +35,20 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def loaded(architecture: str, paths: list[Path]) -> Tensor:
+def described(architecture: str, is_tied: bool) -> Decoder:
+    return description(architecture, tie_word_embeddings=is_tied)
+
+
+def loaded(architecture: str, paths: list[Path], is_tied: bool = True) -> Tensor:
     """Return the flat vector of a model that began from these files."""
-    model = flat_model(description(architecture), 1, CPU)
-    load_weights(description(architecture), paths, [digest(path) for path in paths], targets(model))
+    model = flat_model(described(architecture, is_tied), 1, CPU)
+    load_weights(described(architecture, is_tied), paths, [digest(path) for path in paths], targets(model))
     return model.theta
 
 
-def expected(architecture: str, dtype: torch.dtype) -> Tensor:
+def expected(architecture: str, dtype: torch.dtype, is_tied: bool = True) -> Tensor:
     """Return the flat vector of the published model, rounded to ``dtype``; its padding is zero."""
-    model = flat_model(description(architecture), 7, CPU)
+    model = flat_model(described(architecture, is_tied), 7, CPU)
     return model.theta.to(dtype).float()
 
 
@@ -57,16 +64,26 @@ def test_a_run_begins_at_the_published_bits(tmp_path: Path, architecture: str, d
 
 
 @pytest.mark.parametrize("architecture", DESCRIPTIONS)
-def test_stages_begin_where_the_whole_model_begins(tmp_path: Path, architecture: str) -> None:
+def test_a_head_of_its_own_is_read_under_the_name_that_files_use(tmp_path: Path, architecture: str) -> None:
+    """Check each family without tied embeddings, as the larger published models are."""
+    paths = published(tmp_path, architecture, is_tied=False)
+    check_weights(described(architecture, False), paths)
+    assert torch.equal(loaded(architecture, paths, False), expected(architecture, torch.bfloat16, False))
+    assert not torch.equal(loaded(architecture, paths, False), flat_model(described(architecture, False), 1, CPU).theta)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_stages_begin_where_the_whole_model_begins(tmp_path: Path, architecture: str, is_tied: bool) -> None:
     """Check that the stages' vectors, end to end, are the whole one, and the last stage's copy is the embedding."""
-    paths, described = published(tmp_path, architecture), description(architecture)
-    whole = loaded(architecture, paths)
-    stages = [stage_model(described, 1, CPU, stage) for stage in equal_cut(described.config.num_hidden_layers, 2)]
+    paths, model = published(tmp_path, architecture, is_tied=is_tied), described(architecture, is_tied)
+    whole = loaded(architecture, paths, is_tied)
+    stages = [stage_model(model, 1, CPU, stage) for stage in equal_cut(model.config.num_hidden_layers, 2)]
     for stage in stages:
-        load_weights(described, paths, None, stage_targets(stage))
+        load_weights(model, paths, None, stage_targets(stage))
     assert torch.equal(torch.cat([stage.flat.theta for stage in stages]), whole)
     guest = stages[-1].guest
-    assert (guest is not None) == described.config.tie_word_embeddings
+    assert (guest is not None) == is_tied
     if guest is not None:
         assert torch.equal(guest, stages[0].embedding)
 
