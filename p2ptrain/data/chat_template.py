@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,8 +28,8 @@ MOST_TEMPLATE_BYTES = 256 << 10
 """Maximum size of a template. The longest in wide use, with tools, have about 20 kB."""
 
 DEADLINE_S = 600.0
-"""Longest wait for one request, in which the worker has ``template_worker.CPU_S`` of processor time: it also ends a
-worker that gets no processor."""
+"""Longest wait for one request, a megabyte of dialogues for each of which the worker has ``template_worker.CPU_S`` of
+processor time: it also ends a worker that gets no processor."""
 
 MOST_REPLY_BYTES = 512 << 20
 """Maximum size of a reply: JSON may take eight bytes per rendered character."""
@@ -134,7 +135,7 @@ class ChatTemplate:
         """Return the text of some messages. Raises CorpusError if the template does not render them."""
         (rendered,) = self._request([messages], add_generation_prompt)
         if isinstance(rendered, TemplateFault):
-            raise CorpusError(f"The chat template {self.where} does not render the dialogue: {rendered.why}.", _REMEDY)
+            raise not_rendered(self.where, "the dialogue", rendered.why)
         return rendered.text
 
     def rendered(self, dialogues: Sequence[Sequence[Message]]) -> list[RenderedDialogue | TemplateFault]:
@@ -192,11 +193,16 @@ class ChatTemplate:
             pass
         finally:
             alarm.cancel()
-        fault = reply.get("fault", "") if isinstance(reply, dict) else "it does not end"
-        if fault:
+        fault = reply.get("fault", "") if isinstance(reply, dict) else ""
+        if fault or reply is None:
             self.close()
+            fault = fault or _death(worker)
             raise CorpusError(f"The chat template {self.where} cannot be used: {one_line(fault).rstrip('.')}.", _REMEDY)
         return reply
+
+
+def not_rendered(template: str, dialogue: str, why: str) -> CorpusError:
+    return CorpusError(f"The chat template {template} does not render {dialogue}: {why}.", _REMEDY)
 
 
 def read_template(file: Path) -> str:
@@ -236,6 +242,13 @@ def _parsed(reply: Any, count: int) -> list[RenderedDialogue | TemplateFault]:
     if len(found) != count:
         raise ValueError(f"{len(found)} rendered dialogues instead of {count}")
     return found
+
+
+def _death(worker: subprocess.Popen[bytes]) -> str:
+    """Return why a worker that has ended, or was ended, did not answer."""
+    if worker.returncode == -signal.SIGXCPU:
+        return f"one dialogue takes it more than {template_worker.CPU_S} s of processor time"
+    return f"it has not rendered a few dialogues within {DEADLINE_S / 60:.0f} min, or its process was ended"
 
 
 def _end(worker: subprocess.Popen[bytes]) -> None:

@@ -20,8 +20,8 @@ BATCH_CHARACTERS = 1 << 18
 """Characters of the dialogues that are rendered and encoded at once."""
 
 NO_ANSWER = (
-    "the template renders no answer that can be told apart; it needs {% generation %} around answers, or to render a "
-    "dialogue as the beginning of a longer one"
+    "it writes no answer that can be told apart; it needs {% generation %} around answers, or to render a dialogue as "
+    "the beginning of a longer one"
 )
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.chat_template import CHATML, ChatTemplate, TemplateFault
+from p2ptrain.data.chat_template import CHATML, ChatTemplate, TemplateFault, not_rendered
 from p2ptrain.data.chat_tokens import ChatEncoder
-from p2ptrain.data.dialogues import Dialogue, broken
+from p2ptrain.data.dialogues import Dialogue
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS, EncodedDialogue, packed_rows
 from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
@@ -44,8 +44,9 @@ def load_template(spec: CorpusSpec, tokenizer: Tokenizer, file: Path | None = No
         raise CorpusError(
             "This run was not taught dialogues: it has no chat template.", "Name the home of another run."
         )
-    variables = {"eos_token": tokenizer.separator_text} if tokenizer.separator_text else {}
-    return ChatTemplate.load(name, None if name == CHATML else file, variables)
+    variables = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.separator_text}
+    given = {name: text for name, text in variables.items() if text}
+    return ChatTemplate.load(name, None if name == CHATML else file, given)
 
 
 def rows_of_dialogues(
@@ -109,8 +110,8 @@ def _used(
     for dialogue, rendered, encoded in encoder.dialogues(dialogues):
         if isinstance(encoded, TemplateFault):
             if manifest.corpus.kind == "file":
-                raise broken(counts, dialogue.place, encoded.why)
-            skip(counts, dialogue.place, encoded.why)
+                raise not_rendered(encoder.template.where, f"{counts.where}, {dialogue.place}", encoded.why)
+            skip(counts, dialogue.place, f"the chat template does not render it: {encoded.why}")
             if counts.skipped == SURE_ROWS and counts.documents == 0:
                 counts.check(is_whole=False)
             continue

@@ -30,9 +30,13 @@ import jinja2.utils
 MEMORY_BYTES = 1 << 30
 """Address space of this process. A batch of dialogues and their rendered text take a few tens of megabytes."""
 
-CPU_S = 5
-"""Processor time for one request, which renders about a megabyte of text: tens of milliseconds with usual templates.
-Guess: the slowest template of the hub's most downloaded models would settle it."""
+CPU_S = 60
+"""Processor time for one dialogue, far above what ``MOST_RENDERED_MESSAGES`` messages take: 1 to 3 s with the template
+of Qwen3 (measured). It ends templates that loop; what a dialogue may cost must not depend on the computer."""
+
+MOST_RENDERED_MESSAGES = 132_000
+"""Maximum number of messages that are rendered for one dialogue. A template without ``{% generation %}`` renders it
+twice for each answer: that reaches 512 messages, of which half are answers."""
 
 MOST_RENDERED_CHARS = 64 << 20
 """Maximum number of characters that are rendered for one dialogue, which is rendered anew for each answer, and of the
@@ -48,10 +52,14 @@ NOW = "26 Jul 2024"
 
 
 _EXCESS = f"it writes more than {MOST_RENDERED_CHARS >> 20} MiB of text"
+_TOO_LONG = (
+    "it marks no answers with {{% generation %}}, so it would be rendered anew for each of the {1:,} answers among "
+    "{0:,} messages, and 512 messages of which half are answers are the most"
+)
 
 
 class _ExcessError(Exception):
-    """A dialogue, or a reply, has more than ``MOST_RENDERED_CHARS``."""
+    """A dialogue, or a reply, has more than ``MOST_RENDERED_CHARS`` or ``MOST_RENDERED_MESSAGES``."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -137,7 +145,7 @@ class Renderer:
         ):
             self._left -= len(block)
             if self._left < 0:
-                raise _ExcessError
+                raise _ExcessError(_EXCESS)
             blocks.append(block)
         return "".join(blocks)
 
@@ -146,11 +154,10 @@ class Renderer:
         marked = self.text(messages, add_generation_prompt=False)
         if ANSWER_START in marked:
             return _without_marks(marked)
-        return marked, [
-            span
-            for place, message in enumerate(messages)
-            if message["role"] == "assistant" and (span := self._answer(messages, place, marked)) is not None
-        ]
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        if sum(2 * place + 1 for place in answers) > MOST_RENDERED_MESSAGES:
+            raise _ExcessError(_TOO_LONG.format(len(messages), len(answers)))
+        return marked, [span for place in answers if (span := self._answer(messages, place, marked)) is not None]
 
     def _answer(self, messages: Sequence[Mapping[str, str]], place: int, whole: str) -> tuple[int, int] | None:
         """Return the span of one answer; None if the text before it, or with it, is not how the whole text begins."""
@@ -187,6 +194,7 @@ def _answered(request: Mapping[str, Any], renderer: Renderer) -> list[Any]:
     left = MOST_RENDERED_CHARS
     for messages in request["dialogues"]:
         renderer.begin_dialogue()
+        _limit_time()
         try:
             if request["add_generation_prompt"] is None:
                 text, spans = renderer.dialogue(messages)
@@ -195,16 +203,25 @@ def _answered(request: Mapping[str, Any], renderer: Renderer) -> list[Any]:
                 text = text.replace(ANSWER_START, "").replace(ANSWER_END, "")
         except MemoryError:
             raise
-        except _ExcessError:
-            answers.append(_EXCESS)
         except Exception as error:  # of the template: anything at all
-            answers.append(f"{type(error).__name__}: {error}"[:1000])
+            answers.append(_reason(error))
         else:
             left -= len(text)
             if left < 0:
-                raise _ExcessError
+                raise _ExcessError(_EXCESS)
             answers.append((text, spans))
     return answers
+
+
+def _reason(error: Exception) -> str:
+    """Return why a template fails, without names of Python's errors, which mean nothing to its author."""
+    if isinstance(error, LookupError) and not isinstance(error, jinja2.TemplateError):
+        return f"it looks for {str(error)[:200]} where there is none"
+    if isinstance(error, RecursionError):
+        return "its parts enclose or call each other too deeply"
+    if isinstance(error, ValueError) and "digits" in str(error):
+        return f"it writes a number of more than {sys.get_int_max_str_digits():,} digits"
+    return str(error)[:1000] or "it fails"
 
 
 def _limit_time() -> None:
@@ -237,10 +254,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             data = json.dumps(answer).encode()
         except MemoryError:
             data = json.dumps({"fault": f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"}).encode()
-        except _ExcessError:
-            data = json.dumps({"fault": _EXCESS}).encode()
-        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
-            data = json.dumps({"fault": f"{error}"[:1000]}).encode()
+        except Exception as error:  # of the template: anything at all
+            data = json.dumps({"fault": _reason(error)}).encode()
         answers.write(LENGTH.pack(len(data)) + data)
         answers.flush()
 

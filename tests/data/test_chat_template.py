@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,9 +106,53 @@ def test_a_dialogue_that_becomes_too_long_costs_no_other():
 def test_a_template_that_loops_is_ended(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chat_template, "DEADLINE_S", 1.0)
     template = ChatTemplate(LOOPS, "loops.jinja")
-    with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: it does not end"):
+    with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: it has not rendered a few"):
         template.rendered([DIALOGUE])
     assert template._worker is None
+
+
+def test_a_template_that_takes_the_processors_time_is_ended() -> None:
+    """Check the message with the system's own signal, which the worker gets after ``CPU_S``."""
+    template = ChatTemplate(LOOPS, "loops.jinja")
+    with template._lock:
+        worker = template._started()
+    threading.Timer(0.1, os.kill, (worker.pid, signal.SIGXCPU)).start()
+    with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: one dialogue takes it more than 60 s"):
+        template.rendered([DIALOGUE])
+
+
+def dialogue_of(count: int) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[place % 2], "content": "x"} for place in range(count)]
+
+
+def test_what_a_long_dialogue_costs_is_bounded_by_its_messages(chatml: ChatTemplate) -> None:
+    longest, longer = chatml.rendered([dialogue_of(512), dialogue_of(514)])
+    assert len(answers(longest)) == 256
+    assert isinstance(longer, TemplateFault)
+    assert longer.why.startswith("it marks no answers with {% generation %}, so it would be rendered anew for each of")
+    with ChatTemplate.checked(WITH_TAGS, "a template") as template:
+        assert len(answers(template.rendered([dialogue_of(1000)])[0])) == 500
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{{ messages[9].x.y }}", "has no element 9"),
+        ("{{ {}['x'].y }}", "has no attribute 'x'"),
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+        ("{{ 1 // 0 }}", "by zero"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "too deeply"),
+        ("{{ messages[0].content.index('qq') }}", "substring not found"),
+        ("{{ (messages | length * 10) ** 5000 }}", "digits"),
+    ],
+)
+def test_reasons_are_words_of_the_templates_author(source: str, why: str) -> None:
+    """Check that no name of a Python error and no advice on Python reaches a user."""
+    with ChatTemplate.checked(source, "a template") as template:
+        found = template.rendered([DIALOGUE])[0]
+    assert isinstance(found, TemplateFault)
+    assert why in found.why
+    assert not re.search(r"[A-Z]\w+Error|sys\.|set_int", found.why)
 
 
 @pytest.mark.parametrize(
