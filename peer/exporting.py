@@ -194,7 +194,7 @@ def _expected(
         texts += [tokenizer.decode(row) for row in rows]
     plain = [] if chat is not None else tokenizer.encode_batch(texts)
     marked = [] if chat is None else [ids for ids, _ in tokenizer.encode_marked(texts)]
-    ids = [each.tolist() for each in [*plain, *marked]]
+    ids = [[*tokenizer.prefix, *each.tolist()] for each in [*plain, *marked]]
     loss = None
     if module is not None:
         with torch.no_grad():
@@ -230,6 +230,7 @@ def _write_configuration(
     for each in (config, module.generation_config):
         each.use_cache = True  # training turns it off
         each.eos_token_id = tokenizer.separator if chat is None or chat.end_id is None else chat.end_id
+        each.bos_token_id = tokenizer.prefix[0] if tokenizer.prefix else None
         each.save_pretrained(folder)
     _edit(folder / "config.json", **_older_names(config))
 
@@ -257,10 +258,11 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfi
     With a template, special tokens in a text are special, as ``apply_chat_template`` needs them.
     """
     tokenizer.save(folder)
-    saved = _edit(folder / "tokenizer.json", post_processor=None, truncation=None, padding=None)
+    unwanted = {"truncation": None, "padding": None} | ({} if tokenizer.prefix else {"post_processor": None})
+    saved = _edit(folder / "tokenizer.json", **unwanted)
     changes: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": False,
+        "add_bos_token": bool(tokenizer.prefix),
         "add_eos_token": False,
         "add_prefix_space": _adds_prefix_space(saved["pre_tokenizer"] or {}),
         "split_special_tokens": chat is None and _splits_special_tokens(tokenizer, saved["added_tokens"]),
@@ -272,9 +274,10 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfi
         (folder / CODE_FILE).write_text(CODE, encoding="utf-8")
         changes["auto_map"] = {"AutoTokenizer": [None, f"{CODE_FILE.removesuffix('.py')}.{CODE_CLASS}"]}
     written = _edit(folder / "tokenizer_config.json", **changes)
-    if written.get("eos_token") not in {token["content"] for token in saved["added_tokens"]}:
-        # transformers would add it, and then find it in ordinary text, too
-        _edit(folder / "tokenizer_config.json", eos_token=None)
+    added = {None, *(token["content"] for token in saved["added_tokens"])}
+    if unknown := {name: None for name in ("bos_token", "eos_token") if written.get(name) not in added}:
+        # transformers would add them, and then find them in ordinary text, too
+        _edit(folder / "tokenizer_config.json", **unknown)
 
 
 def _adds_prefix_space(pre_tokenizer: dict[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.checkpoint import PIECE_ELEMENTS, Checkpoint, StoredTensors
 from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.packed_stream import load_template, template_name
-from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
 from p2ptrain.train.model import FlatModel, flat_model
@@ -69,8 +69,7 @@ def _directory(home: Home) -> Path:
 
 def run_tokenizer(home: Home, signed: SignedManifest, tokenizer_file: Path | None = None) -> Tokenizer:
     """Return the tokenizer of a home's run, from the given file or the one that the home keeps."""
-    spec = signed.manifest.tokenizer
-    return load_tokenizer(spec, tokenizer_file or stored_tokenizer(home, spec))
+    return tokenizer_of(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
 
 
 def stored_tokenizer(home: Home, spec: TokenizerSpec) -> Path | None:

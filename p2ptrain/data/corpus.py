@@ -34,7 +34,7 @@ from p2ptrain.data.sources import (
 )
 from p2ptrain.data.split import Split, split_rows, split_stream
 from p2ptrain.data.stream import Unfinished, open_stream, stream_path, token_type, tokenize
-from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -46,7 +46,7 @@ STREAM_VERSION = 3
 """Version of the token stream. Raise it when the same corpus and tokenizer would yield another stream, so that old
 caches are not used."""
 
-PACKING_VERSION = 1
+PACKING_VERSION = 2
 """Version of rows of dialogues. Raise it when the same dialogues and template would yield other rows."""
 
 Tell = Callable[[int, int | None], None]
@@ -157,7 +157,7 @@ def open_corpus(
         HomeError: the cache cannot be written or its disk is full.
     """
     check_named(manifest, data, tokenizer_file, has_stream(manifest, cache), template_file)
-    tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
+    tokenizer = tokenizer_of(manifest, tokenizer_file)
     check_vocabulary(manifest, tokenizer)
     built: list[TextSummary] = []
     is_packed = bool(template_name(manifest.corpus))
@@ -264,7 +264,7 @@ def _build(
     try:
         with contextlib.nullcontext() if data is None else unchanged(data):
             pieces = check.reading(read_pieces(manifest.corpus, data, counts, position))
-            for chunk in check.writing(tokenize(pieces, tokenizer, left)):
+            for chunk in check.writing(tokenize(pieces, tokenizer, left, tokenizer.prefix)):
                 tell(unfinished.tokens + len(chunk.ids), most)
                 yield chunk.ids
                 if chunk.position is not None:
@@ -357,14 +357,17 @@ def most_stream_bytes(manifest: Manifest) -> int:
 
 def key_of(manifest: Manifest) -> str:
     """Return the cache key of a run's tokens."""
-    return stream_key(manifest.corpus, manifest.tokenizer, manifest.training.sequence_length)
+    has_prefix = manifest.model.init is not None and manifest.tokenizer.kind != "bytes"
+    return stream_key(manifest.corpus, manifest.tokenizer, manifest.training.sequence_length, has_prefix)
 
 
-def stream_key(corpus: BaseModel, tokenizer: BaseModel, sequence_length: int = 0) -> str:
-    """Return the cache key of a corpus and tokenizer: 32 hexadecimal digits.
-
-    Only rows of dialogues depend on ``sequence_length``.
-    """
+def stream_key(
+    corpus: BaseModel,
+    tokenizer: BaseModel,
+    sequence_length: int = 0,  # only rows of dialogues depend on it
+    has_prefix: bool = False,  # documents begin as the tokenizer's own post-processor says
+) -> str:
+    """Return the cache key of a corpus and tokenizer: 32 hexadecimal digits."""
     description = {
         "version": STREAM_VERSION,
         "corpus": corpus.model_dump(mode="json", exclude={"validation_fraction"}),
@@ -374,4 +377,6 @@ def stream_key(corpus: BaseModel, tokenizer: BaseModel, sequence_length: int = 0
         description["rows"] = ROWS_VERSION
     if getattr(corpus, "template", ""):
         description |= {"packing": PACKING_VERSION, "row": sequence_length}
+    elif has_prefix:
+        description["prefix"] = True
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]

@@ -30,7 +30,7 @@ from p2ptrain.data.packed_stream import load_template, rows_of_dialogues, templa
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import TextChunk, read_pieces
 from p2ptrain.data.stream import cache_directory, stream_path, tokenize
-from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
 from p2ptrain.manifest.fitting import repetition
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def check_text(
     check_named(manifest, data, tokenizer_file, cached is not None, template_file)
     tokenizer: Tokenizer | None = None
     if manifest.tokenizer.kind == "bytes" or tokenizer_file is not None:
-        tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
+        tokenizer = tokenizer_of(manifest, tokenizer_file)
         check_vocabulary(manifest, tokenizer)
     if cached is None:
         try:
@@ -110,7 +110,8 @@ def _tried(
             pass
     else:
         check = FidelityCheck(tokenizer, counts)
-        tokens = sum(len(chunk.ids) for chunk in check.writing(tokenize(check.reading(beginning), tokenizer, most)))
+        chunks = tokenize(check.reading(beginning), tokenizer, most, tokenizer.prefix)
+        tokens = sum(len(chunk.ids) for chunk in check.writing(chunks))
         found = list(check.warnings())
     if tokens != most and next(pieces, None) is not None:
         return None, found

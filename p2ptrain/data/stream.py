@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -148,16 +148,24 @@ class EncodedText(NamedTuple):
     """Position of the source after these ids, if it can continue there."""
 
 
-def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[EncodedText]:
+def tokenize(
+    pieces: Iterable[TextChunk],
+    tokenizer: Tokenizer,
+    most_tokens: int | None,
+    prefix: Sequence[int] = (),  # ids before each document
+) -> Iterator[EncodedText]:
     """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total.
 
     The ids are those of whole documents, if the tokenizer separates words at ``BORDERS``.
     """
-    left = most_tokens
+    left, begins_document = most_tokens, True
     if left == 0:
         return
     for batch in _batches(_cut_between_words(pieces)):
         for cut, ids in zip(batch, _encode(batch, tokenizer), strict=True):
+            if begins_document and prefix:
+                ids = np.insert(ids, 0, prefix)
+            begins_document = cut.ends_document
             if cut.ends_document and tokenizer.separator is not None:
                 ids = np.append(ids, np.asarray(tokenizer.separator, dtype=ids.dtype))
             text_bytes = len(cut.text.encode(errors="replace"))

@@ -26,6 +26,7 @@ from p2ptrain.data.sources import check_digest, unchanged
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer
 
+    from p2ptrain.manifest import Manifest
     from p2ptrain.manifest import Tokenizer as TokenizerSpec
 
 MOST_TOKENIZER_BYTES = 64 << 20
@@ -74,8 +75,16 @@ class Tokenizer(Protocol):
         """Return one array of ids per text, equal for equal texts. Raises CorpusError if the tokenizer is faulty."""
 
     @property
+    def prefix(self) -> tuple[int, ...]:
+        """Ids before each document, as a model that was published with this tokenizer expects them."""
+
+    @property
     def separator_text(self) -> str:
         """Text of the separator, as exported files name it; empty if they name none."""
+
+    @property
+    def bos_text(self) -> str:
+        """Text of the token that begins a sequence, as chat templates write it; empty if there is none."""
 
     @property
     def special_tokens(self) -> Sequence[str]:
@@ -100,7 +109,8 @@ class ByteTokenizer:
     vocabulary_size = 256
     separator = 0
     unknown = None
-    separator_text = ""
+    prefix = ()
+    separator_text = bos_text = ""
     special_tokens = ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -128,7 +138,7 @@ class ByteTokenizer:
         tokenizer.normalizer = normalizers.Replace("\0", REPLACEMENT)
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
-        _save(tokenizer, directory, separator=None)
+        _save(tokenizer, directory)
 
 
 class JsonTokenizer:
@@ -138,11 +148,17 @@ class JsonTokenizer:
         tokenizer: is changed: no truncation, padding, post-processor or dropout; the literal text of a special token is
             ordinary text.
         unknown: id of the unknown token; None if the vocabulary covers every text.
+        first: ids that the file's post-processor puts before every text.
+        has_prefix: whether documents begin with them.
     """
 
-    def __init__(self, tokenizer: HubTokenizer, unknown: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: HubTokenizer, unknown: int | None = None, first: Sequence[int] = (), has_prefix: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self.unknown = unknown
+        self.prefix = tuple(first) if has_prefix else ()
+        self.bos_text = str(tokenizer.id_to_token(first[0])) if first else ""
         self.separator = _separator(tokenizer)
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         tokenizer.no_truncation()
@@ -186,18 +202,30 @@ class JsonTokenizer:
         return self._tokenizer.decode(list(ids))
 
     def save(self, directory: Path) -> None:
-        _save(self._tokenizer, directory, separator=self.separator)
+        _save(self._tokenizer, directory, self.separator_text, self.bos_text, self.prefix)
+
+
+def tokenizer_of(
+    manifest: Manifest,
+    tokenizer_file: Path | None = None,  # the owner's file, for kind "file"
+) -> Tokenizer:
+    """Load a run's tokenizer: a run that continues a published model begins documents as the model's tokenizer does.
+
+    Raises CorpusError, as ``load_tokenizer``.
+    """
+    return load_tokenizer(manifest.tokenizer, tokenizer_file, has_prefix=manifest.model.init is not None)
 
 
 def load_tokenizer(
     spec: TokenizerSpec,  # the manifest's section
     tokenizer_file: Path | None = None,  # the owner's file, for kind "file"
+    has_prefix: bool = False,  # whether documents begin with what the file's post-processor puts before a text
 ) -> Tokenizer:
-    """Load the run's tokenizer. Raises CorpusError if it is unavailable, unusable or not the one that the run names."""
+    """Load a tokenizer. Raises CorpusError if it is unavailable, unusable or not the one that the manifest names."""
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "hub":
-        return _parse(_download(spec.name, spec.revision))
+        return _parse(_download(spec.name, spec.revision), has_prefix)
     if tokenizer_file is None:
         raise CorpusError(
             f"This run's tokenizer is a file with sha256 {spec.sha256}, but no file was given.",
@@ -205,7 +233,7 @@ def load_tokenizer(
         )
     with unchanged(tokenizer_file):
         check_digest(tokenizer_file, spec.sha256, "tokenizer")
-        return _parse(tokenizer_file)
+        return _parse(tokenizer_file, has_prefix)
 
 
 def _download(name: str, revision: str) -> Path:
@@ -233,7 +261,7 @@ def _download(name: str, revision: str) -> Path:
         ) from error
 
 
-def _parse(path: Path) -> JsonTokenizer:
+def _parse(path: Path, has_prefix: bool) -> JsonTokenizer:
     from tokenizers import Tokenizer
 
     with _faults(f"{path} is not a tokenizer"):
@@ -248,26 +276,23 @@ def _parse(path: Path) -> JsonTokenizer:
         tokenizer = Tokenizer.from_str(text)
         _check_added_ids(tokenizer, outline)
         unknown = _unknown(tokenizer, outline, path)
-        made = JsonTokenizer(tokenizer, unknown)
+        made = JsonTokenizer(tokenizer, unknown, _first_ids(tokenizer), has_prefix)
         tokenizer.encode_batch_fast(["a text"])  # some settings make the library panic only now
         return made
 
 
-def read_tokenizer(path: Path) -> tuple[JsonTokenizer, tuple[int, ...]]:
-    """Read a tokenizer.json, and the ids that its post-processor puts before every text, which ``JsonTokenizer`` omits.
+def read_tokenizer(path: Path) -> JsonTokenizer:
+    """Read the tokenizer.json of a published model, with its prefix. Raises CorpusError if it is unusable."""
+    return _parse(path, has_prefix=True)
 
-    Raises CorpusError if it is unusable.
-    """
-    from tokenizers import Tokenizer
 
-    made = _parse(path)
-    with _faults(f"{path} is not a tokenizer"):
-        whole = Tokenizer.from_file(str(path))
-        whole.no_truncation()
-        whole.no_padding()
-        bare, ids = (whole.encode("a", add_special_tokens=has_more).ids for has_more in (False, True))
-        before = next((place for place in range(len(ids)) if ids[place : place + len(bare)] == bare), 0)
-        return made, tuple(ids[:before])
+def _first_ids(tokenizer: HubTokenizer) -> Sequence[int]:
+    """Return the ids that the post-processor puts before every text."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    bare, ids = (tokenizer.encode("a", add_special_tokens=has_more).ids for has_more in (False, True))
+    before = next((place for place in range(len(ids)) if ids[place : place + len(bare)] == bare), 0)
+    return list(ids[:before])
 
 
 @contextmanager
@@ -384,13 +409,33 @@ def _replacement_growth(normalizer: object) -> float:
     return growth
 
 
-def _save(tokenizer: HubTokenizer, directory: Path, separator: int | None) -> None:
+def _save(
+    tokenizer: HubTokenizer, directory: Path, separator: str = "", bos: str = "", prefix: Sequence[int] = ()
+) -> None:
     """Write the tokenizer's files. Raises OSError, which the library's own ``save`` does not."""
-    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    text = tokenizer.to_str(pretty=True)
+    if prefix:
+        processor = _before_every_text(tokenizer, prefix)
+        text = json.dumps({**json.loads(text), "post_processor": processor}, indent=2, ensure_ascii=False)
+    (directory / "tokenizer.json").write_text(text, encoding="utf-8")
     config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    if separator is not None:
-        config["eos_token"] = tokenizer.id_to_token(separator)
+    config |= {name: text for name, text in (("bos_token", bos), ("eos_token", separator)) if text}
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _before_every_text(tokenizer: HubTokenizer, prefix: Sequence[int]) -> dict[str, Any]:
+    """Return the description of a post-processor that puts ids before every text."""
+    names = [str(tokenizer.id_to_token(each)) for each in prefix]
+    special = [{"SpecialToken": {"id": name, "type_id": 0}} for name in names]
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {
+        "type": "TemplateProcessing",
+        "single": [*special, first],
+        "pair": [*special, first, *special, second],
+        "special_tokens": {
+            name: {"id": name, "ids": [each], "tokens": [name]} for name, each in zip(names, prefix, strict=True)
+        },
+    }
 
 
 def _byte_letters() -> list[str]:

@@ -38,7 +38,8 @@ def generate_text(
     sampling: Sampling,
 ) -> str:
     """Return the prompt and up to ``new_tokens`` further tokens; stop early if the model ends the document."""
-    prompt_ids = tokenizer.encode_batch([prompt or "\n"])[0].tolist() or [tokenizer.separator or 0]  # "\n" may be lost
+    text_ids = tokenizer.encode_batch([prompt or "\n"])[0].tolist()  # "\n" may be lost
+    prompt_ids = [*tokenizer.prefix, *text_ids] or [tokenizer.separator or 0]
     new_ids = generate_tokens(
         module, prompt_ids, new_tokens, sampling, tokenizer.separator, vocabulary=tokenizer.vocabulary_size
     )

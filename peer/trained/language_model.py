@@ -35,14 +35,17 @@ class LanguageModel:
     place: Path
     module: PreTrainedModel
     tokenizer: Tokenizer
-    prefix: tuple[int, ...]
-    """Ids with which the model's sequences begin."""
     window: int
     """Longest sequence that the model reads, in tokens."""
     usual_window: int
     """Length of the sequences that the run trained on, or ``FOLDER_WINDOW``."""
     signed: SignedManifest | None
     """The run; None for a folder."""
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """Ids with which the model's sequences begin."""
+        return self.tokenizer.prefix
 
     @property
     def vocabulary(self) -> int:
@@ -73,7 +76,7 @@ def _of_home(home: Home, tokenizer_file: Path | None) -> LanguageModel:
             )
     window = manifest.model.config.max_position_embeddings
     module.train(False)
-    return LanguageModel(home.path, module, tokenizer, (), window, manifest.training.sequence_length, signed)
+    return LanguageModel(home.path, module, tokenizer, window, manifest.training.sequence_length, signed)
 
 
 def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
@@ -84,7 +87,7 @@ def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
     module = load_folder(folder)
     config = module.config.get_text_config()
     ends = module.config.eos_token_id if isinstance(module.config.eos_token_id, int) else None
-    tokenizer, prefix = folder_tokenizer(folder, ends)
+    tokenizer = folder_tokenizer(folder, ends)
     if tokenizer.vocabulary_size > config.vocab_size:
         raise UserError(
             f"The tokenizer in {folder} has {tokenizer.vocabulary_size:,} ids, but the model has only "
@@ -92,4 +95,4 @@ def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
             "Get the whole folder of one model.",
         )
     window = int(getattr(config, "max_position_embeddings", None) or FOLDER_WINDOW)
-    return LanguageModel(folder, module, tokenizer, prefix, window, min(window, FOLDER_WINDOW), None)
+    return LanguageModel(folder, module, tokenizer, window, min(window, FOLDER_WINDOW), None)

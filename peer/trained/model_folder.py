@@ -81,8 +81,8 @@ def _explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def folder_tokenizer(folder: Path, separator: int | None) -> tuple[JsonTokenizer, tuple[int, ...]]:
-    """Return a folder's tokenizer, and the ids with which it begins every text.
+def folder_tokenizer(folder: Path, separator: int | None) -> JsonTokenizer:
+    """Return a folder's tokenizer, with the ids with which it begins every text.
 
     Args:
         separator: id that ends a document, as the model's configuration says; None: as the tokenizer's vocabulary
@@ -96,10 +96,10 @@ def folder_tokenizer(folder: Path, separator: int | None) -> tuple[JsonTokenizer
             f"{folder} has no {TOKENIZER_FILE}.",
             "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
-    tokenizer, prefix = read_tokenizer(path)
+    tokenizer = read_tokenizer(path)
     if separator is not None and 0 <= separator < tokenizer.vocabulary_size:
         tokenizer.separator = separator
-    return tokenizer, prefix
+    return tokenizer
 
 
 def check_fits(parameters: int, bytes_each: int) -> None:

@@ -35,7 +35,7 @@ class TextFile:
     """Sentences on what the tokenizer loses of the text, without their full stops; complete after the last chunk."""
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Yield the ids of the text as training would have them: documents with a separator after each.
+        """Yield the ids of the text: documents with a separator after each. A prefix is the windows' matter.
 
         Raises CorpusError if the file is unreadable, empty, no text, changes meanwhile or is unknown to the tokenizer.
         """
@@ -65,10 +65,11 @@ class TextFile:
 
 
 def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> int:
-    """Return the bytes of the text of some ids as UTF-8, without separators.
+    """Return the bytes of the text of some ids as UTF-8, without separators and what begins a document.
 
     A character that begins before them or ends after them counts as the replacement character's three bytes, except in
     a text of bytes, which is counted exactly.
     """
-    words = [each for each in ids if each != tokenizer.separator]
+    marks = {tokenizer.separator, *tokenizer.prefix}
+    words = [each for each in ids if each not in marks]
     return len(words) if isinstance(tokenizer, ByteTokenizer) else len(tokenizer.decode(words).encode())

@@ -19,7 +19,9 @@ from p2ptrain.data.corpus import open_corpus
 from p2ptrain.data.file_store import FileStore, named_files
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.tokenizer import ByteTokenizer, load_tokenizer
+from p2ptrain.manifest import with_changes
 from p2ptrain.manifest.sources import FileTokenizer
+from tests.data.made_tokenizer import with_bos
 
 TEXT = "".join(f"line {number} of a small text, für alle.\n" for number in range(200))
 
@@ -120,6 +122,20 @@ def test_rows_become_documents_with_separators(manifest_with, rows_file, tmp_pat
     assert documents[:2] == [b"document 0 " * 20, b"document 1 " * 20]
     assert len(documents) == 41
     assert documents[-1] == b""
+
+
+def test_a_run_that_continues_a_model_begins_documents_as_its_tokenizer_does(manifest_with, rows_file, tmp_path):
+    path = with_bos(tmp_path / "tokenizer.json")
+    random = manifest_with(file_corpus(rows_file, format="jsonl"), {"kind": "file", "sha256": digest(path)})
+    continued = with_changes(random, {"model.init": f"sha256:{'0' * 64}"})
+    begun, plain = (
+        open_corpus(manifest, tmp_path / "cache", rows_file, path).tokens.tolist() for manifest in (continued, random)
+    )
+    assert 256 not in plain
+    starts = [0, *(place + 1 for place, each in enumerate(begun) if each == 257)][:-1]
+    assert len(starts) == 40
+    assert [place for place, each in enumerate(begun) if each == 256] == starts
+    assert [each for each in begun if each != 256] == plain
 
 
 def test_a_files_name_is_no_pattern(manifest_with, rows_file, tmp_path):

@@ -29,6 +29,7 @@ from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer
 from p2ptrain.manifest import Manifest, with_changes
 from p2ptrain.manifest.document import canonical_bytes
 from tests.data.dialogues import chat_corpus, made, write_jsonl
+from tests.data.made_tokenizer import with_bos
 
 END = "<|im_end|>"
 
@@ -72,6 +73,22 @@ def test_batches_are_whole_dialogues_whose_answers_are_predicted(manifest_with, 
     held_out = next(corpus.validation_batches(170, 1))
     assert held_out.shape == (1, 3, 170)
     assert bytes(corpus.prompt_ids()).decode().endswith("<|im_start|>assistant\n")
+
+
+def test_a_template_may_write_what_begins_a_text(manifest_with, chats: Path, tmp_path: Path):
+    """Check that templates that write ``bos_token``, as of Llama and Gemma, get the text of that token."""
+    source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    source += "{% if add_generation_prompt %}[assistant]{% endif %}"
+    (template := tmp_path / "t.jinja").write_text(source)
+    tokenizer = with_bos(tmp_path / "tokenizer.json")
+    named = {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in (template, tokenizer)}
+    spec = {"kind": "file", "sha256": named[tokenizer]}
+    manifest = with_length(manifest_with(chat_corpus(chats, template=named[template]), spec), 170)
+    corpus = open_corpus(manifest, tmp_path / "cache", chats, tokenizer, template_file=template)
+    inputs, _, positions = corpus.batch([0])[0].tolist()
+    assert [place for place, each in enumerate(inputs) if each == 256] == [
+        place for place, each in enumerate(positions) if each == 0 and inputs[place] != 257
+    ]
 
 
 def test_only_runs_of_dialogues_say_so(manifest_with, chats: Path):

@@ -93,7 +93,7 @@ def test_a_text_that_is_continued_is_judged_as_a_whole(
             yield TextChunk(documents[number], True, number + 1)
 
     monkeypatch.setattr(corpus, "read_pieces", read_pieces)
-    monkeypatch.setattr(corpus, "load_tokenizer", lambda *_: JsonTokenizer(made, 0))
+    monkeypatch.setattr(corpus, "tokenizer_of", lambda *_: JsonTokenizer(made, 0))
     monkeypatch.setattr(stream, "PIECE_CHARACTERS", 100)
     manifest = manifest_with({"kind": "hub", "name": "some/texts", "revision": "0" * 40})
     reported, said = [], []

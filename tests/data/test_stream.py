@@ -109,6 +109,14 @@ def test_separators_follow_documents_and_the_limit_holds():
     assert sum(chunk.text_bytes for chunk in chunks) == 5
 
 
+def test_each_document_begins_with_the_prefix_once():
+    pieces = [TextChunk("ab", False), TextChunk("c", True), TextChunk("", True), TextChunk("d", False)]
+    whole = b"\1\2abc\0\1\2\0\1\2d"
+    for limit in (*range(1, 13), None):
+        chunks = list(tokenize(pieces, ByteTokenizer(), limit, (1, 2)))
+        assert b"".join(bytes(chunk.ids) for chunk in chunks) == whole[:limit]
+
+
 def continued(seen: list[object], stops: bool, forgets: bool = False):
     """A source that saves its position after every ten ids, and may end in an error after 35 of them."""
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data import stream
 from p2ptrain.data.sources import TextChunk
-from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer, read_tokenizer
 from p2ptrain.manifest.sources import FileTokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz</>_|"
@@ -69,11 +69,11 @@ EVERY = pytest.mark.parametrize("make", [byte_level, metaspace_bpe, unigram, wor
 def load(tmp_path):
     """``load(tokenizer or outline)``: what a run gets from that file."""
 
-    def load(made: Tokenizer | dict[str, object]) -> JsonTokenizer:
+    def load(made: Tokenizer | dict[str, object], has_prefix: bool = False) -> JsonTokenizer:
         path = tmp_path / "tokenizer.json"
         path.write_text(json.dumps(made) if isinstance(made, dict) else made.to_str(), encoding="utf-8")
         spec = FileTokenizer(kind="file", sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-        return load_tokenizer(spec, path)
+        return load_tokenizer(spec, path, has_prefix)
 
     return load
 
@@ -106,6 +106,24 @@ def test_a_saved_tokenizer_gives_the_ids_of_training_in_transformers(load, tmp_p
     loaded = load(dressed)
     loaded.save(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)(TEXT)["input_ids"] == ids(loaded, TEXT)
+
+
+def test_a_published_models_tokenizer_keeps_what_begins_a_text(load, tmp_path):
+    from transformers import AutoTokenizer
+
+    dressed = unigram()
+    dressed.post_processor = processors.TemplateProcessing(
+        single="</s> $A <unk>", pair="</s> $A $B", special_tokens=[("</s>", 1), ("<unk>", 0)]
+    )
+    plain, loaded = load(dressed), load(dressed, has_prefix=True)
+    assert (plain.prefix, loaded.prefix) == ((), (1,))
+    assert plain.bos_text == loaded.bos_text == "</s>"
+    assert ids(loaded, TEXT) == ids(plain, TEXT) == dressed.encode(TEXT, add_special_tokens=False).ids
+    loaded.save(tmp_path)
+    saved = AutoTokenizer.from_pretrained(tmp_path)
+    assert saved(TEXT)["input_ids"] == [1, *ids(loaded, TEXT)]
+    assert saved.bos_token == "</s>"
+    assert read_tokenizer(tmp_path / "tokenizer.json").prefix == (1,)
 
 
 def test_dropout_is_off(load):

@@ -33,6 +33,7 @@ from peer import cli, exported_weights, exporting, loading
 from peer.exporting import export
 from peer.home import Home
 from peer.model import load_model, newest
+from peer.trained import language_model
 
 WHOLE = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
@@ -165,13 +166,15 @@ Trained = Callable[..., tuple[Home, Path]]
 
 @pytest.fixture
 def trained(tmp_path: Path, signed_run: Callable[..., SignedManifest]) -> Trained:
-    """Return ``trained(family, tokenizer, corpus)``: a home with random weights; by default without its text."""
+    """Return ``trained(family, tokenizer, corpus, init)``: a home with random weights; by default without its text."""
 
-    def build(family: str, tokenizer: Tokenizer, corpus: object = f"sha256:{'0' * 64}") -> tuple[Home, Path]:
+    def build(
+        family: str, tokenizer: Tokenizer, corpus: object = f"sha256:{'0' * 64}", init: str | None = None
+    ) -> tuple[Home, Path]:
         file = tmp_path / "tokenizer.json"
         tokenizer.save(str(file))
         signed = signed_run(
-            model={"architecture": family, "config": FAMILIES[family]},
+            model={"architecture": family, "config": FAMILIES[family]} | ({} if init is None else {"init": init}),
             tokenizer=f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}",
             corpus=corpus,
         )
@@ -294,6 +297,23 @@ def test_transformers_loads_training_s_ids_and_weights(
 
 
 @pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_begin_as_the_continued_model_s(
+    family: str, make: Callable[[], Tokenizer], trained: Trained, tmp_path: Path
+) -> None:
+    """Check a run that began from a model whose tokenizer puts ``<s>`` before every text."""
+    home, file = trained(family, with_extras(made := make()), init=f"sha256:{'0' * 64}")
+    export(home, tmp_path / "out", file)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert loaded.bos_token == "<s>"
+    assert loaded(TEXT[:200])["input_ids"] == [1, *made.encode(TEXT[:200], add_special_tokens=False).ids]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["bos_token_id"] == 1
+    again = language_model.load(tmp_path / "out", None, "cpu")
+    assert again.prefix == (1,)
+
+
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bytes_load_as_bytes(family: str, signed_run: Callable[..., SignedManifest], tmp_path: Path) -> None:
     signed = signed_run(model={"architecture": family, "config": FAMILIES[family]})
@@ -356,7 +376,7 @@ def test_special_tokens_in_text_are_split_where_training_splits_them(
     home, file = trained("LlamaForCausalLM", byte_level())
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.encode_special_tokens = True
-    monkeypatch.setattr("peer.model.load_tokenizer", lambda *_: JsonTokenizer(tokenizer))
+    monkeypatch.setattr("peer.model.tokenizer_of", lambda *_: JsonTokenizer(tokenizer))
     export(home, tmp_path / "out", file)
     ids = AutoTokenizer.from_pretrained(tmp_path / "out")("a <|endoftext|>")["input_ids"]
     assert tokenizer.token_to_id("<|endoftext|>") not in ids
