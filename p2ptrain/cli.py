@@ -138,7 +138,12 @@ def cli() -> None:
 @click.option(
     "--text-field", default="", help="Column of a jsonl or parquet corpus.  [messages if it has dialogues, else text]"
 )
-@click.option("--template", type=FILE, metavar="FILE", help="Chat template of dialogues, in Jinja.  [ChatML]")
+@click.option(
+    "--template",
+    type=FILE,
+    metavar="FILE|chatml",
+    help="Chat template of dialogues, in Jinja.  [the model's, else chatml]",
+)
 @click.option("--name", help="Name of the run for people.  [RUN's, if it has only letters, digits and . _ -]")
 def init(
     run: Path,

@@ -79,6 +79,7 @@ def create_with_files(
 ) -> str:
     """Create a run for the author's files, print what was found, and return what was chosen. Raises UserError."""
     with command_imports():
+        from p2ptrain.data.chat_template import CHATML
         from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES
         from p2ptrain.data.own_text import create
         from p2ptrain.data.stream import cache_directory
@@ -88,7 +89,10 @@ def create_with_files(
         made = create(run, corpus, tokenizer, preset, text_field, name, cache_directory(), tell, model, template)
     if made.figures is not None:
         spec = made.manifest.corpus
-        dialogues = f", dialogues of the column {spec.text_field}" if spec.kind == "file" and spec.template else ""
+        dialogues = ""
+        if spec.kind == "file" and spec.template:
+            its = "ChatML" if spec.template == CHATML else f"{template or 'the chat template of the model'}"
+            dialogues = f", dialogues of the column {spec.text_field} in the form of {its}"
         click.echo(printable(f"{corpus}: read as {spec.format if spec.kind == 'file' else spec.kind}{dialogues}"))
         for name, value in made.figures.table():
             click.echo(printable(f"{name:16} {value}"))

@@ -21,5 +21,7 @@ class GivenModel:
     """The manifest's section, with the source of the initial weights."""
     tokenizer: Path | dict[str, Any] | None
     """The tokenizer.json, or a table of the manifest; None if the model has none."""
+    template: Path | None = None
+    """A copy of its chat template; None if it has none."""
     weights: tuple[tuple[NamedFile, Path], ...] = ()
     """Files that the section names by digest."""

@@ -73,7 +73,7 @@ def create(
         cache: directory of token streams.
         tell: progress of tokenizing.
         model: published model that the run continues, with its tokenizer if none is given.
-        template: a chat template; None: ChatML if the corpus has dialogues.
+        template: a chat template, or ``chatml``; None: if the corpus has dialogues, the model's own, else ChatML.
 
     Raises:
         CorpusError: a file is missing, unusable or changed while it was read, or the text is too short.
@@ -89,8 +89,9 @@ def create(
         elif tokenizer is None:
             changes["tokenizer"] = _named_tokenizer(model)
     weights = () if model is None else model.weights
+    template_file: Path | None = None
     with contextlib.ExitStack() as stack:
-        for path in filter(None, (tokenizer, corpus, template, *(path for _, path in weights))):
+        for path in filter(None, (tokenizer, corpus, _template_file(template, model), *(path for _, path in weights))):
             stack.enter_context(unchanged(path))
         given: list[tuple[NamedFile, Path]] = []
         if tokenizer is not None:
@@ -125,13 +126,13 @@ def create(
                 "max_tokens": MAX_TOKENS,
             }
             if template is not None or (text_format != "text" and has_messages(corpus, text_format, column)):
-                chosen = CHATML
-                if template is not None:
-                    chosen = file_digest(template, "chat template")
-                    given.append((NamedFile("template", "--template", chosen), template))
+                template_file = _template_file(template, model)
+                chosen = CHATML if template_file is None else file_digest(template_file, "chat template")
+                if template_file is not None:
+                    given.append((NamedFile("template", "--template", chosen), template_file))
                 changes["corpus"]["template"] = chosen
             name, changes, reason, figures = _sized(
-                corpus, tokenizer, preset_name, changes, cache, tell, model is not None, template
+                corpus, tokenizer, preset_name, changes, cache, tell, model is not None, template_file
             )
         kept: list[str] = []
         store = FileStore(directory / FILES_FOLDER)
@@ -145,6 +146,13 @@ def create(
     named = [*(file.what for file, _ in given), *(["weights"] if weights else [])]
     too_large = [what for what in named if what not in kept]
     return NewRun(manifest, reason, figures, kept, too_large)
+
+
+def _template_file(template: Path | None, model: GivenModel | None) -> Path | None:
+    """Return the file of the chat template that a run of dialogues gets; None: ChatML."""
+    if template is None:
+        return None if model is None else model.template
+    return None if f"{template}" == CHATML and not template.exists() else template
 
 
 def _named_tokenizer(model: GivenModel) -> dict[str, Any]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import ManifestError, WeightsError
+from p2ptrain.base.errors import HomeError, ManifestError, WeightsError
 from p2ptrain.base.text import UserPath, printable
+from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES
 from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
-from p2ptrain.data.hub_weights import HubRepository, commit_of, download_weights
+from p2ptrain.data.hub_weights import HubRepository, HubUnavailableError, commit_of, download_weights
 from p2ptrain.data.sources import file_digest, unchanged
+from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.weight_files import published_files
 from p2ptrain.manifest import Decoder
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES, FileWeights, HubWeights
@@ -22,8 +25,12 @@ from p2ptrain.manifest.model_config import model_section
 from p2ptrain.train.initial_weights import check_weights
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+"""Files in which transformers keeps a chat template: the second one in older folders."""
 MAX_CONFIG_BYTES = 1 << 20
 """Maximum size of a config.json; those of the listed families have some kilobytes."""
+MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
+"""Maximum size of a tokenizer_config.json; those that list every special token of Gemma have a megabyte."""
 
 HUB = "hf:"
 
@@ -65,6 +72,7 @@ def _local_model(place: Path) -> GivenModel:
         f"{place}",
         section.model_copy(update={"init": init}),
         tokenizer if tokenizer.is_file() else None,
+        _kept_template(lambda name, most: _content(folder / name, most)),
         tuple(zip(named, paths, strict=True)),
     )
 
@@ -72,7 +80,8 @@ def _local_model(place: Path) -> GivenModel:
 def _hub_model(where: str) -> GivenModel:
     name, _, asked = where.partition("@")
     revision = commit_of(name, asked)
-    content = HubRepository(name, revision).small_file(CONFIG, MAX_CONFIG_BYTES)
+    repository = HubRepository(name, revision)
+    content = repository.small_file(CONFIG, MAX_CONFIG_BYTES)
     what = f"{CONFIG} of {name} at revision {revision}"
     if content is None:
         raise WeightsError(f"The Hugging Face hub has no {what}.", "Choose a model in the format of transformers.")
@@ -80,7 +89,58 @@ def _hub_model(where: str) -> GivenModel:
     check_weights(section, download_weights(name, revision, section))
     init = HubWeights(kind="hub", name=name, revision=revision)
     table = {"kind": "hub", "name": name, "revision": revision}
-    return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), table)
+
+    def read(name: str, most: int) -> bytes | None:
+        try:
+            return repository.small_file(name, most)
+        except HubUnavailableError:
+            raise
+        except WeightsError:  # too large, or HF_HUB_OFFLINE is set and it is not here
+            return None
+
+    template = _kept_template(read)
+    return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), table, template)
+
+
+def _kept_template(read: Callable[[str, int], bytes | None]) -> Path | None:
+    """Return a copy of a model's chat template in the cache, as a run names templates by file; None if it has none.
+
+    Args:
+        read: returns the content of a file of the model; None if it has none of that name.
+    """
+    content = read(TEMPLATE, MOST_TEMPLATE_BYTES)
+    if content is None:
+        content = _template_in(read(TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES) or b"")
+    if not content or len(content) > MOST_TEMPLATE_BYTES:
+        return None
+    path = cache_directory() / "templates" / f"{hashlib.sha256(content).hexdigest()}.jinja"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(path, content)
+    except OSError as error:
+        raise HomeError(f"{path} cannot be written: {files.cause(error)}.", files.remedy(error, "")) from error
+    return path
+
+
+def _template_in(tokenizer_config: bytes) -> bytes | None:
+    """Return the chat template in a tokenizer_config.json: of several the one that is named default."""
+    try:
+        config: Any = json.loads(tokenizer_config)
+    except (ValueError, RecursionError):
+        return None
+    found = config.get("chat_template") if isinstance(config, Mapping) else None
+    if isinstance(found, list):
+        named = [each for each in found if isinstance(each, Mapping) and each.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    return found.encode(errors="replace") if isinstance(found, str) else None
+
+
+def _content(path: Path, most: int) -> bytes | None:
+    """Return a file's content; None if it is missing, unreadable or larger than ``most``."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        content = file.read(most + 1)
+        return content if len(content) <= most else None
+    return None
 
 
 def _config(path: Path) -> bytes:

@@ -24,6 +24,8 @@ from p2ptrain.train.model import build_module
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from hub import NAME, REVISION, serving, use
 
+from tests.data.dialogues import made, write_jsonl
+
 LLAMA = "LlamaForCausalLM"
 
 
@@ -40,11 +42,16 @@ def text(folder: Path) -> Path:
     return path
 
 
-def new_run(tmp_path: Path, where: str | Path, corpus: Path | None = None, tokenizer: Path | None = None) -> NewRun:
-    cache = tmp_path / "cache"
-    return create(
-        tmp_path / "run", corpus, tokenizer, None, "text", None, cache, lambda *_: None, read_model(f"{where}")
-    )
+def new_run(
+    tmp_path: Path,
+    where: str | Path,
+    corpus: Path | None = None,
+    tokenizer: Path | None = None,
+    field: str = "text",
+    template: Path | None = None,
+) -> NewRun:
+    cache, model = tmp_path / "cache", read_model(f"{where}")
+    return create(tmp_path / "run", corpus, tokenizer, None, field, None, cache, lambda *_: None, model, template)
 
 
 @pytest.mark.parametrize("architecture", DESCRIPTIONS)
@@ -101,6 +108,55 @@ def test_a_model_of_the_hub_is_named_by_its_commit(tmp_path: Path, monkeypatch: 
         (tmp_path / "cache/p2ptrain/weights/someone--model" / REVISION / "config.json").unlink()
         with pytest.raises(WeightsError, match=f"config.json of {NAME} at revision {REVISION} is no table"):
             read_model(f"hf:{NAME}")
+
+
+OWN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+OWN += "{% if add_generation_prompt %}<assistant>{% endif %}"
+PLACES: dict[str, dict[str, object]] = {
+    "chat_template.jinja": {"chat_template.jinja": OWN},
+    "a text": {"tokenizer_config.json": {"chat_template": OWN}},
+    "the default of several": {
+        "tokenizer_config.json": {
+            "chat_template": [{"name": "tool_use", "template": "x"}, {"name": "default", "template": OWN}]
+        }
+    },
+    "no template": {"tokenizer_config.json": {"chat_template": None}},
+    "no JSON": {"tokenizer_config.json": "{"},
+    "too long": {"chat_template.jinja": "x" * (1 + (256 << 10))},
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("is_hub", [False, True])
+def test_dialogues_take_the_models_own_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, is_hub: bool
+) -> None:
+    folder = published(tmp_path / "model")
+    for name, content in PLACES[place].items():
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path / 'cache'}")
+    with serving({path.name: path.read_bytes() for path in folder.iterdir()}) as hub:
+        use(hub.url, tmp_path, monkeypatch)
+        template = read_model(f"hf:{NAME}" if is_hub else f"{folder}").template
+    has_one = place not in ("no template", "no JSON", "too long")
+    assert (None if template is None else template.read_text()) == (OWN if has_one else None)
+
+
+def test_a_template_that_is_named_comes_before_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path / 'cache'}")
+    folder = published(tmp_path / "model")
+    build_module(description(LLAMA, max_position_embeddings=256), 7).save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(OWN)
+    (other := tmp_path / "other.jinja").write_text(OWN + "\n")
+    chats = write_jsonl(tmp_path / "chats.jsonl", made(3000))
+    found = []
+    for number, template in enumerate((None, Path("chatml"), other)):
+        (parent := tmp_path / f"{number}").mkdir()
+        corpus = new_run(parent, folder, chats, field="", template=template).manifest.corpus
+        assert corpus.kind == "file"
+        found.append(corpus.template)
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "chat_template.jinja", other)]
+    assert found == [digests[0], "chatml", digests[1]]
 
 
 def unsupported(folder: Path) -> None:
