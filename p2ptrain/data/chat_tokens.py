@@ -63,12 +63,12 @@ class ChatEncoder:
         return self._ending
 
     def end_of_turn_id(self) -> int | None:
-        """Return the id that ends each answer; None if its end is no single token."""
+        """Return the id that ends each answer; None if its end is not a single token."""
         token = _only_token(self._tokenizer, self.end_of_turn)
         return self._ending if token is None else token
 
     def _document_end(self, special: Sequence[str]) -> int | None:
-        """Return the separator, unless a special token ends each turn: other text is no single id to stop at."""
+        """Return the separator, unless a special token ends each turn: other text is not a single id to stop at."""
         return None if any(token in self.end_of_turn for token in special) else self._tokenizer.separator
 
     def _marked(self, messages: Sequence[Message]) -> list[dict[str, str]]:

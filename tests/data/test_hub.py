@@ -343,7 +343,7 @@ def read(monkeypatch):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda plain: pa.compress(plain, "zstd", asbytes=True)])
-def test_late_values_that_are_no_text_are_skipped(read, pack):
+def test_late_values_that_are_not_text_are_skipped(read, pack):
     suffix = {"bytes": "", "compress": ".gz"}.get(pack.__name__, ".zst")
     found, counts = read({f"{first}.jsonl{suffix}": pack(lines(first)) for first in (0, ROWS)})
     assert found == texts(0) + texts(ROWS)

@@ -206,7 +206,7 @@ def test_an_unreachable_hub_may_come_back(tmp_path: Path, model: Decoder, monkey
 
 def test_a_branch_becomes_its_commit(hub: ModelHub) -> None:
     assert commit_of(NAME, "main") == commit_of(NAME, "") == commit_of(NAME, REVISION) == REVISION
-    with pytest.raises(WeightsError, match="is no model of the Hugging Face hub"):
+    with pytest.raises(WeightsError, match="is not a model of the Hugging Face hub"):
         commit_of("../model", "")
     hub.refusal = 404
     with pytest.raises(WeightsError, match="has no someone/model at revision main"):

@@ -318,7 +318,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("function", FORMATS)
 def test_numbers_read_well(page: Page, function: str) -> None:
-    """Check number formats: few digits, units that fit, and a dash for what is no number."""
+    """Check number formats: few digits, units that fit, and a dash for what is not a number."""
     for value, text in FORMATS[function].items():
         assert page.run(f"return ui.{function}(arguments[0])", value).replace("\u00a0", " ") == text
     for nothing in ("null", "undefined", "NaN", "Infinity", "'3'"):
@@ -842,7 +842,7 @@ def cells_of(page: Page) -> list[list[str]]:
 
 
 def test_contributions_are_a_table_with_the_largest_first(page: Page) -> None:
-    """Check values with units, what is only claimed, a name that is no markup, and a peer that left."""
+    """Check values with units, what is only claimed, a name that is not markup, and a peer that left."""
     assert page.browser.find_element("id", "contributors-nothing").is_displayed()
     contributed(page)
     page.next_document()
