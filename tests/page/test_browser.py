@@ -907,6 +907,8 @@ def test_everybody_sees_the_public_page(page: Page, width: int) -> None:
     assert page.text("before-text").endswith("m 1")
     assert page.browser.find_element("id", "join-command").get_attribute("value") == page.shown.view.join
     assert page.browser.find_element("id", "link").get_attribute("value").endswith(f":{page.shown.port}/run")
+    assert page.browser.find_element("id", "link-copy").is_displayed()
+    assert not page.browser.find_element("id", "state").is_displayed()  # of one peer or bootstrap
     assert page.run("return document.documentElement.scrollWidth") <= width
     assert not alerted(page)
     for each in page.browser.find_elements("css selector", "button, input, summary, select"):
