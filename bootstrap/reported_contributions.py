@@ -9,12 +9,8 @@ from typing import Any
 from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.page.contributors import MOST_CONTRIBUTORS, Contribution, contribution
+from p2ptrain.page.contributors import MOST_CONTRIBUTORS, MOST_TIMES, Contribution, contribution
 from p2ptrain.receipts import Receipt
-
-MOST_TIMES = 2.0
-"""Largest plausible tokens of one peer, in multiples of all peers' progress, which is an estimate. Guess: measure
-the ratio of tokens to progress in peers that train alone, exchange, and train alone again."""
 
 
 class ReportedContributions:

@@ -306,7 +306,7 @@ class AdversarialLink(Link):
 
 
 def _message_of(kind: int, body: bytes | memoryview) -> Message | None:
-    """Return the message in a frame; None for other frames, and for requests of pieces, which are no messages."""
+    """Return the message in a frame; None for other frames, and for requests of pieces, which are not messages."""
     if kind != FrameKind.MESSAGE:
         return None
     try:

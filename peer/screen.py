@@ -35,10 +35,10 @@ FAILURES = 3
 """Failed exchanges in a row from which on a failure is news. Partners that come and go break off exchanges all the
 time; a computer that cannot exchange at all fails from the start. Guess: failures in a row of healthy peers."""
 DIAL_BACKOFF = "dial backoff"
-"""Part of p2pd's reason not to dial yet, which is no reason for a failure."""
+"""Part of p2pd's reason not to dial yet, which is not a reason for a failure."""
 
 ROUTINE = frozenset({"exchanged", "skipped", "gave weights", "held out"})
-"""Kinds that are no news, except the first exchange."""
+"""Kinds that are not news, except the first exchange."""
 PROGRESS = frozenset({"progress", "reading", "tokenizing"})
 """Kinds that tell how far something is."""
 ONCE_FOR_EACH_PEER = frozenset({"failed", "clipped", "broke protocol", "saved"})
@@ -164,7 +164,7 @@ class Screen(StatusLine):
                 self._console.print(lowest_loss(fields), markup=False)
 
     def say(self, text: str) -> None:
-        """Show a line that is no note."""
+        """Show a line that is not a note."""
         with self._lock:
             self._console.print(text, markup=False)
 
@@ -174,7 +174,7 @@ class Screen(StatusLine):
         return self._news.is_news(kind, fields) or self._verbose
 
     def _is_lowest(self, loss: float) -> bool:
-        """Return whether a lower training loss is to be shown; the first one is no news."""
+        """Return whether a lower training loss is to be shown; the first one is not news."""
         is_lower, is_first = loss < self._lowest, self._lowest == float("inf")
         self._lowest = min(loss, self._lowest)
         return is_lower and self._news.is_due(REPEAT_S, "lowest loss") and not is_first

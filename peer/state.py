@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -296,7 +296,7 @@ class StatusView:
         receipt = self._receipt
         signed, signers = (0, ()) if receipt is None else (receipt.tokens, (receipt.partner,))
         row = Contribution(self._view.me, self._nickname, told["contributed"], told["trained_s"], signed, signers, now)
-        table.take(row)
+        table.take(replace(row, is_own=True))
         table.observe(self._figure("progress"), now)
 
     def _save(self) -> None:

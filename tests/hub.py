@@ -1,4 +1,4 @@
-"""Model repository on loopback that answers as the Hugging Face hub does, and fails as a test asks."""
+"""Repository on loopback that answers as the Hugging Face hub does, and fails as a test asks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,29 @@ NAME = "someone/model"
 REFUSALS = {401: "RepoNotFound", 403: "GatedRepo", 404: "RevisionNotFound"}
 
 
-class ModelHub(ThreadingHTTPServer):
-    """Hub with one model.
+class FakeHub(ThreadingHTTPServer):
+    """Hub with one model or data set.
 
     ``failures`` lists, by file, what its next requests get: a status, ``torn`` (half of what was asked, then the line
-    breaks), ``false`` (other bytes of the same length) or ``head 429`` (the status at once, also for the file's size).
+    breaks), ``short`` (half of it as if it were all), ``false`` (as many bytes, the latter ones zero) or ``head 429``
+    (the status at once, also for the file's size).
+
+    Args:
+        kind: ``models`` or ``datasets``.
     """
 
     daemon_threads = True
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files: dict[str, bytes], kind: str = "models", name: str = NAME) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files = files
+        self.kind, self.name = kind, name
         self.refusal = 0
         """Status of every answer; 0: none."""
         self.failures: dict[str, list[str]] = {}
         self.asked: list[tuple[str, str, str]] = []
         """Method, file and range of each request."""
+        self.agents: set[str] = set()
         self.sent_bytes = 0
 
     @property
@@ -45,8 +51,8 @@ class ModelHub(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def serving(files: dict[str, bytes]) -> Iterator[ModelHub]:
-    with ModelHub(files) as hub:
+def serving(files: dict[str, bytes], kind: str = "models", name: str = NAME) -> Iterator[FakeHub]:
+    with FakeHub(files, kind, name) as hub:
         thread = threading.Thread(target=hub.serve_forever, args=(0.02,))
         thread.start()
         yield hub
@@ -67,7 +73,7 @@ def use(hub_url: str, cache: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: ModelHub
+    server: FakeHub
 
     def log_message(self, *_: object) -> None:
         pass
@@ -77,12 +83,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub, path = self.server, unquote(urlsplit(self.path).path)
+        repository = hub.name if hub.kind == "models" else f"{hub.kind}/{hub.name}"
         if hub.refusal:
             self._answer(hub.refusal, b"", {"X-Error-Code": REFUSALS.get(hub.refusal, ""), "Retry-After": "0"})
-        elif re.fullmatch(f"/api/models/{NAME}(/revision/.*)?", path):
-            self._answer(200, json.dumps({"id": NAME, "sha": REVISION}).encode())
-        elif (found := re.fullmatch(f"/{NAME}/resolve/{REVISION}/(.*)", path)) and found[1] in hub.files:
+        elif re.fullmatch(f"/api/{hub.kind}/{hub.name}/tree/{REVISION}/?.*", path):
+            listed = [
+                {"type": "file", "path": name, "size": len(each), "oid": "1" * 40} for name, each in hub.files.items()
+            ]
+            self._answer(200, json.dumps(listed).encode())
+        elif re.fullmatch(f"/api/{hub.kind}/{hub.name}(/revision/.*)?", path):
+            about = {"id": hub.name, "sha": REVISION, "siblings": [{"rfilename": name} for name in hub.files]}
+            self._answer(200, json.dumps(about).encode())
+        elif (found := re.fullmatch(f"/{repository}/resolve/{REVISION}/(.*)", path)) and found[1] in hub.files:
             hub.asked.append((self.command, found[1], self.headers.get("Range", "")))
+            hub.agents.add(self.headers["User-Agent"])
             self._send(found[1], hub.files[found[1]])
         else:
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
@@ -98,14 +112,17 @@ class _Handler(BaseHTTPRequestHandler):
         if failure.isdigit():
             self._answer(int(failure), b"", {"Retry-After": "0"})
             return
+        asked = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        first, last = (int(asked[1]), int(asked[2] or len(content) - 1)) if asked else (0, len(content) - 1)
+        part = content[first : last + 1]
         if failure == "false":
-            content = bytes(len(content))
-        begin = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        part = content[int(begin[1]) :] if begin else content
+            part = part[: len(part) // 3] + bytes(len(part) - len(part) // 3)
+        if failure == "short":
+            part = part[: len(part) // 2]
         headers["Content-Length"] = str(len(part))
-        if begin:
-            headers["Content-Range"] = f"bytes {begin[1]}-{len(content) - 1}/{len(content)}"
-        self._answer(206 if begin else 200, part[: len(part) // 2] if failure == "torn" else part, headers)
+        if asked:
+            headers["Content-Range"] = f"bytes {first}-{min(last, len(content) - 1)}/{len(content)}"
+        self._answer(206 if asked else 200, part[: len(part) // 2] if failure == "torn" else part, headers)
         if failure == "torn":
             self.close_connection = True
 

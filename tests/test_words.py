@@ -73,6 +73,7 @@ REPLACED = {
     r"at the most|at the least": "at most, at least",
     r"for ever": "forever, until",
     r"[Ww]hoever": "anyone who",
+    r"(?<![Tt]here )(?:is|are) no (?:messages?|names?|news|notes?|numbers?|offences?|tables?|text|JSON)": "is not a",
 }
 """Terms that are not used in prose, each with the term to use. Names in code keep theirs (wire strings, fields)."""
 

@@ -1,8 +1,8 @@
 """Seccomp filter that keeps a child process from creating UDP sockets (Linux on x86-64 and ARM64).
 
 p2pd is meant to use TCP alone, but dials any QUIC address that a stranger names, and its QUIC library has known faults
-(docs/SECURITY.md). Under the filter an internet socket that is no stream socket fails with EPERM, and so does io_uring,
-which creates sockets by itself, and every system call of another architecture or ABI.
+(docs/SECURITY.md). Under the filter an internet socket that is not a stream socket fails with EPERM, and so does
+io_uring, which creates sockets by itself, and every system call of another architecture or ABI.
 
 Sources: seccomp(2); numbers from Linux's ``include/uapi/linux``: seccomp.h, audit.h, filter.h and ``asm/unistd_64.h``.
 """

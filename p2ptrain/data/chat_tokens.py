@@ -33,6 +33,8 @@ class ChatEncoder:
         self._tokenizer = tokenizer
         special = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self.end_of_turn = template.end_of_turn()
+        """Text that follows what an assistant says; "" if it cannot be told."""
         self._ending = self._document_end(special)
 
     def dialogues(
@@ -61,14 +63,13 @@ class ChatEncoder:
         return self._ending
 
     def end_of_turn_id(self) -> int | None:
-        """Return the id that ends each answer; None if its end is no single token."""
-        (ids, _), *_ = self._tokenizer.encode_marked([self.template.end_of_turn()])
-        return int(ids[0]) if len(ids) == 1 else self._ending
+        """Return the id that ends each answer; None if its end is not a single token."""
+        token = _only_token(self._tokenizer, self.end_of_turn)
+        return self._ending if token is None else token
 
     def _document_end(self, special: Sequence[str]) -> int | None:
-        """Return the separator, unless a special token ends each turn: other text is no single id to stop at."""
-        end_of_turn = self.template.end_of_turn()
-        return None if any(token in end_of_turn for token in special) else self._tokenizer.separator
+        """Return the separator, unless a special token ends each turn: other text is not a single id to stop at."""
+        return None if any(token in self.end_of_turn for token in special) else self._tokenizer.separator
 
     def _marked(self, messages: Sequence[Message]) -> list[dict[str, str]]:
         def marked(found: re.Match[str]) -> str:
@@ -101,6 +102,18 @@ class ChatEncoder:
             ids = np.append(ids, np.asarray(self._ending, dtype=ids.dtype))
             counts = np.append(counts, np.True_)
         return EncodedDialogue(ids, counts)
+
+
+def answer_ends(tokenizer: Tokenizer, end_of_turn: str) -> frozenset[int]:
+    """Return the ids at which an answer ends: the separator, and the template's end of turn if it is one token."""
+    ids = tokenizer.separator, _only_token(tokenizer, end_of_turn)
+    return frozenset(each for each in ids if each is not None)
+
+
+def _only_token(tokenizer: Tokenizer, text: str) -> int | None:
+    """Return the id of a text that is one token; None if it has none or several."""
+    (ids, _), *_ = tokenizer.encode_marked([text])
+    return int(ids[0]) if len(ids) == 1 else None
 
 
 def _batches(dialogues: Iterable[Dialogue]) -> Iterator[list[Dialogue]]:

@@ -66,6 +66,8 @@ class TextSummary:
     counts: TextCounts
     warnings: list[str]
     """Sentences, without their full stops, on what the tokenizer loses of the text."""
+    end_of_turn: str = ""
+    """Text that ends an answer in dialogues; "" if there are none, or it cannot be told."""
 
 
 HASHED_BYTES = 1 << 30
@@ -85,6 +87,8 @@ class Corpus:
     tokenizer: Tokenizer
     is_packed: bool = False
     """Whether sequences are rows of dialogues, of which training predicts the answers alone."""
+    end_of_turn: str = ""
+    """Text that ends an answer, as ``TextSummary`` has it."""
 
     @property
     def sequence_length(self) -> int:
@@ -176,7 +180,8 @@ def open_corpus(
         report(summary.counts, len(tokens))
         for sentence in summary.warnings:
             warn(sentence)
-    return Corpus(tokens, split_of(manifest, len(tokens)), tokenizer, is_packed)
+    end_of_turn = "" if summary is None else summary.end_of_turn
+    return Corpus(tokens, split_of(manifest, len(tokens)), tokenizer, is_packed, end_of_turn)
 
 
 def split_of(manifest: Manifest, tokens: int) -> Split:
@@ -307,7 +312,7 @@ def _build_packed(
         counts.check()
     counts.where = ""
     counts.is_cut = most is not None and unfinished.tokens + manifest.training.sequence_length > most
-    summary = TextSummary(counts, [*warnings(counts), *check.warnings()])
+    summary = TextSummary(counts, [*warnings(counts), *check.warnings()], encoder.end_of_turn)
     files.replace(_summary_path(unfinished.path), json.dumps(asdict(summary)).encode())
     summarize(summary)
 
@@ -317,7 +322,7 @@ def read_summary(manifest: Manifest, cache: Path) -> TextSummary | None:
     try:
         path = _summary_path(stream_path(cache, key_of(manifest)))
         saved = json.loads(path.read_bytes())
-        return TextSummary(TextCounts(**saved["counts"]), saved["warnings"])
+        return TextSummary(TextCounts(**saved["counts"]), saved["warnings"], saved.get("end_of_turn", ""))
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

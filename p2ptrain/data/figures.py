@@ -64,7 +64,7 @@ class TextFigures:
             ("tokens", f"{self.tokens:,}"),
             ("training tokens", f"{self.training_tokens:,}"),
             ("held-out tokens", f"{self.held_out_tokens:,}; the loss is measured on {self.measured_tokens:,} of them"),
-            ("unused tokens", f"{unused:,}, the ends of parts that are no whole sequence of {self.sequence_length:,}"),
+            ("unused tokens", f"{unused:,}, the ends of parts, shorter than a sequence of {self.sequence_length:,}"),
             ("run", f"{self.run_tokens:,} tokens of all peers together, which read the text {self.epochs:,.2f} times"),
             ("model", f"{self.parameters:,} parameters, {self.tokens_per_parameter:,.2f} training tokens for each"),
             ("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),

@@ -1,8 +1,8 @@
 """Data sets of the Hugging Face hub: the files of one split at a revision, and reading them over the network.
 
-The ``datasets`` library is not used: it turns late values that are no text into text, and tells a server which data set
-is read. Files are found as it finds them (https://huggingface.co/docs/hub/datasets-data-files-configuration): by the
-``configs`` of the data set's card, else by names of files and folders. Card and names come from strangers.
+The ``datasets`` library is not used: it turns late values that are not text into text, and tells a server which data
+set is read. Files are found as it finds them (https://huggingface.co/docs/hub/datasets-data-files-configuration): by
+the ``configs`` of the data set's card, else by names of files and folders. Card and names come from strangers.
 """
 
 from __future__ import annotations

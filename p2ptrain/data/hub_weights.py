@@ -87,7 +87,7 @@ def commit_of(name: str, revision: str) -> str:
     """
     if not re.fullmatch(HUB_NAME, name):
         raise WeightsError(
-            f"{printable(name)!r} is no model of the Hugging Face hub.", "Name it as hf:OWNER/NAME[@REVISION]."
+            f"{printable(name)!r} is not a model of the Hugging Face hub.", "Name it as hf:OWNER/NAME[@REVISION]."
         )
     if _COMMIT.fullmatch(revision):
         return revision

@@ -98,7 +98,7 @@ def _json(data: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _faulty(path, one_line(str(error), 80)) from None
     if not isinstance(outline, dict):
-        raise _faulty(path, "it is no table")
+        raise _faulty(path, "it is not a table")
     return outline
 
 

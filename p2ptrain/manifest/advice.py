@@ -1,6 +1,6 @@
 """Warnings on a valid manifest: values that peers would accept, and that its author can hardly have meant.
 
-They are no errors, since a signed run stays as it is, and unusual values are for experiments.
+They are not errors, since a signed run stays as it is, and unusual values are for experiments.
 """
 
 from __future__ import annotations

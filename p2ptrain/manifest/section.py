@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """Frozen section: strict types (1 is no bool, "1" no number), no unknown fields; docstrings become comments."""
+    """Frozen section: strict types (1 is not a bool), no unknown fields; docstrings become comments."""
 
     model_config = ConfigDict(
         frozen=True,

@@ -54,7 +54,7 @@ class AdmissionHandler:
 
     gate: Gate
     register: InviteRegister | None = None
-    """Admissions by invite; None if this node is no issuer."""
+    """Admissions by invite; None if this node is not an issuer."""
     sign: Sign | None = None
     keep: Callable[[bytes, PeerId, str], None] = lambda encoded, guest, invite: None
     """Called to save the register, with the admitted peer and the invite's id. Raises OSError."""

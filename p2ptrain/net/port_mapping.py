@@ -245,7 +245,7 @@ def elements(document: bytes) -> list[dict[str, str]]:
     try:
         parser.Parse(document.decode("utf-8", "replace").encode(), True)
     except expat.ExpatError as error:
-        raise NetworkError(f"the router's answer is no XML: {error}") from None
+        raise NetworkError(f"the router's answer is not XML: {error}") from None
     return found
 
 

@@ -110,7 +110,7 @@ def pseudo_gradient_fault(norm: float, history: Sequence[float]) -> str | None:
     """Say why this pseudo-gradient must not enter the outer step; return None if it may.
 
     A broken inner phase (diverged, bit flips) shows as a pseudo-gradient that is not finite or far longer than this
-    peer's own before. Other peers' norms are no measure, because data, H and speed differ.
+    peer's own before. Other peers' norms are not a measure, because data, H and speed differ.
 
     The caller appends every finite norm to the history, faulty ones too, and keeps the last ``NORM_HISTORY``. A lasting
     change of scale is then accepted after half a window instead of being refused forever.

@@ -2,10 +2,15 @@
 
 Tokens and hours are what each peer says about itself. ``signed_tokens`` are those that partners signed in receipts
 (``p2ptrain.receipts``). That proves an exchange with these partners, but nobody can count a peer's tokens from outside.
+
+Anybody may have many keys that sign for each other, so what the page's own node saw comes first: the peers whose work
+it saw grow most often keep their rows, and their tokens count first. Progress follows the peers that are here, in both
+directions and no faster than a multiple of the measured speed, so a false claim does not outlast its peers for long.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
@@ -13,7 +18,17 @@ from typing import Any, Self
 from p2ptrain.page.untrusted import MOST_NAME, number, words
 
 MOST_CONTRIBUTORS = 256
-"""Maximum rows, as many as a page shows peers. Beyond that the row with the fewest signed, then claimed tokens goes."""
+"""Maximum rows, as many as a page shows peers."""
+MOST_UNSEEN = 64
+"""Rows, a quarter, that newcomers compete for in a full table, by what others signed and what they claim: those of the
+peers that this node observed least. The other rows stay."""
+MOST_TIMES = 2.0
+"""Largest plausible tokens, in multiples of all peers' progress, which is an estimate; of one peer, and of all rows
+together. Guess: measure the ratio of tokens to progress in peers that train alone, exchange, and train alone again."""
+MOST_SPEED = 20.0
+"""Largest plausible speed of all peers, in multiples of the measured one, as ``bootstrap.aggregates.MAX_TIMES``."""
+OBSERVATION_S = 30.0
+"""Shortest time between two observations of one peer, which is the mean time between two receipts."""
 MOST_SIGNERS = 8
 """Maximum partners of one peer that are counted as signers: more prove no more, since one owner may have many keys."""
 MOST_ID = 128
@@ -43,10 +58,20 @@ class Contribution:
     """Ids of partners that signed, at most ``MOST_SIGNERS``."""
     last_at: float = 0.0
     """Time of its last report, in seconds since 1970."""
+    observations: int = 0
+    """Number of times that this node saw the peer's work grow: in its reports, or in claims that this node signed."""
+    observed_at: float = 0.0
+    """Time of the last observation, or of the first report, in seconds since 1970."""
+    is_own: bool = False
+    """Whether this node is the peer, and so knows what it did."""
 
     @property
-    def rank(self) -> tuple[int, int]:
-        return self.signed_tokens, self.tokens
+    def rank(self) -> tuple[bool, int, int, int]:
+        return self.is_own, self.observations, self.signed_tokens, self.tokens
+
+    def rank_of_newcomer(self, now: float) -> tuple[bool, int, int]:
+        """Return what counts where this node saw little: whether it reports, then what others and it itself say."""
+        return self.last_at >= now - GAP_S, self.signed_tokens, self.tokens
 
 
 def sooner_s(run_tokens: float, tokens_per_s: float, share: float) -> float | None:
@@ -74,41 +99,50 @@ class ContributionTable:
 
     rows: dict[str, Contribution] = field(default_factory=dict)
     progress: float = 0.0
-    """Tokens of all peers, the largest estimate so far."""
+    """Tokens of all peers, as the peers that are here estimate them."""
     measured_tokens: float = 0.0
     """Part of the progress that was made while the speed was measured."""
     measured_s: float = 0.0
     """Seconds in which somebody trained and the speed was measured."""
-    _seen_at: float | None = None
-    _seen_progress: float = 0.0
+    seen_at: float | None = None
+    """Time when the progress last changed, in seconds since 1970; None: never."""
 
     def take(self, row: Contribution) -> None:
-        """Take a peer's report. A new peer enters a full table only if it displaces one that did less."""
+        """Take a peer's report. A new peer enters a full table only in the place of one that was observed little."""
         known = self.rows.get(row.peer)
         if known is None and len(self.rows) >= MOST_CONTRIBUTORS:
-            least = min(self.rows.values(), key=lambda each: (each.rank, each.last_at))
-            if row.rank <= least.rank:
+            unseen = sorted(self.rows.values(), key=lambda each: (each.rank, each.last_at))[:MOST_UNSEEN]
+            least = min(unseen, key=lambda each: each.rank_of_newcomer(row.last_at))
+            if row.rank_of_newcomer(row.last_at) <= least.rank_of_newcomer(row.last_at):
                 return
             del self.rows[least.peer]
-        self.rows[row.peer] = row if known is None else _grown(known, row)
+        self.rows[row.peer] = replace(row, observed_at=row.last_at) if known is None else _grown(known, row)
 
     def forget(self, peer: str) -> None:
         """Remove a peer whose owner does not share its figures any more."""
         self.rows.pop(peer, None)
 
     def observe(self, progress: float, at: float) -> None:
-        """Measure the speed of all peers, from the progress at a time in seconds since 1970.
+        """Follow the progress that the present peers estimate, at a time in seconds since 1970; measure their speed.
 
-        Progress comes in steps, so the time without any belongs to the next step.
+        Progress comes in steps, so the time without any belongs to the next step. A fall corrects what was too much, so
+        it counts in the speed, too; below its beginning the measurement starts anew.
         """
-        before, gained = self._seen_at, progress - self._seen_progress
-        if before is not None and not gained:
+        if progress <= 0 or progress == self.progress:
             return
-        self._seen_at, self._seen_progress = at, progress
-        self.progress = max(self.progress, progress)
-        if before is not None and gained > 0 and 0 < at - before <= GAP_S:
+        if self.seen_at is None:
+            self.progress, self.seen_at = progress, at
+            return
+        passed_s = max(at - self.seen_at, 0.0)
+        most = MOST_SPEED * self.tokens_per_s * passed_s if self.tokens_per_s else math.inf
+        gained = min(max(progress - self.progress, -most), most)
+        self.progress, self.seen_at = self.progress + gained, at
+        is_measured = 0 < passed_s <= GAP_S
+        if is_measured or gained < 0:
             self.measured_tokens += gained
-            self.measured_s += at - before
+            self.measured_s += passed_s if is_measured else 0.0
+        if self.measured_tokens < 0:
+            self.measured_tokens = self.measured_s = 0.0
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -118,13 +152,17 @@ class ContributionTable:
     def document(self, run_tokens: int, here: Collection[str]) -> dict[str, Any]:
         """Return the rows, those with most tokens first, and the tokens of peers without a row.
 
+        All rows together count for at most ``MOST_TIMES`` the progress; first those that this node observed most,
+        and of equally observed ones those that claim less.
+
         Args:
             here: ids of the present peers.
         """
         speed = self.tokens_per_s
-        counted = sum(row.tokens for row in self.rows.values())
+        found = self._within_progress()
+        counted = sum(row.tokens for row in found)
         whole = max(self.progress, counted)
-        rows = sorted(self.rows.values(), key=lambda row: (-row.tokens, row.peer))
+        rows = sorted(found, key=lambda row: (-row.tokens, row.peer))
         return {
             "rows": [
                 {
@@ -145,6 +183,17 @@ class ContributionTable:
             "tokens_per_s": speed,
         }
 
+    def _within_progress(self) -> list[Contribution]:
+        left = int(MOST_TIMES * self.progress)
+        if not left:
+            return [*self.rows.values()]
+        found = []
+        for row in sorted(self.rows.values(), key=lambda each: (not each.is_own, -each.observations, each.tokens)):
+            tokens = min(row.tokens, left)
+            found.append(replace(row, tokens=tokens, signed_tokens=min(row.signed_tokens, tokens)))
+            left -= tokens
+        return found
+
     # --- on disk ----------------------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
@@ -153,6 +202,7 @@ class ContributionTable:
             "progress": self.progress,
             "measured_tokens": self.measured_tokens,
             "measured_s": self.measured_s,
+            "seen_at": self.seen_at,
         }
 
     @classmethod
@@ -162,15 +212,19 @@ class ContributionTable:
         table.progress, table.measured_tokens, table.measured_s = (
             number(saved.get(name)) or 0.0 for name in ("progress", "measured_tokens", "measured_s")
         )
+        table.seen_at = number(saved.get("seen_at"))
         rows = saved.get("rows")
         for entry in rows[:MOST_CONTRIBUTORS] if isinstance(rows, list) else []:
             if isinstance(entry, dict) and isinstance(entry.get("peer"), str):
-                table.take(contribution(entry["peer"], entry, entry.get("nickname", "")))
+                row = contribution(entry["peer"], entry, entry.get("nickname", ""))
+                observations = int(number(entry.get("observations")) or 0)
+                observed_at = number(entry.get("observed_at")) or row.last_at
+                table.rows[row.peer] = replace(row, observations=observations, observed_at=observed_at)
         return table
 
 
 def contribution(peer: str, told: Mapping[str, Any], nickname: object, most_tokens: float = 1e18) -> Contribution:
-    """Return a contribution with each field checked.
+    """Return a contribution with each field checked, without observations, which only this node makes.
 
     Args:
         told: fields of ``Contribution``, from anywhere.
@@ -192,6 +246,7 @@ def contribution(peer: str, told: Mapping[str, Any], nickname: object, most_toke
 
 def _grown(known: Contribution, row: Contribution) -> Contribution:
     trained = [each for each in (known.trained_s, row.trained_s) if each is not None]
+    is_observed = row.tokens > known.tokens and abs(row.last_at - known.observed_at) >= OBSERVATION_S
     return replace(
         row,
         nickname=row.nickname or known.nickname,
@@ -200,4 +255,6 @@ def _grown(known: Contribution, row: Contribution) -> Contribution:
         signed_tokens=max(known.signed_tokens, row.signed_tokens),
         signers=tuple(dict.fromkeys([*known.signers, *row.signers]))[:MOST_SIGNERS],
         last_at=max(known.last_at, row.last_at),
+        observations=known.observations + is_observed,
+        observed_at=row.last_at if is_observed else known.observed_at,
     )

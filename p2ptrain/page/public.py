@@ -8,6 +8,7 @@ is in it if the run admits everybody; ``SwarmView.join`` leaves it empty otherwi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -21,6 +22,8 @@ MOST_ROWS = 100
 FIGURES = ("fraction", "tokens_per_s", "swarm_tokens_per_s", "remaining_s", "held_out")
 PLACE = b"<!-- about this run -->"
 """Mark in ``run.html`` that ``head_tags`` replace."""
+_SHARED = re.compile(rb"(<!-- shared: \w+ -->)\n(.*?)\n *<!-- end -->", re.DOTALL)
+"""Part of ``index.html`` that replaces the same mark in ``run.html``."""
 
 
 def public_document(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,6 +41,13 @@ def public_document(document: Mapping[str, Any]) -> dict[str, Any]:
         "sample": _unnamed(document["sample"]),
         "samples": [_unnamed(each) for each in document["samples"]],
     }
+
+
+def public_page(run: bytes, index: bytes, public: Mapping[str, Any]) -> bytes:
+    """Return the page of ``run.html`` with the parts of ``index.html`` that both pages share, for a public document."""
+    for mark, part in _SHARED.findall(index):
+        run = run.replace(mark, part)
+    return run.replace(PLACE, head_tags(public))
 
 
 def head_tags(public: Mapping[str, Any]) -> bytes:

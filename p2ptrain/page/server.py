@@ -31,7 +31,7 @@ from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from p2ptrain.page.listen_address import LOOPBACK, LOOPBACK_NAMES, ListenAddress, check_installed, listener_at
-from p2ptrain.page.public import PATH, PLACE, head_tags, public_document
+from p2ptrain.page.public import PATH, public_document, public_page
 
 FRESH_S = 0.5
 """Maximum age of an answer; faster than a person reads. Guess: readers' impressions of other values would settle it."""
@@ -237,13 +237,12 @@ class PageServer:
     async def _asset(self, request: Any) -> Any:
         path = request.path.lstrip("/")
         name, kind = PUBLIC_ASSETS[path] if path not in ASSETS else ASSETS[path]
-        data = (files("p2ptrain.page") / "static" / name).read_bytes()
-        return _response(body=data, content_type=kind, charset="utf-8")
+        return _response(body=_static(name), content_type=kind, charset="utf-8")
 
     async def _public_page(self, request: Any) -> Any:
         self._refresh()
-        page = (files("p2ptrain.page") / "static" / "run.html").read_bytes()
-        return _response(body=page.replace(PLACE, head_tags(self._public)), content_type="text/html", charset="utf-8")
+        run, index = (_static(name) for name in ("run.html", "index.html"))
+        return _response(body=public_page(run, index, self._public), content_type="text/html", charset="utf-8")
 
     async def _public_status(self, request: Any) -> Any:
         self._refresh()
@@ -292,6 +291,10 @@ class PageServer:
             self._public = public_document(self._document) if self.is_public else {}
             self._made = json.dumps(self._document, allow_nan=False, separators=(",", ":")).encode()
             self._made_at = time.monotonic()
+
+
+def _static(name: str) -> bytes:
+    return (files("p2ptrain.page") / "static" / name).read_bytes()
 
 
 def _response(**options: Any) -> Any:

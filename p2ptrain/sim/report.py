@@ -148,7 +148,7 @@ def load(path: Path) -> SimulationReport:
         with path.open("rb") as file:
             data = json.loads(file.read(MAX_BYTES))
         if not isinstance(data, dict) or data.get("version") != REPORT_VERSION:
-            raise ValueError(f"it has not version {REPORT_VERSION}, which this p2ptrain reads")
+            raise ValueError(f"it does not have version {REPORT_VERSION}, which this p2ptrain reads")
         return SimulationReport.model_validate(data)
     except ValidationError as error:
         why = error_lines(error, SimulationReport, (), data)[0]

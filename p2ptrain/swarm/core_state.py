@@ -166,7 +166,7 @@ class CoreState:
     def record_claim(self, peer: PeerId, progress: float) -> None:
         """Remember a partner's progress claim if it is implausible."""
         if implausible_progress(progress, self.progress, self.settled, self.bounds):
-            claimed = progress if progress >= 0 else inf  # NaN is no progress
+            claimed = progress if progress >= 0 else inf  # NaN is not progress
             self.implausible_claims[peer] = max(self.implausible_claims.get(peer, 0.0), claimed)
 
     def trusts_progress(self, peer: PeerId) -> bool:

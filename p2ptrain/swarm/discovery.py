@@ -32,7 +32,7 @@ class Discovery:
         self.has_answer = False
         """Whether a lookup was answered."""
         self.is_crowded = False
-        """Whether there are more peers than are kept, so that arrivals and departures are no news."""
+        """Whether there are more peers than are kept, so that arrivals and departures are not news."""
 
     def announce(self, now: float) -> None:
         self._announce_at = now + ANNOUNCE_PERIOD_S

@@ -78,7 +78,7 @@ class Judge:
         return self._have_begun(theirs) and apart <= core.bounds.catch_up
 
     def _have_begun(self, theirs: Terms) -> bool:
-        """Report whether both sides are no beginners: without a warm-up the first steps are longer than the weights."""
+        """Report whether neither side is a beginner: without a warm-up the first steps are longer than the weights."""
         core = self._core
         return min(core.step if core.is_keeper else core.counters.outer_steps, theirs.step) >= BEGINNER_STEPS
 

@@ -1,8 +1,8 @@
 """Penalty for partners that hold fragments or the only place for a newcomer longer than necessary.
 
-A slow partner may be honest, so this is no offence. A partner that held us for too long waits ``REST`` times as long,
-whichever side calls, so it takes at most a fifth of our time beyond its due. A peer ten times slower than the others
-still spends most of its time in exchanges, because each of its partners pauses independently.
+A slow partner may be honest, so this is not an offence. A partner that held us for too long waits ``REST`` times as
+long, whichever side calls, so it takes at most a fifth of our time beyond its due. A peer ten times slower than the
+others still spends most of its time in exchanges, because each of its partners pauses independently.
 
 If the trainer waits for partners, only what exceeds the training time of an outer step counts. So slow connections are
 met in every round with long inner phases, and no partner takes more than half of a trainer's time and a fifth of the

@@ -105,7 +105,7 @@ class DistanceStats:
     def _learn(self) -> float:
         if len(self._differences) < MIN_PARTNERS or sum(map(len, self._differences.values())) < MIN_EXCHANGES:
             return inf  # unrelated weights are refused regardless
-        typical = median_low(median_low(each) for each in self._differences.values())  # few partners are no majority
+        typical = median_low(median_low(each) for each in self._differences.values())  # few partners are not a majority
         return max(FACTOR * typical, MIN_RADIUS * self._weights)
 
 

@@ -31,14 +31,14 @@ class LanAddress:
         example = f"Name the leader's address on your own network, as 192.168.1.5 or 192.168.1.5:{DEFAULT_PORT}."
         found = _TEXT.fullmatch(text.strip())
         if found is None:
-            raise DeviceError(f"{text!r} is no IPv4 address.", example)
+            raise DeviceError(f"{text!r} is not an IPv4 address.", example)
         try:
             host = ipaddress.IPv4Address(found["host"])
         except ValueError:
-            raise DeviceError(f"{found['host']!r} is no IPv4 address.", example) from None
+            raise DeviceError(f"{found['host']!r} is not an IPv4 address.", example) from None
         port = int(found["port"] or DEFAULT_PORT)
         if not 0 < port < 65_536:
-            raise DeviceError(f"{port} is no TCP port.", "Choose one from 1024 to 65535.")
+            raise DeviceError(f"{port} is not a TCP port.", "Choose one from 1024 to 65535.")
         if not is_private(host):
             raise DeviceError(
                 f"{host} is not an address of a private network, and a team speaks to no other.",

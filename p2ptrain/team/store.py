@@ -120,7 +120,7 @@ class StoreContent:
                     try:
                         number = int(self._values.get(request.keys[0], b"0")) + request.number
                     except ValueError:
-                        raise RemoteError("add to a value that is no number") from None
+                        raise RemoteError("add to a value that is not a number") from None
                     self._put(request.keys[0], str(number).encode())
                     return StoreAnswer(number=number), []
                 case "delete":

@@ -162,7 +162,7 @@ def _section(content: bytes, what: str) -> Decoder:
     except (ValueError, RecursionError):
         config = None
     if not isinstance(config, Mapping):
-        raise WeightsError(f"{what} is no table in JSON.", "Use the model's own file.")
+        raise WeightsError(f"{what} is not a table in JSON.", "Use the model's own file.")
     try:
         return model_section(config)
     except ManifestError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from p2ptrain.data.chat_tokens import answer_ends
 from p2ptrain.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -44,6 +45,20 @@ def generate_text(
         module, prompt_ids, new_tokens, sampling, tokenizer.separator, vocabulary=tokenizer.vocabulary_size
     )
     return tokenizer.decode(prompt_ids + new_ids)
+
+
+def generate_answer(
+    module: PreTrainedModel,
+    tokenizer: Tokenizer,
+    dialogue: Sequence[int],  # ids up to the beginning of the answer
+    end_of_turn: str,  # text that ends an answer
+    new_tokens: int,
+    sampling: Sampling,
+) -> str:
+    """Return the text of a dialogue and of an answer of up to ``new_tokens`` tokens, without its end of turn."""
+    stops = answer_ends(tokenizer, end_of_turn)
+    ids = stream_tokens(module, dialogue, new_tokens, sampling, stops, tokenizer.vocabulary_size)
+    return tokenizer.decode(dialogue) + "".join(text_pieces(ids, tokenizer, dialogue, end_of_turn))
 
 
 def generate_tokens(

@@ -131,7 +131,7 @@ class PublishedWeights:
             raise WeightsError(f"The weights in {where} lack {_named(missing)} of the run's model.", _OTHER_MODEL)
         if strange:
             raise WeightsError(
-                f"The weights in {where} have {_named(strange)}, which the run's model has not.", _OTHER_MODEL
+                f"The weights in {where} have {_named(strange)}, which the run's model lacks.", _OTHER_MODEL
             )
         return weights
 

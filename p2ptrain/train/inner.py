@@ -35,7 +35,7 @@ from p2ptrain.train.batches import Batches, CorpusReader
 from p2ptrain.train.compiled_pass import CompiledPass, CompiledPassError, PassShape
 from p2ptrain.train.device_copies import Arrival, copies_of
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss, HeldOutText, validation_loss
-from p2ptrain.train.generate import Sampling, generate_text, generate_tokens
+from p2ptrain.train.generate import Sampling, generate_answer, generate_text
 from p2ptrain.train.graphed_pass import GraphedPass
 from p2ptrain.train.loss_scale import LossScale
 from p2ptrain.train.model import FlatModel, recompute_activations, summed_loss
@@ -239,9 +239,7 @@ class LanguageModelTask:
         tokenizer, prompt = self._corpus.tokenizer, self._corpus.prompt_ids()
         if not prompt:
             return generate_text(self.model.module, tokenizer, "", new_tokens, Sampling())
-        stop, vocabulary = tokenizer.separator, tokenizer.vocabulary_size
-        answer = generate_tokens(self.model.module, prompt, new_tokens, Sampling(), stop, vocabulary)
-        return tokenizer.decode([*prompt, *answer])
+        return generate_answer(self.model.module, tokenizer, prompt, self._corpus.end_of_turn, new_tokens, Sampling())
 
     def pass_shape(self, description: Decoder) -> PassShape:
         """Return what a compiled pass would compute. Raises CompiledPassError if there is none for this device."""

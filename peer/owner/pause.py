@@ -62,7 +62,7 @@ class PauseFile:
 
 
 def end_of(value: object) -> float | None:
-    """Return the end of a pause as written in JSON; infinity for none; None if the value is no possible time."""
+    """Return the end of a pause as written in JSON; infinity for none; None if the value is not a possible time."""
     match value:
         case None:
             return math.inf

@@ -123,7 +123,7 @@ class LanRank:
                 raise UserError(f"The leader refuses this rank: {reason.rstrip('.')}.", remedy)
             raise NetworkError(f"the leader answers: {reason}")
         if not isinstance(message, WelcomeMessage):
-            raise RemoteError("the leader's first message is no welcome")
+            raise RemoteError("the leader's first message is not a welcome")
         try:
             signed = SignedManifest.from_bytes(blob)
             if self._home.load_manifest(signed.run_id) is None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate, read_template
-from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.data.chat_tokens import ChatEncoder, answer_ends
 from p2ptrain.data.packed_stream import load_template, template_name
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.generate import Sampling, stream_tokens, text_pieces
@@ -57,9 +57,8 @@ class TaughtConversation:
     _stops: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stop = self.encoder.template.end_of_turn()
-        ids = {self.model.tokenizer.separator, *_whole_token(self.model, self._stop), *_ends(self.model)}
-        self._stops = frozenset(each for each in ids if each is not None)
+        self._stop = self.encoder.end_of_turn
+        self._stops = answer_ends(self.model.tokenizer, self._stop).union(_ends(self.model))
 
     def answer(self, text: str) -> Generator[str]:
         """Yield the pieces of the answer to a text. Raises CorpusError if the template does not render it."""
@@ -128,12 +127,6 @@ class PlainText:
             yield from text_pieces(kept(ids), tokenizer, before=self._ids[-CONTEXT_IDS:])
         finally:
             self._ids = [*self._ids, *drawn, *tokenizer.encode_batch(["\n"])[0].tolist()][-model.window :]
-
-
-def _whole_token(model: LanguageModel, text: str) -> list[int]:
-    """Return the id of a special token with this text; none if the text is several tokens."""
-    ids: list[int] = model.tokenizer.encode_marked([text])[0][0].tolist() if text else []
-    return ids if len(ids) == 1 else []
 
 
 def _ends(model: LanguageModel) -> list[int]:

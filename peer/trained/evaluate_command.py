@@ -60,7 +60,7 @@ def evaluate(
         raise click.UsageError("With --tasks, omit FILE, --most-tokens, --sequence-length and --stride.")
     if tasks is None and text is None:
         if not is_home:
-            raise UserError(f"{model} is no home of a peer, so it has no held-out text.", "Name a FILE with text.")
+            raise UserError(f"{model} is not the home of a peer, so it has no held-out text.", "Name a FILE with text.")
         if sequence_length or stride:
             raise click.UsageError("--sequence-length and --stride are for a FILE.")
     if tasks is not None:

@@ -103,7 +103,9 @@ def evaluate_held_out(
     Raises UserError if the model is not a home's, or the text is not here and cannot be downloaded.
     """
     if model.signed is None:
-        raise UserError(f"{model.place} is no home of a peer, so it has no held-out text.", "Name a FILE with text.")
+        raise UserError(
+            f"{model.place} is not the home of a peer, so it has no held-out text.", "Name a FILE with text."
+        )
     manifest, home = model.signed.manifest, Home(model.place)
     kept = {file.what: home.files.find(file.sha256) for file in named_files(manifest)}
     data, cache = kept.get("corpus"), cache_directory()

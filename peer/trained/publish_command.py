@@ -96,14 +96,14 @@ def _check_words(repository: str, licence: str | None, languages: tuple[str, ...
     word = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
     if re.fullmatch(f"{word}/{word}", repository) is None or ".." in repository or "--" in repository:
         raise UserError(
-            f"{one_line(repository)!r} is no name of a repository.",
+            f"{one_line(repository)!r} is not the name of a repository.",
             "Give OWNER/NAME, with your user name or organization.",
         )
     if licence is not None and re.fullmatch(r"[a-z0-9][a-z0-9.+-]{0,39}", licence) is None:
         raise UserError(
-            f"{licence!r} is no identifier of a licence.",
+            f"{licence!r} is not the identifier of a licence.",
             "Use one of https://huggingface.co/docs/hub/repositories-licenses, as apache-2.0; or other.",
         )
     for language in languages:
         if re.fullmatch(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*", language) is None:
-            raise UserError(f"{language!r} is no code of a language.", "Use a code of ISO 639, as en or de.")
+            raise UserError(f"{language!r} is not the code of a language.", "Use a code of ISO 639, as en or de.")

@@ -22,13 +22,14 @@ from memory_network import MemoryNetwork
 
 from bootstrap.aggregates import MAX_TIMES, SUMMED
 from bootstrap.app import same_ports
-from bootstrap.reported_contributions import MOST_TIMES, ReportedContributions
+from bootstrap.reported_contributions import ReportedContributions
 from bootstrap.sample_rotation import HELD_S
 from bootstrap.swarm_view import CURVE_S, KEPT_S, MAX_SERIALS, POLL_S, SILENT_S, SwarmView
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, RunId, peer_of
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net.figures_service import FiguresService, Telling
+from p2ptrain.page.contributors import MOST_TIMES
 from p2ptrain.page.metrics import exposition
 from p2ptrain.page.view import MOST_CURVES, MOST_PEERS
 from p2ptrain.ports import Link
@@ -644,6 +645,23 @@ def test_a_claim_beyond_all_peers_progress_is_cut(signed: SignedManifest) -> Non
     row = ReportedContributions(signed.run_id).read(A, {"contributed": 10**15}, "", 1000.0, 5.0)
     assert row is not None
     assert row.tokens == MOST_TIMES * 1000
+
+
+def test_a_false_first_claim_spoils_no_later_share(signed: SignedManifest) -> None:
+    """Check the share of an honest peer after a first one that claimed the whole run for itself."""
+    now = 1000.0
+    view = SwarmView(signed, wall=lambda: now)
+    run_tokens = signed.manifest.run.tokens
+    view.meet([replace(presence(signed, A, "fox"), progress=9e18)], None)
+    view.told(A, {**ROW, "contributed": 10**18, "progress": 9e18}, [])
+    assert contributions(view)[A]["tokens"] > run_tokens
+    for _ in range(10):
+        now += 60.0
+        view.meet([replace(presence(signed, B, "hen"), issued_at=now)], None)
+        view.told(B, {**ROW, "contributed": 350}, [])
+    row = contributions(view)[B]
+    assert (row["tokens"], row["share"]) == (350, 350 / 1400)
+    assert contributions(view)[A]["tokens"] == 2 * 700 - 350
 
 
 def test_a_peer_without_tokens_has_no_row(signed: SignedManifest) -> None:

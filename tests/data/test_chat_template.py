@@ -72,7 +72,7 @@ def test_answers_are_what_generation_tags_enclose_as_transformers_finds_them():
 def test_an_answer_that_is_written_otherwise_later_is_not_counted():
     source = CHATML_SOURCE.replace("message['content']", "(message['content'] if loop.last else 'gone')")
     with ChatTemplate.checked(source, "a template") as template:
-        assert answers(template.rendered([DIALOGUE])[0]) == []  # the last prompt is no beginning, either
+        assert answers(template.rendered([DIALOGUE])[0]) == []  # the last prompt is not a beginning, either
     source = CHATML_SOURCE.replace(
         "+ message['content'] +", "+ ('<think>' if loop.last else '') + message['content'] +"
     )

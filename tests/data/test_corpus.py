@@ -295,8 +295,8 @@ def test_bad_texts_are_refused(manifest_with, tmp_path, content, problem):
         (b'{"text": ""}\n', {}, "empty"),
         (b"", {}, "This run's corpus is an empty file"),
         (b"\n\n", {}, "empty"),
-        (b"this is no json\n", {}, "line 1: invalid JSON"),
-        (b"this is no parquet\n", {"format": "parquet"}, "cannot be read as parquet"),
+        (b"this is not json\n", {}, "line 1: invalid JSON"),
+        (b"this is not parquet\n", {"format": "parquet"}, "cannot be read as parquet"),
     ],
 )
 def test_bad_rows_are_refused(manifest_with, tmp_path, content, fields, problem):

@@ -19,7 +19,7 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.cli import cli
 from p2ptrain.data import dialogues
 from p2ptrain.data.chat_template import ChatTemplate
-from p2ptrain.data.chat_tokens import ChatEncoder
+from p2ptrain.data.chat_tokens import ChatEncoder, answer_ends
 from p2ptrain.data.corpus import Corpus, open_corpus, read_summary
 from p2ptrain.data.dialogues import Dialogue, dialogue_of
 from p2ptrain.data.file_store import named_files
@@ -118,6 +118,20 @@ def test_rows_of_another_length_are_another_stream(manifest_with, chats: Path, t
         != opened(manifest_with, tmp_path, chats, 96).tokens.size
     )
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
+
+
+def test_where_an_answer_ends_is_kept_with_the_stream(manifest_with, chats: Path, tmp_path: Path):
+    manifest = with_length(manifest_with(chat_corpus(chats)), 170)
+    assert open_corpus(manifest, tmp_path / "cache", chats).end_of_turn == END
+    assert open_corpus(manifest, tmp_path / "cache").end_of_turn == END
+
+
+def test_an_answer_ends_at_the_separator_and_at_a_token_that_ends_its_turn():
+    tokenizer = json_tokenizer()
+    ids = tokenizer.encode_marked(["<|endoftext|>" + END])[0][0]
+    assert len(ids) == 2
+    assert answer_ends(tokenizer, END) == {*ids.tolist()}
+    assert answer_ends(tokenizer, "") == answer_ends(tokenizer, "bye") == {tokenizer.separator}
 
 
 USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}

@@ -4,13 +4,10 @@ import gzip
 import io
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +21,9 @@ from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import InterruptedCorpusError, read_pieces
 from p2ptrain.manifest import HubCorpus
 
-REVISION = "0" * 40
-API = f"/api/datasets/someone/texts/(?:revision|tree)/{REVISION}/?(.*)"
-FILE = f"/datasets/someone/texts/resolve/{REVISION}/(.*)"
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from hub import REVISION, serving
+
 ROWS = 400
 
 
@@ -58,71 +55,6 @@ def lines(first: int) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-class FakeHub(ThreadingHTTPServer):
-    """Hub with one data set of three files; the later ones fail as ``failures`` say, once for each request."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), FakeHubHandler)
-        self.shards = {
-            "README.md": CARD.encode(),
-            "data/0.parquet": shard(0),
-            "data/1.parquet": shard(ROWS),
-            "data/2.jsonl": lines(2 * ROWS),
-        }
-        self.failures = {"data/1.parquet": ["reset", "429", "torn"], "data/2.jsonl": ["short"]}
-        self.agents: set[str] = set()
-
-
-class FakeHubHandler(BaseHTTPRequestHandler):
-    server: FakeHub
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path, shards = unquote(urlsplit(self.path).path), self.server.shards
-        if found := re.fullmatch(API, path):
-            listed = [
-                {"type": "file", "path": name, "size": len(each), "oid": "1" * 40} for name, each in shards.items()
-            ]
-            about = {"id": "someone/texts", "sha": REVISION, "siblings": [{"rfilename": name} for name in shards]}
-            self._answer(200, json.dumps(listed if "/tree/" in path else about).encode())
-        elif (found := re.fullmatch(FILE, path)) and (content := shards.get(found[1])):
-            self._shard(found[1], content)
-        else:
-            self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-
-    def _shard(self, name: str, content: bytes) -> None:
-        self.server.agents.add(self.headers["User-Agent"])
-        first, last = map(int, re.findall(r"\d+", self.headers["Range"]))
-        part = content[first : last + 1]
-        failures = self.server.failures.get(name)
-        failure = failures.pop(0) if failures else ""
-        if failure == "429":
-            self._answer(429, b"", {"Retry-After": "0"})
-        elif failure == "reset":
-            self._answer(206, part[: len(part) // 2], {"Content-Length": str(len(part))})
-            self.close_connection = True
-        elif failure == "short":
-            self._answer(206, part[: len(part) // 2])
-        else:
-            torn = part[: len(part) // 3] + bytes(len(part) - len(part) // 3)
-            self._answer(206, torn if failure == "torn" else part)
-
-    def _answer(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), "X-Repo-Commit": REVISION, **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-
 START = """
 import json
 import sys
@@ -138,7 +70,7 @@ from p2ptrain.manifest import preset, with_changes
 
 stream.PIECE_CHARACTERS, sources.SAVED_CHARACTERS = 5_000, 20_000
 manifest = with_changes(preset("demo", "ab" * 32), {
-    "corpus": {"kind": "hub", "name": "someone/texts", "revision": "0" * 40, "validation_fraction": 0.1},
+    "corpus": {"kind": "hub", "name": "someone/texts", "revision": "a" * 40, "validation_fraction": 0.1},
     "training.sequence_length": 16,
 })
 told = []
@@ -157,19 +89,23 @@ print(json.dumps([told[0], told[-1], sorted(reached)]))
 
 @pytest.fixture
 def hub():
-    with FakeHub() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    """A hub with a data set of three files; the later ones fail once for each request."""
+    files = {
+        "README.md": CARD.encode(),
+        "data/0.parquet": shard(0),
+        "data/1.parquet": shard(ROWS),
+        "data/2.jsonl": lines(2 * ROWS),
+    }
+    with serving(files, "datasets", "someone/texts") as hub:
+        hub.failures = {"data/1.parquet": ["torn", "429", "false"], "data/2.jsonl": ["short"]}
+        yield hub
 
 
 @pytest.mark.net
 def test_a_hub_that_stops_midway_is_continued(hub, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "HF_HOME": str(tmp_path / "home")}
-    environment["HF_ENDPOINT"] = f"http://127.0.0.1:{hub.server_port}"
+    environment["HF_ENDPOINT"] = hub.url
 
     def start() -> tuple[str, list[object]]:
         arguments = [sys.executable, "-c", START, str(tmp_path / "cache")]
@@ -343,7 +279,7 @@ def read(monkeypatch):
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, lambda plain: pa.compress(plain, "zstd", asbytes=True)])
-def test_late_values_that_are_no_text_are_skipped(read, pack):
+def test_late_values_that_are_not_text_are_skipped(read, pack):
     suffix = {"bytes": "", "compress": ".gz"}.get(pack.__name__, ".zst")
     found, counts = read({f"{first}.jsonl{suffix}": pack(lines(first)) for first in (0, ROWS)})
     assert found == texts(0) + texts(ROWS)
@@ -397,7 +333,7 @@ def test_an_unreachable_hub_says_what_was_tried(monkeypatch, error):
         raise error("Name or service not known")
 
     monkeypatch.setattr(hub_files.huggingface_hub(), "HfFileSystem", fail)
-    with pytest.raises(InterruptedCorpusError, match=r"someone/texts .*revision 0{40}.*service not known") as caught:
+    with pytest.raises(InterruptedCorpusError, match=r"someone/texts .*revision a{40}.*service not known") as caught:
         list(read_pieces(spec(), None))
     assert "internet" in caught.value.remedy
 

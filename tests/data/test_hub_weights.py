@@ -19,7 +19,7 @@ from p2ptrain.data.hub_weights import HubUnavailableError, commit_of, download_w
 from p2ptrain.manifest import Decoder, preset
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from hub import NAME, REVISION, ModelHub, serving, use
+from hub import NAME, REVISION, FakeHub, serving, use
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
@@ -32,7 +32,7 @@ def model() -> Decoder:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A hub with a model in one file, an empty cache, and a client that does not sleep between its attempts."""
     with serving({SINGLE: CONTENT}) as hub:
         use(hub.url, tmp_path, monkeypatch)
@@ -43,7 +43,7 @@ def download(model: Decoder) -> list[bytes]:
     return [path.read_bytes() for path in download_weights(NAME, REVISION, model)]
 
 
-def test_a_model_is_downloaded_once(hub: ModelHub, model: Decoder) -> None:
+def test_a_model_is_downloaded_once(hub: FakeHub, model: Decoder) -> None:
     assert download(model) == [CONTENT]
     asked = len(hub.asked)
     assert download(model) == [CONTENT]
@@ -52,13 +52,13 @@ def test_a_model_is_downloaded_once(hub: ModelHub, model: Decoder) -> None:
     assert len(hub.asked) == asked
 
 
-def test_shards_are_those_of_the_index(hub: ModelHub, model: Decoder) -> None:
+def test_shards_are_those_of_the_index(hub: FakeHub, model: Decoder) -> None:
     index = {"weight_map": {"b": SHARDS[1], "a": SHARDS[0], "c": SHARDS[1]}}
     hub.files = {INDEX: json.dumps(index).encode(), SHARDS[0]: b"one", SHARDS[1]: b"two"}
     assert download(model) == [b"one", b"two"]
 
 
-def test_the_clients_own_cache_is_used(hub: ModelHub, model: Decoder, tmp_path: Path) -> None:
+def test_the_clients_own_cache_is_used(hub: FakeHub, model: Decoder, tmp_path: Path) -> None:
     folder = tmp_path / "their cache" / "models--someone--model" / "snapshots" / REVISION
     folder.mkdir(parents=True)
     (folder / SINGLE).write_bytes(b"theirs")
@@ -78,7 +78,7 @@ def test_the_clients_own_cache_is_used(hub: ModelHub, model: Decoder, tmp_path: 
     ],
 )
 def test_each_refusal_is_one_sentence(
-    hub: ModelHub, model: Decoder, status: int, said: str, remedy: str, passes: bool
+    hub: FakeHub, model: Decoder, status: int, said: str, remedy: str, passes: bool
 ) -> None:
     hub.refusal = status
     with pytest.raises(WeightsError, match=said) as caught:
@@ -90,7 +90,7 @@ def test_each_refusal_is_one_sentence(
     assert download(model) == [CONTENT]
 
 
-def test_what_came_of_a_torn_file_is_kept(hub: ModelHub, model: Decoder) -> None:
+def test_what_came_of_a_torn_file_is_kept(hub: FakeHub, model: Decoder) -> None:
     """Check that the next attempt asks for the rest alone: the client's own cache keeps nothing of a failed one."""
     hub.failures[SINGLE] = ["torn", "404"]
     with pytest.raises(WeightsError):
@@ -101,7 +101,7 @@ def test_what_came_of_a_torn_file_is_kept(hub: ModelHub, model: Decoder) -> None
     assert hub.sent_bytes == len(CONTENT)
 
 
-def test_a_hub_that_heals_is_continued(hub: ModelHub, model: Decoder) -> None:
+def test_a_hub_that_heals_is_continued(hub: FakeHub, model: Decoder) -> None:
     """Check that no byte is asked for twice, whether the client or the next attempt continues."""
     hub.failures[SINGLE] = ["torn", "torn", "500", "429", "torn"]
     with contextlib.suppress(HubUnavailableError):
@@ -111,7 +111,7 @@ def test_a_hub_that_heals_is_continued(hub: ModelHub, model: Decoder) -> None:
     assert hub.sent_bytes == len(CONTENT)
 
 
-def test_a_file_that_was_damaged_on_the_disk_is_downloaded_anew(hub: ModelHub, model: Decoder) -> None:
+def test_a_file_that_was_damaged_on_the_disk_is_downloaded_anew(hub: FakeHub, model: Decoder) -> None:
     [path] = download_weights(NAME, REVISION, model)
     path.write_bytes(bytes(len(CONTENT)))
     assert download(model) == [CONTENT]
@@ -120,7 +120,7 @@ def test_a_file_that_was_damaged_on_the_disk_is_downloaded_anew(hub: ModelHub, m
     assert hub.sent_bytes == 3 * len(CONTENT)
 
 
-def test_a_damaged_file_of_the_clients_cache_is_not_used(hub: ModelHub, model: Decoder, tmp_path: Path) -> None:
+def test_a_damaged_file_of_the_clients_cache_is_not_used(hub: FakeHub, model: Decoder, tmp_path: Path) -> None:
     folder = tmp_path / "their cache" / "models--someone--model"
     (folder / "snapshots" / REVISION).mkdir(parents=True)
     (folder / "blobs").mkdir()
@@ -129,7 +129,7 @@ def test_a_damaged_file_of_the_clients_cache_is_not_used(hub: ModelHub, model: D
     assert download(model) == [CONTENT]
 
 
-def test_false_bytes_are_thrown_away(hub: ModelHub, model: Decoder) -> None:
+def test_false_bytes_are_thrown_away(hub: FakeHub, model: Decoder) -> None:
     hub.failures[SINGLE] = ["false"]
     with pytest.raises(HubUnavailableError, match=r"sent a damaged model\.safetensors"):
         download(model)
@@ -137,7 +137,7 @@ def test_false_bytes_are_thrown_away(hub: ModelHub, model: Decoder) -> None:
     assert hub.asked[-1] == ("GET", SINGLE, "")
 
 
-def test_a_false_beginning_does_not_last(hub: ModelHub, model: Decoder, tmp_path: Path) -> None:
+def test_a_false_beginning_does_not_last(hub: FakeHub, model: Decoder, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "p2ptrain" / "weights" / "someone--model" / REVISION
     folder.mkdir(parents=True)
     (folder / f"{SINGLE}.part").write_bytes(b"x" * 100)
@@ -147,7 +147,7 @@ def test_a_false_beginning_does_not_last(hub: ModelHub, model: Decoder, tmp_path
     assert download(model) == [CONTENT]
 
 
-def test_a_model_without_safetensors_is_refused(hub: ModelHub, model: Decoder) -> None:
+def test_a_model_without_safetensors_is_refused(hub: FakeHub, model: Decoder) -> None:
     hub.files = {"pytorch_model.bin": b"\x80\x02"}
     with pytest.raises(WeightsError, match=r"neither model\.safetensors nor .*, and pickles .* never loaded"):
         download(model)
@@ -169,13 +169,13 @@ def test_a_model_without_safetensors_is_refused(hub: ModelHub, model: Decoder) -
         json.dumps({"weight_map": {str(n): f"{n}.safetensors" for n in range(65)}}).encode(),
     ],
 )
-def test_a_hostile_index_is_refused(hub: ModelHub, model: Decoder, index: bytes) -> None:
+def test_a_hostile_index_is_refused(hub: FakeHub, model: Decoder, index: bytes) -> None:
     hub.files = {INDEX: index, SINGLE.replace("model", "x"): b""}
     with pytest.raises(WeightsError, match="cannot be used"):
         download(model)
 
 
-def test_too_large_files_are_not_downloaded(hub: ModelHub, model: Decoder, monkeypatch: Any) -> None:
+def test_too_large_files_are_not_downloaded(hub: FakeHub, model: Decoder, monkeypatch: Any) -> None:
     monkeypatch.setattr(hub_weights, "most_bytes", lambda model: len(CONTENT) - 1)
     with pytest.raises(WeightsError, match="have 10,240 bytes, but those of the run's model take at most 10,239"):
         download(model)
@@ -185,13 +185,13 @@ def test_too_large_files_are_not_downloaded(hub: ModelHub, model: Decoder, monke
     assert hub.sent_bytes == 0
 
 
-def test_a_missing_shard_is_said(hub: ModelHub, model: Decoder) -> None:
+def test_a_missing_shard_is_said(hub: FakeHub, model: Decoder) -> None:
     hub.files = {INDEX: json.dumps({"weight_map": {"a": SHARDS[0]}}).encode()}
     with pytest.raises(WeightsError, match=f"{SHARDS[0]} of someone/model .* is missing"):
         download(model)
 
 
-def test_offline_says_so(hub: ModelHub, model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_says_so(hub: FakeHub, model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(WeightsError, match="HF_HUB_OFFLINE is set") as caught:
         download(model)
@@ -204,9 +204,9 @@ def test_an_unreachable_hub_may_come_back(tmp_path: Path, model: Decoder, monkey
         download(model)
 
 
-def test_a_branch_becomes_its_commit(hub: ModelHub) -> None:
+def test_a_branch_becomes_its_commit(hub: FakeHub) -> None:
     assert commit_of(NAME, "main") == commit_of(NAME, "") == commit_of(NAME, REVISION) == REVISION
-    with pytest.raises(WeightsError, match="is no model of the Hugging Face hub"):
+    with pytest.raises(WeightsError, match="is not a model of the Hugging Face hub"):
         commit_of("../model", "")
     hub.refusal = 404
     with pytest.raises(WeightsError, match="has no someone/model at revision main"):

@@ -60,7 +60,7 @@ HOSTILE = {
     "header beyond the end": (packed({}, length=100), "is cut off: it has 10 bytes"),
     "no JSON": (packed(b"{no JSON"), "faulty safetensors header"),
     "no UTF-8": (packed(b"\xff\xfe{}"), "faulty safetensors header"),
-    "no table": (packed([1]), "it is no table"),
+    "no table": (packed([1]), "it is not a table"),
     "deep": (packed(b"[" * 100_000), "faulty safetensors header"),
     "a number of thousands of digits": (packed(b'{"a": ' + b"1" * 5000 + b"}"), "faulty safetensors header"),
     "a name twice": (packed(b'{"a": 1, "a": 1}'), "a name is there twice"),

@@ -39,7 +39,7 @@ def test_better_is_by_more_than_two_standard_errors_of_the_difference() -> None:
 def test_ratios_are_paired_by_seed() -> None:
     lucky, other = estimate({1: 1.0, 2: 2.0, 3: 4.0}), estimate({1: 2.0, 2: 4.0, 4: 1.0})
     assert paired(lucky, other) == Estimate(0.5, 0.0)
-    assert paired(lucky, estimate({3: 1.0, 4: 1.0})) is None, "one seed in common is no pair of seeds"
+    assert paired(lucky, estimate({3: 1.0, 4: 1.0})) is None, "one seed in common is not a pair of seeds"
     assert paired(lucky, estimate({None: 1.0})) is None
 
 

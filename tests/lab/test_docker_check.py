@@ -62,7 +62,7 @@ elif words[0] == "exec" and "cat" in words:
 elif words[0] == "exec":
     state["exchanges"] += state["pace"]
     out = json.dumps({"training": {"exchanges_ok": state["exchanges"]}})
-    print("a warning that is no JSON", file=sys.stderr)
+    print("a warning that is not JSON", file=sys.stderr)
 place.write_text(json.dumps(state))
 print(out)
 """

@@ -205,7 +205,7 @@ def test_a_build_without_a_network_says_so(machine: Machine) -> None:
 @pytest.mark.parametrize("value", ["10M", "10Mbit", "0,5", "abc", ".", "1.2.3", "1;reboot", "-3"])
 @pytest.mark.parametrize("place", range(4))
 def test_what_is_no_number_narrows_no_line(machine: Machine, value: str, place: int) -> None:
-    """Check values that are no numbers: awk would read "10M" as 10 and "abc" as 0, without an error."""
+    """Check values that are not numbers: awk would read "10M" as 10 and "abc" as 0, without an error."""
     for each in ("tc", "nft"):
         machine.tool(each)
     arguments = ["", "", "", ""]

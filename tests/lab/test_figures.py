@@ -147,7 +147,7 @@ def test_growth_counts_after_settling() -> None:
     assert found["memory_growth"] > 0.4
     assert found["daemon_memory_growth"] == found["descriptor_growth"] == 0
     one_more = [(100, 50, 12 + (number > FEWEST), 10) for number in range(2 * FEWEST)]
-    assert growth(one_more)["descriptor_growth"] == 1  # a number, since one in twelve is no trend
+    assert growth(one_more)["descriptor_growth"] == 1  # a number, since one in twelve is not a trend
 
 
 def test_growth_is_the_largest_of_the_peers_that_stayed() -> None:

@@ -381,7 +381,7 @@ def test_a_crowd_of_nobody_is_announced_and_told_to_partners(tmp_path: Path) -> 
     own = liar.sign(Presence(liar.peer_id, RUN, ("/ip4/127.0.0.1/tcp/6",), state, 3, 5.0, False, "liar", 9.0, 100.0))
     shelf, wire = Shelf([]), Wire()
     environment = disguised("crowd", wire, directory=shelf, notebook=MemoryLog())
-    piece = FrameKind.MESSAGE, packed(["piece", 0])  # a request of a download, which is no message
+    piece = FrameKind.MESSAGE, packed(["piece", 0])  # a request of a download, which is not a message
 
     async def lie() -> None:
         await environment.directory.announce(own)

@@ -490,7 +490,7 @@ def test_what_is_asked_and_answered_is_booked_and_is_nobodys_share() -> None:
         assert mine.up.total_bytes + mine.down.total_bytes == wires.carried_bytes > 0
         assert mine.up.total_bytes == theirs.down.total_bytes
         assert mine.down.total_bytes == theirs.up.total_bytes
-        # DHT traffic is no service, and must not use up the services' budget.
+        # DHT traffic is not a service, and must not use up the services' budget.
         assert (mine.given_bytes, theirs.given_bytes) == (0, 0)
 
     play(scene)

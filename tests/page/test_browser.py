@@ -318,7 +318,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("function", FORMATS)
 def test_numbers_read_well(page: Page, function: str) -> None:
-    """Check number formats: few digits, units that fit, and a dash for what is no number."""
+    """Check number formats: few digits, units that fit, and a dash for what is not a number."""
     for value, text in FORMATS[function].items():
         assert page.run(f"return ui.{function}(arguments[0])", value).replace("\u00a0", " ") == text
     for nothing in ("null", "undefined", "NaN", "Infinity", "'3'"):
@@ -842,7 +842,7 @@ def cells_of(page: Page) -> list[list[str]]:
 
 
 def test_contributions_are_a_table_with_the_largest_first(page: Page) -> None:
-    """Check values with units, what is only claimed, a name that is no markup, and a peer that left."""
+    """Check values with units, what is only claimed, a name that is not markup, and a peer that left."""
     assert page.browser.find_element("id", "contributors-nothing").is_displayed()
     contributed(page)
     page.next_document()
@@ -907,6 +907,8 @@ def test_everybody_sees_the_public_page(page: Page, width: int) -> None:
     assert page.text("before-text").endswith("m 1")
     assert page.browser.find_element("id", "join-command").get_attribute("value") == page.shown.view.join
     assert page.browser.find_element("id", "link").get_attribute("value").endswith(f":{page.shown.port}/run")
+    assert page.browser.find_element("id", "link-copy").is_displayed()
+    assert not page.browser.find_element("id", "state").is_displayed()  # of one peer or bootstrap
     assert page.run("return document.documentElement.scrollWidth") <= width
     assert not alerted(page)
     for each in page.browser.find_elements("css selector", "button, input, summary, select"):

@@ -11,6 +11,10 @@ from p2ptrain.page.contributors import (
     GAP_S,
     MOST_CONTRIBUTORS,
     MOST_SIGNERS,
+    MOST_SPEED,
+    MOST_TIMES,
+    MOST_UNSEEN,
+    OBSERVATION_S,
     Contribution,
     ContributionTable,
     contribution,
@@ -82,22 +86,72 @@ def test_what_was_reported_never_falls() -> None:
     table = ContributionTable()
     table.take(Contribution("a", "fox", 100, 50.0, 90, ("b",), 10.0))
     table.take(Contribution("a", "", 40, None, 30, ("c",), 20.0))
-    assert table.rows["a"] == Contribution("a", "fox", 100, 50.0, 90, ("b", "c"), 20.0)
+    assert table.rows["a"] == Contribution("a", "fox", 100, 50.0, 90, ("b", "c"), 20.0, observed_at=10.0)
 
 
-def test_a_crowd_displaces_nobody_who_did_more() -> None:
-    """Check a full table: only a peer with more signed tokens, or else more claimed ones, gets a row."""
+def trained(table: ContributionTable, peer: str, times: int, begin: float = 1000.0) -> None:
+    """Report work that grows, as often as counts as an observation."""
+    for each in range(times + 1):
+        table.take(Contribution(peer, tokens=100 * (1 + each), last_at=begin + OBSERVATION_S * each))
+
+
+def test_work_is_observed_when_it_grew_once_in_a_while() -> None:
+    table = ContributionTable()
+    trained(table, "a", 3)
+    for at in (1095.0, 1100.0, 1119.0):  # too soon
+        table.take(Contribution("a", tokens=int(at), last_at=at))
+    table.take(Contribution("a", tokens=50, last_at=2000.0))  # no more work
+    assert table.rows["a"].observations == 3
+    table.take(Contribution("a", tokens=5000, last_at=10.0))  # after the clock was set back
+    assert table.rows["a"].observations == 4
+
+
+def test_a_crowd_that_signs_for_itself_displaces_nobody_who_was_seen_at_work() -> None:
+    table = ContributionTable()
+    honest = [f"honest{each}" for each in range(MOST_CONTRIBUTORS - MOST_UNSEEN)]
+    for each in honest:
+        trained(table, each, 2)
+    for each in range(2 * MOST_CONTRIBUTORS):
+        table.take(Contribution(f"key{each}", tokens=10**15, signed_tokens=10**15, signers=("x",), last_at=2000.0))
+    assert len(table.rows) == MOST_CONTRIBUTORS
+    assert set(honest) < set(table.rows)
+
+
+def test_newcomers_compete_for_a_quarter_of_a_full_table() -> None:
+    """Check that signed tokens count before claimed ones, and both only among those that report."""
     table = ContributionTable()
     for each in range(MOST_CONTRIBUTORS):
-        table.take(Contribution(f"p{each}", tokens=1000 + each, signed_tokens=10 + each))
-    table.take(Contribution("claims", tokens=10**15))
-    table.take(Contribution("less", tokens=5, signed_tokens=5))
-    assert len(table.rows) == MOST_CONTRIBUTORS
+        table.take(Contribution(f"p{each}", tokens=1000 + each, signed_tokens=10 + each, last_at=1000.0))
+    table.take(Contribution("claims", tokens=10**15, last_at=1000.0))
+    table.take(Contribution("less", tokens=5, signed_tokens=5, last_at=1000.0))
     assert not {"claims", "less"} & set(table.rows)
-    table.take(Contribution("more", tokens=900, signed_tokens=900))
-    assert "more" in table.rows
+    table.take(Contribution("more", tokens=900, signed_tokens=900, last_at=1000.0))
     assert "p0" not in table.rows
+    table.take(Contribution("later", tokens=1, last_at=1001.0 + GAP_S))  # the others do not report any more
+    assert {"more", "later"} < set(table.rows)
+    assert "p1" not in table.rows
     assert len(table.rows) == MOST_CONTRIBUTORS
+
+
+def test_own_work_comes_first() -> None:
+    table = measured()
+    table.take(Contribution("me", tokens=6000, is_own=True))
+    trained(table, "b", 500)
+    assert [row["tokens"] for row in by_peer(table).values()] == [6000, 6000]
+
+
+def test_all_claims_together_count_twice_the_progress_those_seen_most_first() -> None:
+    """Check that a crowd takes no tokens from a peer that was seen at work, and at most halves its share."""
+    table = measured()
+    trained(table, "a", 29)
+    for each in range(100):
+        table.take(Contribution(f"key{each}", tokens=12_000, signed_tokens=12_000, signers=("x",)))
+    table.take(Contribution("modest", tokens=500))
+    rows = by_peer(table)
+    assert (rows["a"]["tokens"], rows["modest"]["tokens"]) == (3000, 500)
+    assert rows["a"]["share"] == 0.25
+    assert sum(row["tokens"] for row in rows.values()) == MOST_TIMES * 6000
+    assert all(row["signed_tokens"] <= row["tokens"] for row in rows.values())
 
 
 def test_only_time_that_was_observed_is_measured() -> None:
@@ -109,15 +163,49 @@ def test_only_time_that_was_observed_is_measured() -> None:
     table.observe(9000.0, 90.0 + GAP_S + 1)
     table.observe(9300.0, 20.0)
     assert table.tokens_per_s == 10.0
-    table.observe(9000.0, 30.0)  # others, which are behind, are all who is left
-    assert table.tokens_per_s == 10.0
-    assert table.progress == 9300.0
+    assert table.progress == 9000.0  # no time has passed
+    table.observe(0.0, 50.0)  # nobody is left who knows
+    assert table.progress == 9000.0
+
+
+def test_a_first_peers_false_progress_goes_when_others_know_better() -> None:
+    """Check a claim of the whole run at once, and one that grows slowly and so has a measured speed."""
+    honest = [(2000.0 + 30.0 * each, 100.0 * each) for each in range(1, 41)]
+    for false in ([(1000.0, 1e9)], [(1000.0 + 30.0 * each, 1e9 + 10.0 * each) for each in range(20)]):
+        table = ContributionTable()
+        for at, progress in [*false, *honest]:
+            table.observe(progress, at)
+        assert table.progress == 4000.0
+        assert table.tokens_per_s == pytest.approx(100 / 30)
+
+
+@pytest.mark.parametrize("claim", [1e9, 1.0])
+def test_a_later_majority_moves_progress_no_faster_than_the_speed_allows(claim: float) -> None:
+    """Check a false claim for a minute, and that nothing is left of it a minute after."""
+    table = measured(tokens=6e5, seconds=60_000.0)
+    for second in range(3, 61, 3):
+        table.observe(claim, 61_000.0 + second)
+    assert abs(table.progress - 6e5) < 1.1 * MOST_SPEED * 10.0 * 60
+    for second in range(63, 151, 3):
+        table.observe(6e5, 61_000.0 + second)
+    assert table.progress == 6e5
+    assert table.tokens_per_s == pytest.approx(10.0, rel=0.01)
+
+
+def test_a_swarm_that_grows_is_followed() -> None:
+    """Check a slow peer that was alone for a quarter of an hour, then peers that are a thousand times as fast."""
+    table = measured(tokens=900.0, seconds=900.0)
+    for second in range(30, 1230, 30):
+        table.observe(900.0 + 1000.0 * second, 1900.0 + second)
+    assert table.progress == 900.0 + 1000.0 * 1200
 
 
 def test_a_table_survives_a_restart() -> None:
     table = measured()
     table.take(Contribution("a", "fox", 100, 50.0, 90, ("b",), 10.0))
+    trained(table, "b", 7)
     again = ContributionTable.from_json(json.loads(json.dumps(table.to_json())))
+    assert again == table
     assert again.document(12_000, ()) == table.document(12_000, ())
     again.observe(1e6, 1e9)  # the first observation after a restart measures nothing
     assert again.measured_s == table.measured_s

@@ -360,7 +360,7 @@ def test_connections_that_say_nothing_are_few_and_end(shown: Shown, monkeypatch:
         with contextlib.suppress(ConnectionResetError):
             assert silent[-1].recv(1) == b""
         began = time.monotonic()
-        assert silent[0].recv(1) == b"", "half a request is no request"
+        assert silent[0].recv(1) == b"", "half a request is not a request"
         assert time.monotonic() - began < PATIENCE_S / 2
         for each in silent:  # once all have ended, their places are free
             with contextlib.suppress(ConnectionResetError):
@@ -592,7 +592,7 @@ def test_behind_a_proxy_on_this_computer_any_name_may_be_asked_for(shown: Shown)
 
 
 def test_a_chat_sees_a_title_and_a_description(public: Shown) -> None:
-    """Check the tags, with a run's name that is no markup."""
+    """Check the tags, with a run's name that is not markup."""
     public.view.run = replace(public.view.run, name='"><script>alert(1)</script>')
     public.publish()
     page = ask(public.port, "/run").body.decode()

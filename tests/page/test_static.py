@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import p2ptrain.page
+from p2ptrain.page.public import public_page
 from p2ptrain.page.server import ASSETS, PUBLIC_ASSETS, PUBLIC_SCRIPTS, SCRIPTS
 
 STATIC = Path(p2ptrain.page.__file__).parent / "static"
@@ -132,6 +133,17 @@ def test_the_pages_load_what_is_served() -> None:
         assert [each.removesuffix(".js") for each in loaded if not each.startswith("uPlot")] == list(scripts)
     files = {path.name for path in STATIC.iterdir()}
     assert files == {name for name, _ in [*ASSETS.values(), *PUBLIC_ASSETS.values()]} | {"run.html", "uPlot.LICENSE"}
+
+
+def test_the_public_page_has_the_parts_that_both_pages_share() -> None:
+    """Check that each element that scripts of the public page look up is in it once."""
+    public = {"run": {"name": "", "run_tokens": 1}, "figures": {}, "total_peers": 0}
+    page = public_page(*((STATIC / name).read_bytes() for name in ("run.html", "index.html")), public).decode()
+    assert "<!--" not in page
+    ids = re.findall(r'\bid="([\w-]+)"', page)
+    assert len(ids) == len(set(ids))
+    wanted = {each for name in PUBLIC_SCRIPTS for each in re.findall(r'\bat\("([\w-]+)"\)', read(f"{name}.js"))}
+    assert wanted - set(ids) == set()
 
 
 @pytest.mark.parametrize("name", [each for each in OURS if each.endswith(".js")])

@@ -329,7 +329,7 @@ def test_contributions_are_its_own_and_those_that_partners_claimed(tmp_path: Pat
     rows = rows_of(state)
     assert [rows[ME][name] for name in ("tokens", "signed_tokens", "signers", "trained_s")] == [300, 280, 1, 7200.0]
     assert [rows[OTHER][name] for name in ("tokens", "signed_tokens", "trained_s")] == [150, 150, None]
-    assert rows[CROWD]["tokens"] == 1000
+    assert rows[CROWD]["tokens"] == 150  # what the others leave of twice the progress
     state.on_note("saved", {})
 
     again = StatusView(ME, "fox", lambda: ("starting", ""), wall=lambda: 2000.0)

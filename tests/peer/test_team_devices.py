@@ -266,7 +266,7 @@ def test_the_leader_shows_what_the_ranks_compilers_do_and_notes_a_failure(rank_r
     rank = rank_running(1, f"{COMPILES}; {EAGER}; {MEMORY}", partial(compilers.note_eager, 1))
     assert rank.wait(time.monotonic() + 30)
     rank._thread.join()
-    assert rank.last_report().kind == "memory"  # the others are no reasons to end
+    assert rank.last_report().kind == "memory"  # the others are not reasons to end
     assert rank.compiler == "compiling"
     assert list(notes.notes) == [("not compiled", {"why": "rank 1: no memory"})]
     compilers._own, compilers._ranks = SimpleNamespace(state="compiled code"), [rank]

@@ -124,7 +124,7 @@ def test_reports_of_other_versions_and_other_files_are_refused(path: Path, capsy
     old = path.with_name("old.json")
     old.write_text('{"version": 0}', encoding="utf-8")
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
-    assert "is not a report: it has not version 1, which this p2ptrain reads" in capsys.readouterr().err
+    assert "is not a report: it does not have version 1, which this p2ptrain reads" in capsys.readouterr().err
     assert run(path, "--against", path) == cli.EXIT_USER_ERROR
     assert "is not a report" in capsys.readouterr().err
     assert run(path.with_name("missing.toml")) == cli.EXIT_USER_ERROR
@@ -137,7 +137,7 @@ def test_a_report_without_a_version_is_none(path: Path, text: str, capsys: pytes
     old.write_text(text, encoding="utf-8")
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
     told = capsys.readouterr().err
-    assert told.startswith(f"error: {old} is not a report: it has not version 1, which this p2ptrain reads.\n")
+    assert told.startswith(f"error: {old} is not a report: it does not have version 1, which this p2ptrain reads.\n")
 
 
 def test_a_report_that_comes_through_a_pipe_is_read_once(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +146,7 @@ def test_a_report_that_comes_through_a_pipe_is_read_once(path: Path, capsys: pyt
     os.close(writer)
     assert run(path, "--against", f"/dev/fd/{reader}") == cli.EXIT_USER_ERROR
     os.close(reader)
-    assert "is not a report: it has not version 1" in capsys.readouterr().err
+    assert "is not a report: it does not have version 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_what_is_no_report_is_refused(make, tmp_path: Path):
         reports.load(path)
     whole = simulate(make("run.seconds=5")).model_dump()
     path.write_text(json.dumps({**whole, "version": reports.REPORT_VERSION + 1}))
-    with pytest.raises(ScenarioError, match=f"it has not version {reports.REPORT_VERSION}"):
+    with pytest.raises(ScenarioError, match=f"it does not have version {reports.REPORT_VERSION}"):
         reports.load(path)
     del whole["overall"]["solo_share"]
     path.write_text(json.dumps(whole))

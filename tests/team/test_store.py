@@ -90,7 +90,7 @@ def test_values_and_keys_beyond_the_limits_are_refused(both, monkeypatch: pytest
     leader.set("b", b"again")
     with pytest.raises(RemoteError, match="keys"):
         leader.set("c", b"")
-    with pytest.raises(RemoteError, match="no number"):
+    with pytest.raises(RemoteError, match="not a number"):
         leader.add("b", 1)
     monkeypatch.setattr(store, "MOST_STORED_BYTES", 8)
     with pytest.raises(RemoteError, match="limits"):

@@ -106,7 +106,7 @@ def test_a_model_of_the_hub_is_named_by_its_commit(tmp_path: Path, monkeypatch: 
         hub.files["config.json"] = b"[]"
         hub.asked.clear()
         (tmp_path / "cache/p2ptrain/weights/someone--model" / REVISION / "config.json").unlink()
-        with pytest.raises(WeightsError, match=f"config.json of {NAME} at revision {REVISION} is no table"):
+        with pytest.raises(WeightsError, match=f"config.json of {NAME} at revision {REVISION} is not a table"):
             read_model(f"hf:{NAME}")
 
 
@@ -176,8 +176,8 @@ BROKEN = {
     "another family": (unsupported, ManifestError, "model_type 'bert'"),
     "other sizes": (enlarged, WeightsError, "has the shape"),
     "a pickle": (pickled, WeightsError, "is a pickle"),
-    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), WeightsError, "is no table in JSON"),
-    "deep JSON": (lambda folder: (folder / "config.json").write_text("[" * 10**5), WeightsError, "is no table"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), WeightsError, "is not a table in JSON"),
+    "deep JSON": (lambda folder: (folder / "config.json").write_text("[" * 10**5), WeightsError, "is not a table"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), WeightsError, "no safetensors file"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), CorpusError, "has no tokenizer.json"),
 }
@@ -212,7 +212,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> 
 def test_edited_sizes_are_refused_when_the_run_is_signed(tmp_path: Path) -> None:
     made = new_run(tmp_path, published(tmp_path / "model"))
     check_kept_weights(tmp_path / "run", made.manifest)
-    with pytest.raises(WeightsError, match="more, which the run's model has not"):
+    with pytest.raises(WeightsError, match="more, which the run's model lacks"):
         check_kept_weights(tmp_path / "run", with_changes(made.manifest, {"model.config.num_hidden_layers": 1}))
 
 

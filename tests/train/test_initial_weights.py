@@ -168,7 +168,7 @@ REFUSED = {
     "missing": (lambda tensors: tensors.pop("model.norm.weight"), r"lack model\.norm\.weight of the run's model"),
     "more layers": (
         lambda tensors: tensors.update({f"model.layers.{n}.x.weight": torch.ones(1) for n in range(2, 9)}),
-        r"model\.layers\.2\.x\.weight, .* and 4 more, which the run's model has not",
+        r"model\.layers\.2\.x\.weight, .* and 4 more, which the run's model lacks",
     ),
     "a name twice": (
         lambda tensors: tensors.update({"norm.weight": torch.ones(16)}),

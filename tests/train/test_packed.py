@@ -14,6 +14,7 @@ from test_stages import gradients
 
 from p2ptrain.data.packing import IGNORED, decoded_rows
 from p2ptrain.data.tokenizer import ByteTokenizer
+from p2ptrain.train import generate
 from p2ptrain.train.compiled_pass import CompiledPassError
 from p2ptrain.train.evaluate import validation_loss
 from p2ptrain.train.inner import LanguageModelTask
@@ -142,3 +143,30 @@ def test_a_sample_answers_a_held_out_dialogue(packed_run):
     prompt = packed_run.corpus.prompt_ids()
     text = packed_run.task().sample(4)
     assert text.startswith(ByteTokenizer().decode(prompt))
+
+
+class TurnTokenizer(ByteTokenizer):
+    """Bytes, of which 7 is the special token ``<end>``, which is not the separator."""
+
+    special_tokens = ("<end>",)
+
+    def encode_marked(self, texts):
+        return super().encode_marked([text.replace("<end>", "\7") for text in texts])
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "written", "end_of_turn"),
+    [
+        (ByteTokenizer(), b"yes<end>no", "<end>"),
+        (TurnTokenizer(), b"yes\7no", "<end>"),
+        (ByteTokenizer(), b"yes\0no", "<end>"),
+        (ByteTokenizer(), b"yes\0no", ""),
+    ],
+)
+def test_a_sample_ends_where_the_turn_ends(packed_run, tokenizer, written, end_of_turn, monkeypatch):
+    """Check an end of turn that is text, one that is a token, and the separator."""
+    corpus = replace(packed_run.corpus, tokenizer=tokenizer, end_of_turn=end_of_turn)
+    ids = iter(written)
+    monkeypatch.setattr(generate, "_draw", lambda *_: next(ids))
+    text = replace(packed_run, corpus=corpus).task().sample(len(written))
+    assert text == tokenizer.decode(corpus.prompt_ids()) + "yes"

@@ -43,6 +43,7 @@
     setTimeout(ask, POLL_MS);
   }
 
+  at("share").hidden = false;
   at("link").value = `${location.origin}${location.pathname}`;
   ui.copies(at("link"), at("link-copy"), at("link-told"));
   ui.copies(at("join-command"), at("join-copy"), at("join-told"));

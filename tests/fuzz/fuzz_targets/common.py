@@ -84,7 +84,7 @@ def signed(presence: Presence) -> Presence:
 
 
 def resigned(encoded: bytes) -> bytes:
-    """Return the record signed with another key; bytes that are no record stay as they are."""
+    """Return the record signed with another key; bytes that are not a record stay as they are."""
     with contextlib.suppress(RemoteError, RecursionError, ValueError):
         return wire.encode_presence(signed(dataclasses.replace(wire.decode_presence(encoded), peer=PEER)))
     return encoded

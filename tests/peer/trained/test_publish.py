@@ -182,10 +182,10 @@ def test_what_the_hub_would_refuse_is_told_before_anything_is_computed(
     monkeypatch.setattr(publishing, "export", None)
     assert "needs a licence" in error_of(run(home.path, "me/model")).problem
     for name in ("model", "me/", "me/a/b", "me/a--b", "me/../b", "-/-"):
-        assert "is no name of a repository" in error_of(run(home.path, "--license", "mit", "--", name)).problem
-    assert "is no identifier of a licence" in error_of(run(home.path, "me/m", "--license", "My Licence")).problem
+        assert "is not the name of a repository" in error_of(run(home.path, "--license", "mit", "--", name)).problem
+    assert "is not the identifier of a licence" in error_of(run(home.path, "me/m", "--license", "My Licence")).problem
     assert (
-        "is no code of a language"
+        "is not the code of a language"
         in error_of(run(home.path, "me/m", "--license", "mit", "--language", "Klingon_")).problem
     )
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
