@@ -301,7 +301,8 @@ def _build_packed(
     ):
         dialogues = read_dialogues(corpus, data, counts)
         encoder = ChatEncoder(template, tokenizer)
-        for row in rows_of_dialogues(manifest, tokenizer, encoder, dialogues, counts, check, most):
+        length, is_hub = manifest.training.sequence_length, corpus.kind == "hub"
+        for row in rows_of_dialogues(length, tokenizer, encoder, dialogues, counts, check, most, is_hub):
             yield row
             tell(unfinished.tokens, most)
         counts.check()
