@@ -51,8 +51,8 @@ Message = Mapping[str, str]
 """One turn: ``role`` and ``content``."""
 
 _REMEDY = (
-    "Try the template with apply_chat_template of transformers before the run is signed. If the run is not yours, ask "
-    "its author."
+    "Try the template with apply_chat_template of transformers. If it is that of a run which is not yours, ask its "
+    "author."
 )
 
 
@@ -190,6 +190,9 @@ class ChatTemplate:
             reply = json.loads(worker.stdout.read(size)) if 0 < size <= MOST_REPLY_BYTES else None
         except (OSError, ValueError):  # the worker died
             pass
+        except BaseException:  # Ctrl+C: what the worker still answers must not be read as the next reply
+            self.close()
+            raise
         finally:
             alarm.cancel()
         fault = reply.get("fault", "") if isinstance(reply, dict) else "it does not end"
