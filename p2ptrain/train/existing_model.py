@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import ManifestError, WeightsError
+from p2ptrain.base.errors import ManifestError, OtherModelError, WeightsError
 from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
@@ -56,7 +56,8 @@ def _local_model(place: Path) -> GivenModel:
         for path in paths:
             stack.enter_context(unchanged(path))
         section = _section(_config(folder / CONFIG), f"{printable(folder / CONFIG)}")
-        check_weights(section, paths)
+        with _belonging():
+            check_weights(section, paths)
         digests = [file_digest(path, "weights file") for path in paths]
     init = FileWeights(kind="file", sha256=digests)
     tokenizer = folder / TOKENIZER
@@ -72,15 +73,38 @@ def _local_model(place: Path) -> GivenModel:
 def _hub_model(where: str) -> GivenModel:
     name, _, asked = where.partition("@")
     revision = commit_of(name, asked)
-    content = HubRepository(name, revision).small_file(CONFIG, MAX_CONFIG_BYTES)
+    repository = HubRepository(name, revision)
+    content = repository.small_file(CONFIG, MAX_CONFIG_BYTES)
     what = f"{CONFIG} of {name} at revision {revision}"
     if content is None:
         raise WeightsError(f"The Hugging Face hub has no {what}.", "Choose a model in the format of transformers.")
     section = _section(content, what)
-    check_weights(section, download_weights(name, revision, section))
+    with _belonging():
+        check_weights(section, download_weights(name, revision, section))
     init = HubWeights(kind="hub", name=name, revision=revision)
     table = {"kind": "hub", "name": name, "revision": revision}
-    return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), table)
+    tokenizer = table if _has_tokenizer(repository) else None
+    return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), tokenizer)
+
+
+def _has_tokenizer(repository: HubRepository) -> bool:
+    try:
+        return repository.has(TOKENIZER)
+    except WeightsError:
+        return True  # loading it reports the cause
+
+
+@contextlib.contextmanager
+def _belonging() -> Iterator[None]:
+    """Replace the remedy for a run, whose author may edit its sizes, by that for a published model."""
+    try:
+        yield
+    except OtherModelError as error:
+        raise WeightsError(
+            error.problem,
+            f"Get {CONFIG} and weights of one model, at one revision, where it was published: these do not belong "
+            "together.",
+        ) from error
 
 
 def _config(path: Path) -> bytes:
