@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -243,12 +244,14 @@ def test_at_a_terminal_a_question_whose_rendering_is_stopped_is_forgotten(
     def stopped(template: ChatTemplate, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         if messages[-1]["content"] != "slow":
             return render(template, messages, add_generation_prompt)
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        ctrl_c = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            ctrl_c.start()
             return render(template, messages, add_generation_prompt)
         finally:
-            signal.signal(signal.SIGALRM, before)
+            ctrl_c.cancel()
+            signal.signal(signal.SIGINT, before)
 
     monkeypatch.setattr(ChatTemplate, "render", stopped)
     chat.main([str(folder), "--device", "cpu", "--template", str(slow), "--new-tokens", "4"], standalone_mode=False)

@@ -186,6 +186,18 @@ def test_a_taught_model_reads_a_column_of_text_that_is_named(taught: Home, tmp_p
     assert measured(taught.path, renamed, "--text-field", "talk")["is_of_answers"]
 
 
+def test_parquet_is_read_as_jsonl(taught: Home, home: Home, chats: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [json.loads(line) for line in chats.read_text().splitlines()]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "chats.parquet")
+    found = measured(taught.path, tmp_path / "chats.parquet")
+    assert found | {"text": str(chats)} == measured(taught.path, chats)
+    assert "was not taught any" in error_of(run(home.path, tmp_path / "chats.parquet")).problem
+
+
 def broken_row(chats: Path) -> Path:
     chats.write_text(chats.read_text() + '{"messages": [{"role": "user", "content": "no answer"}]}\n')
     return chats
