@@ -52,8 +52,8 @@ Message = Mapping[str, str]
 """One turn: ``role`` and ``content``."""
 
 _REMEDY = (
-    "Try the template with apply_chat_template of transformers before the run is signed. If the run is not yours, ask "
-    "its author."
+    "Try the template with apply_chat_template of transformers. If it is that of a run which is not yours, ask its "
+    "author."
 )
 
 
@@ -191,6 +191,9 @@ class ChatTemplate:
             reply = json.loads(worker.stdout.read(size)) if 0 < size <= MOST_REPLY_BYTES else None
         except (OSError, ValueError):  # the worker died
             pass
+        except BaseException:  # Ctrl+C: what the worker still answers must not be read as the next reply
+            self.close()
+            raise
         finally:
             alarm.cancel()
         fault = reply.get("fault", "") if isinstance(reply, dict) else ""
@@ -199,6 +202,15 @@ class ChatTemplate:
             fault = fault or _death(worker)
             raise CorpusError(f"The chat template {self.where} cannot be used: {one_line(fault).rstrip('.')}.", _REMEDY)
         return reply
+
+
+def template_in(tokenizer_config: object) -> str | None:
+    """Return the chat template in a decoded tokenizer_config.json: of several the one that is named default."""
+    found = tokenizer_config.get("chat_template") if isinstance(tokenizer_config, Mapping) else None
+    if isinstance(found, list):
+        named = [each for each in found if isinstance(each, Mapping) and each.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    return found if isinstance(found, str) and len(found) <= MOST_TEMPLATE_BYTES else None
 
 
 def not_rendered(template: str, dialogue: str, why: str) -> CorpusError:

@@ -192,12 +192,17 @@ def split_of(manifest: Manifest, tokens: int) -> Split:
 
 def check_vocabulary(manifest: Manifest, tokenizer: Tokenizer) -> None:
     """Raise ManifestError if the tokenizer has more ids than the model."""
-    vocabulary = manifest.model.config.vocab_size
-    if tokenizer.vocabulary_size > vocabulary:
+    vocabulary, found = manifest.model.config.vocab_size, tokenizer.vocabulary_size
+    if found > vocabulary:
+        remedy = f"Set model.config.vocab_size to {found} before the run is signed."
+        if manifest.model.init is not None:  # its weights have no more
+            remedy = (
+                "Begin from the model with its own tokenizer, or from one that was enlarged by "
+                f"resize_token_embeddings({found}) of transformers."
+            )
         raise ManifestError(
-            f"The tokenizer has {tokenizer.vocabulary_size:,} ids, but the model has only {vocabulary:,}.",
-            f"Set model.config.vocab_size to {tokenizer.vocabulary_size} before the run is signed. "
-            "If it is not yours, ask its author.",
+            f"The tokenizer has {found:,} ids, but the model has only {vocabulary:,}.",
+            f"{remedy} If the run is not yours, ask its author.",
         )
 
 
@@ -306,7 +311,8 @@ def _build_packed(
     ):
         dialogues = read_dialogues(corpus, data, counts)
         encoder = ChatEncoder(template, tokenizer)
-        for row in rows_of_dialogues(manifest, tokenizer, encoder, dialogues, counts, check, most):
+        length, is_hub = manifest.training.sequence_length, corpus.kind == "hub"
+        for row in rows_of_dialogues(length, tokenizer, encoder, dialogues, counts, check, most, is_hub):
             yield row
             tell(unfinished.tokens, most)
         counts.check()

@@ -44,6 +44,10 @@ DEFAULT_MESSAGES = "messages"
 _REMEDY = "Correct or remove that row. If the run is not yours, ask its author."
 
 
+class BrokenRowError(CorpusError):
+    """A row of a file has no usable dialogue; the remedy is for the corpus of a run."""
+
+
 class Dialogue(NamedTuple):
     """Messages of one row, and where they are."""
 
@@ -67,9 +71,13 @@ def read_dialogues(spec: FileCorpus | HubCorpus, data: Path | None, counts: Text
                 found, unit = _rows(file, file.format, spec.text_field)
                 yield from _usable(found, f"{one_line(file.path)}, {unit}", counts)
         return
-    data = named_data(spec, data)
-    counts.where = printable(data)
-    found, unit = _rows(data, spec.format, spec.text_field)
+    yield from file_dialogues(named_data(spec, data), spec.format, spec.text_field, counts)
+
+
+def file_dialogues(path: Path, file_format: str, column: str, counts: TextCounts) -> Iterator[Dialogue]:
+    """Yield the dialogues of a jsonl or parquet file, in order. Raises CorpusError, BrokenRowError for a broken row."""
+    counts.where = printable(path)
+    found, unit = _rows(path, file_format, column)
     for number, messages in found:
         counts.rows += 1
         place = f"{unit} {number:,}"
@@ -87,8 +95,16 @@ def has_messages(path: Path, file_format: str, column: str) -> bool:
     return first is not None and isinstance(first[1], Mapping) and isinstance(first[1].get(column), list)
 
 
-def broken(counts: TextCounts, place: str, why: str) -> CorpusError:
-    return CorpusError(f"{counts.where}, {place}: {why}.", _REMEDY)
+def has_column(path: Path, file_format: str, column: str) -> bool:
+    """Return whether a jsonl file's first row, or a parquet file, has a column. Raises CorpusError if unreadable."""
+    if file_format == "parquet":
+        return column in parquet_types(path)
+    first = next(jsonl_values(path, lambda row: row), None)
+    return first is not None and isinstance(first[1], Mapping) and column in first[1]
+
+
+def broken(counts: TextCounts, place: str, why: str) -> BrokenRowError:
+    return BrokenRowError(f"{counts.where}, {place}: {why}.", _REMEDY)
 
 
 def _rows(

@@ -134,7 +134,8 @@ def _tried_dialogues(
     most = manifest.corpus.max_tokens
     with load_template(manifest.corpus, tokenizer, template_file) as template:
         encoder = ChatEncoder(template, tokenizer)
-        rows = rows_of_dialogues(manifest, tokenizer, encoder, beginning, counts, check, most)
+        length, is_hub = manifest.training.sequence_length, manifest.corpus.kind == "hub"
+        rows = rows_of_dialogues(length, tokenizer, encoder, beginning, counts, check, most, is_hub)
         tokens = sum(map(len, rows))
     found = [*warnings(counts), *check.warnings()]
     return (None if next(dialogues, None) is not None else tokens), found

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import HomeError, WeightsError
+from p2ptrain.base.errors import HomeError, OtherModelError, WeightsError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.hub import huggingface_hub
 from p2ptrain.data.safetensors_header import MAX_HEADER_BYTES
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 LONGEST_MASK = 2048
 """Positions of the causal masks that files of GPT-2 and GPT-NeoX hold beside the weights: those of Pythia."""
+
+OTHER_MODEL = (
+    "Set [model] to the sizes of these weights before the run is signed, as `p2ptrain init NEW_RUN --model` writes it. "
+    "If the run is not yours, ask its author."
+)
+"""Remedy for a run whose model and initial weights do not belong together."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -72,10 +78,10 @@ def download_weights(name: str, revision: str, model: Decoder) -> list[Path]:
             ) from None
     sizes = [repository.size_bytes(each) for each in whole]
     if sum(sizes) > (most := most_bytes(model)):
-        raise WeightsError(
-            f"The weights of {name} at revision {revision} have {sum(sizes):,} bytes, but those of the run's model "
+        raise OtherModelError(
+            f"The weights of {name} at revision {revision} have {sum(sizes):,} bytes, but those of the described model "
             f"take at most {most:,}.",
-            "Set [model] to the sizes of these weights, as `p2ptrain init NEW_RUN --model hf:OWNER/NAME` does.",
+            OTHER_MODEL,
         )
     return [repository.fetch(each) for each in whole]
 
@@ -201,11 +207,17 @@ class HubRepository:
                     raise explained(error, name, self._what) from error
         with part.open("rb") as file:
             sent = hashlib.file_digest(file, "sha256").hexdigest()
-        if part.stat().st_size != size_bytes or (_SHA256.fullmatch(digest) and sent != digest):
+        fault = ""
+        if (found_bytes := part.stat().st_size) != size_bytes:
+            fault = f"it has {found_bytes:,} bytes, not {size_bytes:,}"
+        elif _SHA256.fullmatch(digest) and sent != digest:
+            fault = f"its sha256 is {sent}, not {digest}"
+        if fault:
             part.unlink()
+            began = f", whose first {from_byte:,} bytes were here," if from_byte else ""
             raise HubUnavailableError(
-                f"The hub sent a damaged {printable(name)} of {self._name}: its sha256 is {sent}, not {digest}.",
-                "Start again to download it anew. If it fails again, tell the model's publisher.",
+                f"The download of {printable(name)} of {self._what}{began} is damaged: {fault}.",
+                "Start again: all of it is downloaded anew. If that fails, too, tell the model's publisher.",
             )
         return sent
 

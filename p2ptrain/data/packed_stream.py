@@ -16,17 +16,20 @@ from p2ptrain.data.chat_template import CHATML, ChatTemplate, TemplateFault, not
 from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.dialogues import Dialogue
 from p2ptrain.data.fidelity import FidelityCheck
-from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS, EncodedDialogue, packed_rows
+from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
 from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
 from p2ptrain.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
-    from p2ptrain.manifest import Manifest
 
 REPORTED_TRUNCATED = 0.01
 """Share of truncated dialogues above which the owner is warned: they teach answers without an end. Guess: the held-out
 loss of models by this share."""
+
+
+class UnansweredError(CorpusError):
+    """Most dialogues have no answer within a row; the remedy is for the corpus of a run."""
 
 
 def template_name(spec: CorpusSpec) -> str:
@@ -50,24 +53,25 @@ def load_template(spec: CorpusSpec, tokenizer: Tokenizer, file: Path | None = No
 
 
 def rows_of_dialogues(
-    manifest: Manifest,
+    length: int,  # T
     tokenizer: Tokenizer,
     encoder: ChatEncoder,
     dialogues: Iterable[Dialogue],
     counts: TextCounts,
     check: FidelityCheck,
     most_tokens: int | None,
+    skips_broken: bool,  # dialogues that the template does not render are no error
+    window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
-    """Yield the codes of rows, at most ``most_tokens`` tokens in all, and count what was read.
+    """Yield the codes of rows [T], at most ``most_tokens`` tokens in all, and count what was read.
 
     Raises:
         CorpusError: the template does not render a dialogue of a file, most dialogues have no answer within a row, or
             the tokenizer does not know the text.
     """
-    length = manifest.training.sequence_length
-    used = _used(manifest, encoder, dialogues, counts, check)
+    used = _used(length, encoder, dialogues, counts, check, skips_broken)
     left = None if most_tokens is None else most_tokens // length
-    for row in packed_rows(used, length, tokenizer.separator or 0):
+    for row in packed_rows(used, length, tokenizer.separator or 0, window_dialogues):
         if left == 0:
             break
         counts.answer_tokens += int(np.count_nonzero(row & COUNTS))
@@ -76,7 +80,7 @@ def rows_of_dialogues(
         left = None if left is None else left - 1
     check.finish()
     if 2 * counts.left_out > counts.rows:
-        raise CorpusError(
+        raise UnansweredError(
             f"{counts.left_out:,} of {counts.rows:,} dialogues of {counts.where} have no answer within {length:,} "
             "tokens.",
             "Raise training.sequence_length, or use a tokenizer with larger tokens, before the run is signed. If the "
@@ -84,32 +88,33 @@ def rows_of_dialogues(
         )
 
 
-def warnings(counts: TextCounts) -> Iterator[str]:
-    """Yield sentences, without their full stops, on dialogues that are used in part or not at all."""
+def warnings(counts: TextCounts, limit: str = "training.sequence_length") -> Iterator[str]:
+    """Yield sentences, without their full stops, on dialogues that are used in part or not at all.
+
+    Args:
+        limit: name of a row's length for the user.
+    """
     if counts.truncated > REPORTED_TRUNCATED * counts.documents:
         yield (
-            f"{counts.truncated:,} of {counts.documents:,} dialogues are longer than training.sequence_length, and are "
+            f"{counts.truncated:,} of {counts.documents:,} dialogues are longer than {limit}, and are "
             "used without their end"
         )
     if counts.left_out > 0:
-        yield (
-            f"{counts.left_out:,} dialogues are not used, as their first answer begins after training.sequence_length "
-            "tokens"
-        )
+        yield (f"{counts.left_out:,} dialogues are not used, as their first answer begins after {limit} tokens")
 
 
 def _used(
-    manifest: Manifest,
+    length: int,
     encoder: ChatEncoder,
     dialogues: Iterable[Dialogue],
     counts: TextCounts,
     check: FidelityCheck,
+    skips_broken: bool,
 ) -> Iterator[EncodedDialogue]:
     """Yield the dialogues that have an answer, at most a row long."""
-    length = manifest.training.sequence_length
     for dialogue, rendered, encoded in encoder.dialogues(dialogues):
         if isinstance(encoded, TemplateFault):
-            if manifest.corpus.kind == "file":
+            if not skips_broken:
                 raise not_rendered(encoder.template.where, f"{counts.where}, {dialogue.place}", encoded.why)
             skip(counts, dialogue.place, f"the chat template does not render it: {encoded.why}")
             if counts.skipped == SURE_ROWS and counts.documents == 0:

@@ -75,6 +75,10 @@ class UnreadableError(CorpusError):
     """A file, or what was received of it, is damaged."""
 
 
+class ColumnError(CorpusError):
+    """A file has no such column, or something else in it; the remedy is for the text of a run."""
+
+
 class Unusable(NamedTuple):
     """The reason why a row has no text."""
 
@@ -116,8 +120,8 @@ class TextCounts:
             found = f"{which} of {self.where} have no text{rest}"
             common = {example.partition(": ")[2] for example in self.examples}
             if len(common) == 1 and (why := common.pop()).startswith(_NO_FIELD):
-                raise CorpusError(f"{found}: {why}.", NAME_COLUMN)
-            raise CorpusError(
+                raise ColumnError(f"{found}: {why}.", NAME_COLUMN)
+            raise ColumnError(
                 f"{found}. Found: {reasons(self.examples, self.skipped)}.",
                 f"Check that the file is whole. {NAME_COLUMN}",
             )
@@ -350,7 +354,7 @@ def _column_type(schema: Any, column: str, file: RowFile) -> Any:
     """Return the type of a column. Raises CorpusError unless an Arrow schema has one of this name."""
     if schema.names.count(column) != 1:
         found = names(schema.names) or "none at all"
-        raise CorpusError(f"{printable(f'{file}')} does not have one column {column!r}, but {found}.", NAME_COLUMN)
+        raise ColumnError(f"{printable(f'{file}')} does not have one column {column!r}, but {found}.", NAME_COLUMN)
     return schema.field(column).type
 
 
@@ -361,7 +365,7 @@ def _check_text(kind: Any, text_field: str, file: RowFile) -> None:
     value = kind.value_type if types.is_dictionary(kind) else kind
     is_text = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
     if not (is_text or types.is_null(value)):
-        raise CorpusError(
+        raise ColumnError(
             f"The column {text_field!r} of {printable(f'{file}')} holds {one_line(str(kind), 80)}, not text.",
             NAME_COLUMN,
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import HomeError, ManifestError, WeightsError
+from p2ptrain.base.errors import HomeError, ManifestError, OtherModelError, WeightsError
 from p2ptrain.base.text import UserPath, printable
-from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES
+from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, template_in
 from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.hub_weights import HubRepository, HubUnavailableError, commit_of, download_weights
@@ -63,7 +63,8 @@ def _local_model(place: Path) -> GivenModel:
         for path in paths:
             stack.enter_context(unchanged(path))
         section = _section(_config(folder / CONFIG), f"{printable(folder / CONFIG)}")
-        check_weights(section, paths)
+        with _belonging():
+            check_weights(section, paths)
         digests = [file_digest(path, "weights file") for path in paths]
     init = FileWeights(kind="file", sha256=digests)
     tokenizer = folder / TOKENIZER
@@ -86,7 +87,8 @@ def _hub_model(where: str) -> GivenModel:
     if content is None:
         raise WeightsError(f"The Hugging Face hub has no {what}.", "Choose a model in the format of transformers.")
     section = _section(content, what)
-    check_weights(section, download_weights(name, revision, section))
+    with _belonging():
+        check_weights(section, download_weights(name, revision, section))
     init = HubWeights(kind="hub", name=name, revision=revision)
     table = {"kind": "hub", "name": name, "revision": revision}
 
@@ -98,8 +100,9 @@ def _hub_model(where: str) -> GivenModel:
         except WeightsError:  # too large, or HF_HUB_OFFLINE is set and it is not here
             return None
 
+    tokenizer = table if _has_tokenizer(repository) else None
     template = _kept_template(read)
-    return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), table, template)
+    return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), tokenizer, template)
 
 
 def _kept_template(read: Callable[[str, int], bytes | None]) -> Path | None:
@@ -110,7 +113,9 @@ def _kept_template(read: Callable[[str, int], bytes | None]) -> Path | None:
     """
     content = read(TEMPLATE, MOST_TEMPLATE_BYTES)
     if content is None:
-        content = _template_in(read(TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES) or b"")
+        with contextlib.suppress(ValueError, RecursionError):  # not JSON
+            config = json.loads(read(TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES) or b"{}")
+            content = (template_in(config) or "").encode(errors="replace")
     if not content or len(content) > MOST_TEMPLATE_BYTES:
         return None
     path = cache_directory() / "templates" / f"{hashlib.sha256(content).hexdigest()}.jinja"
@@ -122,25 +127,32 @@ def _kept_template(read: Callable[[str, int], bytes | None]) -> Path | None:
     return path
 
 
-def _template_in(tokenizer_config: bytes) -> bytes | None:
-    """Return the chat template in a tokenizer_config.json: of several the one that is named default."""
-    try:
-        config: Any = json.loads(tokenizer_config)
-    except (ValueError, RecursionError):
-        return None
-    found = config.get("chat_template") if isinstance(config, Mapping) else None
-    if isinstance(found, list):
-        named = [each for each in found if isinstance(each, Mapping) and each.get("name") == "default"]
-        found = named[0].get("template") if named else None
-    return found.encode(errors="replace") if isinstance(found, str) else None
-
-
 def _content(path: Path, most: int) -> bytes | None:
     """Return a file's content; None if it is missing, unreadable or larger than ``most``."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         content = file.read(most + 1)
         return content if len(content) <= most else None
     return None
+
+
+def _has_tokenizer(repository: HubRepository) -> bool:
+    try:
+        return repository.has(TOKENIZER)
+    except WeightsError:
+        return True  # loading it reports the cause
+
+
+@contextlib.contextmanager
+def _belonging() -> Iterator[None]:
+    """Replace the remedy for a run, whose author may edit its sizes, by that for a published model."""
+    try:
+        yield
+    except OtherModelError as error:
+        raise WeightsError(
+            error.problem,
+            f"Get {CONFIG} and weights of one model, at one revision, where it was published: these do not belong "
+            "together.",
+        ) from error
 
 
 def _config(path: Path) -> bytes:

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import WeightsError
+from p2ptrain.base.errors import OtherModelError, WeightsError
 from p2ptrain.base.text import one_line
+from p2ptrain.data.hub_weights import OTHER_MODEL
 from p2ptrain.data.safetensors_header import ELEMENT_BYTES, TensorPlace, read_header
 from p2ptrain.data.sources import unchanged
 from p2ptrain.outer.flat import FlatLayout
@@ -47,8 +48,6 @@ which the module computes itself."""
 
 MOST_NAMED = 3
 """Tensors that a message names."""
-
-_OTHER_MODEL = "Set [model] to the sizes of these weights, as `p2ptrain init NEW_RUN --model PATH` does."
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,10 @@ class PublishedWeights:
                     strange += [] if BUFFERS.search(f".{name}") else [name]
                     continue
                 if own in found:
-                    raise WeightsError(f"The weights in {path} have {_named([name])} twice.", _OTHER_MODEL)
+                    raise WeightsError(
+                        f"The weights in {path} have {_named([name])} twice.",
+                        "Name the files of one model alone. If the run is not yours, ask its author.",
+                    )
                 _check_place(name, place, outline.shapes[outline.aliases.get(own, own)], path)
                 found[own] = _Stored(number, place)
         weights = cls(paths, opened, found)
@@ -128,10 +130,10 @@ class PublishedWeights:
                 weights._beside.setdefault(first, []).append(alias)
         where = paths[0] if len(paths) == 1 else paths[0].parent
         if missing := [name for name in outline.shapes if name not in found]:
-            raise WeightsError(f"The weights in {where} lack {_named(missing)} of the run's model.", _OTHER_MODEL)
+            raise OtherModelError(f"The weights in {where} lack {_named(missing)} of the described model.", OTHER_MODEL)
         if strange:
-            raise WeightsError(
-                f"The weights in {where} have {_named(strange)}, which the run's model lacks.", _OTHER_MODEL
+            raise OtherModelError(
+                f"The weights in {where} have {_named(strange)}, which the described model lacks.", OTHER_MODEL
             )
         return weights
 
@@ -147,7 +149,8 @@ class PublishedWeights:
             if not all(torch.equal(piece, other) for other in others):
                 raise WeightsError(
                     f"In {self._path(name)} the tied weights {_named([name, *self._beside[name]])} differ.",
-                    "Set model.config.tie_word_embeddings to false, or use the model's own files.",
+                    "Set tie_word_embeddings to false in the model's config.json, and begin another run from it. If "
+                    "the run is not yours, ask its author.",
                 )
             if not bool(torch.isfinite(piece).all()):
                 raise WeightsError(
@@ -230,9 +233,9 @@ def _opened(paths: Sequence[Path]) -> Iterator[list[BufferedReader]]:
 
 def _check_place(name: str, place: TensorPlace, wanted: tuple[int, ...], path: Path) -> None:
     if place.shape != wanted:
-        raise WeightsError(
-            f"In {path} {_named([name])} has the shape {list(place.shape)}, but {list(wanted)} in the run's model.",
-            _OTHER_MODEL,
+        raise OtherModelError(
+            f"In {path} {_named([name])} has the shape {list(place.shape)}, but {list(wanted)} in the described model.",
+            OTHER_MODEL,
         )
     if place.dtype not in TYPES:
         raise WeightsError(

@@ -1,4 +1,6 @@
-"""Loss of a model on any text: a stream of tokens is cut into windows, and each token is predicted at most once.
+"""Loss of a model on any text, or on the answers of dialogues; each token is predicted at most once.
+
+A text is a stream of tokens, which is cut into windows. Dialogues come in rows, as training packs them.
 
 A window is T+1 tokens, T of which the model reads::
 
@@ -16,7 +18,7 @@ Dimension letters: B windows of a batch, T tokens that the model reads, V vocabu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from p2ptrain.data.packing import IGNORED
 from p2ptrain.train.evaluate import BATCH_LOGITS, GoesOn
 
 if TYPE_CHECKING:
@@ -35,6 +38,29 @@ class TokenWindow(NamedTuple):
     """Consecutive tokens, the last of which are predicted."""
 
     ids: np.ndarray  # [up to T+1] int64
+    predicted: int
+
+
+class AnswerRow(NamedTuple):
+    """Row of one or more dialogues, cut after its last predicted token: int64 [up to T] each."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    """The token after each; ``IGNORED`` where none is predicted."""
+    positions: np.ndarray | None
+    """Positions in the dialogue, which keep several apart; None: the row has one dialogue."""
+
+    @property
+    def predicted(self) -> int:
+        return int(np.count_nonzero(self.labels != IGNORED))
+
+
+class _Batch(NamedTuple):
+    """Sequences of one shape, and what is predicted of them."""
+
+    inputs: np.ndarray  # [B, T] int64
+    labels: np.ndarray  # [B, up to T] int64, of the last tokens; IGNORED where none is predicted
+    positions: np.ndarray | None  # [B, T] int64
     predicted: int
 
 
@@ -111,14 +137,31 @@ def text_loss(
 
     No gradient, no random number, and the module's mode is restored. Memory is bounded for any text.
     """
+    return _loss(module, _window_batches(windows, module.config.get_text_config().vocab_size), goes_on, wanted)
+
+
+def answer_loss(
+    module: PreTrainedModel,
+    rows: Iterable[AnswerRow],
+    goes_on: GoesOn = lambda read, wanted: True,
+    wanted: int = 0,  # predicted tokens in total, for ``goes_on``; 0: unknown
+) -> TextLoss:
+    """Return the cross entropy of the answers of dialogues; see ``text_loss``.
+
+    A row with ``positions`` needs a model that keeps its dialogues apart, as those of the runs do.
+    """
+    return _loss(module, _row_batches(rows, module.config.get_text_config().vocab_size), goes_on, wanted)
+
+
+def _loss(module: PreTrainedModel, batches: Iterable[_Batch], goes_on: GoesOn, wanted: int) -> TextLoss:
     was_training = module.training
     module.train(False)
     nats, tokens = 0.0, 0
     try:
         with torch.no_grad():
-            for batch in _batches(windows, module.config.get_text_config().vocab_size):
+            for batch in batches:
                 nats += _summed_nats(module, batch)
-                tokens += sum(window.predicted for window in batch)
+                tokens += batch.predicted
                 if not goes_on(tokens, wanted):
                     break
     finally:
@@ -126,20 +169,31 @@ def text_loss(
     return TextLoss(nats, tokens)
 
 
-def _batches(windows: Iterable[TokenWindow], vocabulary: int) -> Iterator[Sequence[TokenWindow]]:
+def _window_batches(windows: Iterable[TokenWindow], vocabulary: int) -> Iterator[_Batch]:
     """Group windows of one shape, as many as have ``BATCH_LOGITS``."""
-    for (length, _), alike in groupby(windows, key=lambda window: (len(window.ids), window.predicted)):
+    for (length, predicted), alike in groupby(windows, key=lambda window: (len(window.ids), window.predicted)):
         most = max(1, BATCH_LOGITS // (length * vocabulary))
         while batch := list(islice(alike, most)):
-            yield batch
+            ids = np.stack([window.ids for window in batch])  # [B, T+1]
+            yield _Batch(ids[:, :-1], ids[:, -predicted:], None, predicted * len(batch))
 
 
-def _summed_nats(module: PreTrainedModel, batch: Sequence[TokenWindow]) -> float:
-    predicted = batch[0].predicted
-    ids = torch.from_numpy(np.stack([window.ids for window in batch])).to(module.device)  # [B, T+1]
+def _row_batches(rows: Iterable[AnswerRow], vocabulary: int) -> Iterator[_Batch]:
+    """Group rows of one shape, as many as have ``BATCH_LOGITS``."""
+    for (length, is_packed), alike in groupby(rows, key=lambda row: (len(row.inputs), row.positions is not None)):
+        most = max(1, BATCH_LOGITS // (length * vocabulary))
+        while batch := list(islice(alike, most)):
+            inputs, labels = np.stack([row.inputs for row in batch]), np.stack([row.labels for row in batch])
+            positions = np.stack([row.positions for row in batch if row.positions is not None]) if is_packed else None
+            yield _Batch(inputs, labels, positions, sum(row.predicted for row in batch))
+
+
+def _summed_nats(module: PreTrainedModel, batch: _Batch) -> float:
+    inputs, labels = (torch.from_numpy(each).to(module.device) for each in (batch.inputs, batch.labels))
+    places = {} if batch.positions is None else {"position_ids": torch.from_numpy(batch.positions).to(module.device)}
     model: Any = module
-    logits: Tensor = model(input_ids=ids[:, :-1], use_cache=False).logits[:, -predicted:]  # [B, predicted, V]
+    logits: Tensor = model(input_ids=inputs, use_cache=False, **places).logits[:, -labels.shape[1] :]
     loss = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), ids[:, -predicted:].flatten(), reduction="sum"
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )
     return float(loss)

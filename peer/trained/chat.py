@@ -5,26 +5,16 @@ A model without a template was not taught dialogues; it continues the text of bo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate, read_template
 from p2ptrain.data.chat_tokens import ChatEncoder, answer_ends
-from p2ptrain.data.packed_stream import load_template, template_name
-from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.generate import Sampling, stream_tokens, text_pieces
-from peer.home import Home
 from peer.trained.language_model import LanguageModel
-
-TEMPLATE_FILE = "chat_template.jinja"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""Special tokens that templates of transformers may write."""
+from peer.trained.model_template import find_template
 
 CONTEXT_IDS = 16
 """Ids before an answer that are decoded with it; a leading space depends on the last one."""
@@ -61,18 +51,26 @@ class TaughtConversation:
         self._stops = answer_ends(self.model.tokenizer, self._stop).union(_ends(self.model))
 
     def answer(self, text: str) -> Generator[str]:
-        """Yield the pieces of the answer to a text. Raises CorpusError if the template does not render it."""
+        """Yield the pieces of the answer to a text. Raises CorpusError if the template does not render it.
+
+        A text that got no answer, because it was refused or the caller stopped before, is forgotten.
+        """
         self.messages.append({"role": "user", "content": text})
-        prompt = self._prompt()
         said: list[str] = []
-        module, vocabulary = self.model.module, self.model.vocabulary
-        ids = stream_tokens(module, prompt, self.new_tokens, self._next(), self._stops, vocabulary)
+        is_whole = False
         try:
+            prompt = self._prompt()
+            module, vocabulary = self.model.module, self.model.vocabulary
+            ids = stream_tokens(module, prompt, self.new_tokens, self._next(), self._stops, vocabulary)
             for piece in text_pieces(ids, self.model.tokenizer, stop=self._stop):
                 said.append(piece)
                 yield piece
+            is_whole = True
         finally:
-            self.messages.append({"role": "assistant", "content": "".join(said).strip()})
+            if said or is_whole:
+                self.messages.append({"role": "assistant", "content": "".join(said).strip()})
+            else:
+                self.messages.pop()
 
     def _prompt(self) -> list[int]:
         """Return the ids of all turns that leave room for an answer; older ones are forgotten."""
@@ -166,43 +164,3 @@ def opened(
     with template:
         encoder = ChatEncoder(template, model.tokenizer)
         yield TaughtConversation(model, encoder, new_tokens, sampling, tell, system)
-
-
-def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | None:
-    """Return the chat template of a run or a folder; None if it has none. Raises CorpusError if it is unusable."""
-    if model.signed is not None:
-        return _of_run(model, model.signed, Home(model.place), file)
-    variables, source = _described(model.place)
-    path = file or model.place / TEMPLATE_FILE
-    if path.is_file() or file is not None:
-        return ChatTemplate.checked(read_template(path), str(path), variables)
-    return None if source is None else ChatTemplate.checked(source, str(model.place), variables)
-
-
-def _of_run(model: LanguageModel, signed: SignedManifest, home: Home, file: Path | None) -> ChatTemplate | None:
-    corpus = signed.manifest.corpus
-    if not (name := template_name(corpus)):
-        if file is not None:
-            raise CorpusError(f"--template names {file}, but this run has no chat template.", "Omit --template.")
-        return None
-    return load_template(corpus, model.tokenizer, file or home.files.find(name))
-
-
-def _described(folder: Path) -> tuple[dict[str, str], str | None]:
-    """Return the special tokens and the chat template, if any, in a folder's tokenizer_config.json."""
-    try:
-        with (folder / TOKENIZER_CONFIG_FILE).open("rb") as file:
-            config: Any = json.loads(file.read(64 * MOST_TEMPLATE_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}, None
-    if not isinstance(config, dict):
-        return {}, None
-    found = {name: _token_text(config.get(name)) for name in VARIABLES}
-    source = config.get("chat_template")
-    variables = {name: text for name, text in found.items() if text is not None}
-    return variables, source if isinstance(source, str) and len(source) <= MOST_TEMPLATE_BYTES else None
-
-
-def _token_text(value: object) -> str | None:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None

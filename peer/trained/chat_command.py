@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2ptrain.base.device_names import DEVICE_WORDS
+from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import printable_lines
 from peer.options import FILE, MODEL, FiniteRange, check_model
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from peer.trained.chat import Conversation
 
 PROMPT = "> "
+EXIT_REFUSED = 2
+"""Exit status if messages from a pipe got no answer."""
 
 
 @click.command(short_help="Talk with a model.")
@@ -48,7 +51,7 @@ def chat(
     """Talk with the newest checkpoint in a peer's home, or with a model in a folder in Hugging Face format.
 
     Each line is a message. Ctrl+C stops an answer, Ctrl+D leaves. From a pipe, the lines are read and the answers
-    printed.
+    printed; the exit status is 2 if a line got no answer.
     """
     check_model(model)
     with command_imports():
@@ -59,8 +62,9 @@ def chat(
     loaded = load(model, tokenizer, device)
     sampling = Sampling(temperature, top_k, seed)
     with opened(loaded, template, system, new_tokens, sampling, _tell) as dialogue:
-        for line in _lines():
-            _print_answer(dialogue, line)
+        refused = sum(not _print_answer(dialogue, line) for line in _lines())
+    if refused and not sys.stdin.isatty():
+        sys.exit(EXIT_REFUSED)
 
 
 def _tell(note: str) -> None:
@@ -89,13 +93,20 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _print_answer(dialogue: Conversation, line: str) -> None:
-    """Print an answer as it comes. On a terminal, Ctrl+C ends the answer alone."""
+def _print_answer(dialogue: Conversation, line: str) -> bool:
+    """Print an answer as it comes; return False, and say why, if the template refuses the message.
+
+    On a terminal, Ctrl+C ends the answer alone.
+    """
     with contextlib.closing(dialogue.answer(line)) as pieces:
         try:
             for piece in pieces:
                 click.echo(printable_lines(piece), nl=False)
+        except CorpusError as error:
+            click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
+            return False
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
     click.echo()
+    return True

@@ -21,7 +21,9 @@ from peer.options import FILE, MODEL, check_model
 @click.command(short_help="Measure a model's loss on a text, or its scores in tasks.")
 @MODEL
 @click.argument("text", required=False, type=FILE, metavar="[FILE]")
-@click.option("--text-field", default="text", show_default=True, help="Column of a jsonl or parquet FILE.")
+@click.option(
+    "--text-field", default="", help="Column of a jsonl or parquet FILE.  [messages if it has dialogues, else text]"
+)
 @click.option("--device", default="auto", show_default=True, help=f"{DEVICE_WORDS}.")
 @click.option("--most-tokens", type=click.IntRange(1), metavar="N", help="Stop after so many predicted tokens.")
 @click.option(
@@ -31,6 +33,7 @@ from peer.options import FILE, MODEL, check_model
 @click.option("--tasks", metavar="TASK,…", help="Tasks of EleutherAI's lm-eval instead of a text.")
 @click.option("--examples", type=click.IntRange(1), metavar="N", help="Of each task, only the first N examples.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, if the run names it by digest.")
+@click.option("--template", type=FILE, metavar="FILE", help="The chat template, if the run names it by digest.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def evaluate(
     model: Path,
@@ -43,6 +46,7 @@ def evaluate(
     tasks: str | None,
     examples: int | None,
     tokenizer: Path | None,
+    template: Path | None,
     as_json: bool,
 ) -> None:
     """Print loss, perplexity and bits per byte of a model.
@@ -50,14 +54,15 @@ def evaluate(
     MODEL is the home of a peer, whose newest checkpoint is read, or a folder in Hugging Face format. FILE is text in
     UTF-8, jsonl or parquet of any size; without it a home's model reads its run's held-out text.
 
-    The text is cut into windows of T tokens. A token is predicted from those before it in its window, so the first
-    token of the text is not predicted.
+    Of dialogues, as init takes them, the answers are predicted, in the form of the run's or the folder's chat template.
+    Any other text is cut into windows of T tokens. A token is predicted from those before it in its window, so the
+    first token of the text is not predicted.
     """
     is_home = check_model(model)
     if tasks is None and examples is not None:
         raise click.UsageError("--examples is for --tasks.")
-    if tasks is not None and (text or most_tokens or sequence_length or stride):
-        raise click.UsageError("With --tasks, omit FILE, --most-tokens, --sequence-length and --stride.")
+    if tasks is not None and (text or most_tokens or sequence_length or stride or template):
+        raise click.UsageError("With --tasks, omit FILE, --most-tokens, --sequence-length, --stride and --template.")
     if tasks is None and text is None:
         if not is_home:
             raise UserError(f"{model} is not the home of a peer, so it has no held-out text.", "Name a FILE with text.")
@@ -80,9 +85,9 @@ def evaluate(
             return True
 
         if text is None:
-            found = evaluate_held_out(loaded, tokenizer, most_tokens, goes_on)
+            found = evaluate_held_out(loaded, tokenizer, most_tokens, goes_on, template)
         else:
-            found = evaluate_file(loaded, text, text_field, most_tokens, sequence_length, stride, goes_on)
+            found = evaluate_file(loaded, text, text_field, most_tokens, sequence_length, stride, goes_on, template)
     if as_json:
         click.echo(json.dumps(asdict(found)))
     else:

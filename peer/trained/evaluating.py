@@ -1,4 +1,4 @@
-"""Loss, perplexity and bits per byte of a model, on the run's held-out text or on any file."""
+"""Loss, perplexity and bits per byte of a model, on the run's held-out text or on any file of text or dialogues."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from pathlib import Path
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.text import first_sentence
+from p2ptrain.data.chat_template import ChatTemplate
+from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
 from p2ptrain.data.file_store import named_files
+from p2ptrain.data.own_text import DEFAULT_COLUMN
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.train.evaluate import GoesOn, validation_loss
-from p2ptrain.train.text_loss import TextLoss, WindowRule, text_loss
+from p2ptrain.train.text_loss import TextLoss, WindowRule, answer_loss, text_loss
 from peer.capacity import explained
 from peer.home import Home
+from peer.trained.dialogue_file import DialogueFile, MessagesColumn, messages_column
 from peer.trained.language_model import LanguageModel
+from peer.trained.model_template import find_template
 from peer.trained.text_file import TextFile, bytes_of
 
 
@@ -40,8 +45,10 @@ class TextEvaluation:
     """Tokens that the model read at once."""
     stride: int
     """Tokens by which each window began after the one before."""
+    is_of_answers: bool = False
+    """Whether the text has dialogues, of which only the answers are predicted."""
     warnings: tuple[str, ...] = ()
-    """Sentences on what the tokenizer loses of the text, without their full stops."""
+    """Sentences on what is lost of the text, without their full stops."""
 
     def table(self) -> list[tuple[str, str]]:
         """Return names and values for people."""
@@ -56,6 +63,8 @@ class TextEvaluation:
         ]
 
     def _windows(self) -> str:
+        if self.is_of_answers:
+            return f"dialogues, up to {self.sequence_length:,} tokens each; only their answers are predicted"
         if self.stride >= self.sequence_length - 1:
             return f"{self.sequence_length:,} tokens each; a token is predicted from those before it in its window"
         return (
@@ -72,21 +81,32 @@ def evaluate_file(
     sequence_length: int | None,
     stride: int | None,
     goes_on: GoesOn,
+    template_file: Path | None = None,
 ) -> TextEvaluation:
-    """Evaluate a model on a file of any size.
+    """Evaluate a model on a file of any size; of dialogues, which its chat template renders, on the answers.
 
     Args:
-        text_field: column of the text in jsonl and parquet.
+        text_field: column of the text or the messages in jsonl and parquet; empty: by its usual name.
         most_tokens: predicted tokens after which reading stops; None: all.
         sequence_length: tokens that the model reads at once; None: as the run trained, or ``FOLDER_WINDOW``.
         stride: tokens by which a window begins after the one before; None: windows do not overlap.
+        template_file: chat template, as ``find_template`` takes it.
 
     Raises UserError.
     """
+    if (column := messages_column(path, text_field)) is not None:
+        template = find_template(model, template_file)
+        if template is not None:
+            with template:
+                return _of_dialogues(model, path, column, template, most_tokens, sequence_length, stride, goes_on)
+        if not column.has_text_too:
+            raise _untaught(model, path)
+    elif template_file is not None:
+        raise UserError(f"--template is for dialogues, and {path} has none.", "Omit --template.")
     cut = _cut(model, sequence_length, stride)
     unpredicted = 0 if model.prefix else 1
     most = None if most_tokens is None else most_tokens + unpredicted
-    text = TextFile(path, text_field, model.tokenizer, most)
+    text = TextFile(path, text_field or DEFAULT_COLUMN, model.tokenizer, most)
     with explained(model.module.device):
         found = text_loss(model.module, cut.windows(text.chunks()), goes_on, most_tokens or 0)
     if not found.tokens:
@@ -95,8 +115,46 @@ def evaluate_file(
     return _evaluation(found, text_bytes, str(path), cut, text.warnings)
 
 
+def _of_dialogues(
+    model: LanguageModel,
+    path: Path,
+    column: MessagesColumn,
+    template: ChatTemplate,
+    most_tokens: int | None,
+    sequence_length: int | None,
+    stride: int | None,
+    goes_on: GoesOn,
+) -> TextEvaluation:
+    if stride is not None:
+        raise UserError(f"--stride is for text, and {path} has dialogues.", "Omit --stride.")
+    length = _checked_length(model, sequence_length)
+    encoder = ChatEncoder(template, model.tokenizer)
+    is_packed = model.signed is not None  # not every model of a folder keeps dialogues of one row apart
+    dialogues = DialogueFile(path, column, encoder, model.tokenizer, length, is_packed, most_tokens)
+    with explained(model.module.device):
+        found = answer_loss(model.module, dialogues.rows(), goes_on, most_tokens or 0)
+    rule = WindowRule.of(length)
+    return _evaluation(found, dialogues.text_bytes, str(path), rule, dialogues.warnings, is_of_answers=True)
+
+
+def _untaught(model: LanguageModel, path: Path) -> UserError:
+    if model.signed is None:
+        return UserError(
+            f"{path} has dialogues, but the model in {model.place} has no chat template.",
+            "Name its template with --template, or a column of text with --text-field.",
+        )
+    return UserError(
+        f"{path} has dialogues, but the run of {model.place} was not taught any: it has no chat template.",
+        "Name a file with text, or a column of text with --text-field.",
+    )
+
+
 def evaluate_held_out(
-    model: LanguageModel, tokenizer_file: Path | None, most_tokens: int | None, goes_on: GoesOn
+    model: LanguageModel,
+    tokenizer_file: Path | None,
+    most_tokens: int | None,
+    goes_on: GoesOn,
+    template_file: Path | None = None,
 ) -> TextEvaluation:
     """Evaluate a home's model on its run's held-out text, as its peer does.
 
@@ -115,7 +173,7 @@ def evaluate_held_out(
             "Name a FILE with text, or evaluate where a peer of the run trained.",
         )
     tokenizer_file = tokenizer_file or kept.get("tokenizer")
-    corpus = open_corpus(manifest, cache, data, tokenizer_file, template_file=kept.get("template"))
+    corpus = open_corpus(manifest, cache, data, tokenizer_file, template_file=template_file or kept.get("template"))
     most = most_tokens or HELD_OUT_TOKENS
     with explained(model.module.device):
         found = validation_loss(model.module, corpus, most, goes_on=goes_on)
@@ -126,7 +184,8 @@ def evaluate_held_out(
     if not tokens:
         raise UserError("The run's held-out dialogues have no answers.", "Name a FILE with text.")
     rule = WindowRule.of(corpus.sequence_length)
-    return _evaluation(TextLoss(found.value * tokens, tokens), text_bytes, "the run's held-out text", rule, [])
+    total = TextLoss(found.value * tokens, tokens)
+    return _evaluation(total, text_bytes, "the run's held-out text", rule, [], corpus.is_packed)
 
 
 def _predicted(corpus: Corpus, most_tokens: int) -> Iterator[list[int]]:
@@ -138,12 +197,7 @@ def _predicted(corpus: Corpus, most_tokens: int) -> Iterator[list[int]]:
 
 def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) -> WindowRule:
     """Return how to cut the text. Raises UserError if the model cannot read such windows."""
-    length = sequence_length or model.usual_window
-    if length > model.window:
-        raise UserError(
-            f"--sequence-length is {length:,}, and the model in {model.place} reads at most {model.window:,} tokens.",
-            f"Choose at most {model.window}.",
-        )
+    length = _checked_length(model, sequence_length)
     cut = WindowRule.of(length, stride, model.prefix)
     if cut.stride < 1 or cut.context < 1:
         raise UserError(
@@ -153,7 +207,20 @@ def _cut(model: LanguageModel, sequence_length: int | None, stride: int | None) 
     return cut
 
 
-def _evaluation(found: TextLoss, text_bytes: int, text: str, cut: WindowRule, warnings: list[str]) -> TextEvaluation:
+def _checked_length(model: LanguageModel, sequence_length: int | None) -> int:
+    """Return the tokens that the model reads at once. Raises UserError if it cannot read as many."""
+    length = sequence_length or model.usual_window
+    if length > model.window:
+        raise UserError(
+            f"--sequence-length is {length:,}, and the model in {model.place} reads at most {model.window:,} tokens.",
+            f"Choose at most {model.window}.",
+        )
+    return length
+
+
+def _evaluation(
+    found: TextLoss, text_bytes: int, text: str, cut: WindowRule, warnings: list[str], is_of_answers: bool = False
+) -> TextEvaluation:
     if not math.isfinite(found.nats):
         raise UserError(
             "The model's loss on this text is not a number.", "Name the home of another peer, or another text."
@@ -162,5 +229,14 @@ def _evaluation(found: TextLoss, text_bytes: int, text: str, cut: WindowRule, wa
     perplexity = found.perplexity if math.isfinite(found.perplexity) else None  # JSON has no infinity
     per_byte = found.bits_per_byte(text_bytes)
     return TextEvaluation(
-        found.per_token, perplexity, per_byte, found.tokens, text_bytes, text, cut.length, cut.stride, sentences
+        found.per_token,
+        perplexity,
+        per_byte,
+        found.tokens,
+        text_bytes,
+        text,
+        cut.length,
+        cut.stride,
+        is_of_answers,
+        sentences,
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.base.ids import key_of
+from p2ptrain.data.packed_stream import template_name
 from p2ptrain.data.sources import BUILTIN_DIGESTS
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
@@ -24,6 +25,9 @@ from peer.trained.loss_curve import LossReading, thinned
 
 MOST_READINGS = 12
 """Rows of the table of held-out losses."""
+
+_LINK = r"^The run's join link is `[^`\n]*`\. ?"
+_DESCRIBED = "`manifest.signed` describes the whole run."
 
 Rows = Sequence[tuple[str, str]]
 
@@ -80,6 +84,20 @@ def escaped(text: str) -> str:
     """Return text on one line that Markdown shows as it is: its punctuation has no meaning, HTML neither."""
     plain = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return re.sub(r"([\\`*_{}\[\]<>()#+\-.!|~&$:/@])", r"\\\1", plain)
+
+
+def with_link(text: str, link: str) -> str:
+    """Return a card with the run's join link in it, instead of the one that it has if any."""
+    sentence = _link_sentence(link)
+    for pattern in (_LINK, f"(?=^{re.escape(_DESCRIBED)})"):
+        changed, found = re.subn(pattern, lambda _: sentence, text, count=1, flags=re.MULTILINE)
+        if found:
+            return changed
+    return f"{text.rstrip()}\n\n{sentence.strip()}\n"
+
+
+def _link_sentence(link: str) -> str:
+    return f"The run's join link is `{link}`. "
 
 
 def initial_weights(signed: SignedManifest) -> Any:
@@ -151,9 +169,9 @@ def _run_rows(facts: CardFacts) -> Rows:
 
 
 def _again(facts: CardFacts) -> str:
-    link = f"The run's join link is `{facts.link}`. " if facts.link is not None else ""
+    link = "" if facts.link is None else _link_sentence(facts.link)
     return (
-        f"{link}`manifest.signed` describes the whole run. To train it again, begin it on a reachable computer, and "
+        f"{link}{_DESCRIBED} To train it again, begin it on a reachable computer, and "
         "join by the link that this prints:\n\n"
         "```sh\nmkdir RUN && cp manifest.signed RUN\np2ptrain bootstrap RUN\n```"
     )
@@ -175,7 +193,7 @@ def _data_rows(facts: CardFacts) -> Rows:
         else:
             rows.append(("format", corpus.format))
         rows.append(("tokens, at most", f"{corpus.max_tokens:,}"))
-    if template := getattr(corpus, "template", ""):
+    if template := template_name(corpus):
         rows.append(("chat template", f"`{template}`"))
     rows.append(("held out", f"{100 * corpus.validation_fraction:g} % of the tokens"))
     if facts.text is not None:
@@ -278,11 +296,25 @@ def _losses(facts: CardFacts) -> str:
 
 def _use(facts: CardFacts) -> str:
     name = json.dumps(facts.repository)
-    return (
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+    load = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         f"tokenizer = AutoTokenizer.from_pretrained({name})\nmodel = AutoModelForCausalLM.from_pretrained({name})\n"
-        'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
-        "print(tokenizer.decode(model.generate(ids, max_new_tokens=100, do_sample=True)[0]))\n```"
+    )
+    if not template_name(facts.signed.manifest.corpus):
+        return (
+            f"```python\n{load}"
+            'ids = tokenizer("Once", return_tensors="pt").input_ids\n'
+            "print(tokenizer.decode(model.generate(ids, max_new_tokens=100, do_sample=True)[0]))\n```"
+        )
+    return (
+        "The model was taught dialogues in the form of the chat template that is in `chat_template.jinja`.\n\n"
+        f"```python\n{load}"
+        'messages = [{"role": "user", "content": "Hello"}]\n'
+        "prompt = tokenizer.apply_chat_template(\n"
+        '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True\n'
+        ")\n"
+        "answer = model.generate(**prompt, max_new_tokens=100, do_sample=True)[0]\n"
+        'print(tokenizer.decode(answer[prompt["input_ids"].shape[1] :], skip_special_tokens=True))\n```'
     )
 
 
@@ -291,12 +323,15 @@ def _limitations(facts: CardFacts) -> str:
     who = {"open": "Anybody could take part", "invite": "Peers with an invite took part"}.get(
         facts.signed.manifest.admission.policy, "Peers that the author admitted took part"
     )
+    begun = initial_weights(facts.signed)
+    licence = [] if begun is None else [f"- It began from the weights of {_source(begun)}; their licence applies, too."]
     return "\n".join(
         [
             f"- It was trained on sequences of {window:,} tokens and may be worse on longer ones.",
             "- It repeats what its data say, errors and prejudices included; nothing filters its answers.",
             f"- {who} in the training. p2ptrain limits what an adversarial peer can do, but cannot exclude it.",
             "- No peer knows the licence of the data; check it before you use the model.",
+            *licence,
         ]
     )
 

@@ -74,7 +74,7 @@ def publish(
         if written is None:
             publishing.write_files(Home(home), folder, publication, tokenizer, line.tell)
         else:
-            publishing.check_folder(Home(home), folder)
+            publishing.prepare_folder(Home(home), folder, publication)
         if dry_run is None:
             line.tell("sending the files")
             options = ["--public"] if is_public else []
@@ -82,9 +82,10 @@ def publish(
             address = publishing.upload(folder, publication, again)
     if dry_run is not None:
         click.echo(f"{folder}: what the hub would get; read README.md, the model card. Nothing was sent.")
-        if licence is None:
+        missing = "" if licence is not None else " --license ID"
+        if missing:
             click.echo("The card names no licence: p2ptrain publish requires --license.", err=True)
-        click.echo(f"Next: {command_line('p2ptrain', 'publish', home, repository, '--upload', folder)}")
+        click.echo(f"Next: {command_line('p2ptrain', 'publish', home, repository, '--upload', folder)}{missing}")
         return
     if written is None:
         publishing.discard(folder)

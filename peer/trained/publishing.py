@@ -6,7 +6,6 @@ loses nothing: the folder stays, and ``upload`` can be repeated.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from peer.home import Home
 from peer.ledger import proved
 from peer.options import CONFIG_FILE
 from peer.trained.loss_curve import read_curve
-from peer.trained.model_card import CardFacts, TextSize, card
+from peer.trained.model_card import CardFacts, TextSize, card, with_link
 from peer.trained.model_folder import weight_files
 
 CARD_FILE = "README.md"
@@ -87,9 +86,12 @@ def _receipts(home: Home) -> Total | None:
         return None
 
 
-def check_folder(home: Home, folder: Path) -> None:
-    """Raise UserError unless a folder has everything that ``write_files`` writes, for the run of this home."""
-    signed = home.load_manifest(None)
+def prepare_folder(home: Home, folder: Path, publication: Publication) -> None:
+    """Write what the owner now says into the card of a folder that was written before.
+
+    Raises UserError unless the folder then has everything that ``write_files`` writes, for the run of this home.
+    """
+    signed = home.load_manifest(None if publication.link is None else publication.link.run_id)
     try:
         raw = (folder / SIGNED_FILE).read_bytes()[:MOST_MANIFEST_BYTES]
         missing = [name for name in (CARD_FILE, CONFIG_FILE) if not (folder / name).is_file()]
@@ -100,19 +102,38 @@ def check_folder(home: Home, folder: Path) -> None:
         ) from None
     if missing:
         raise UserError(f"{folder} lacks {' and '.join(missing)}.", "Write it again with --dry-run.")
-    if (
-        re.match(
-            r"---\n(?:(?!---).*\n)*?license: *\S", (folder / CARD_FILE).read_text(encoding="utf-8", errors="replace")
-        )
-        is None
-    ):
-        raise UserError(
-            f"{folder / CARD_FILE} names no licence, and only you can choose it.",
-            "Add a line to its first part, as license: apache-2.0; or write the folder again with --license.",
-        )
     weight_files(folder)
     if signed is None or SignedManifest.from_bytes(raw).run_id != signed.run_id:
         raise UserError(f"{folder} holds a model of another run than {home.path}.", "Name the folder of this run.")
+    if not _revised(folder / CARD_FILE, publication):
+        raise UserError(
+            f"{folder / CARD_FILE} names no licence, and only you can choose it.", "Give --license ID, as apache-2.0."
+        )
+
+
+def _revised(path: Path, publication: Publication) -> bool:
+    """Put licence, languages and link into a card, where the owner names them; return whether it has a licence.
+
+    What else the owner has written there stays. Raises UserError.
+    """
+    try:
+        found = huggingface_hub().RepoCard(path.read_text(encoding="utf-8"))
+        if publication.licence is not None:
+            found.data["license"] = publication.licence
+        if publication.languages:
+            found.data["language"] = list(publication.languages)
+        if publication.link is not None:
+            found.text = with_link(found.text, str(publication.link))
+        if publication.licence is not None or publication.languages or publication.link is not None:
+            files.replace(path, str(found).encode())
+        return bool(found.data.get("license"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be revised: {files.cause(error)}.", files.remedy(error, "")) from error
+    except Exception as error:  # of the hub's client or its YAML parser
+        raise UserError(
+            f"{path} is no model card: {one_line(str(error), 120).rstrip('.')}.",
+            "Correct its first part, between the lines ---, or write the folder again with --dry-run.",
+        ) from error
 
 
 def check_login() -> None:

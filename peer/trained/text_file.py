@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.own_text import detected_format
-from p2ptrain.data.rows import TextCounts
+from p2ptrain.data.rows import ColumnError, TextCounts
 from p2ptrain.data.sources import file_pieces, unchanged
 from p2ptrain.data.stream import tokenize
 from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer
@@ -46,7 +47,7 @@ class TextFile:
                 "Omit --text-field, or name a jsonl or parquet file.",
             )
         check = FidelityCheck(self.tokenizer, self.counts)
-        with unchanged(self.path):
+        with unchanged(self.path), _explained():
             pieces = check.reading(file_pieces(self.path, kind, self.text_field, self.counts))
             for chunk in check.writing(tokenize(pieces, self.tokenizer, self.most_tokens)):
                 if not len(chunk.ids):
@@ -62,6 +63,17 @@ class TextFile:
         if not self.tokens:
             raise CorpusError(f"{self.path} contains no text.", "Name a file with text.")
         self.warnings = list(check.warnings())
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Give errors of the column the remedy of a file that is evaluated."""
+    try:
+        yield
+    except ColumnError as error:
+        raise CorpusError(
+            error.problem, "Check that the file is whole, and name its column with text: --text-field COLUMN"
+        ) from error
 
 
 def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> int:

@@ -141,7 +141,7 @@ def test_more_ids_than_the_model_has_are_refused_before_the_text_is_read(warning
     with pytest.raises(ManifestError, match="The tokenizer has 256 ids, but the model has only 255"):
         warnings(byte_level(), "the cat", vocabulary=255)
     assert not (tmp_path / "cache").exists()
-    manifest = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(vocab_size=1999)))
+    manifest = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(vocab_size=1999), init=None))
     with pytest.raises(ManifestError, match="The tokenizer has 2,000 ids, but the model has only 1,999") as caught:
         check_vocabulary(manifest, SimpleNamespace(vocabulary_size=2000))
     assert "vocab_size to 2000 before" in caught.value.remedy  # as it is written in the file

@@ -131,8 +131,9 @@ def test_a_damaged_file_of_the_clients_cache_is_not_used(hub: FakeHub, model: De
 
 def test_false_bytes_are_thrown_away(hub: FakeHub, model: Decoder) -> None:
     hub.failures[SINGLE] = ["false"]
-    with pytest.raises(HubUnavailableError, match=r"sent a damaged model\.safetensors"):
+    with pytest.raises(HubUnavailableError, match=r"model\.safetensors of .* is damaged: its sha256 is ") as caught:
         download(model)
+    assert "were here" not in caught.value.problem
     assert download(model) == [CONTENT]
     assert hub.asked[-1] == ("GET", SINGLE, "")
 
@@ -141,7 +142,7 @@ def test_a_false_beginning_does_not_last(hub: FakeHub, model: Decoder, tmp_path:
     folder = tmp_path / "cache" / "p2ptrain" / "weights" / "someone--model" / REVISION
     folder.mkdir(parents=True)
     (folder / f"{SINGLE}.part").write_bytes(b"x" * 100)
-    with pytest.raises(HubUnavailableError, match="damaged"):
+    with pytest.raises(HubUnavailableError, match=r"whose first 100 bytes were here, is damaged: its sha256 is "):
         download(model)
     (folder / f"{SINGLE}.part").write_bytes(b"x" * (len(CONTENT) + 1))
     assert download(model) == [CONTENT]
@@ -177,7 +178,7 @@ def test_a_hostile_index_is_refused(hub: FakeHub, model: Decoder, index: bytes) 
 
 def test_too_large_files_are_not_downloaded(hub: FakeHub, model: Decoder, monkeypatch: Any) -> None:
     monkeypatch.setattr(hub_weights, "most_bytes", lambda model: len(CONTENT) - 1)
-    with pytest.raises(WeightsError, match="have 10,240 bytes, but those of the run's model take at most 10,239"):
+    with pytest.raises(WeightsError, match="have 10,240 bytes, but those of the described model take at most 10,239"):
         download(model)
     hub.files = {INDEX: b" " * (hub_weights.MAX_INDEX_BYTES + 1)}
     with pytest.raises(WeightsError, match="at most 4,194,304 are read"):
@@ -215,3 +216,13 @@ def test_a_branch_becomes_its_commit(hub: FakeHub) -> None:
 
 def test_the_largest_files_of_a_model_fit(model: Decoder) -> None:
     assert most_bytes(model) > 4 * (3 * 10**5 + 256 * 96)
+
+
+def test_a_file_of_another_size_is_named_by_its_size(
+    hub: FakeHub, model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", lambda url, file, **_: file.write(CONTENT + b"more"))
+    with pytest.raises(HubUnavailableError, match="is damaged: it has 10,244 bytes, not 10,240") as caught:
+        download(model)
+    assert "sha256" not in caught.value.problem
+    assert REVISION in caught.value.problem

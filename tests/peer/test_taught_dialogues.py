@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from swarm import TOGETHER, Swarm
 from transformers import AutoTokenizer
 
@@ -14,6 +18,7 @@ from p2ptrain.train.generate import Sampling, generate_tokens
 from peer.exporting import export
 from peer.home import Home
 from peer.model import load_model, newest, run_template
+from peer.trained.evaluate_command import evaluate
 from tests.data.dialogues import COLOURS, chat_corpus, made, write_jsonl
 
 pytestmark = pytest.mark.lab
@@ -31,6 +36,18 @@ CHANGES = {
     "training.learning_rate": 5e-3,
     "run.tokens": 500_000,
 }
+
+
+def check_chat(swarm: Swarm, home: Home) -> None:
+    """Check that ``p2ptrain chat`` gives the taught answers by a pipe; its window has room for one question each."""
+    asked = "".join(f"say {colour}\n" for colour in COLOURS)
+    command = [sys.executable, "-m", "p2ptrain.cli", "chat", str(home.path), "--device", "cpu"]
+    command += ["--temperature", "0", "--new-tokens", "32"]
+    done = subprocess.run(
+        command, env=swarm.environment, input=asked, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n\n") == [*(f"it is {colour}!" for colour in COLOURS), ""]
 
 
 def test_a_swarm_that_is_taught_dialogues_answers_in_their_form(tmp_path: Path) -> None:
@@ -56,6 +73,10 @@ def test_a_swarm_that_is_taught_dialogues_answers_in_their_form(tmp_path: Path) 
                 prompt = encoder.prompt_ids([{"role": "user", "content": f"say {colour}"}]).tolist()
                 answer = generate_tokens(model.module, prompt, 30, Sampling(temperature=0), tokenizer.separator)
                 assert tokenizer.decode(answer) == f"it is {colour}!\n"
+        check_chat(swarm, home)
+        judged = CliRunner().invoke(evaluate, [str(home.path), str(chats), "--device", "cpu", "--json"])
+        assert judged.exception is None, judged.output
+        assert json.loads(judged.stdout)["loss"] < 0.1
         export(home, tmp_path / "out")
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == TEMPLATE
     loaded = AutoTokenizer.from_pretrained(tmp_path / "out")

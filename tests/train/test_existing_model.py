@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from families import DESCRIPTIONS, description
+from safetensors.torch import load_file, save_file
 
 from p2ptrain.base.errors import CorpusError, ManifestError, UserError, WeightsError
 from p2ptrain.cli import check_kept_weights
@@ -205,15 +206,68 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> 
         | {"single_word": False}
     ]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ManifestError, match="has 257 ids, but the model has only 256"):
-        new_run(tmp_path, folder, tokenizer=tmp_path / "tokenizer.json")
+    for corpus in (None, text(tmp_path)):
+        with pytest.raises(ManifestError, match="has 257 ids, but the model has only 256") as caught:
+            new_run(tmp_path, folder, corpus, tmp_path / "tokenizer.json")
+        assert "its own tokenizer, or from one that was enlarged by resize_token_embeddings(257)" in caught.value.remedy
+        assert "vocab_size" not in caught.value.remedy  # which the weights determine
+
+
+def shortened(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("model.norm.weight")
+    save_file(tensors, folder / "model.safetensors")
+
+
+def deepened(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+
+
+@pytest.mark.parametrize("change", [enlarged, shortened, deepened])
+@pytest.mark.parametrize("is_of_hub", [False, True])
+def test_weights_of_another_model_have_a_remedy_that_is_not_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, is_of_hub: bool
+) -> None:
+    """Check that the remedy is not what the author just did."""
+    folder = published(tmp_path / "model")
+    change(folder)
+    with serving({path.name: path.read_bytes() for path in folder.iterdir()}) as hub:
+        use(hub.url, tmp_path, monkeypatch)
+        with pytest.raises(WeightsError, match="described model") as caught:
+            read_model(f"hf:{NAME}" if is_of_hub else f"{folder}")
+    assert caught.value.remedy.startswith("Get config.json and weights of one model")
+    assert "--model" not in caught.value.remedy
+
+
+def test_weights_of_the_hub_that_are_too_large_have_that_remedy_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = published(tmp_path / "model")
+    monkeypatch.setattr("p2ptrain.data.hub_weights.most_bytes", lambda model: 9)
+    with serving({path.name: path.read_bytes() for path in folder.iterdir()}) as hub:
+        use(hub.url, tmp_path, monkeypatch)
+        with pytest.raises(WeightsError, match="take at most 9") as caught:
+            read_model(f"hf:{NAME}")
+    assert "--model" not in caught.value.remedy
+
+
+def test_a_model_of_the_hub_without_a_tokenizer_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = published(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    with serving({path.name: path.read_bytes() for path in folder.iterdir()}) as hub:
+        use(hub.url, tmp_path, monkeypatch)
+        with pytest.raises(CorpusError, match=r"has no tokenizer\.json") as caught:
+            new_run(tmp_path, f"hf:{NAME}")
+    assert "--tokenizer FILE" in caught.value.remedy
 
 
 def test_edited_sizes_are_refused_when_the_run_is_signed(tmp_path: Path) -> None:
     made = new_run(tmp_path, published(tmp_path / "model"))
     check_kept_weights(tmp_path / "run", made.manifest)
-    with pytest.raises(WeightsError, match="more, which the run's model lacks"):
+    with pytest.raises(WeightsError, match="more, which the described model lacks") as caught:
         check_kept_weights(tmp_path / "run", with_changes(made.manifest, {"model.config.num_hidden_layers": 1}))
+    assert caught.value.remedy.startswith("Set [model] to the sizes of these weights before the run is signed")
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -116,7 +116,7 @@ def test_a_tied_head_may_be_written_too_if_it_is_equal(tmp_path: Path) -> None:
     changed(path, lambda tensors: tensors["lm_head.weight"][-1, -1].add_(1))
     with pytest.raises(WeightsError, match=rf"tied weights {EMBEDDING}, lm_head\.weight differ") as caught:
         loaded(LLAMA, [path])
-    assert "tie_word_embeddings" in caught.value.remedy
+    assert "tie_word_embeddings to false in the model's config.json" in caught.value.remedy
 
 
 def test_a_tied_embedding_may_be_written_as_the_head_alone(tmp_path: Path) -> None:
@@ -159,16 +159,16 @@ def quantize(tensors: dict[str, Tensor]) -> None:
 REFUSED = {
     "another shape": (
         lambda tensors: tensors.update({"model.norm.weight": torch.ones(17)}),
-        r"model\.norm\.weight has the shape \[17\], but \[16\] in the run's model",
+        r"model\.norm\.weight has the shape \[17\], but \[16\] in the described model",
     ),
     "a transposed matrix": (
         lambda tensors: tensors.update({EMBEDDING: tensors[EMBEDDING].T.contiguous()}),
         r"has the shape \[16, 256\], but \[256, 16\]",
     ),
-    "missing": (lambda tensors: tensors.pop("model.norm.weight"), r"lack model\.norm\.weight of the run's model"),
+    "missing": (lambda tensors: tensors.pop("model.norm.weight"), r"lack model\.norm\.weight of the described model"),
     "more layers": (
         lambda tensors: tensors.update({f"model.layers.{n}.x.weight": torch.ones(1) for n in range(2, 9)}),
-        r"model\.layers\.2\.x\.weight, .* and 4 more, which the run's model lacks",
+        r"model\.layers\.2\.x\.weight, .* and 4 more, which the described model lacks",
     ),
     "a name twice": (
         lambda tensors: tensors.update({"norm.weight": torch.ones(16)}),

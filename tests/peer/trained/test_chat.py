@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import CorpusError, UserError
+from p2ptrain.data.chat_template import ChatTemplate, Message
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.generate import Sampling, generate_tokens
 from p2ptrain.train.model import flat_model
@@ -47,6 +50,23 @@ class Script:
             if each in stops:
                 return
             yield each
+
+
+class Terminal:
+    """Stand-in for a user at a terminal, who types lines and Ctrl+C at the prompt."""
+
+    def __init__(self, *typed: str | BaseException) -> None:
+        self._typed = [*typed, EOFError()]
+
+    def __call__(self, prompt: str) -> str:
+        each = self._typed.pop(0)
+        if isinstance(each, BaseException):
+            raise each
+        return each
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("builtins.input", self)
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
 
 
 @pytest.fixture
@@ -155,10 +175,7 @@ def test_a_folder_speaks_by_its_own_template(folder: Path, script: Callable[...,
     assert made.prompts == ["hi?"]
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [("{% for %}", "cannot be used"), ("{{ raise_exception('no') }}", "does not render"), ("\xff", "not UTF-8")],
-)
+@pytest.mark.parametrize(("source", "said"), [("{% for %}", "cannot be used"), ("\xff", "not UTF-8")])
 def test_a_bad_template_is_a_sentence(folder: Path, script: Callable[..., Script], source: str, said: str) -> None:
     script("never")
     (folder / "chat_template.jinja").write_text(source, encoding="latin-1")
@@ -166,20 +183,37 @@ def test_a_bad_template_is_a_sentence(folder: Path, script: Callable[..., Script
         raise run(folder, "hi\n").exception or AssertionError
 
 
+def picky(folder: Path) -> Path:
+    """Return a template that refuses some messages, and dialogues in which the same side speaks twice."""
+    path = folder / "picky.jinja"
+    path.write_text(
+        "{% for each in messages %}"
+        "{% if 'bad' in each.content or (each.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('not this: ' + each.content) }}{% endif %}"
+        "[{{ each.role[0] }}{{ each.content }}]{% endfor %}"
+    )
+    return path
+
+
+def test_in_a_pipe_a_refused_message_is_told_and_the_next_is_answered(
+    folder: Path, script: Callable[..., Script], tmp_path: Path
+) -> None:
+    made = script("one", "two")
+    ran = run(folder, "first\nbad\nsecond\n", "--template", picky(tmp_path), "--new-tokens", 4)
+    assert ran.exit_code == 2
+    assert ran.stdout == "one\ntwo\n"
+    assert ran.stderr.count("error: The chat template") == 1
+    assert "not this: bad" in ran.stderr
+    assert made.prompts == ["[ufirst]", "[ufirst][aone][usecond]"]
+    script("one")
+    assert run(folder, "first\n", "--template", picky(tmp_path), "--new-tokens", 4).exit_code == 0
+
+
 def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
     taught: Home, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = script(b"half\x03 of it", "whole")
-    said: list[str | BaseException] = ["first", KeyboardInterrupt(), "second", EOFError()]
-
-    def typed(prompt: str) -> str:
-        each = said.pop(0)
-        if isinstance(each, BaseException):
-            raise each
-        return each
-
-    monkeypatch.setattr("builtins.input", typed)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    Terminal("first", KeyboardInterrupt(), "second").use(monkeypatch)
     chat.main([str(taught.path), "--device", "cpu"], standalone_mode=False)
     assert capsys.readouterr().out == "half\n\nwhole\n\n"
     assert f"{START}assistant\nhalf{END}" in made.prompts[1]
@@ -191,3 +225,50 @@ def test_in_a_pipe_ctrl_c_ends_the_command(taught: Home, script: Callable[..., S
     assert ran.exit_code == 1
     assert ran.stdout.startswith("half")
     assert chat_command.PROMPT not in ran.stdout
+
+
+def test_at_a_terminal_a_question_whose_rendering_is_stopped_is_forgotten(
+    folder: Path, script: Callable[..., Script], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check with a template that loops until Ctrl+C, which must not leave its late reply to the next question."""
+    slow = tmp_path / "slow.jinja"
+    slow.write_text(
+        "{% for each in messages %}{% if each.content == 'slow' %}"
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}"
+        "[{{ each.role[0] }}{{ each.content }}]{% endfor %}"
+    )
+    made = script("one", "two")
+    Terminal("first", "slow", "second").use(monkeypatch)
+    render = ChatTemplate.render
+
+    def stopped(template: ChatTemplate, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+        if messages[-1]["content"] != "slow":
+            return render(template, messages, add_generation_prompt)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        ctrl_c = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+        try:
+            ctrl_c.start()
+            return render(template, messages, add_generation_prompt)
+        finally:
+            ctrl_c.cancel()
+            signal.signal(signal.SIGINT, before)
+
+    monkeypatch.setattr(ChatTemplate, "render", stopped)
+    chat.main([str(folder), "--device", "cpu", "--template", str(slow), "--new-tokens", "4"], standalone_mode=False)
+    assert made.prompts == ["[ufirst]", "[ufirst][aone][usecond]"]
+
+
+def test_at_a_terminal_a_refused_message_is_told_and_the_next_is_answered(
+    folder: Path,
+    script: Callable[..., Script],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = script(b"\x03", "one")
+    Terminal("bad", "stopped at once", "first").use(monkeypatch)
+    chat.main(
+        [str(folder), "--device", "cpu", "--template", str(picky(tmp_path)), "--new-tokens", "4"], standalone_mode=False
+    )
+    assert "not this: bad" in capsys.readouterr().err
+    assert made.prompts == ["[ustopped at once]", "[ufirst]"]

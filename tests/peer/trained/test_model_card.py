@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from people import GUEST, ISSUER, NOW, STRANGER, Somebody
 
@@ -17,7 +16,7 @@ from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.receipts import Receipt, Total, total
 from p2ptrain.train.evaluate import HeldOutLoss
 from peer.trained.loss_curve import LossReading, read_curve, thinned
-from peer.trained.model_card import CardFacts, TextSize, card, escaped
+from peer.trained.model_card import CardFacts, TextSize, card, escaped, with_link
 
 SWARM = {"outer.recipe": "swarm", "outer.exchanges_per_step": 2, "run.tokens": 64_000}
 
@@ -111,16 +110,28 @@ def test_the_metadata_are_what_the_hub_reads(signed_run: Callable[..., SignedMan
     assert "license" not in front_matter(card(facts(signed_run(), licence=None)))
 
 
-def test_weights_from_which_the_run_began_are_named(
-    signed_run: Callable[..., SignedManifest], monkeypatch: pytest.MonkeyPatch
+def test_weights_from_which_the_run_began_are_named_with_their_licence(
+    signed_run: Callable[..., SignedManifest],
 ) -> None:
-    from types import SimpleNamespace
-
-    begun = SimpleNamespace(kind="hub", name="someone/base", revision="1" * 40)
-    monkeypatch.setattr("peer.trained.model_card.initial_weights", lambda signed: begun)
-    text = card(facts(signed_run()))
+    begun = {"kind": "hub", "name": "someone/base", "revision": "1" * 40}
+    text = card(facts(signed_run(model__init=begun)))
     assert front_matter(text)["base_model"] == "someone/base"
     assert f"trained from the weights of `someone/base` at revision `{'1' * 40}`" in text
+    assert (
+        f"- It began from the weights of `someone/base` at revision `{'1' * 40}`; their licence applies, too." in text
+    )
+    text = card(facts(signed_run(model__init={"kind": "file", "sha256": ["2" * 64]})))
+    assert "base_model" not in front_matter(text)
+    assert f"the weights of a file with SHA-256 `{'2' * 64}`; their licence applies, too." in text
+    assert "their licence" not in card(facts(signed_run()))
+
+
+def test_a_link_replaces_the_one_of_the_card_or_gets_its_place(signed_run: Callable[..., SignedManifest]) -> None:
+    signed = signed_run()
+    first, second = (card(facts(signed, link=link)) for link in ("p2ptrain://first", "p2ptrain://second"))
+    assert with_link(first, "p2ptrain://second") == second
+    assert with_link(card(facts(signed)), "p2ptrain://first") == first
+    assert with_link("# Mine\n", r"p2ptrain://\1") == "# Mine\n\nThe run's join link is `p2ptrain://\\1`.\n"
 
 
 def test_what_is_not_known_is_not_claimed(signed_run: Callable[..., SignedManifest]) -> None:

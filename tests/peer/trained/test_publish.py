@@ -224,3 +224,34 @@ def test_only_a_whole_folder_of_this_run_is_sent(home: Home, hub: Hub, tmp_path:
     (out / "config.json").rename(out / "config")
     assert "lacks config.json" in error_of(run(home.path, "me/model", "--upload", out)).problem
     assert hub.uploads == []
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_the_owner_says_at_the_upload_reaches_the_card(home: Home, hub: Hub, tmp_path: Path) -> None:
+    """Check that edits of the card stay."""
+    out = tmp_path / "out"
+    signed = home.load_manifest(None)
+    assert signed is not None
+    peer = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    link = JoinLink(signed.run_id, (f"/ip4/127.0.0.1/tcp/1/p2p/{peer}",))
+    ran = run(home.path, "me/model", "--dry-run", out)
+    assert ran.stdout.rstrip().endswith(f"--upload {out} --license ID")
+    card = out / "README.md"
+    card.write_text(card.read_text().replace("## Limitations", "## My own words: é\n\n## Limitations"))
+    said = ["--license", "cc-by-4.0", "--language", "en", "--language", "de", "--link", link]
+    hub.status = 401
+    assert "token" in error_of(run(home.path, "me/model", "--upload", out, *said)).problem
+    hub.status = 200
+    ran = run(home.path, "me/model", "--upload", out)  # as the message says
+    assert ran.exception is None, ran.output
+    sent = hub.uploads[0]["README.md"].decode()
+    data = yaml.safe_load(sent.split("---\n")[1])
+    assert (data["license"], data["language"]) == ("cc-by-4.0", ["en", "de"])
+    assert data["library_name"] == "transformers"
+    assert f"The run's join link is `{link}`. `manifest.signed` describes" in sent
+    assert "## My own words: é" in sent
+    other = JoinLink("0" * 64, link.addresses)
+    assert "but the link is to run" in error_of(run(home.path, "me/model", "--upload", out, "--link", other)).problem
+    card.write_text("---\nlicense: [\n---\n")
+    assert "is no model card" in error_of(run(home.path, "me/model", "--upload", out)).problem
+    assert len(hub.uploads) == 1

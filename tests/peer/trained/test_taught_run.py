@@ -53,11 +53,14 @@ def test_the_held_out_loss_is_of_the_answers(taught: Home) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-def test_its_card_names_the_template_and_its_export_speaks_by_it(taught: Home, tmp_path: Path) -> None:
+def test_its_card_names_the_template_and_its_export_speaks_by_it(
+    taught: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     ran = CliRunner().invoke(publish, [str(taught.path), "me/model", "--dry-run", str(out)])
     assert ran.exception is None, ran.output
     assert "| chat template | `chatml` |" in (out / "README.md").read_text()
+    assert "apply_chat_template" in run_use(out, capsys)
     answers = [
         CliRunner().invoke(chat, [str(place), "--device", "cpu", "--new-tokens", "20"], input="say red\n")
         for place in (taught.path, out)
@@ -65,3 +68,22 @@ def test_its_card_names_the_template_and_its_export_speaks_by_it(taught: Home, t
     assert [each.exception for each in answers] == [None, None]
     assert answers[0].stdout == answers[1].stdout
     assert [each.stderr for each in answers] == ["", ""]
+
+
+def run_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run the program in a card's section Use on its own folder, check that it prints something, and return it."""
+    text = (folder / "README.md").read_text().partition("## Use")[2]
+    program = text.partition("```python\n")[2].partition("```")[0]
+    capsys.readouterr()
+    exec(program.replace('"me/model"', repr(str(folder))), {})
+    assert capsys.readouterr().out
+    return program
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_card_of_a_run_of_plain_text_has_a_program_that_works(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = CliRunner().invoke(publish, [str(home.path), "me/model", "--dry-run", str(tmp_path / "out")])
+    assert ran.exception is None, ran.output
+    assert "apply_chat_template" not in run_use(tmp_path / "out", capsys)
