@@ -44,7 +44,8 @@ def halves() -> tuple[bytes, bytes]:
 def publish(folder: Path, architecture: str, text: bytes) -> None:
     """Train a tiny model of a family for seconds, and write what its publisher would."""
     torch.manual_seed(0)
-    module = build_module(description(architecture), 7)
+    is_tied = architecture != "GPTNeoXForCausalLM"  # whose published models are not
+    module = build_module(description(architecture, tie_word_embeddings=is_tied), 7)
     optimizer = torch.optim.AdamW(module.parameters(), 3e-3)
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     for _ in range(STEPS):
