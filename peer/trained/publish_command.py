@@ -51,7 +51,7 @@ def publish(
     if dry_run is not None and written is not None:
         raise click.UsageError("Give either --dry-run or --upload.")
     _check_words(repository, licence, languages)
-    joined = JoinLink.parse(link) if link is not None else None
+    joined = None if link is None else _without_secret(JoinLink.parse(link))
     if licence is None and dry_run is None and written is None:
         raise UserError(
             "A published model needs a licence, and only you can choose it.",
@@ -90,6 +90,16 @@ def publish(
     if written is None:
         publishing.discard(folder)
     click.echo(f"{address}: published.")
+
+
+def _without_secret(link: JoinLink) -> JoinLink:
+    """Return the link. Raises UserError if everybody who reads the card could use its invite."""
+    if link.invite:
+        raise UserError(
+            "The join link contains an invite, which is a secret, and the model card is for everybody.",
+            "Give the link up to the #, without the invite.",
+        )
+    return link
 
 
 def _check_words(repository: str, licence: str | None, languages: tuple[str, ...]) -> None:
