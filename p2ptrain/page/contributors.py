@@ -126,7 +126,8 @@ class ContributionTable:
         """Follow the progress that the present peers estimate, at a time in seconds since 1970; measure their speed.
 
         Progress comes in steps, so the time without any belongs to the next step. A fall corrects what was too much, so
-        it counts in the speed, too; below its beginning the measurement starts anew.
+        it counts in the speed, too; below its beginning the measurement starts anew. While nobody was here, progress
+        may have grown but not fallen.
         """
         if progress <= 0 or progress == self.progress:
             return
@@ -134,10 +135,11 @@ class ContributionTable:
             self.progress, self.seen_at = progress, at
             return
         passed_s = max(at - self.seen_at, 0.0)
-        most = MOST_SPEED * self.tokens_per_s * passed_s if self.tokens_per_s else math.inf
-        gained = min(max(progress - self.progress, -most), most)
-        self.progress, self.seen_at = self.progress + gained, at
         is_measured = 0 < passed_s <= GAP_S
+        most = MOST_SPEED * self.tokens_per_s * passed_s if self.tokens_per_s else math.inf
+        least = -most if is_measured or not self.tokens_per_s else 0.0
+        gained = min(max(progress - self.progress, least), most)
+        self.progress, self.seen_at = self.progress + gained, at
         if is_measured or gained < 0:
             self.measured_tokens += gained
             self.measured_s += passed_s if is_measured else 0.0

@@ -192,6 +192,20 @@ def test_a_later_majority_moves_progress_no_faster_than_the_speed_allows(claim: 
     assert table.tokens_per_s == pytest.approx(10.0, rel=0.01)
 
 
+def test_a_stranger_alone_after_a_pause_lowers_progress_no_faster() -> None:
+    table = measured(tokens=6e5, seconds=60_000.0)
+    for second in range(3, 61, 3):
+        table.observe(1.0, 1e6 + second)
+    assert 0 < 6e5 - table.progress < MOST_SPEED * 10.0 * 60
+
+
+def test_a_swarm_that_trained_while_nobody_looked_is_followed() -> None:
+    table = measured(tokens=6e5, seconds=60_000.0)
+    table.observe(6e6, 1e6)
+    assert table.progress == 6e6
+    assert table.tokens_per_s == 10.0
+
+
 def test_a_swarm_that_grows_is_followed() -> None:
     """Check a slow peer that was alone for a quarter of an hour, then peers that are a thousand times as fast."""
     table = measured(tokens=900.0, seconds=900.0)
