@@ -45,16 +45,16 @@ CHATML_SOURCE = (
 )
 """The template of the OpenAI cookbook's ChatML, as in the documentation of transformers."""
 
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""Special tokens that templates of transformers may write, by their names in a tokenizer_config.json."""
+
 SPECIAL_MARK = "\U000f0000"
 """Character of a private plane within the text of a message, where it is not to be read as a special token."""
 
 Message = Mapping[str, str]
 """One turn: ``role`` and ``content``."""
 
-_REMEDY = (
-    "Try the template with apply_chat_template of transformers. If it is that of a run which is not yours, ask its "
-    "author."
-)
+_REMEDY = "Try the template with apply_chat_template of transformers. If the run is not yours, ask its author."
 
 
 class RenderedDialogue(NamedTuple):
@@ -179,7 +179,13 @@ class ChatTemplate:
         assert worker.stdin is not None
         assert worker.stdout is not None
         data = json.dumps(request).encode()
-        alarm = threading.Timer(DEADLINE_S, worker.kill)
+        is_late = threading.Event()
+
+        def end_late() -> None:
+            is_late.set()
+            worker.kill()
+
+        alarm = threading.Timer(DEADLINE_S, end_late)
         alarm.daemon = True
         alarm.start()
         reply: Any = None
@@ -199,7 +205,7 @@ class ChatTemplate:
         fault = reply.get("fault", "") if isinstance(reply, dict) else ""
         if fault or reply is None:
             self.close()
-            fault = fault or _death(worker)
+            fault = fault or _death(worker, is_late.is_set())
             raise CorpusError(f"The chat template {self.where} cannot be used: {one_line(fault).rstrip('.')}.", _REMEDY)
         return reply
 
@@ -211,6 +217,21 @@ def template_in(tokenizer_config: object) -> str | None:
         named = [each for each in found if isinstance(each, Mapping) and each.get("name") == "default"]
         found = named[0].get("template") if named else None
     return found if isinstance(found, str) and len(found) <= MOST_TEMPLATE_BYTES else None
+
+
+def special_tokens_in(tokenizer_config: object) -> dict[str, str]:
+    """Return the texts of the special tokens in a decoded tokenizer_config.json, by the names that templates use."""
+    named = tokenizer_config if isinstance(tokenizer_config, Mapping) else {}
+    found = {name: named.get(name) for name in SPECIAL_TOKENS}
+    texts = {name: each.get("content") if isinstance(each, Mapping) else each for name, each in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def with_values(source: str, values: Mapping[str, str]) -> str:
+    """Return a template that has the values of the variables it names, whoever renders it."""
+    sets = [f"{{% set {name} = {json.dumps(text, ensure_ascii=False)} %}}" for name, text in values.items()]
+    named = [each for name, each in zip(values, sets, strict=True) if name in source]
+    return "".join(named) + "\n" + source if named else source  # a line end after a block is not rendered
 
 
 def not_rendered(template: str, dialogue: str, why: str) -> CorpusError:
@@ -256,11 +277,13 @@ def _parsed(reply: Any, count: int) -> list[RenderedDialogue | TemplateFault]:
     return found
 
 
-def _death(worker: subprocess.Popen[bytes]) -> str:
+def _death(worker: subprocess.Popen[bytes], is_late: bool) -> str:
     """Return why a worker that has ended, or was ended, did not answer."""
+    if is_late:
+        return f"it has not rendered a few dialogues within {DEADLINE_S / 60:.0f} min"
     if worker.returncode == -signal.SIGXCPU:
         return f"one dialogue takes it more than {template_worker.CPU_S} s of processor time"
-    return f"it has not rendered a few dialogues within {DEADLINE_S / 60:.0f} min, or its process was ended"
+    return "its process was ended by something else"
 
 
 def _end(worker: subprocess.Popen[bytes]) -> None:

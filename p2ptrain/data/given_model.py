@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from p2ptrain.base.errors import CorpusError
     from p2ptrain.data.file_store import NamedFile
     from p2ptrain.manifest import Decoder
 
@@ -21,7 +22,7 @@ class GivenModel:
     """The manifest's section, with the source of the initial weights."""
     tokenizer: Path | dict[str, Any] | None
     """The tokenizer.json, or a table of the manifest; None if the model has none."""
-    template: Path | None = None
-    """A copy of its chat template; None if it has none."""
+    template: Path | CorpusError | None = None
+    """A copy of its chat template in the cache, or why there is none; None if the model has none."""
     weights: tuple[tuple[NamedFile, Path], ...] = ()
     """Files that the section names by digest."""

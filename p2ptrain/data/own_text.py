@@ -91,7 +91,8 @@ def create(
     weights = () if model is None else model.weights
     template_file: Path | None = None
     with contextlib.ExitStack() as stack:
-        for path in filter(None, (tokenizer, corpus, _template_file(template, model), *(path for _, path in weights))):
+        own_template = None if _is_chatml(template) else template
+        for path in filter(None, (tokenizer, corpus, own_template, *(path for _, path in weights))):
             stack.enter_context(unchanged(path))
         given: list[tuple[NamedFile, Path]] = []
         if tokenizer is not None:
@@ -149,10 +150,18 @@ def create(
 
 
 def _template_file(template: Path | None, model: GivenModel | None) -> Path | None:
-    """Return the file of the chat template that a run of dialogues gets; None: ChatML."""
-    if template is None:
-        return None if model is None else model.template
-    return None if f"{template}" == CHATML and not template.exists() else template
+    """Return the file of the chat template that a run of dialogues gets; None: ChatML. Raises CorpusError."""
+    if _is_chatml(template):
+        return None
+    if template is not None or model is None:
+        return template
+    if isinstance(model.template, CorpusError):
+        raise model.template
+    return model.template
+
+
+def _is_chatml(template: Path | None) -> bool:
+    return f"{template}" == CHATML and template is not None and not template.exists()
 
 
 def _named_tokenizer(model: GivenModel) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def rows_of_dialogues(
     counts: TextCounts,
     check: FidelityCheck,
     most_tokens: int | None,
-    skips_broken: bool,  # dialogues that the template does not render are no error
+    skips_broken: bool,  # dialogues that the template does not render are skipped
     window_dialogues: int = WINDOW_DIALOGUES,  # packed together; 1: a row for each
 ) -> Iterator[np.ndarray]:
     """Yield the codes of rows [T], at most ``most_tokens`` tokens in all, and count what was read.

@@ -127,7 +127,7 @@ def _check_gapless(places: Sequence[TensorPlace], begin: int, size_bytes: int, p
 
 
 def _other_format(start: bytes, path: Path) -> WeightsError:
-    # Only where the first bytes are no length: that of a sound header can begin with the bytes of a pickle.
+    # Only if the first bytes are not a valid length: a valid one can be the first bytes of a pickle, too.
     if start.startswith(PICKLES):
         return WeightsError(
             f"{path} is a pickle, as torch.save writes it, which can run any program and is never loaded.",

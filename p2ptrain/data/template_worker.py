@@ -31,8 +31,8 @@ MEMORY_BYTES = 1 << 30
 """Address space of this process. A batch of dialogues and their rendered text take a few tens of megabytes."""
 
 CPU_S = 60
-"""Processor time for one dialogue, far above what ``MOST_RENDERED_MESSAGES`` messages take: 1 to 3 s with the template
-of Qwen3 (measured). It ends templates that loop; what a dialogue may cost must not depend on the computer."""
+"""Processor time for one dialogue, against templates that loop. ``MOST_RENDERED_MESSAGES`` messages take far less, 1 to
+3 s with Qwen3's template (measured), since no computer may refuse what another one renders."""
 
 MOST_RENDERED_MESSAGES = 132_000
 """Maximum number of messages that are rendered for one dialogue. A template without ``{% generation %}`` renders it
@@ -54,7 +54,7 @@ NOW = "26 Jul 2024"
 _EXCESS = f"it writes more than {MOST_RENDERED_CHARS >> 20} MiB of text"
 _TOO_LONG = (
     "it marks no answers with {{% generation %}}, so it would be rendered anew for each of the {1:,} answers among "
-    "{0:,} messages, and 512 messages of which half are answers are the most"
+    "{0:,} messages, and at most 512 messages are rendered, half of them answers"
 )
 
 

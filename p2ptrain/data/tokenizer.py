@@ -36,6 +36,9 @@ MOST_REPLACEMENT_GROWTH = 256
 """Maximum factor by which all Replace normalizers together may lengthen a text, since a megabyte is encoded at once.
 Usual files have at most three, of factor 2. Guess: measure the factors of the hub's most downloaded tokenizers."""
 
+MOST_PREFIX_IDS = 4
+"""Maximum number of tokens before every text: files in wide use have one."""
+
 SEPARATORS = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -287,11 +290,15 @@ def read_tokenizer(path: Path) -> JsonTokenizer:
 
 
 def _first_ids(tokenizer: HubTokenizer) -> Sequence[int]:
-    """Return the ids that the post-processor puts before every text."""
+    """Return the ids that the post-processor puts before every text. Raises ValueError if they cannot be used."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     bare, ids = (tokenizer.encode("a", add_special_tokens=has_more).ids for has_more in (False, True))
     before = next((place for place in range(len(ids)) if ids[place : place + len(bare)] == bare), 0)
+    if before > MOST_PREFIX_IDS:
+        raise ValueError(f"it begins every text with {before:,} tokens, and at most {MOST_PREFIX_IDS} are read")
+    if any(tokenizer.id_to_token(each) is None for each in ids[:before]):  # the library does not check them
+        raise ValueError("it begins every text with an id that its vocabulary lacks")
     return list(ids[:before])
 
 

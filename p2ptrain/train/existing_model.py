@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import HomeError, ManifestError, OtherModelError, WeightsError
+from p2ptrain.base.errors import ManifestError, OtherModelError, WeightsError
 from p2ptrain.base.text import UserPath, printable
-from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, template_in
 from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
-from p2ptrain.data.hub_weights import HubRepository, HubUnavailableError, commit_of, download_weights
+from p2ptrain.data.hub_weights import HubRepository, commit_of, download_weights
+from p2ptrain.data.published_template import kept_template
 from p2ptrain.data.sources import file_digest, unchanged
-from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.weight_files import published_files
 from p2ptrain.manifest import Decoder
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES, FileWeights, HubWeights
@@ -25,12 +23,8 @@ from p2ptrain.manifest.model_config import model_section
 from p2ptrain.train.initial_weights import check_weights
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
-TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
-"""Files in which transformers keeps a chat template: the second one in older folders."""
 MAX_CONFIG_BYTES = 1 << 20
 """Maximum size of a config.json; those of the listed families have some kilobytes."""
-MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
-"""Maximum size of a tokenizer_config.json; those that list every special token of Gemma have a megabyte."""
 
 HUB = "hf:"
 
@@ -63,7 +57,7 @@ def _local_model(place: Path) -> GivenModel:
         for path in paths:
             stack.enter_context(unchanged(path))
         section = _section(_config(folder / CONFIG), f"{printable(folder / CONFIG)}")
-        with _belonging():
+        with _remedy_for_published():
             check_weights(section, paths)
         digests = [file_digest(path, "weights file") for path in paths]
     init = FileWeights(kind="file", sha256=digests)
@@ -73,7 +67,7 @@ def _local_model(place: Path) -> GivenModel:
         f"{place}",
         section.model_copy(update={"init": init}),
         tokenizer if tokenizer.is_file() else None,
-        _kept_template(lambda name, most: _content(folder / name, most)),
+        kept_template(lambda name, most: _content(folder / name, most)),
         tuple(zip(named, paths, strict=True)),
     )
 
@@ -87,52 +81,27 @@ def _hub_model(where: str) -> GivenModel:
     if content is None:
         raise WeightsError(f"The Hugging Face hub has no {what}.", "Choose a model in the format of transformers.")
     section = _section(content, what)
-    with _belonging():
+    with _remedy_for_published():
         check_weights(section, download_weights(name, revision, section))
     init = HubWeights(kind="hub", name=name, revision=revision)
     table = {"kind": "hub", "name": name, "revision": revision}
-
-    def read(name: str, most: int) -> bytes | None:
-        try:
-            return repository.small_file(name, most)
-        except HubUnavailableError:
-            raise
-        except WeightsError:  # too large, or HF_HUB_OFFLINE is set and it is not here
-            return None
-
     tokenizer = table if _has_tokenizer(repository) else None
-    template = _kept_template(read)
+    template = kept_template(repository.small_file)
     return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), tokenizer, template)
 
 
-def _kept_template(read: Callable[[str, int], bytes | None]) -> Path | None:
-    """Return a copy of a model's chat template in the cache, as a run names templates by file; None if it has none.
-
-    Args:
-        read: returns the content of a file of the model; None if it has none of that name.
-    """
-    content = read(TEMPLATE, MOST_TEMPLATE_BYTES)
-    if content is None:
-        with contextlib.suppress(ValueError, RecursionError):  # not JSON
-            config = json.loads(read(TOKENIZER_CONFIG, MAX_TOKENIZER_CONFIG_BYTES) or b"{}")
-            content = (template_in(config) or "").encode(errors="replace")
-    if not content or len(content) > MOST_TEMPLATE_BYTES:
-        return None
-    path = cache_directory() / "templates" / f"{hashlib.sha256(content).hexdigest()}.jinja"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(path, content)
-    except OSError as error:
-        raise HomeError(f"{path} cannot be written: {files.cause(error)}.", files.remedy(error, "")) from error
-    return path
-
-
 def _content(path: Path, most: int) -> bytes | None:
-    """Return a file's content; None if it is missing, unreadable or larger than ``most``."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        content = file.read(most + 1)
-        return content if len(content) <= most else None
-    return None
+    """Return a file's content; None if there is none. Raises WeightsError if it is unreadable or too large."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise WeightsError(f"{path} cannot be read: {files.cause(error)}.", files.remedy(error, "")) from error
+    if len(content) > most:
+        raise WeightsError(f"{path} is larger than {most:,} bytes.", "Use the model's own file.")
+    return content
 
 
 def _has_tokenizer(repository: HubRepository) -> bool:
@@ -143,7 +112,7 @@ def _has_tokenizer(repository: HubRepository) -> bool:
 
 
 @contextlib.contextmanager
-def _belonging() -> Iterator[None]:
+def _remedy_for_published() -> Iterator[None]:
     """Replace the remedy for a run, whose author may edit its sizes, by that for a published model."""
     try:
         yield

@@ -41,10 +41,9 @@ def generate_text(
     """Return the prompt and up to ``new_tokens`` further tokens; stop early if the model ends the document."""
     text_ids = tokenizer.encode_batch([prompt or "\n"])[0].tolist()  # "\n" may be lost
     prompt_ids = [*tokenizer.prefix, *text_ids] or [tokenizer.separator or 0]
-    new_ids = generate_tokens(
-        module, prompt_ids, new_tokens, sampling, tokenizer.separator, vocabulary=tokenizer.vocabulary_size
-    )
-    return tokenizer.decode(prompt_ids + new_ids)
+    stops = () if tokenizer.separator is None else (tokenizer.separator,)
+    ids = stream_tokens(module, prompt_ids, new_tokens, sampling, stops, tokenizer.vocabulary_size, tokenizer.prefix)
+    return tokenizer.decode([*prompt_ids, *ids])
 
 
 def generate_answer(
@@ -57,7 +56,7 @@ def generate_answer(
 ) -> str:
     """Return the text of a dialogue and of an answer of up to ``new_tokens`` tokens, without its end of turn."""
     stops = answer_ends(tokenizer, end_of_turn)
-    ids = stream_tokens(module, dialogue, new_tokens, sampling, stops, tokenizer.vocabulary_size)
+    ids = stream_tokens(module, dialogue, new_tokens, sampling, stops, tokenizer.vocabulary_size, tokenizer.prefix)
     return tokenizer.decode(dialogue) + "".join(text_pieces(ids, tokenizer, dialogue, end_of_turn))
 
 
@@ -81,6 +80,7 @@ def stream_tokens(
     sampling: Sampling,
     stops: Collection[int] = (),  # ids that end the text; not yielded
     vocabulary: int | None = None,  # ids that the tokenizer has, if the model has more; None: the model's
+    prefix: Sequence[int] = (),  # ids with which the model's texts begin, also after a window is full
 ) -> Iterator[int]:
     """Yield the ids that follow a prompt, each as it is drawn. Close the iterator to end earlier.
 
@@ -92,11 +92,11 @@ def stream_tokens(
     was_training = module.training
     module.train(False)
     tokens = list(prompt)
-    unread, cache, cached = tokens[-window:], None, 0
+    unread, cache, cached = _latest(tokens, window, prefix), None, 0
     try:
         while len(tokens) < len(prompt) + new_tokens:
             if cached + len(unread) > window:
-                unread, cache, cached = tokens[-max(1, window // 2) :], None, 0
+                unread, cache, cached = _latest(tokens, max(1, window // 2), prefix), None, 0
             ids = torch.tensor([unread], device=module.device)
             with torch.no_grad():  # not around a yield, whose caller may compute gradients
                 output = module(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -109,6 +109,14 @@ def stream_tokens(
             yield token
     finally:
         module.train(was_training)
+
+
+def _latest(tokens: Sequence[int], size: int, prefix: Sequence[int]) -> list[int]:
+    """Return at most ``size`` of the last tokens, of which the first are the prefix if older ones are left out."""
+    if len(tokens) <= size:
+        return [*tokens]
+    kept = prefix if len(prefix) < size else ()
+    return [*kept, *tokens[len(tokens) - size + len(kept) :]]
 
 
 def text_pieces(

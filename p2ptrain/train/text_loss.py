@@ -10,7 +10,7 @@ A window is T+1 tokens, T of which the model reads::
                                          [c c c c c p p p]
 
 Without a prefix the first token of the text is never predicted. A model that was trained with a token at the beginning
-of each sequence, as Llama and Gemma, reads that prefix before each window and predicts the first token, too.
+of each document, as Llama and Gemma, reads that prefix also before a window in the middle of one.
 
 Dimension letters: B windows of a batch, T tokens that the model reads, V vocabulary.
 """
@@ -71,7 +71,7 @@ class WindowRule:
     Args:
         length: tokens T that the model reads at once, the prefix among them.
         stride: tokens S by which a window begins after the one before.
-        prefix: ids at the beginning of each window.
+        prefix: ids at the beginning of each window, unless a document begins there, which has them already.
     """
 
     length: int
@@ -91,18 +91,31 @@ class WindowRule:
     def windows(self, chunks: Iterable[np.ndarray]) -> Iterator[TokenWindow]:
         """Yield the windows of a stream that arrives in chunks; the last one may be shorter."""
         size = self.stride + self.context
-        known = 0 if self.prefix else 1  # tokens at the beginning of the buffer that are not predicted
-        before = np.asarray(self.prefix, dtype=np.int64)
-        buffer = before[:0]
+        known: int | None = None  # tokens at the beginning of the buffer that are not predicted
+        buffer = np.zeros(0, dtype=np.int64)
         for chunk in chunks:
             buffer = np.concatenate([buffer, chunk.astype(np.int64)])
             begin = 0
             while len(buffer) - begin >= size:
-                yield TokenWindow(np.concatenate([before, buffer[begin : begin + size]]), size - known)
+                known = self._known_at_start(buffer) if known is None else known
+                yield TokenWindow(self._after_prefix(buffer[begin : begin + size]), size - known)
                 begin, known = begin + self.stride, self.context
             buffer = buffer[begin:]
+        known = self._known_at_start(buffer) if known is None else known
         if len(buffer) > known:
-            yield TokenWindow(np.concatenate([before, buffer]), len(buffer) - known)
+            yield TokenWindow(self._after_prefix(buffer), len(buffer) - known)
+
+    def _begins(self, ids: np.ndarray) -> bool:
+        return bool(self.prefix) and ids[: len(self.prefix)].tolist() == [*self.prefix]
+
+    def _known_at_start(self, ids: np.ndarray) -> int:
+        """Return how many of a text's first tokens are not predicted: its prefix, or one token without a prefix."""
+        if not self.prefix:
+            return 1
+        return len(self.prefix) if self._begins(ids) else 0
+
+    def _after_prefix(self, ids: np.ndarray) -> np.ndarray:
+        return ids if self._begins(ids) else np.concatenate([np.asarray(self.prefix, dtype=np.int64), ids])
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ class TaughtConversation:
         is_whole = False
         try:
             prompt = self._prompt()
-            module, vocabulary = self.model.module, self.model.vocabulary
-            ids = stream_tokens(module, prompt, self.new_tokens, self._next(), self._stops, vocabulary)
+            module, vocabulary, prefix = self.model.module, self.model.vocabulary, self.model.prefix
+            ids = stream_tokens(module, prompt, self.new_tokens, self._next(), self._stops, vocabulary, prefix)
             for piece in text_pieces(ids, self.model.tokenizer, stop=self._stop):
                 said.append(piece)
                 yield piece
@@ -120,7 +120,7 @@ class PlainText:
         stops = () if tokenizer.separator is None else (tokenizer.separator,)
         sampling = replace(self.sampling, seed=self.sampling.seed + self._turns)
         self._turns += 1
-        ids = stream_tokens(model.module, prompt, self.new_tokens, sampling, stops, model.vocabulary)
+        ids = stream_tokens(model.module, prompt, self.new_tokens, sampling, stops, model.vocabulary, model.prefix)
         try:
             yield from text_pieces(kept(ids), tokenizer, before=self._ids[-CONTEXT_IDS:])
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -74,6 +75,8 @@ def _tell(note: str) -> None:
 def _lines() -> Iterator[str]:
     """Yield the user's messages until the input ends; a terminal shows a prompt, and edits lines."""
     if not sys.stdin.isatty():
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")  # bytes that are not UTF-8
         for line in sys.stdin:
             if line.strip():
                 yield line.rstrip("\n")

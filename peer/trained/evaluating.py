@@ -104,15 +104,14 @@ def evaluate_file(
     elif template_file is not None:
         raise UserError(f"--template is for dialogues, and {path} has none.", "Omit --template.")
     cut = _cut(model, sequence_length, stride)
-    unpredicted = 0 if model.prefix else 1
+    unpredicted = max(1, len(model.prefix))
     most = None if most_tokens is None else most_tokens + unpredicted
     text = TextFile(path, text_field or DEFAULT_COLUMN, model.tokenizer, most)
     with explained(model.module.device):
         found = text_loss(model.module, cut.windows(text.chunks()), goes_on, most_tokens or 0)
     if not found.tokens:
         raise UserError(f"{path} is too short: nothing follows its first token.", "Name a file with more text.")
-    text_bytes = text.text_bytes + (text.first_bytes if model.prefix else 0)
-    return _evaluation(found, text_bytes, str(path), cut, text.warnings)
+    return _evaluation(found, text.text_bytes, str(path), cut, text.warnings)
 
 
 def _of_dialogues(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate, read_template, template_in
+from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate, read_template, special_tokens_in, template_in
 from p2ptrain.data.packed_stream import load_template, template_name
 from peer.exported_chat import TEMPLATE_FILE
 from peer.home import Home
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from peer.trained.language_model import LanguageModel
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""Special tokens that templates of transformers may write."""
 
 
 def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | None:
@@ -55,12 +53,4 @@ def _described(folder: Path) -> tuple[dict[str, str], str | None]:
             config: Any = json.loads(file.read(64 * MOST_TEMPLATE_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}, None
-    if not isinstance(config, dict):
-        return {}, None
-    found = {name: _token_text(config.get(name)) for name in VARIABLES}
-    return {name: text for name, text in found.items() if text is not None}, template_in(config)
-
-
-def _token_text(value: object) -> str | None:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None
+    return special_tokens_in(config), template_in(config)

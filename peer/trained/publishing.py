@@ -131,7 +131,7 @@ def _revised(path: Path, publication: Publication) -> bool:
         raise UserError(f"{path} cannot be revised: {files.cause(error)}.", files.remedy(error, "")) from error
     except Exception as error:  # of the hub's client or its YAML parser
         raise UserError(
-            f"{path} is no model card: {one_line(str(error), 120).rstrip('.')}.",
+            f"{path} is not a model card: {one_line(str(error), 120).rstrip('.')}.",
             "Correct its first part, between the lines ---, or write the folder again with --dry-run.",
         ) from error
 

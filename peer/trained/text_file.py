@@ -28,15 +28,13 @@ class TextFile:
     most_tokens: int | None = None
     counts: TextCounts = field(default_factory=TextCounts)
     text_bytes: int = 0
-    """Bytes of the text of all tokens but the first, as UTF-8; separators of documents have none."""
-    first_bytes: int = 0
-    """Bytes of the first token's text."""
+    """Bytes of the text of all tokens but the first, as UTF-8; what is put before and after documents has none."""
     tokens: int = 0
     warnings: list[str] = field(default_factory=list)
     """Sentences on what the tokenizer loses of the text, without their full stops; complete after the last chunk."""
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Yield the ids of the text: documents with a separator after each. A prefix is the windows' matter.
+        """Yield the ids of the text as training would have them: documents, each between a prefix and a separator.
 
         Raises CorpusError if the file is unreadable, empty, no text, changes meanwhile or is unknown to the tokenizer.
         """
@@ -49,12 +47,12 @@ class TextFile:
         check = FidelityCheck(self.tokenizer, self.counts)
         with unchanged(self.path), _explained():
             pieces = check.reading(file_pieces(self.path, kind, self.text_field, self.counts))
-            for chunk in check.writing(tokenize(pieces, self.tokenizer, self.most_tokens)):
+            prefix = self.tokenizer.prefix
+            for chunk in check.writing(tokenize(pieces, self.tokenizer, self.most_tokens, prefix)):
                 if not len(chunk.ids):
                     continue
                 if not self.tokens:
-                    self.first_bytes = bytes_of(self.tokenizer, chunk.ids[:1].tolist())
-                    self.text_bytes -= self.first_bytes
+                    self.text_bytes -= bytes_of(self.tokenizer, chunk.ids[:1].tolist())
                 self.tokens += len(chunk.ids)
                 is_cut = self.tokens == self.most_tokens
                 self.text_bytes += bytes_of(self.tokenizer, chunk.ids.tolist()) if is_cut else chunk.text_bytes

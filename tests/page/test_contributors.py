@@ -217,6 +217,7 @@ def test_a_swarm_that_grows_is_followed() -> None:
 def test_a_table_survives_a_restart() -> None:
     table = measured()
     table.take(Contribution("a", "fox", 100, 50.0, 90, ("b",), 10.0))
+    table.take(Contribution("me", "own", 50, 20.0, is_own=True))
     trained(table, "b", 7)
     again = ContributionTable.from_json(json.loads(json.dumps(table.to_json())))
     assert again == table

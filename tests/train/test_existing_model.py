@@ -12,9 +12,11 @@ import pytest
 import torch
 from families import DESCRIPTIONS, description
 from safetensors.torch import load_file, save_file
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from p2ptrain.base.errors import CorpusError, ManifestError, UserError, WeightsError
 from p2ptrain.cli import check_kept_weights
+from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.own_text import NewRun, create
 from p2ptrain.data.tokenizer import ByteTokenizer
 from p2ptrain.manifest import PRESETS, parameter_count, preset, read_run, with_changes
@@ -124,6 +126,7 @@ PLACES: dict[str, dict[str, object]] = {
     "no template": {"tokenizer_config.json": {"chat_template": None}},
     "no JSON": {"tokenizer_config.json": "{"},
     "too long": {"chat_template.jinja": "x" * (1 + (256 << 10))},
+    "none is the default": {"tokenizer_config.json": {"chat_template": [{"name": "tool_use", "template": "x"}]}},
 }
 
 
@@ -139,8 +142,42 @@ def test_dialogues_take_the_models_own_template(
     with serving({path.name: path.read_bytes() for path in folder.iterdir()}) as hub:
         use(hub.url, tmp_path, monkeypatch)
         template = read_model(f"hf:{NAME}" if is_hub else f"{folder}").template
-    has_one = place not in ("no template", "no JSON", "too long")
-    assert (None if template is None else template.read_text()) == (OWN if has_one else None)
+    if place in ("too long", "none is the default"):
+        assert isinstance(template, CorpusError), "an author must choose"
+        assert "--template chatml" in template.remedy
+    else:
+        expected = None if place in ("no template", "no JSON") else OWN
+        assert (template.read_text() if isinstance(template, Path) else template) == expected
+
+
+def test_a_kept_template_writes_the_models_own_special_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a run's peers, who have no tokenizer_config.json, render what its publisher's library does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path / 'cache'}")
+    folder = published(tmp_path / "model")
+    source = "\n{{ bos_token }}" + OWN + "{{ eos_token }}{# \n #}"
+    tokens = {"bos_token": {"content": 'a"b\\n%}'}, "eos_token": "Ende ü🙂", "pad_token": "p", "unk_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": source, **tokens}))
+    kept = read_model(f"{folder}").template
+    assert isinstance(kept, Path)
+    assert "pad_token" not in kept.read_text()
+    [dialogue] = made(1)
+    texts, _ = render_jinja_template(
+        [dialogue], chat_template=source, bos_token=tokens["bos_token"]["content"], eos_token=tokens["eos_token"]
+    )
+    with ChatTemplate.checked(kept.read_text(), "kept", {"bos_token": "<s>", "eos_token": "</s>"}) as template:
+        assert template.render(dialogue) == texts[0]
+
+
+def test_only_dialogues_need_a_template_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{tmp_path / 'cache'}")
+    folder = published(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("x" * (1 + (256 << 10)))
+    chats = write_jsonl(tmp_path / "chats.jsonl", made(300))
+    with pytest.raises(
+        CorpusError, match=r"chat template is not known\. .*chat_template\.jinja is larger than 262,144"
+    ):
+        new_run(tmp_path, folder, chats, field="")
+    assert new_run(tmp_path, folder, text(tmp_path)).manifest.corpus.kind == "file"
 
 
 def test_a_template_that_is_named_comes_before_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,20 @@ def test_text_goes_on_past_the_models_window(trained):
     assert len(generate_tokens(trained, PROMPT * 8, 100, Sampling())) == 100
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT * 8])
+def test_what_begins_a_text_stays_when_the_window_is_full(trained, prompt):
+    read = []
+    hook = trained.register_forward_pre_hook(lambda _, __, given: read.append(given["input_ids"][0]), with_kwargs=True)
+    try:
+        assert len([*stream_tokens(trained, [1, *prompt], 60, Sampling(), prefix=(1,))]) == 60
+    finally:
+        hook.remove()
+    windows = [ids.tolist() for ids in read if len(ids) > 1]
+    assert len(windows) > 2
+    assert all(ids[0] == 1 and len(ids) <= 32 for ids in windows)
+    assert windows[1][1:] != windows[0][1:]
+
+
 def test_it_ends_at_the_separator(trained):
     first, second, *_ = generate_tokens(trained, PROMPT, 20, Sampling(temperature=0))
     assert generate_tokens(trained, PROMPT, 20, Sampling(temperature=0), stop=first) == []

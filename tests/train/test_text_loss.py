@@ -45,6 +45,18 @@ def test_each_token_is_predicted_once(tokens: int, cut: WindowRule, chunk: int) 
         assert len(window.ids) - window.predicted - len(prefix) == cut.context
 
 
+@pytest.mark.parametrize("rule", [rule for rule in CUTS if rule.prefix])
+def test_a_document_that_begins_a_window_has_its_prefix_once(rule: WindowRule) -> None:
+    ids = np.asarray([99, *range(20), 98, 99, *range(20, 26), 98], dtype=np.uint8)
+    windows = list(rule.windows(pieces(ids, 5)))
+    predicted = [each for window in windows for each in window.ids[len(window.ids) - window.predicted :].tolist()]
+    assert predicted == ids[1:].tolist()
+    for window in windows:
+        assert window.ids[0] == 99
+        assert window.ids[1] != 99
+        assert len(window.ids) <= rule.length + 1
+
+
 @pytest.mark.parametrize(("length", "stride"), [(32, None), (16, None), (32, 8), (20, 19)])
 def test_the_loss_is_that_of_a_plain_loop(tiny_run: Any, length: int, stride: int | None) -> None:
     module = tiny_run().model().module

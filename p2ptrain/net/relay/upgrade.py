@@ -24,7 +24,7 @@ POLL_S = 0.1
 """Interval of the question which connections p2pd has, which takes a millisecond (measured)."""
 AGAIN_S = (2.0, 3600.0)
 """First and longest backoff after a wait in vain, by peer; it doubles. A fresh circuit costs a second (measured). The
-first is short, because of 15 pairs whose holes can be punched up to 2 fail at first on busy machines (measured)."""
+first is short: on busy machines up to 2 of 15 pairs that can punch holes fail at first (measured)."""
 MAX_REMEMBERED = 1024
 """Most peers with which a wait was in vain."""
 

@@ -39,7 +39,14 @@ class Script:
         self.answers = [each if isinstance(each, bytes) else each.encode() for each in answers]
 
     def __call__(
-        self, module: object, prompt: list[int], new_tokens: int, sampling: Sampling, stops: Any, vocabulary: int
+        self,
+        module: object,
+        prompt: list[int],
+        new_tokens: int,
+        sampling: Sampling,
+        stops: Any,
+        vocabulary: int,
+        prefix: tuple[int, ...],
     ) -> Iterator[int]:
         self.prompts.append(bytes(prompt).decode())
         self.asked.append((new_tokens, sampling))
@@ -106,6 +113,14 @@ def test_a_dialogue_has_the_form_of_the_template(taught: Home, script: Callable[
     assert [each[0] for each in made.asked] == [9, 9]
     assert made.asked[0][1].seed != made.asked[1][1].seed
     assert NO_TEMPLATE not in ran.stderr
+
+
+def test_bytes_that_are_not_text_cost_no_other_line(taught: Home, script: Callable[..., Script]) -> None:
+    made = script("one", "two", "three")
+    ran = CliRunner().invoke(chat, [str(taught.path), "--device", "cpu"], input=b"a\n\xff\nc\n")
+    assert ran.exception is None, ran.output
+    assert ran.stdout == "one\ntwo\nthree\n"
+    assert "\ufffd" in made.prompts[1]
 
 
 def test_an_answer_also_ends_at_the_separator(taught: Home, script: Callable[..., Script]) -> None:

@@ -91,7 +91,7 @@ def test_a_model_that_was_trained_with_a_first_token_reads_it_in_each_window(fol
     tokenizer.save(str(folder / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(folder)
     ids = list(TEXT.encode())
-    rows = [[5, *ids[:32]]] + [[5, *ids[start - 1 : start + 31]] for start in range(32, len(ids), 31)]
+    rows = [[5, *ids[:31]]] + [[5, *ids[start - 1 : start + 31]] for start in range(31, len(ids), 31)]
     total, count = 0.0, 0
     for number, row in enumerate(rows):
         skipped = 1 if number == 0 else 2
@@ -102,6 +102,11 @@ def test_a_model_that_was_trained_with_a_first_token_reads_it_in_each_window(fol
     found = measured(folder, text, "--sequence-length", 32)
     assert count == found["tokens"] == found["bytes"] == len(ids)  # the first token, too
     assert found["loss"] == pytest.approx(total / count, abs=1e-4)
+    rows_file = text.with_suffix(".jsonl")
+    rows_file.write_text("\n".join(json.dumps({"text": each}) for each in ("first", "second")))
+    found = measured(folder, rows_file)
+    assert found["tokens"] == len("firstsecond") + 3  # two ends, and the beginning of the second document
+    assert found["bytes"] == len("firstsecond")
 
 
 def test_a_stride_gives_more_context(home: Home, text: Path) -> None:

@@ -260,5 +260,5 @@ def test_what_the_owner_says_at_the_upload_reaches_the_card(home: Home, hub: Hub
     other = JoinLink("0" * 64, link.addresses)
     assert "but the link is to run" in error_of(run(home.path, "me/model", "--upload", out, "--link", other)).problem
     card.write_text("---\nlicense: [\n---\n")
-    assert "is no model card" in error_of(run(home.path, "me/model", "--upload", out)).problem
+    assert "is not a model card" in error_of(run(home.path, "me/model", "--upload", out)).problem
     assert len(hub.uploads) == 1
