@@ -228,7 +228,7 @@ def special_tokens_in(tokenizer_config: object) -> dict[str, str]:
 
 
 def with_values(source: str, values: Mapping[str, str]) -> str:
-    """Return a template that has the values of the variables it names, whoever renders it."""
+    """Return a template that contains the values of the variables it names."""
     sets = [f"{{% set {name} = {json.dumps(text, ensure_ascii=False)} %}}" for name, text in values.items()]
     named = [each for name, each in zip(values, sets, strict=True) if name in source]
     return "".join(named) + "\n" + source if named else source  # a line end after a block is not rendered

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -58,10 +58,14 @@ class ThreadGroup:
         return result
 
     def _get(self, name):
-        try:
-            return self.queues[self.rank].get(timeout=LEFT_ALONE_S)
-        except Empty:
-            raise TeamError(name, "the other thread is gone") from None
+        found = self.queues[self.rank].get(timeout=LEFT_ALONE_S)
+        if found is GONE:
+            raise TeamError(name, "the other thread is gone")
+        return found
+
+    def leave(self):
+        """Tell the other thread that this one has ended."""
+        self.queues[1 - self.rank].put(GONE)
 
 
 def quadratic(begin=0, end=3600, seed=1):
@@ -77,8 +81,9 @@ def learner(task, fragments, all_gather=None, name="fp32"):
     return Learner(task, rules, fragments, codec.get(name), MemoryLog(), clock=lambda: 0.0, **extra)
 
 
+GONE = object()
 LEFT_ALONE_S = 120.0
-"""Seconds after which a thread considers the other one gone: longer than a test trains plain peers meanwhile."""
+"""Seconds after which a thread fails whose other one hangs: longer than a test trains plain peers meanwhile."""
 
 
 class ThreadTeam:
@@ -120,6 +125,7 @@ class ThreadTeam:
             )
         except TeamError as error:
             self.failure = error
+            self.groups[1].leave()
 
     def close(self):
         if self.thread.is_alive():
