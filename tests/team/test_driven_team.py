@@ -21,7 +21,7 @@ from p2ptrain.swarm import Peer, PeerState
 from p2ptrain.team.shard import LocalShard
 
 CODEC = "modular4"
-LIFE_S = 60.0
+LIFE_S = 20.0
 
 
 class DrivenPeer:
