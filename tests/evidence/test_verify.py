@@ -123,6 +123,24 @@ def test_small_differences_do_not_add_up(measured: Code) -> None:
     assert measured.verify("third", swarm=1 + 1.4 * TOLERANCE) != []
 
 
+def test_a_headline_of_another_processor_is_known_too(measured: Code) -> None:
+    """Check that it counts beside the first one, and survives the check."""
+    measured.verify("first")
+    documents = {name: run.load(measured.folder, name) for name, each in EXPERIMENTS.items() if each.cells}
+    _, wanted = verify._groups(documents)
+    runs = run.load(measured.folder, verify.SHORT_RUNS)
+    measured.factor = {"swarm": 2.0}
+    for each in runs["cells"]:
+        there = run.measured(measured.simulate, wanted[each["scenario"]])
+        each["elsewhere"] = [{"machine": "n", "commit": "c", "headline": there["headline"]}]
+    run.write(measured.folder, runs)
+    before = kept(measured)
+    for name, factor in (("second", 2.0), ("third", 1.0), ("fourth", 2.0)):
+        assert measured.verify(name, swarm=factor) == []
+        assert kept(measured) == before
+    assert measured.verify("fifth", swarm=3.0) != []
+
+
 def test_code_that_is_restored_computes_its_results_again(measured: Code) -> None:
     measured.verify("first")
     before = kept(measured)
