@@ -30,6 +30,7 @@ def trains(peer: Program) -> None:
     until("an outer step", lambda: [each for each in peer.events("progress")[steps:] if each["step"]])
 
 
+@pytest.mark.lab  # a minute and a half; tests/train and tests/team have replicas in real processes
 def test_two_replicas_of_two_stages_train_in_a_swarm_and_end_together() -> None:
     with Swarm(**LAYERS, **ENDLESS) as swarm:
         swarm.bootstrap()
