@@ -221,8 +221,8 @@ class ContributionTable:
                 row = contribution(entry["peer"], entry, entry.get("nickname", ""))
                 observations = int(number(entry.get("observations")) or 0)
                 observed_at = number(entry.get("observed_at")) or row.last_at
-                table.rows[row.peer] = replace(row, observations=observations, observed_at=observed_at)
-                table.rows[row.peer] = replace(table.rows[row.peer], is_own=entry.get("is_own") is True)
+                is_own = entry.get("is_own") is True
+                table.rows[row.peer] = replace(row, observations=observations, observed_at=observed_at, is_own=is_own)
         return table
 
 

@@ -96,7 +96,7 @@ def _without_secret(link: JoinLink) -> JoinLink:
     """Return the link. Raises UserError if everybody who reads the card could use its invite."""
     if link.invite:
         raise UserError(
-            "The join link contains an invite, which is a secret, and the model card is for everybody.",
+            "The join link contains an invite, which is secret, and the model card is public.",
             "Give the link up to the #, without the invite.",
         )
     return link

@@ -206,7 +206,7 @@ def test_a_link_of_another_run_is_refused_and_nothing_is_left(home: Home, tmp_pa
 def test_an_invite_is_kept_out_of_the_card(home: Home, tmp_path: Path) -> None:
     link = f"p2ptrain://{'a' * 64}@/ip4/46.10.1.2/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     error = error_of(run(home.path, "me/model", "--dry-run", tmp_path / "out", "--link", f"{link}#abc"))
-    assert "contains an invite, which is a secret" in error.problem
+    assert "contains an invite, which is secret" in error.problem
     assert not (tmp_path / "out").exists()
 
 
