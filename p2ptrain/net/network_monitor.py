@@ -125,7 +125,7 @@ def _used(here: InterfaceAddresses) -> frozenset[str]:
 
 
 class NetworkMonitor:
-    """Watches the network of this machine.
+    """Watches the network of this machine from the moment it is made.
 
     Args:
         look: reads this machine's addresses.
@@ -136,6 +136,7 @@ class NetworkMonitor:
         self._look = look
         self._clock = clock
         self._detector: ChangeDetector | None = None
+        self._observe()
 
     async def until_broken(self, on_change: Callable[[], None]) -> NetworkChange:
         """Wait for a change that breaks the connections, and return it; call ``on_change`` at any other one."""
