@@ -136,7 +136,7 @@ class Participation:
         self._pass_on_mode()
 
     def leave(self) -> None:
-        """Leave the swarm as in a pause, because training has failed; from the trainer thread."""
+        """Leave the swarm as in a pause, because training has failed; from any thread."""
         self._is_absent = True
         self._pass_on_mode()
 

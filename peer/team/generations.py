@@ -188,6 +188,21 @@ class Team:
         lengths = [piece.stop - piece.start for piece in self.rank.sharding.fragments]
         return lambda state: gather(self._home.whole, self._payloads, lengths, state, self.trainer.gather)
 
+    def watch_line(self, leave: Callable[[], None]) -> None:
+        """Let a computer that leaves end the exchanges at once, and ``leave`` be called, from any thread.
+
+        Where its line is cut, a collective notices much later, and partners would wait for this peer meanwhile.
+        """
+        if self._lan is None:
+            return
+
+        def left() -> None:
+            for remote in self._remotes:
+                remote.close()
+            leave()
+
+        self._lan.on_left = left
+
     def recover(self, error: TeamError) -> bool:
         """End the failed generation and begin another; return False if the owner stops the peer meanwhile.
 

@@ -90,6 +90,8 @@ class LanListener:
         self.address = address
         self.ranks = ranks
         self.is_stopping = is_stopping
+        self.on_left: Callable[[], None] = lambda: None
+        """Called when a computer that has joined leaves, before its place is free."""
         self._key = key
         self._told = {"leader": str(address), "key": str(key_file.absolute())}
         self._signed = signed
@@ -294,6 +296,7 @@ class LanListener:
             control.close()
             if visitor is not None:
                 visitor.stops.set()
+                self.on_left()
                 with self._changed:
                     visitor.is_lost = True
                     if self._visitors.get(visitor.rank) is visitor:

@@ -55,6 +55,8 @@ class Recovery:
         if team is None:
             act()
             return
+        if self.membership is not None:
+            team.watch_line(self.membership.leave)
         while True:
             try:
                 act()

@@ -23,6 +23,8 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's"),
 ]
 
+HEARD_S = 1.0
+"""Time in which a partner hears that the peer leaves."""
 LEADER, RANK, PUBLIC, PORT = "192.168.77.1", "192.168.77.2", "11.7.7.1", 7007
 
 
@@ -100,7 +102,7 @@ def test_a_cut_lan_is_a_state_and_training_goes_on_once_it_heals() -> None:
         link.cut(True)
         failed = first.wait_for("rank failed")
         assert failed["device"] == "Rank 1 on another computer"
-        first.wait_for("rank left")
+        left = first.wait_for("rank left")
         second.wait_for("waiting for the leader")
         until("no rank process", lambda: not psutil.Process(second.process.pid).children(recursive=True))
         assert first.process.poll() is None
@@ -108,6 +110,8 @@ def test_a_cut_lan_is_a_state_and_training_goes_on_once_it_heals() -> None:
         first.wait_for("ranks replaced")
         first.wait_for_more("exchanged")
         assert len(plain.events("refused", peer=first.peer_id, why="leaving")) <= 1
+        waits = [each for each in plain.events("failed", peer=first.peer_id) if each["why"].startswith("no answer")]
+        assert not [each for each in waits if each["time"] - each["seconds"] > left["time"] + HEARD_S]
         first.interrupt()
         assert first.end() == 0, first.output
         second.wait_for_more("waiting for the leader")

@@ -101,6 +101,18 @@ def test_a_rank_gets_the_manifest_and_is_ready_when_it_says_so(listener: LanList
     assert until_noted(listener, "rank left")["name"] == "second"
 
 
+def test_a_rank_that_leaves_is_told_before_its_place_is_free(listener: LanListener) -> None:
+    missing = list[int]()
+    listener.on_left = lambda: missing.append(listener.missing())
+    line = joined(listener)
+    line.receive()
+    line.close()
+    deadline = time.monotonic() + 10
+    while not listener.missing() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (missing, listener.missing()) == ([0], 1)
+
+
 @pytest.mark.parametrize(
     ("version", "run", "says"), [("0.0.0", None, "runs p2ptrain 0.0.0"), (p2ptrain.__version__, "ab" * 32, "another")]
 )

@@ -29,6 +29,9 @@ class FakeTeam:
     def is_stopping(self) -> bool:
         return self.stops
 
+    def watch_line(self, leave: Any) -> None:
+        self.leave = leave
+
     def recover(self, error: TeamError) -> bool:
         assert error.__traceback__ is None
         assert error.__cause__ is None
@@ -84,6 +87,12 @@ def test_a_peer_leaves_recovers_and_returns() -> None:
     recovery(team, membership).run(failing(1, TeamError("turn 5", "a rank is gone")))
     assert team.did == ["recover", "renew"]
     assert membership.did == ["leave", UNFIT, UNFIT, "come back"]
+
+
+def test_a_computer_whose_line_is_cut_makes_the_peer_leave_before_a_collective_fails() -> None:
+    team, membership = FakeTeam(), FakeMembership(2)
+    recovery(team, membership).run(lambda: team.leave())
+    assert (team.did, membership.did) == ([], ["leave"])
 
 
 def test_a_farewell_that_does_not_end_ends_with_a_stop() -> None:
