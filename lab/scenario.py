@@ -259,6 +259,14 @@ class RealScenario(Scenario):
             raise ValueError("\n".join(faults))
         return self
 
+    @property
+    def run_tokens(self) -> int:
+        """Tokens of all peers at the run's end: real peers count those of adversaries, too, which train."""
+        if self.run.tokens is not None or not self.trains_together:
+            return super().run_tokens
+        trainers = sum(group.count for group in self.peers if group.keeps is None)
+        return (self.run.outer_steps or 0) * self.tokens_per_outer_step * trainers
+
     def calm(self) -> RealScenario | None:
         """Return the scenario to compare with; None if there is none. Raises ScenarioError."""
         if self.undisturbed is None:

@@ -94,6 +94,16 @@ def test_second_0_waits_for_nobody_who_is_not_invited(plain: dict[str, Any]) -> 
     assert not scenarios.parse(changed(plain, [*uninvited, "peers.home.arrives_at_s=3"])).peers[0].invited
 
 
+def test_every_honest_peer_makes_the_same_outer_steps_beside_adversaries(plain: dict[str, Any]) -> None:
+    """Check a run of so many outer steps: the swarm counts the tokens of adversaries, too."""
+    run, group = {"seed": 1, "outer_steps": 100}, {"count": 6, "step_s": 1.0}
+    honest = {**plain, "run": run, "peers": [{"name": "honest", **group}]}
+    among = {**honest, "peers": [*honest["peers"], {"name": "liar", "lie": "progress", **group, "count": 2}]}
+    alone, beside = scenarios.parse(honest), scenarios.parse(among)
+    assert alone.run_tokens == 600 * alone.tokens_per_outer_step
+    assert beside.run_tokens == 800 * alone.tokens_per_outer_step
+
+
 def test_limits_are_inclusive() -> None:
     assert Limit(at_least=1, at_most=2).holds(1)
     assert Limit(at_least=1, at_most=2).holds(2)
