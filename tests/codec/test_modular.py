@@ -90,7 +90,7 @@ def test_no_coordinate_is_off_by_more_than_a_step(each: ModularCodec, elements: 
 @pytest.mark.parametrize("weights", ["zero", "spread"])
 def test_the_codes_are_unbiased_whatever_the_weights(bits: int, weights: str) -> None:
     """Check the mean over dithers and rotations; without dither, weights of zero hide differences below a step."""
-    each, repetitions = ModularCodec(bits, 64), 1500
+    each, repetitions = ModularCodec(bits, 64), 500
     mine = random(64, 1, {"zero": 0.0, "spread": 10.0}[weights])
     moved = random(64, 2)
     step = 8 * float(moved.norm()) / (2 ** (bits - 1) - 1)  # no rotated coordinate wraps

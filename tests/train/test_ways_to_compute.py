@@ -62,6 +62,7 @@ def spread(tiny) -> tuple[float, float]:
     return losses[0], max(losses) - min(losses)
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("way", ["micro-batches", "chunks", "recomputed"])
 def test_each_eager_way_ends_at_the_same_loss(tiny, spread, monkeypatch, way):
     loss, apart = spread
