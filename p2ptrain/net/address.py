@@ -188,13 +188,16 @@ def listening(port: int, local: bool = False) -> tuple[str, ...]:
     return tuple(multiaddress(host, port) for host in (("127.0.0.1",) if local else ("0.0.0.0", "::")))
 
 
-def with_one_port(listen: Sequence[str]) -> tuple[str, ...]:
+def with_one_port(listen: Sequence[str], needs_number: bool = False) -> tuple[str, ...]:
     """Return listening addresses whose ports 0, if several, are replaced by one port that is free for each of them.
+
+    Args:
+        needs_number: whether to replace a single port 0, too.
 
     Raises UserError if none is found. Another program may still take the port before it is used.
     """
     free = [each for each in listen if host_port(each).endswith(":0")]
-    if len(free) < 2:
+    if not free or (len(free) == 1 and not needs_number):
         return tuple(listen)
     for _ in range(_PORT_TRIES):
         with socket.socket() as probe:
@@ -203,7 +206,7 @@ def with_one_port(listen: Sequence[str]) -> tuple[str, ...]:
         found = {each: multiaddress(host_of(each), port) for each in free}
         if not any(map(is_taken, found.values())):
             return tuple(found.get(each, each) for each in listen)
-    raise UserError("No TCP port is free by both IPv4 and IPv6.", "Choose one address with --listen.")
+    raise UserError("No TCP port is free.", "Choose an address and a port with --listen.")
 
 
 def is_taken(place: str) -> bool:

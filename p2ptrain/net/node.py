@@ -121,7 +121,7 @@ class Node:
         """
         listen = address.listening(0) if listen is None else listen
         address.check(listen, announce, bootstraps)
-        listen = address.with_one_port(listen)
+        listen = address.with_one_port(listen, needs_number=punches)
         use_hivemind_log_handler("nowhere")  # hivemind's messages go to the root logger only
         daemon = await Daemon.start(
             identity.path, listen, announce, punches and address.port_of(listen) > 0, connections

@@ -205,6 +205,7 @@ def test_one_free_port_is_taken_for_both_families() -> None:
     assert len(ports) == 1
     assert 0 not in ports
     assert address.with_one_port(["/ip4/127.0.0.1/tcp/0"]) == ("/ip4/127.0.0.1/tcp/0",)
+    assert address.port_of(address.with_one_port(["/ip4/127.0.0.1/tcp/0"], needs_number=True)) > 0
     assert address.with_one_port(["/ip4/10.0.0.1/tcp/7", "/ip6/::/tcp/0"]) == ("/ip4/10.0.0.1/tcp/7", "/ip6/::/tcp/0")
 
 
