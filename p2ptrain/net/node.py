@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from random import Random
 from typing import Any
@@ -83,6 +84,8 @@ class Node:
         self._mapper: PortMapper | None = None
         self._announced = tuple(announce)
         self._is_owners_word = bool(announce)
+        self.streams: Counter[PeerId] = Counter()
+        """Streams with each peer, of all protocols, also those that are being opened."""
         self.neighbours: dict[PeerId, tuple[str, ...]] = {}
         """Peers behind the same router, with the addresses at which we reach them (``net.relay.neighbours``)."""
         self.on_narrow_path: Callable[[str, PathVerdict], None] = _log_narrow_path
@@ -218,6 +221,12 @@ class Node:
             self._peers[record.peer] = record.addresses
         for peer in list(self._peers)[:-MAX_KNOWN_PEERS]:
             del self._peers[peer]
+
+    def forget_stream(self, peer: PeerId) -> None:
+        """Count one of a peer's streams no more."""
+        self.streams[peer] -= 1
+        if self.streams[peer] <= 0:
+            del self.streams[peer]
 
     async def close(self) -> None:
         """End the tasks, the port mapping, the DHT and p2pd. Safe to call twice."""

@@ -90,7 +90,6 @@ class P2PTransport:
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], _InboundSlot | None] = {}
         """Slot of each stream, the oldest first; None: initiator not known yet, or stream about to end."""
-        self._links: Counter[PeerId] = Counter()  # outbound ones
         self._partings: dict[StreamLink, asyncio.Task[None]] = {}
         self._hanging: BoundedDict[PeerId, list[float]] = BoundedDict(MAX_REMEMBERED)
         """Times, on the loop's clock, at which unread streams ended since the connection to the peer was last
@@ -103,18 +102,22 @@ class P2PTransport:
         # No circuit through this node.
         others = [each for each in addresses if address.relay_of(each) != self._node.peer_id]
         others = [*self._node.neighbours.get(peer, ()), *others]
+        is_first = not self._node.streams[peer]
+        self._node.streams[peer] += 1
         try:
             async with asyncio.timeout(self._limits.dial_s):
-                if self._upgrades is not None and others and not self._has_links(peer):
+                if self._upgrades is not None and others and is_first:
                     await self._upgrades.renew(peer)
                 if others:
                     await daemon.connect(peer, others)
                 if self._upgrades is not None:
                     await self._upgrades.wait(peer)
                 far_end, stream = await daemon.open_stream(peer, self._protocol)
-        except TimeoutError:
-            raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
-        self._links[peer] += 1
+        except BaseException as error:
+            self._node.forget_stream(peer)
+            if isinstance(error, TimeoutError):
+                raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
+            raise
         return StreamLink(far_end, stream, self._limits, self._rates, on_end=self._on_outbound_end)
 
     async def listen(self, handler: Handler) -> None:
@@ -161,10 +164,14 @@ class P2PTransport:
                 far_end = await read_opener(stream)
             link = StreamLink(far_end, stream, self._limits, self._rates, self._serves_others, self._on_link_end)
             if self._admit(link):
-                await handler(link)
-                await link.close()
-                if (parting := self._partings.get(link)) is not None:  # the stream keeps its slot until then
-                    await asyncio.wait([parting])
+                self._node.streams[link.peer] += 1
+                try:
+                    await handler(link)
+                    await link.close()
+                    if (parting := self._partings.get(link)) is not None:  # the stream keeps its slot until then
+                        await asyncio.wait([parting])
+                finally:
+                    self._node.forget_stream(link.peer)
         except (NetworkError, RemoteError, OSError, EOFError) as error:
             logger.info("an inbound link ended: %s", error)
             if link is not None:
@@ -194,13 +201,8 @@ class P2PTransport:
         self._inbound[task] = _InboundSlot(link, where)
         return True
 
-    def _has_links(self, peer: PeerId) -> bool:
-        inbound = (place.link.peer for place in self._inbound.values() if place is not None)
-        return self._links[peer] > 0 or peer in inbound
-
     def _on_outbound_end(self, link: StreamLink) -> None:
-        self._links[link.peer] -= 1
-        self._links += Counter()  # drops zeros
+        self._node.forget_stream(link.peer)
         self._on_link_end(link)
 
     def _on_link_end(self, link: StreamLink) -> None:

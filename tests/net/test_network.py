@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,13 +148,17 @@ def test_a_payload_crosses_both_ways_at_once(swarm: Swarm):
         await transport.listen(swap)
         link = await P2PTransport(swarm.nodes[1], "/test/swap").open(swarm.nodes[0].peer_id, swarm.nodes[0].addresses)
         assert link.peer == swarm.nodes[0].peer_id
+        assert swarm.nodes[1].streams[link.peer] == 1
         async with asyncio.TaskGroup() as both:
             both.create_task(send_payload(link, [part]))
             received = both.create_task(receive_payload(link, [len(answer), 0]))
         with pytest.raises(NetworkError, match="ended"):
             await link.receive()
         await link.close()
+        with pytest.raises(NetworkError):
+            await P2PTransport(swarm.nodes[1], "/test/unknown").open(swarm.nodes[0].peer_id)
         await transport.close()
+        assert [node.streams for node in swarm.nodes] == [Counter(), Counter()]
         return received.result()
 
     got: list[list[bytearray]] = []

@@ -49,12 +49,12 @@ class Upgrades:
         """
         until, _ = self._in_vain.get(peer, (math.inf, None))
         is_due = until <= asyncio.get_running_loop().time() and self._is_hopeful()
-        if is_due and not await self._is_direct(peer):
+        if is_due and await self._has_circuits_alone(peer):
             await self._daemon.disconnect(peer)
 
     async def wait(self, peer: PeerId) -> None:
         """Wait for a direct connection if the peer is connected by circuits alone. Raises NetworkError."""
-        if await self._is_direct(peer) or not self._is_hopeful():
+        if not self._is_hopeful() or not await self._has_circuits_alone(peer):
             return
         clock = asyncio.get_running_loop().time
         tried_until, pauses_s = self._in_vain.get(peer, (0.0, backoff(*AGAIN_S)))
@@ -64,14 +64,18 @@ class Upgrades:
         try:
             while clock() < until and not is_direct:
                 await asyncio.sleep(POLL_S)
-                is_direct = await self._is_direct(peer)
+                is_direct = any(relay is None for relay in await self._relays(peer))
         finally:  # also if the caller's deadline ends the wait: the next attempt then does not wait
             if is_direct:
                 self._in_vain.pop(peer, None)
             else:
                 self._in_vain[peer] = clock() + next(pauses_s), pauses_s
 
-    async def _is_direct(self, peer: PeerId) -> bool:
-        """Return whether a connection to the peer is direct, or there is none."""
-        ends = [each for each in await self._daemon.connections() if each.peer == peer]
-        return not ends or any(each.relay is None for each in ends)
+    async def _has_circuits_alone(self, peer: PeerId) -> bool:
+        """Return whether the peer is connected, and by no direct connection."""
+        relays = await self._relays(peer)
+        return bool(relays) and None not in relays
+
+    async def _relays(self, peer: PeerId) -> list[PeerId | None]:
+        """Return the relay of each connection with the peer; None: a direct one."""
+        return [each.relay for each in await self._daemon.connections() if each.peer == peer]

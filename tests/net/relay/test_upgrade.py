@@ -55,6 +55,12 @@ def test_a_circuit_is_waited_for_until_it_is_upgraded() -> None:
     assert 0.7 <= took_s < 1.0
 
 
+def test_a_circuit_that_ends_was_not_upgraded() -> None:
+    first, second = waits((0.0, [CIRCUIT]), (0.7, []), (3.0, [CIRCUIT]), times=2, between_s=1.6)
+    assert first >= WAIT_S
+    assert second == 0.0  # within the pause after a wait in vain
+
+
 def test_one_that_is_not_upgraded_is_waited_for_once_in_a_while() -> None:
     first, *others = waits((0.0, [CIRCUIT]), times=3)
     assert WAIT_S <= first < WAIT_S + 0.5
