@@ -63,7 +63,7 @@ class Neighbourhoods:
     def meet(self, peer: PeerId, place: str, addresses: Sequence[str]) -> list[list[Any]]:
         """Remember a peer whose request came from ``place``, and return its neighbours: lists of peer and addresses.
 
-        Who comes through a relay or from a private network has none.
+        Requests through a relay or from a private network get none.
         """
         if not address.is_public(place) or address.relay_of(place) is not None:
             return []
@@ -116,16 +116,20 @@ class NeighbourFinder:
         self._random = random or Random()
         self._in_vain: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REMEMBERED)
         """End of the current backoff, on the loop's clock, and the next ones."""
+        self._met: BoundedDict[PeerId, tuple[tuple[str, ...], float]] = BoundedDict(4 * MAX_TOLD)
+        """Neighbours' addresses that we have used, and until when they are remembered, on the loop's clock."""
 
     async def run(self) -> None:
-        pauses_s = backoff(HURRY_S, ROUND_S)
+        pauses_s, clock = backoff(HURRY_S, ROUND_S), asyncio.get_running_loop().time
         while self._node.alive:
             answers = await asyncio.gather(*map(self._neighbours_at, self._node.bootstraps))
             found = {peer: places for answer in answers for peer, places in (answer or {}).items()}
             found.pop(self._node.peer_id, None)
             met = await asyncio.gather(*(self._meet(*each) for each in found.items()))
-            self._node.neighbours = dict(each for each in met if each is not None)
-            if any(answer is not None for answer in answers):
+            for peer, places in filter(None, met):
+                self._met[peer] = places, clock() + LIFETIME_S
+            if any(answer is not None for answer in answers):  # else they stay: the nodes may be gone for long
+                self._node.neighbours = {peer: places for peer, (places, until) in self._met.items() if until > clock()}
                 pauses_s, pause_s = backoff(HURRY_S, ROUND_S), ROUND_S
             else:
                 pause_s = next(pauses_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from random import Random
 from types import SimpleNamespace
@@ -142,6 +143,18 @@ def test_a_neighbour_that_does_not_answer_is_none() -> None:
     assert home.done == ["connect"]
 
 
+def test_neighbours_are_remembered_while_no_node_answers() -> None:
+    """Check an only bootstrap that stops: two peers of one home still find each other."""
+    found, asked = run(Home(), HIDDEN, seconds=3600.0, answers=1)
+    assert found == {HIDDEN: (PLACE,)}
+    assert len(asked) > 10
+
+
+def test_a_neighbour_that_is_no_longer_named_is_forgotten() -> None:
+    assert run(Home(), HIDDEN, seconds=neighbours.LIFETIME_S - 100.0, named=1)[0] == {HIDDEN: (PLACE,)}
+    assert run(Home(), HIDDEN, seconds=neighbours.LIFETIME_S + 200.0, named=1)[0] == {}
+
+
 def test_a_circuit_to_a_neighbour_in_another_network_is_closed_ever_less_often() -> None:
     """Check that peers of different homes behind one provider's NAT keep the circuit on which they exchange."""
 
@@ -157,17 +170,29 @@ def test_a_circuit_to_a_neighbour_in_another_network_is_closed_ever_less_often()
 
 
 def run(
-    home: Home, other: PeerId, seconds: float = neighbours.ROUND_S / 2
+    home: Home,
+    other: PeerId,
+    seconds: float = neighbours.ROUND_S / 2,
+    answers: float = math.inf,
+    named: float = math.inf,
 ) -> tuple[dict[PeerId, tuple[str, ...]], list[Any]]:
-    """Run a finder, by default for one round; return the neighbours that it found, and what it asked."""
+    """Run a finder, by default for one round; return the neighbours that it found, and what it asked.
+
+    Args:
+        answers: number of requests that the node answers.
+        named: number of answers that name the neighbour.
+    """
     node = SimpleNamespace(
         alive=True, peer_id=ME, port=5, addresses=(PRIVATE,), bootstraps=(BOOTSTRAP,), known={}, daemon=home
     )
+    node.neighbours = {}
     asked = []
 
     async def ask(peer: PeerId, addresses: Sequence[str], own: Sequence[str]) -> list[Any]:
         asked.append((peer, own))
-        return [[other, [PRIVATE, PLACE]], [ME, [PRIVATE]]]
+        if len(asked) > answers:
+            raise NetworkError("it is down")
+        return [*([[other, [PRIVATE, PLACE]]] if len(asked) <= named else []), [ME, [PRIVATE]]]
 
     async def main() -> None:
         task = asyncio.create_task(NeighbourFinder(cast(Any, node), ask, Random(0)).run())
