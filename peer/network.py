@@ -132,6 +132,8 @@ class Connection:
 
     async def start(self) -> None:
         """Start the first node. Raises UserError if it cannot listen, DeviceError if p2pd does not run here."""
+        if self._monitor is not None:
+            self._monitor.begin()
         await self._supervisor.start()
         self._watcher = asyncio.get_running_loop().create_task(self._supervisor.run())
         self._watcher.add_done_callback(_report)

@@ -82,7 +82,7 @@ class ChangeDetector:
         self._here = here
         self._at = now
         self._used = _used(here)
-        """InterfaceAddresses from which connections come."""
+        """Addresses from which connections come."""
         self._had_route = bool(here.sources)
         self._gone_since: float | None = None
         self._slept_s = 0.0
@@ -125,7 +125,7 @@ def _used(here: InterfaceAddresses) -> frozenset[str]:
 
 
 class NetworkMonitor:
-    """Watches the network of this machine from the moment it is made.
+    """Watches the network of this machine.
 
     Args:
         look: reads this machine's addresses.
@@ -136,6 +136,9 @@ class NetworkMonitor:
         self._look = look
         self._clock = clock
         self._detector: ChangeDetector | None = None
+
+    def begin(self) -> None:
+        """Read the first addresses; changes from now on are noticed."""
         self._observe()
 
     async def until_broken(self, on_change: Callable[[], None]) -> NetworkChange:

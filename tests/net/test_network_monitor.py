@@ -43,6 +43,7 @@ network_monitor.POLL_S = 0.1
 async def main():
     look = network_monitor.InterfaceAddresses.now
     monitor = network_monitor.NetworkMonitor(look)
+    monitor.begin()
     print(sorted(look().sources), flush=True)
     while True:
         change = await monitor.until_broken(lambda: None)
@@ -148,12 +149,13 @@ def test_the_monitor_reports_what_breaks_connections_and_calls_back_for_the_rest
     virtual_time.run(main())
 
 
-def test_a_change_between_the_making_of_a_monitor_and_its_first_wait_is_noticed() -> None:
+def test_a_change_between_the_beginning_and_the_first_wait_is_noticed() -> None:
     """Check the time in which a peer's first node starts: its connections come from the address that is gone."""
 
     async def main() -> None:
         place = [HOME]
         monitor = NetworkMonitor(lambda: place[0], asyncio.get_running_loop().time)
+        monitor.begin()
         await asyncio.sleep(3 * DEAD_S)
         place[0] = PHONE
         change = await monitor.until_broken(lambda: pytest.fail("the change breaks connections"))
