@@ -13,14 +13,16 @@ SOLO       trains                   p2pd and the DHT run; inbound exchanges are 
 PAUSED     is held                  p2pd and the DHT run; inbound exchanges are declined
 =========  =======================  ====================================================================================
 
-Three threads use ``Participation`` without a lock: the trainer posts events, the owner's thread sets the mode, and the
-network loop runs ``live``. Each writes its own state before it reads the others', so that no change is missed.
+Several threads use ``Participation``: the trainer posts events, the owner's thread and a team's listener set the mode,
+under a lock, and the network loop runs ``live``. Each writes its own state before it reads the others', so that no
+change is missed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -86,6 +88,7 @@ class Participation:
         self._environment = replace(environment, begin_training=self._begin, conclude=self._conclude)
         self._control = control
         self._mode = self._owners_mode = Mode.SWARM
+        self._setting_mode = threading.Lock()
         self._is_absent = False
         self._gives = True
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -132,21 +135,24 @@ class Participation:
 
     def set_mode(self, mode: Mode) -> None:
         """Set the mode, from the owner's thread."""
-        self._owners_mode = mode
-        self._pass_on_mode()
+        with self._setting_mode:
+            self._owners_mode = mode
+            self._pass_on_mode()
 
     def leave(self) -> None:
         """Leave the swarm as in a pause, because training has failed; from any thread."""
-        self._is_absent = True
-        self._pass_on_mode()
+        with self._setting_mode:
+            self._is_absent = True
+            self._pass_on_mode()
 
     def come_back(self) -> None:
         """Undo ``leave`` once training can go on, maybe at an earlier step; from the trainer thread."""
         self._phase = 0
         if not self._learner.ended:
             self._ended = None
-        self._is_absent = False
-        self._pass_on_mode()
+        with self._setting_mode:
+            self._is_absent = False
+            self._pass_on_mode()
 
     @property
     def is_away(self) -> bool:

@@ -188,6 +188,11 @@ class Team:
         lengths = [piece.stop - piece.start for piece in self.rank.sharding.fragments]
         return lambda state: gather(self._home.whole, self._payloads, lengths, state, self.trainer.gather)
 
+    @property
+    def has_lost_computer(self) -> bool:
+        """Whether the line to a computer of this generation has ended."""
+        return any(isinstance(each, RemoteRank) and each.is_lost for each in self._processes)
+
     def watch_line(self, leave: Callable[[], None]) -> None:
         """Let a computer that leaves end the exchanges at once, and ``leave`` be called, from any thread.
 

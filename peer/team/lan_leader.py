@@ -296,9 +296,10 @@ class LanListener:
             control.close()
             if visitor is not None:
                 visitor.stops.set()
-                self.on_left()
                 with self._changed:
                     visitor.is_lost = True
+                self.on_left()
+                with self._changed:
                     if self._visitors.get(visitor.rank) is visitor:
                         del self._visitors[visitor.rank]
                     self._changed.notify_all()

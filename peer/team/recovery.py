@@ -94,3 +94,5 @@ class Recovery:
         self.record.recovered()
         if self.membership is not None:
             self.membership.come_back()
+            if team.has_lost_computer:  # after ``leave`` was of no effect; the next collective fails
+                self.membership.leave()

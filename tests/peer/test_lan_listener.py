@@ -101,7 +101,7 @@ def test_a_rank_gets_the_manifest_and_is_ready_when_it_says_so(listener: LanList
     assert until_noted(listener, "rank left")["name"] == "second"
 
 
-def test_a_rank_that_leaves_is_told_before_its_place_is_free(listener: LanListener) -> None:
+def test_on_left_runs_before_the_place_is_free(listener: LanListener) -> None:
     missing = list[int]()
     listener.on_left = lambda: missing.append(listener.missing())
     line = joined(listener)

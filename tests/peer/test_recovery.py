@@ -23,7 +23,7 @@ class FakeTeam:
 
     def __init__(self) -> None:
         self.did: list[str] = []
-        self.stops = False
+        self.stops = self.has_lost_computer = False
         self.trainer = SimpleNamespace(abandon=lambda: [UNFIT])
 
     def is_stopping(self) -> bool:
@@ -93,6 +93,13 @@ def test_a_computer_whose_line_is_cut_makes_the_peer_leave_before_a_collective_f
     team, membership = FakeTeam(), FakeMembership(2)
     recovery(team, membership).run(lambda: team.leave())
     assert (team.did, membership.did) == ([], ["leave"])
+
+
+def test_a_computer_that_is_lost_while_the_peer_recovers_keeps_it_out_of_the_swarm() -> None:
+    team, membership = FakeTeam(), FakeMembership(0)
+    team.has_lost_computer = True
+    recovery(team, membership).run(failing(1, TeamError("turn 5", "a rank is gone")))
+    assert membership.did == ["leave", "come back", "leave"]
 
 
 def test_a_farewell_that_does_not_end_ends_with_a_stop() -> None:
