@@ -111,7 +111,7 @@ def _forward(fields: Mapping[str, Any]) -> str:
     return (
         f"forward TCP port {fields['port']} of your router{target}"
         if fields.get("port")
-        else "restart with --listen /ip4/0.0.0.0/tcp/31337"
+        else "restart with --listen /ip4/0.0.0.0/tcp/31337 --listen /ip6/::/tcp/31337"
     )
 
 
@@ -346,7 +346,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "called back": lambda f: "[owner] participating again: looking for the swarm",
     "finishing": lambda f: "[owner] finishing this outer step, saving, leaving the swarm",
     "not counted": lambda f: f"[owner] the month's traffic is NOT counted in full: {_why(f)}",
-    "no door": lambda f: (
+    "no control socket": lambda f: (
         f"[owner] no control socket, so p2ptrain status, pause, resume and finish cannot reach this peer: {_why(f)}"
     ),
     "waiting for ranks": lambda f: (

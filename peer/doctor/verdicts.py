@@ -145,7 +145,7 @@ def reach(
     else:
         fix = (
             f"Forward TCP port {port} on your router to {own}, allow it in this machine's firewall, and start "
-            f"with --listen /ip4/0.0.0.0/tcp/{port}"
+            f"with --listen /ip4/0.0.0.0/tcp/{port} --listen /ip6/::/tcp/{port}"
         )
     where = f"nobody can dial this machine at {host}:{port} ({why})"
     if has_relay:

@@ -197,7 +197,7 @@ class OwnerControl:
         except (OSError, DeviceError) as error:
             self._server = None
             why = error.problem.rstrip(".") if isinstance(error, DeviceError) else files.cause(error)
-            self._notebook.note("no door", why=why)
+            self._notebook.note("no control socket", why=why)
 
     def _keep_listening(self) -> None:
         """Create the control socket again if somebody has removed it."""

@@ -739,7 +739,7 @@ def test_a_removed_control_socket_is_made_again(desk: Desk, monkeypatch: pytest.
                 answer = ask(home, command="status")
     assert answer["told"] == ""
     assert [path.name for path in home.iterdir()] == ["settings.toml"]
-    assert "no door" not in desk.kinds()
+    assert "no control socket" not in desk.kinds()
 
 
 @pytest.mark.parametrize("order", [commands.status, commands.pause])
