@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -157,7 +158,8 @@ class House:
     """
 
     def __init__(self) -> None:
-        self.transport = P2PTransport(cast(Node, None))
+        self.streams = Counter[PeerId]()
+        self.transport = P2PTransport(cast(Node, self))
         self.transport._handler = self._hear
         self._names = 100
 
@@ -165,6 +167,9 @@ class House:
         _, body = await link.receive()
         if body == b"hello":
             await asyncio.Event().wait()
+
+    def forget_stream(self, peer: PeerId) -> None:
+        self.streams[peer] -= 1
 
     async def call(self, *wires: Wire) -> list[Wire]:
         for wire in wires:
@@ -190,6 +195,7 @@ def enact(scene: Callable[[House], Awaitable[None]]) -> None:
         await scene(house)
         await house.transport.close()
         assert not house.transport._inbound
+        assert set(house.streams.values()) <= {0}
 
     virtual_time.run(main())
 
