@@ -16,7 +16,7 @@ from p2ptrain import checkpoint
 pytestmark = pytest.mark.net
 
 # With this budget, peers whose imports take different times still make most outer steps together.
-PLANNED = {"outer__exchanges_per_step": 0, "outer__inner_steps": 20, "run__tokens": 600_000}
+PLANNED = {"outer__exchanges_per_step": 0, "outer__inner_steps": 20, "run__tokens": 300_000}
 RECIPES: Mapping[str, Mapping[str, Any]] = {
     "gasloc": {"outer__momentum": 0.0},
     "noloco": {"outer__momentum": 0.5},

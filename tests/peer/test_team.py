@@ -50,7 +50,7 @@ def trains(peer: Program) -> None:
 
 
 def test_a_team_trains_in_a_swarm_beside_a_plain_peer_and_exports() -> None:
-    with Swarm(**LAYERS, **{"run.tokens": 1_000_000}) as swarm:
+    with Swarm(**LAYERS, **{"run.tokens": 500_000}) as swarm:
         swarm.bootstrap()
         team = swarm.peer("team", "--devices", "cpu,cpu")
         assert team.wait_for("started")["device"] == "cpu + cpu"
