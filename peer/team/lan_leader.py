@@ -91,7 +91,7 @@ class LanListener:
         self.ranks = ranks
         self.is_stopping = is_stopping
         self.on_left: Callable[[], None] = lambda: None
-        """Called when a computer that has joined leaves, before its place is free."""
+        """Called when a computer that has joined leaves, before its place is free; not while this listener closes."""
         self._key = key
         self._told = {"leader": str(address), "key": str(key_file.absolute())}
         self._signed = signed
@@ -298,7 +298,8 @@ class LanListener:
                 visitor.stops.set()
                 with self._changed:
                     visitor.is_lost = True
-                self.on_left()
+                if not self._is_closed:
+                    self.on_left()
                 with self._changed:
                     if self._visitors.get(visitor.rank) is visitor:
                         del self._visitors[visitor.rank]

@@ -94,5 +94,5 @@ class Recovery:
         self.record.recovered()
         if self.membership is not None:
             self.membership.come_back()
-            if team.has_lost_computer:  # after ``leave`` was of no effect; the next collective fails
+            if team.has_lost_computer:  # while this peer was away: the next collective will fail
                 self.membership.leave()

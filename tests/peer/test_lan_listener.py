@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import torch
@@ -102,15 +103,19 @@ def test_a_rank_gets_the_manifest_and_is_ready_when_it_says_so(listener: LanList
 
 
 def test_on_left_runs_before_the_place_is_free(listener: LanListener) -> None:
-    missing = list[int]()
-    listener.on_left = lambda: missing.append(listener.missing())
+    missing: Queue[int] = Queue()
+    listener.on_left = lambda: missing.put(listener.missing())
     line = joined(listener)
     line.receive()
     line.close()
-    deadline = time.monotonic() + 10
-    while not listener.missing() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert (missing, listener.missing()) == ([0], 1)
+    assert missing.get(timeout=10) == 0
+    line = joined(listener)
+    line.receive()
+    listener.close()
+    for thread in [each for each in threading.enumerate() if each.name == "lan-line"]:
+        thread.join(10)
+    assert missing.empty()  # the owner stops the peer: there is nothing to leave
+    line.close()
 
 
 @pytest.mark.parametrize(
