@@ -32,13 +32,13 @@ def files_to_serve(options: BootstrapOptions, signed: SignedManifest, say: Say) 
     store, found = FileStore(options.run / FILES_FOLDER), {}
     given = {"corpus": options.data, "tokenizer": options.tokenizer, "template": options.template}
     named = [file for file in named_files(signed.manifest) if file.option != WEIGHTS_OPTION]
-    here = given | {file.what: given[file.what] or store.find(file.sha256) for file in named}
+    here = given | {file.what: given.get(file.what) or store.find(file.sha256) for file in named}
     for warning in advice(signed.manifest):
         say("bootstrap", f"warning: {warning}")
     for warning in check_text(signed.manifest, here["corpus"], here["tokenizer"], here["template"]):
         say("bootstrap", printable(f"warning: {first_sentence(warning)}"))
     for file in named:
-        path = given[file.what]
+        path = given.get(file.what)
         is_large = path is not None and store.adopt(file, path) is None
         stored = store.find(file.sha256)
         if stored is not None:
@@ -46,6 +46,8 @@ def files_to_serve(options: BootstrapOptions, signed: SignedManifest, say: Say) 
             say("bootstrap", f"peers that lack the run's {file.what} get it here")
         elif is_large:
             say("bootstrap", f"the {file.what} is larger than {MOST_STORED}: each peer needs {file.option} FILE")
+        elif not file.option:
+            say("bootstrap", "the continued model's settings are not here: exports will lack its chat template")
         else:
             say("bootstrap", f"the run's {file.what} is not here; start with {file.option} FILE once, and peers get it")
     return found | _weights(options, signed, store, say)

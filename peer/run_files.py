@@ -49,8 +49,8 @@ def with_files(
             continue
         name = file.option.removeprefix("--")
         is_needed = name != "data" or not has_stream(signed.manifest, cache_directory())
-        remembered = getattr(options, name) if is_needed else None
-        path = local_file(file, home.files, getattr(given, name), remembered)
+        remembered = getattr(options, name) if is_needed and name else None
+        path = local_file(file, home.files, getattr(given, name) if name else None, remembered)
         if path is None and is_needed and network is not None and admission is not None:
             data = network.thread.call(_download(file, options.link, home, network, admission, log))
             path = None if data is None else home.files.add(file.sha256, data)

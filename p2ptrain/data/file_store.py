@@ -29,6 +29,8 @@ upload rates and corpus sizes of real runs would settle it."""
 
 
 WEIGHTS_OPTION = "--weights"
+SETTINGS = "settings"
+"""Name of the file that exports of a continued model need: ``published_settings``."""
 
 FILES_FOLDER = "files"
 """Folder of stored files in a run's directory and in a peer's home."""
@@ -38,9 +40,9 @@ class NamedFile(NamedTuple):
     """File that a manifest names by digest."""
 
     what: str
-    """``tokenizer``, ``corpus``, ``template`` or ``weights``; of several files of weights with a number."""
+    """``tokenizer``, ``corpus``, ``template``, ``settings`` or ``weights``; of several files of weights with a number."""
     option: str
-    """Option by which an owner names the file."""
+    """Option by which an owner names the file; empty if there is none, and training goes on without it."""
     sha256: str
 
 
@@ -53,6 +55,8 @@ def named_files(manifest: Manifest) -> list[NamedFile]:
         found.append(NamedFile("corpus", "--data", manifest.corpus.sha256))
     if (template := template_name(manifest.corpus)) not in ("", CHATML):
         found.append(NamedFile("template", "--template", template))
+    if manifest.model.init is not None and manifest.model.init.settings is not None:
+        found.append(NamedFile(SETTINGS, "", manifest.model.init.settings))
     return [*found, *named_weights(manifest)]
 
 

@@ -26,3 +26,7 @@ class GivenModel:
     """A copy of its chat template in the cache, or why there is none; None if the model has none."""
     weights: tuple[tuple[NamedFile, Path], ...] = ()
     """Files that the section names by digest."""
+    separator: int | None = None
+    """Id that ends documents, if it is not the usual one of the model's tokenizer."""
+    settings: tuple[NamedFile, Path] | None = None
+    """What exports keep of the model, which the section names by digest."""

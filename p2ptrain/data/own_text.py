@@ -81,13 +81,16 @@ def create(
         HomeError: the cache or the directory cannot be written.
     """
     changes: dict[str, Any] = name_change(directory, run_name)
+    separator: dict[str, int] = {}
     if model is not None:
         preset_name = preset_name or nearest_preset(model.section)
         changes |= continued(model.section, preset_name)
-        if tokenizer is None and isinstance(model.tokenizer, Path):
-            tokenizer = model.tokenizer
-        elif tokenizer is None:
-            changes["tokenizer"] = _named_tokenizer(model)
+        if tokenizer is None:
+            separator |= {} if model.separator is None else {"separator": model.separator}
+            if isinstance(model.tokenizer, Path):
+                tokenizer = model.tokenizer
+            else:
+                changes["tokenizer"] = _named_tokenizer(model) | separator
     weights = () if model is None else model.weights
     template_file: Path | None = None
     with contextlib.ExitStack() as stack:
@@ -98,7 +101,7 @@ def create(
         if tokenizer is not None:
             digest = file_digest(tokenizer, "tokenizer")
             loaded = load_tokenizer(FileTokenizer(kind="file", sha256=digest), tokenizer)
-            changes["tokenizer"] = {"kind": "file", "sha256": digest}
+            changes["tokenizer"] = {"kind": "file", "sha256": digest} | separator
             if model is None:
                 changes["model.config.vocab_size"] = loaded.vocabulary_size
             given.append((NamedFile("tokenizer", "--tokenizer", digest), tokenizer))
@@ -140,6 +143,8 @@ def create(
 
         def store_files() -> None:
             kept.extend(file.what for file, path in given if store.adopt(file, path) is not None)
+            if model is not None and model.settings is not None:
+                store.adopt(*model.settings)
             if weights and adopt([file for file, _ in weights], {file.sha256: path for file, path in weights}, store):
                 kept.append("weights")
 

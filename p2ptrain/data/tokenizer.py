@@ -153,16 +153,22 @@ class JsonTokenizer:
         unknown: id of the unknown token; None if the vocabulary covers every text.
         first: ids that the file's post-processor puts before every text.
         has_prefix: whether documents begin with them.
+        separator: id that ends documents; None: the usual one of the vocabulary.
     """
 
     def __init__(
-        self, tokenizer: HubTokenizer, unknown: int | None = None, first: Sequence[int] = (), has_prefix: bool = False
+        self,
+        tokenizer: HubTokenizer,
+        unknown: int | None = None,
+        first: Sequence[int] = (),
+        has_prefix: bool = False,
+        separator: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self.unknown = unknown
         self.prefix = tuple(first) if has_prefix else ()
         self.bos_text = str(tokenizer.id_to_token(first[0])) if first else ""
-        self.separator = _separator(tokenizer)
+        self.separator = _separator(tokenizer, separator)
         self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -182,7 +188,22 @@ class JsonTokenizer:
 
     @property
     def separator_text(self) -> str:
-        return "" if self.separator is None else str(self._tokenizer.id_to_token(self.separator))
+        return "" if self.separator is None else self.token(self.separator)
+
+    def token(self, token_id: int) -> str:
+        """Return the text of a token; empty if there is none."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token; None if there is none."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def is_mark(self, token_id: int) -> bool:
+        """Return whether a token stands for no text: a special or added one, or byte 0."""
+        token = self.token(token_id)
+        added = token_id in self._tokenizer.get_added_tokens_decoder()
+        return bool(token) and (added or token in SEPARATORS or self.decode([token_id]) in ("", "\0"))
 
     @property
     def special_tokens(self) -> Sequence[str]:
@@ -228,7 +249,7 @@ def load_tokenizer(
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "hub":
-        return _parse(_download(spec.name, spec.revision), has_prefix)
+        return _parse(_download(spec.name, spec.revision), has_prefix, spec.separator)
     if tokenizer_file is None:
         raise CorpusError(
             f"This run's tokenizer is a file with sha256 {spec.sha256}, but no file was given.",
@@ -236,7 +257,7 @@ def load_tokenizer(
         )
     with unchanged(tokenizer_file):
         check_digest(tokenizer_file, spec.sha256, "tokenizer")
-        return _parse(tokenizer_file, has_prefix)
+        return _parse(tokenizer_file, has_prefix, spec.separator)
 
 
 def _download(name: str, revision: str) -> Path:
@@ -264,7 +285,7 @@ def _download(name: str, revision: str) -> Path:
         ) from error
 
 
-def _parse(path: Path, has_prefix: bool) -> JsonTokenizer:
+def _parse(path: Path, has_prefix: bool, separator: int | None = None) -> JsonTokenizer:
     from tokenizers import Tokenizer
 
     with _faults(f"{path} is not a tokenizer"):
@@ -279,14 +300,14 @@ def _parse(path: Path, has_prefix: bool) -> JsonTokenizer:
         tokenizer = Tokenizer.from_str(text)
         _check_added_ids(tokenizer, outline)
         unknown = _unknown(tokenizer, outline, path)
-        made = JsonTokenizer(tokenizer, unknown, _first_ids(tokenizer), has_prefix)
+        made = JsonTokenizer(tokenizer, unknown, _first_ids(tokenizer), has_prefix, separator)
         tokenizer.encode_batch_fast(["a text"])  # some settings make the library panic only now
         return made
 
 
-def read_tokenizer(path: Path) -> JsonTokenizer:
+def read_tokenizer(path: Path, separator: int | None = None) -> JsonTokenizer:
     """Read the tokenizer.json of a published model, with its prefix. Raises CorpusError if it is unusable."""
-    return _parse(path, has_prefix=True)
+    return _parse(path, has_prefix=True, separator=separator)
 
 
 def _first_ids(tokenizer: HubTokenizer) -> Sequence[int]:
@@ -318,9 +339,19 @@ def _faults(problem: str) -> Iterator[None]:
         ) from error
 
 
-def _separator(tokenizer: HubTokenizer) -> int | None:
-    """Return the id of the token that separates documents, and make it a special token."""
+def _separator(tokenizer: HubTokenizer, separator: int | None) -> int | None:
+    """Return the id of the token that separates documents, and make it a special token.
+
+    Raises ValueError if the vocabulary lacks the given one.
+    """
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    if separator is not None:
+        token = tokenizer.id_to_token(separator)
+        if token is None:
+            raise ValueError(f"it has no token {separator:,}, which is to end documents")
+        if token not in special and len(token) > 1:
+            tokenizer.add_special_tokens([token])
+        return separator
     known = [token for token in SEPARATORS if tokenizer.token_to_id(token) is not None]
     if not known:
         return None

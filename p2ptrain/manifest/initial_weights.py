@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from p2ptrain.manifest.section import Digest, HubName, Revision, Section
 
@@ -18,7 +18,25 @@ MAX_WEIGHT_FILES = 64
 """Most files of one model; transformers writes shards of 5 GB or more."""
 
 
-class HubWeights(Section):
+class _Published(Section):
+    """Fields of all published weights."""
+
+    kind: str
+    """Source of the initial weights: hub or file."""
+
+    settings: Digest | None = None
+    """SHA-256 of what exports keep of the model: chat template, special tokens, how to generate. (Absent: nothing.)"""
+
+    @model_serializer(mode="wrap")
+    def _absent_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out absent settings, so that the RunId of a run without them does not depend on this field."""
+        data: dict[str, Any] = serialize(self)
+        if data.get("settings") is None:
+            data.pop("settings", None)
+        return data
+
+
+class HubWeights(_Published):
     """Weights of a model on the Hugging Face hub."""
 
     kind: Literal["hub"]
@@ -37,7 +55,7 @@ def _distinct(digests: list[str]) -> list[str]:
     return digests
 
 
-class FileWeights(Section):
+class FileWeights(_Published):
     """Local safetensors files; up to 64 MiB in all, peers get them by the link, else each needs --weights PATH."""
 
     kind: Literal["file"]

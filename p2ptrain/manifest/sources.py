@@ -31,7 +31,25 @@ class BytesTokenizer(Section):
     """Source of the tokenizer: bytes, hub or file."""
 
 
-class HubTokenizer(Section):
+class _JsonTokenizer(Section):
+    """Fields of tokenizers in a tokenizer.json."""
+
+    kind: str
+    """Source of the tokenizer: bytes, hub or file."""
+
+    separator: int | None = Field(default=None, ge=0, lt=1 << 20)
+    """Token id that ends documents, as a published model names it. (Absent: the usual one of the vocabulary.)"""
+
+    @model_serializer(mode="wrap")
+    def _absent_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an absent separator, so that the RunId of a run without one does not depend on this field."""
+        data: dict[str, Any] = serialize(self)
+        if data.get("separator") is None:
+            data.pop("separator", None)
+        return data
+
+
+class HubTokenizer(_JsonTokenizer):
     """Tokenizer from the Hugging Face hub."""
 
     kind: Literal["hub"]
@@ -44,7 +62,7 @@ class HubTokenizer(Section):
     """Full commit hash, 40 hexadecimal digits; the repository's page lists it under "Files and versions"."""
 
 
-class FileTokenizer(Section):
+class FileTokenizer(_JsonTokenizer):
     """Local tokenizer.json; peers get it by the link if `init` or the bootstrap got it with --tokenizer FILE."""
 
     kind: Literal["file"]

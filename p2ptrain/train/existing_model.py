@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import ManifestError, OtherModelError, WeightsError
+from p2ptrain.base.errors import CorpusError, ManifestError, OtherModelError, WeightsError
 from p2ptrain.base.text import UserPath, printable
-from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
+from p2ptrain.data.file_store import SETTINGS, WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.hub_weights import HubRepository, commit_of, download_weights
-from p2ptrain.data.published_template import kept_template
+from p2ptrain.data.published_settings import CONFIG, PublishedSettings, Read, kept_settings, kept_template
 from p2ptrain.data.sources import file_digest, unchanged
+from p2ptrain.data.tokenizer import JsonTokenizer, Tokenizer, load_tokenizer, read_tokenizer
 from p2ptrain.data.weight_files import published_files
 from p2ptrain.manifest import Decoder
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES, FileWeights, HubWeights
 from p2ptrain.manifest.model_config import model_section
+from p2ptrain.manifest.sources import HubTokenizer
 from p2ptrain.train.initial_weights import check_weights
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 MAX_CONFIG_BYTES = 1 << 20
 """Maximum size of a config.json; those of the listed families have some kilobytes."""
 
@@ -61,14 +64,18 @@ def _local_model(place: Path) -> GivenModel:
             check_weights(section, paths)
         digests = [file_digest(path, "weights file") for path in paths]
     init = FileWeights(kind="file", sha256=digests)
-    tokenizer = folder / TOKENIZER
+    tokenizer = folder / TOKENIZER if (folder / TOKENIZER).is_file() else None
     named = [NamedFile("weights", WEIGHTS_OPTION, digest) for digest in digests]
-    return GivenModel(
+    model = GivenModel(
         f"{place}",
         section.model_copy(update={"init": init}),
-        tokenizer if tokenizer.is_file() else None,
-        kept_template(lambda name, most: _content(folder / name, most)),
-        tuple(zip(named, paths, strict=True)),
+        tokenizer,
+        weights=tuple(zip(named, paths, strict=True)),
+    )
+    return _described(
+        model,
+        lambda name, most: _content(folder / name, most),
+        None if tokenizer is None else lambda: read_tokenizer(tokenizer),
     )
 
 
@@ -86,8 +93,28 @@ def _hub_model(where: str) -> GivenModel:
     init = HubWeights(kind="hub", name=name, revision=revision)
     table = {"kind": "hub", "name": name, "revision": revision}
     tokenizer = table if _has_tokenizer(repository) else None
-    template = kept_template(repository.small_file)
-    return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), tokenizer, template)
+    model = GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), tokenizer)
+    spec = HubTokenizer(kind="hub", name=name, revision=revision)
+    return _described(
+        model, repository.small_file, None if tokenizer is None else lambda: load_tokenizer(spec, has_prefix=True)
+    )
+
+
+def _described(model: GivenModel, read: Read, tokenizer: Callable[[], Tokenizer] | None) -> GivenModel:
+    """Return a model with what its other files say: the end of documents, the chat template, what exports keep."""
+    settings = PublishedSettings.read(read)
+    section, named, separator = model.section, None, None
+    if (kept := kept_settings(settings)) is not None and section.init is not None:
+        digest, path = kept
+        named = NamedFile(SETTINGS, "", digest), path
+        section = section.model_copy(update={"init": section.init.model_copy(update={"settings": digest})})
+    with contextlib.suppress(CorpusError):  # an unusable tokenizer is reported unless the author names another
+        loaded = None if tokenizer is None else tokenizer()
+        ends = settings.ends_for(loaded) if isinstance(loaded, JsonTokenizer) else []
+        separator = ends[0] if loaded is not None and ends and ends[0] != loaded.separator else None
+    return replace(
+        model, section=section, template=kept_template(settings, read), separator=separator, settings=named
+    )
 
 
 def _content(path: Path, most: int) -> bytes | None:

@@ -1,0 +1,185 @@
+"""What a published model's folder says beside its sizes and weights: chat template, special tokens, how to generate.
+
+``init`` keeps it in a small JSON file for a run that continues the model; the manifest names the file by digest, and
+peers get it by the link. Training reads none of it but the token that ends documents, which the manifest repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from p2ptrain.base import files
+from p2ptrain.base.errors import CorpusError, HomeError, WeightsError
+from p2ptrain.data.chat_template import (
+    MOST_TEMPLATE_BYTES,
+    SPECIAL_TOKENS,
+    special_tokens_in,
+    template_in,
+    with_values,
+)
+from p2ptrain.data.stream import cache_directory
+from p2ptrain.data.tokenizer import JsonTokenizer
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TEMPLATE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
+"""Files in which transformers keeps a chat template: the second one in older folders."""
+SPECIAL_MAP = "special_tokens_map.json"
+"""File of older folders with the special tokens that ``TOKENIZER_CONFIG`` leaves out."""
+
+MOST_CONFIG_BYTES = 16 << 20
+"""Maximum size of a tokenizer_config.json; those that list every special token of Gemma have a megabyte."""
+MOST_SETTINGS_BYTES = 2 * MOST_TEMPLATE_BYTES
+"""Maximum size of the file of a run's settings, most of which is the template."""
+MOST_ENDS = 16
+"""Most ids that end a text: files in wide use have up to three."""
+
+_UNKEPT = ("_", "output_", "return_", "use_cache")
+"""Beginnings of fields that do not say how the model generates."""
+
+_REMEDY = "Name one: --template FILE, or --template chatml."
+
+Read = Callable[[str, int], bytes | None]
+"""Returns the content of a file of the model, of at most so many bytes; None if there is none of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSettings:
+    """Settings of a published model; from a stranger, of checked types."""
+
+    template: str | None = None
+    """Chat template."""
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the special tokens, by the names that templates use."""
+    ends: Sequence[int] = ()
+    """Ids at which the model ends a text."""
+    pad: int | None = None
+    """Id that fills rows up."""
+    generation: Mapping[str, bool | int | float] = field(default_factory=dict)
+    """How to generate: numbers of generation_config.json, without token ids."""
+
+    @classmethod
+    def read(cls, read: Read) -> PublishedSettings:
+        """Read a model's files: what generation_config.json names goes before config.json, as in transformers.
+
+        Raises WeightsError if a file is too large or cannot be read.
+        """
+        config = _table(read(CONFIG, MOST_CONFIG_BYTES))
+        generation = _table(read(GENERATION, MOST_CONFIG_BYTES))
+        described = _table(read(TOKENIZER_CONFIG, MOST_CONFIG_BYTES))
+        try:
+            text = read(TEMPLATE, MOST_TEMPLATE_BYTES)
+            source = template_in(described) if text is None else text.decode("utf-8-sig", errors="replace")
+        except WeightsError:  # only dialogues need it: kept_template reports it
+            source = None
+        return cls._checked(
+            template=source or None,
+            tokens={**special_tokens_in(_table(read(SPECIAL_MAP, MOST_CONFIG_BYTES))), **special_tokens_in(described)},
+            ends=_ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id")),
+            pad=next(iter([*_ids(generation.get("pad_token_id")), *_ids(config.get("pad_token_id"))]), None),
+            generation=generation,
+        )
+
+    @classmethod
+    def parse(cls, data: bytes) -> PublishedSettings:
+        """Return the settings in a run's file, which is a stranger's; what has another type is left out."""
+        found = _table(data[:MOST_SETTINGS_BYTES])
+        tokens = found.get("tokens")
+        return cls._checked(
+            template=template_in({"chat_template": found.get("template")}) or None,
+            tokens=special_tokens_in(tokens),
+            ends=_ids(found.get("ends")),
+            pad=next(iter(_ids(found.get("pad"))), None),
+            generation=_table(found.get("generation")),
+        )
+
+    @classmethod
+    def _checked(cls, generation: Mapping[str, Any], **others: Any) -> PublishedSettings:
+        kept = {
+            name: value
+            for name, value in generation.items()
+            if name.isidentifier() and not name.endswith("_token_id") and not name.startswith(_UNKEPT)
+            if isinstance(value, bool | int | float) and math.isfinite(value)
+        }
+        return cls(generation=kept, **others)
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a run's file."""
+        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+    def ends_for(self, tokenizer: JsonTokenizer) -> list[int]:
+        """Return the ids at which a text ends, that of documents first; without any that stands for text.
+
+        Those of the model's configuration, as ``generate`` of transformers takes them: of several the tokenizer's own
+        end first. Without any, the tokenizer's own.
+        """
+        named = tokenizer.token_id(self.tokens.get("eos_token", ""))
+        stated = [each for each in self.ends if each == named or tokenizer.is_mark(each)]
+        own = [] if named is None or (stated and named not in stated) else [named]
+        return list(dict.fromkeys([*own, *stated]))
+
+
+def kept_settings(settings: PublishedSettings) -> tuple[str, Path] | None:
+    """Return digest and path of a copy in the cache, for a run; None if an export would write the same without it.
+
+    Raises HomeError if the cache cannot be written.
+    """
+    tokens = {name: text for name, text in settings.tokens.items() if name in ("pad_token", "unk_token")}
+    content = settings.to_bytes()
+    if not (settings.template or tokens or len(settings.ends) > 1 or settings.pad is not None or settings.generation):
+        return None
+    return None if len(content) > MOST_SETTINGS_BYTES else _cached(content, "settings", ".json")
+
+
+def kept_template(settings: PublishedSettings, read: Read) -> Path | CorpusError | None:
+    """Return a copy of a model's template in the cache; None if the model has none.
+
+    The copy contains the special tokens that the template writes: they are those of tokenizer_config.json, which no
+    peer has. If there is a template that cannot be read, the error is returned, not raised: only a run of dialogues
+    needs the template.
+
+    Raises HomeError if the cache cannot be written.
+    """
+    if settings.template is None:
+        try:
+            read(TEMPLATE, MOST_TEMPLATE_BYTES)
+        except WeightsError as error:
+            return CorpusError(f"The model's chat template is not known. {error.problem}", _REMEDY)
+        if _table(read(TOKENIZER_CONFIG, MOST_CONFIG_BYTES)).get("chat_template"):
+            return CorpusError(
+                f"The chat template in the model's {TOKENIZER_CONFIG} is too long, or none is named default.",
+                _REMEDY,
+            )
+        return None
+    return _cached(with_values(settings.template, settings.tokens).encode(errors="replace"), "templates", ".jinja")[1]
+
+
+def _cached(content: bytes, folder: str, suffix: str) -> tuple[str, Path]:
+    digest = hashlib.sha256(content).hexdigest()
+    path = cache_directory() / folder / f"{digest}{suffix}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.replace(path, content)
+    except OSError as error:
+        raise HomeError(f"{path} cannot be written: {files.cause(error)}.", files.remedy(error, "")) from error
+    return digest, path
+
+
+def _table(content: object) -> Mapping[str, Any]:
+    """Return a table, or the one that JSON contains; an empty one for anything else."""
+    try:
+        found = json.loads(content) if isinstance(content, bytes) else content
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _ids(found: object) -> list[int]:
+    """Return the ids in a field that holds one or several."""
+    each = found if isinstance(found, list) else [found]
+    return [number for number in each[:MOST_ENDS] if type(number) is int and number >= 0]
