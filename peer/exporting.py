@@ -28,6 +28,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.launcher import launched
 from p2ptrain.data.corpus import Corpus, has_stream, open_corpus
+from p2ptrain.data.published_settings import CONFIG, GENERATION, TOKENIZER_CONFIG
 from p2ptrain.data.split import HELD_OUT_TOKENS
 from p2ptrain.data.stream import cache_directory
 from p2ptrain.data.tokenizer import SEPARATORS, Tokenizer
@@ -36,9 +37,10 @@ from p2ptrain.train.evaluate import HeldOutLoss, validation_loss
 from p2ptrain.train.model import shape_module, summed_loss
 from peer import loading
 from peer.exported_chat import MESSAGES, ExportedChat, exported_chat
+from peer.exported_tokens import ExportedTokens
 from peer.exported_weights import write_weights
 from peer.home import Home
-from peer.model import newest_checkpoint, run_tokenizer, stored_model, stored_tokenizer
+from peer.model import newest_checkpoint, run_settings, run_tokenizer, stored_model, stored_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -141,12 +143,14 @@ def _write(home: Home, folder: Path, tokenizer_file: Path | None, tell: Tell) ->
     signed, found = newest_checkpoint(home)
     stored, state = found.tensors, found.state
     tokenizer = run_tokenizer(home, signed, tokenizer_file)
-    chat = exported_chat(home, signed, tokenizer)
+    settings = run_settings(home, signed)
+    chat = exported_chat(home, signed, tokenizer, settings)
+    tokens = ExportedTokens.of(tokenizer, chat, settings)
     shape = shape_module(signed.manifest.model)
     tell("writing the files", "")
     write_weights(folder, stored, shape, home.path)
-    _write_configuration(folder, shape, tokenizer, chat)
-    _write_tokenizer(folder, tokenizer, shape.config, chat)
+    _write_configuration(folder, shape, tokens)
+    _write_tokenizer(folder, tokenizer, shape.config, chat, tokens)
     text = local_corpus(signed.manifest, tokenizer_file or stored_tokenizer(home, signed.manifest.tokenizer))
     corpus, why_not = (text, "") if isinstance(text, Corpus) else (None, text)
     if (too_large := _too_large(signed.manifest)) is not None:
@@ -220,19 +224,17 @@ def _sequence(row: torch.Tensor) -> list[int]:
     return inputs[: [*starts, len(inputs)][1]].tolist()
 
 
-def _write_configuration(
-    folder: Path, module: PreTrainedModel, tokenizer: Tokenizer, chat: ExportedChat | None
-) -> None:
+def _write_configuration(folder: Path, module: PreTrainedModel, tokens: ExportedTokens) -> None:
     """Write what ``save_pretrained`` writes beside the weights."""
     config = module.config
     config.architectures = [type(module).__name__]
     # transformers generates as its own file says, other readers as the model's configuration does
     for each in (config, module.generation_config):
         each.use_cache = True  # training turns it off
-        each.eos_token_id = tokenizer.separator if chat is None or chat.end_id is None else chat.end_id
-        each.bos_token_id = tokenizer.prefix[0] if tokenizer.prefix else None
+        each.eos_token_id, each.bos_token_id, each.pad_token_id = tokens.end, tokens.begin, tokens.pad
         each.save_pretrained(folder)
-    _edit(folder / "config.json", **_older_names(config))
+    _edit(folder / CONFIG, **_older_names(config))
+    _edit(folder / GENERATION, **tokens.generation())
 
 
 def _older_names(config: PretrainedConfig) -> dict[str, object]:
@@ -252,7 +254,9 @@ def _older_names(config: PretrainedConfig) -> dict[str, object]:
     return {"rope_theta": rope["rope_theta"]}
 
 
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfig, chat: ExportedChat | None) -> None:
+def _write_tokenizer(
+    folder: Path, tokenizer: Tokenizer, config: PretrainedConfig, chat: ExportedChat | None, tokens: ExportedTokens
+) -> None:
     """Write the tokenizer's files so that ``AutoTokenizer`` gives training's ids, and the chat template.
 
     With a template, special tokens in a text are special, as ``apply_chat_template`` needs them.
@@ -270,14 +274,16 @@ def _write_tokenizer(folder: Path, tokenizer: Tokenizer, config: PretrainedConfi
     }
     if chat is not None:
         chat.write(folder)
+        changes["chat_template"] = chat.template  # older readers know no other place
     if config.model_type in REBUILT:
         (folder / CODE_FILE).write_text(CODE, encoding="utf-8")
         changes["auto_map"] = {"AutoTokenizer": [None, f"{CODE_FILE.removesuffix('.py')}.{CODE_CLASS}"]}
-    written = _edit(folder / "tokenizer_config.json", **changes)
-    added = {None, *(token["content"] for token in saved["added_tokens"])}
-    if unknown := {name: None for name in ("bos_token", "eos_token") if written.get(name) not in added}:
-        # transformers would add them, and then find them in ordinary text, too
-        _edit(folder / "tokenizer_config.json", **unknown)
+    # transformers would add others, and then find them in ordinary text, too
+    added = {token["content"] for token in saved["added_tokens"]}
+    changes |= dict.fromkeys(("bos_token", "eos_token")) | {
+        name: text for name, text in tokens.texts.items() if text in added
+    }
+    _edit(folder / TOKENIZER_CONFIG, **changes)
 
 
 def _adds_prefix_space(pre_tokenizer: dict[str, Any]) -> bool:

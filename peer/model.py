@@ -13,6 +13,7 @@ from p2ptrain.base.errors import HomeError
 from p2ptrain.checkpoint import PIECE_ELEMENTS, Checkpoint, StoredTensors
 from p2ptrain.data.chat_template import ChatTemplate
 from p2ptrain.data.packed_stream import load_template, template_name
+from p2ptrain.data.published_settings import PublishedSettings
 from p2ptrain.data.tokenizer import Tokenizer, tokenizer_of
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.manifest import Tokenizer as TokenizerSpec
@@ -82,6 +83,16 @@ def run_template(home: Home, signed: SignedManifest, tokenizer: Tokenizer) -> Ch
     spec = signed.manifest.corpus
     name = template_name(spec)
     return load_template(spec, tokenizer, home.files.find(name)) if name else None
+
+
+def run_settings(home: Home, signed: SignedManifest) -> PublishedSettings:
+    """Return what a home keeps of the published model that its run continues; nothing if it began anew."""
+    init = signed.manifest.model.init
+    path = None if init is None or init.settings is None else home.files.find(init.settings)
+    try:
+        return PublishedSettings() if path is None else PublishedSettings.parse(path.read_bytes())
+    except OSError:
+        return PublishedSettings()
 
 
 def stored_model(signed: SignedManifest, stored: StoredTensors) -> FlatModel:

@@ -40,7 +40,7 @@ class NamedFile(NamedTuple):
     """File that a manifest names by digest."""
 
     what: str
-    """``tokenizer``, ``corpus``, ``template``, ``settings`` or ``weights``; of several files of weights with a number."""
+    """``tokenizer``, ``corpus``, ``template``, ``settings`` or ``weights``; of several weights with a number."""
     option: str
     """Option by which an owner names the file; empty if there is none, and training goes on without it."""
     sha256: str

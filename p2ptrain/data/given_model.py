@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from p2ptrain.data.published_settings import PublishedSettings
+from p2ptrain.data.tokenizer import JsonTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from p2ptrain.base.errors import CorpusError
@@ -26,7 +29,19 @@ class GivenModel:
     """A copy of its chat template in the cache, or why there is none; None if the model has none."""
     weights: tuple[tuple[NamedFile, Path], ...] = ()
     """Files that the section names by digest."""
-    separator: int | None = None
-    """Id that ends documents, if it is not the usual one of the model's tokenizer."""
-    settings: tuple[NamedFile, Path] | None = None
-    """What exports keep of the model, which the section names by digest."""
+    settings: PublishedSettings = field(default_factory=PublishedSettings)
+    """What its other files say."""
+    kept: tuple[NamedFile, Path] | None = None
+    """The settings in a file, which the section names by digest; None if exports need none."""
+
+    def separator(self, tokenizer: Tokenizer) -> dict[str, int]:
+        """Return the manifest's ``tokenizer.separator`` as a table, empty if documents end as usual."""
+        ends = self.settings.ends_for(tokenizer) if isinstance(tokenizer, JsonTokenizer) else []
+        return {"separator": ends[0]} if ends and ends[0] != tokenizer.separator else {}
+
+    def without_settings(self) -> GivenModel:
+        """Return the model for a run with another tokenizer, of which the settings do not speak."""
+        init = self.section.init
+        bare = None if init is None else init.model_copy(update={"settings": None})
+        section = self.section.model_copy(update={"init": bare})
+        return replace(self, section=section, settings=PublishedSettings(), kept=None)

@@ -24,7 +24,7 @@ from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset
 from p2ptrain.manifest.fitting import continued_run, fitted
-from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer
+from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer, HubTokenizer
 
 _NO_AUTHOR = "00" * 32
 JSON_LINES = (".jsonl", ".ndjson")
@@ -81,16 +81,15 @@ def create(
         HomeError: the cache or the directory cannot be written.
     """
     changes: dict[str, Any] = name_change(directory, run_name)
-    separator: dict[str, int] = {}
     if model is not None:
         preset_name = preset_name or nearest_preset(model.section)
+        if None not in (tokenizer, model.tokenizer):
+            model = model.without_settings()
         changes |= continued(model.section, preset_name)
-        if tokenizer is None:
-            separator |= {} if model.separator is None else {"separator": model.separator}
-            if isinstance(model.tokenizer, Path):
-                tokenizer = model.tokenizer
-            else:
-                changes["tokenizer"] = _named_tokenizer(model) | separator
+        if tokenizer is None and isinstance(model.tokenizer, Path):
+            tokenizer = model.tokenizer
+        elif tokenizer is None:
+            changes["tokenizer"] = _named_tokenizer(model)
     weights = () if model is None else model.weights
     template_file: Path | None = None
     with contextlib.ExitStack() as stack:
@@ -101,9 +100,11 @@ def create(
         if tokenizer is not None:
             digest = file_digest(tokenizer, "tokenizer")
             loaded = load_tokenizer(FileTokenizer(kind="file", sha256=digest), tokenizer)
-            changes["tokenizer"] = {"kind": "file", "sha256": digest} | separator
+            changes["tokenizer"] = {"kind": "file", "sha256": digest}
             if model is None:
                 changes["model.config.vocab_size"] = loaded.vocabulary_size
+            else:
+                changes["tokenizer"] |= model.separator(loaded)
             given.append((NamedFile("tokenizer", "--tokenizer", digest), tokenizer))
         elif preset_name is None and model is None:
             changes |= {"tokenizer": {"kind": "bytes"}, "model.config.vocab_size": 256}
@@ -143,8 +144,8 @@ def create(
 
         def store_files() -> None:
             kept.extend(file.what for file, path in given if store.adopt(file, path) is not None)
-            if model is not None and model.settings is not None:
-                store.adopt(*model.settings)
+            if model is not None and model.kept is not None:
+                store.adopt(*model.kept)
             if weights and adopt([file for file, _ in weights], {file.sha256: path for file, path in weights}, store):
                 kept.append("weights")
 
@@ -172,7 +173,7 @@ def _is_chatml(template: Path | None) -> bool:
 def _named_tokenizer(model: GivenModel) -> dict[str, Any]:
     """Return the table of the tokenizer that the model names. Raises CorpusError if it has none."""
     if isinstance(model.tokenizer, dict):
-        return model.tokenizer
+        return model.tokenizer | model.separator(load_tokenizer(HubTokenizer(**model.tokenizer)))
     raise CorpusError(
         f"The model {model.name} has no tokenizer.json beside it.", "Name the model's own with --tokenizer FILE."
     )

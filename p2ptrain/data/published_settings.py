@@ -18,7 +18,6 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, HomeError, WeightsError
 from p2ptrain.data.chat_template import (
     MOST_TEMPLATE_BYTES,
-    SPECIAL_TOKENS,
     special_tokens_in,
     template_in,
     with_values,
@@ -122,6 +121,25 @@ class PublishedSettings:
         stated = [each for each in self.ends if each == named or tokenizer.is_mark(each)]
         own = [] if named is None or (stated and named not in stated) else [named]
         return list(dict.fromkeys([*own, *stated]))
+
+
+def in_folder(folder: Path) -> Read:
+    """Return the reader of a folder. It raises WeightsError if a file is unreadable or too large."""
+
+    def read(name: str, most: int) -> bytes | None:
+        path = folder / name
+        try:
+            with path.open("rb") as file:
+                content = file.read(most + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise WeightsError(f"{path} cannot be read: {files.cause(error)}.", files.remedy(error, "")) from error
+        if len(content) > most:
+            raise WeightsError(f"{path} is larger than {most:,} bytes.", "Use the model's own file.")
+        return content
+
+    return read
 
 
 def kept_settings(settings: PublishedSettings) -> tuple[str, Path] | None:

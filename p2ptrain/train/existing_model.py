@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base import files
-from p2ptrain.base.errors import CorpusError, ManifestError, OtherModelError, WeightsError
+from p2ptrain.base.errors import ManifestError, OtherModelError, WeightsError
 from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.file_store import SETTINGS, WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.hub_weights import HubRepository, commit_of, download_weights
-from p2ptrain.data.published_settings import CONFIG, PublishedSettings, Read, kept_settings, kept_template
+from p2ptrain.data.published_settings import (
+    CONFIG,
+    PublishedSettings,
+    Read,
+    in_folder,
+    kept_settings,
+    kept_template,
+)
 from p2ptrain.data.sources import file_digest, unchanged
-from p2ptrain.data.tokenizer import JsonTokenizer, Tokenizer, load_tokenizer, read_tokenizer
 from p2ptrain.data.weight_files import published_files
 from p2ptrain.manifest import Decoder
 from p2ptrain.manifest.initial_weights import MAX_WEIGHT_FILES, FileWeights, HubWeights
 from p2ptrain.manifest.model_config import model_section
-from p2ptrain.manifest.sources import HubTokenizer
 from p2ptrain.train.initial_weights import check_weights
 
 TOKENIZER = "tokenizer.json"
@@ -72,11 +77,7 @@ def _local_model(place: Path) -> GivenModel:
         tokenizer,
         weights=tuple(zip(named, paths, strict=True)),
     )
-    return _described(
-        model,
-        lambda name, most: _content(folder / name, most),
-        None if tokenizer is None else lambda: read_tokenizer(tokenizer),
-    )
+    return _described(model, in_folder(folder))
 
 
 def _hub_model(where: str) -> GivenModel:
@@ -94,41 +95,17 @@ def _hub_model(where: str) -> GivenModel:
     table = {"kind": "hub", "name": name, "revision": revision}
     tokenizer = table if _has_tokenizer(repository) else None
     model = GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), tokenizer)
-    spec = HubTokenizer(kind="hub", name=name, revision=revision)
-    return _described(
-        model, repository.small_file, None if tokenizer is None else lambda: load_tokenizer(spec, has_prefix=True)
-    )
+    return _described(model, repository.small_file)
 
 
-def _described(model: GivenModel, read: Read, tokenizer: Callable[[], Tokenizer] | None) -> GivenModel:
-    """Return a model with what its other files say: the end of documents, the chat template, what exports keep."""
+def _described(model: GivenModel, read: Read) -> GivenModel:
+    """Return a model with what its other files say: special tokens, the chat template, what exports keep."""
     settings = PublishedSettings.read(read)
-    section, named, separator = model.section, None, None
-    if (kept := kept_settings(settings)) is not None and section.init is not None:
-        digest, path = kept
-        named = NamedFile(SETTINGS, "", digest), path
-        section = section.model_copy(update={"init": section.init.model_copy(update={"settings": digest})})
-    with contextlib.suppress(CorpusError):  # an unusable tokenizer is reported unless the author names another
-        loaded = None if tokenizer is None else tokenizer()
-        ends = settings.ends_for(loaded) if isinstance(loaded, JsonTokenizer) else []
-        separator = ends[0] if loaded is not None and ends and ends[0] != loaded.separator else None
-    return replace(
-        model, section=section, template=kept_template(settings, read), separator=separator, settings=named
-    )
-
-
-def _content(path: Path, most: int) -> bytes | None:
-    """Return a file's content; None if there is none. Raises WeightsError if it is unreadable or too large."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(most + 1)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise WeightsError(f"{path} cannot be read: {files.cause(error)}.", files.remedy(error, "")) from error
-    if len(content) > most:
-        raise WeightsError(f"{path} is larger than {most:,} bytes.", "Use the model's own file.")
-    return content
+    section, kept = model.section, kept_settings(settings)
+    if kept is not None and section.init is not None:
+        section = section.model_copy(update={"init": section.init.model_copy(update={"settings": kept[0]})})
+    named = None if kept is None else (NamedFile(SETTINGS, "", kept[0]), kept[1])
+    return replace(model, section=section, template=kept_template(settings, read), settings=settings, kept=named)
 
 
 def _has_tokenizer(repository: HubRepository) -> bool:

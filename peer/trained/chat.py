@@ -48,7 +48,7 @@ class TaughtConversation:
 
     def __post_init__(self) -> None:
         self._stop = self.encoder.end_of_turn
-        self._stops = answer_ends(self.model.tokenizer, self._stop).union(_ends(self.model))
+        self._stops = answer_ends(self.model.tokenizer, self._stop).union(self.model.ends)
 
     def answer(self, text: str) -> Generator[str]:
         """Yield the pieces of the answer to a text. Raises CorpusError if the template does not render it.
@@ -117,7 +117,7 @@ class PlainText:
                 drawn.append(each)
                 yield each
 
-        stops = () if tokenizer.separator is None else (tokenizer.separator,)
+        stops = {*model.ends, *(() if tokenizer.separator is None else (tokenizer.separator,))}
         sampling = replace(self.sampling, seed=self.sampling.seed + self._turns)
         self._turns += 1
         ids = stream_tokens(model.module, prompt, self.new_tokens, sampling, stops, model.vocabulary, model.prefix)
@@ -125,14 +125,6 @@ class PlainText:
             yield from text_pieces(kept(ids), tokenizer, before=self._ids[-CONTEXT_IDS:])
         finally:
             self._ids = [*self._ids, *drawn, *tokenizer.encode_batch(["\n"])[0].tolist()][-model.window :]
-
-
-def _ends(model: LanguageModel) -> list[int]:
-    """Return the ids at which a folder's own configuration ends a text."""
-    if model.signed is not None:
-        return []
-    found = getattr(getattr(model.module, "generation_config", None), "eos_token_id", None)
-    return [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, int)]
 
 
 @contextmanager

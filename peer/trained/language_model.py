@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,13 +11,13 @@ import torch
 from torch.nn import Module
 
 from p2ptrain.base.errors import UserError
-from p2ptrain.data.tokenizer import Tokenizer
+from p2ptrain.data.tokenizer import JsonTokenizer, Tokenizer
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.train.accelerator import choose_device
 from peer.capacity import explained
 from peer.exporting import LOADED_BYTES
 from peer.home import Home
-from peer.model import newest, run_tokenizer, stored_model
+from peer.model import newest, run_settings, run_tokenizer, stored_model
 from peer.options import check_model
 from peer.trained.model_folder import check_fits, folder_tokenizer, load_folder
 
@@ -41,6 +42,8 @@ class LanguageModel:
     """Length of the sequences that the run trained on, or ``FOLDER_WINDOW``."""
     signed: SignedManifest | None
     """The run; None for a folder."""
+    ends: Sequence[int] = ()
+    """Ids at which a text ends, as a published model's settings say."""
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -68,15 +71,11 @@ def _of_home(home: Home, tokenizer_file: Path | None) -> LanguageModel:
     check_fits(parameter_count(manifest.model), LOADED_BYTES)
     tokenizer = run_tokenizer(home, signed, tokenizer_file)
     module = stored_model(signed, stored).module
-    for parameter in module.parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise UserError(
-                f"The model in {home.path} is unusable: some of its weights are infinite or not a number.",
-                "Name the home of another peer of this run.",
-            )
+    _check_finite(module, home.path, "Name the home of another peer of this run.")
+    ends = run_settings(home, signed).ends_for(tokenizer) if isinstance(tokenizer, JsonTokenizer) else []
     window = manifest.model.config.max_position_embeddings
     module.train(False)
-    return LanguageModel(home.path, module, tokenizer, window, manifest.training.sequence_length, signed)
+    return LanguageModel(home.path, module, tokenizer, window, manifest.training.sequence_length, signed, ends)
 
 
 def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
@@ -85,9 +84,9 @@ def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
             f"--tokenizer names {tokenizer_file}, but the model in {folder} has its own.", "Omit --tokenizer."
         )
     module = load_folder(folder)
+    _check_finite(module, folder, "Get the whole folder again, or another model.")
     config = module.config.get_text_config()
-    ends = module.config.eos_token_id if isinstance(module.config.eos_token_id, int) else None
-    tokenizer = folder_tokenizer(folder, ends)
+    tokenizer, ends = folder_tokenizer(folder)
     if tokenizer.vocabulary_size > config.vocab_size:
         raise UserError(
             f"The tokenizer in {folder} has {tokenizer.vocabulary_size:,} ids, but the model has only "
@@ -95,4 +94,9 @@ def _of_folder(folder: Path, tokenizer_file: Path | None) -> LanguageModel:
             "Get the whole folder of one model.",
         )
     window = int(getattr(config, "max_position_embeddings", None) or FOLDER_WINDOW)
-    return LanguageModel(folder, module, tokenizer, window, min(window, FOLDER_WINDOW), None)
+    return LanguageModel(folder, module, tokenizer, window, min(window, FOLDER_WINDOW), None, ends)
+
+
+def _check_finite(module: PreTrainedModel, place: Path, remedy: str) -> None:
+    if not all(bool(torch.isfinite(each).all()) for each in module.parameters()):
+        raise UserError(f"The model in {place} is unusable: some of its weights are infinite or not a number.", remedy)

@@ -15,6 +15,7 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import DeviceError, UserError
 from p2ptrain.base.imports import large_imports
 from p2ptrain.base.text import one_line
+from p2ptrain.data.published_settings import PublishedSettings, in_folder
 from p2ptrain.data.tokenizer import JsonTokenizer, read_tokenizer
 from peer.options import CONFIG_FILE
 
@@ -81,14 +82,11 @@ def _explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def folder_tokenizer(folder: Path, separator: int | None) -> JsonTokenizer:
-    """Return a folder's tokenizer, with the ids with which it begins every text.
+def folder_tokenizer(folder: Path) -> tuple[JsonTokenizer, list[int]]:
+    """Return a folder's tokenizer, with the ids with which it begins every text, and those at which a text ends.
 
-    Args:
-        separator: id that ends a document, as the model's configuration says; None: as the tokenizer's vocabulary
-            suggests.
-
-    Raises CorpusError if there is no usable tokenizer.json.
+    Documents end as the model's configuration says, or as the tokenizer's vocabulary suggests. Raises UserError if
+    there is no usable tokenizer.json.
     """
     path = folder / TOKENIZER_FILE
     if not path.is_file():
@@ -97,9 +95,8 @@ def folder_tokenizer(folder: Path, separator: int | None) -> JsonTokenizer:
             "Write one with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
     tokenizer = read_tokenizer(path)
-    if separator is not None and 0 <= separator < tokenizer.vocabulary_size:
-        tokenizer.separator = separator
-    return tokenizer
+    ends = PublishedSettings.read(in_folder(folder)).ends_for(tokenizer)
+    return (read_tokenizer(path, ends[0]) if ends and ends[0] != tokenizer.separator else tokenizer), ends
 
 
 def check_fits(parameters: int, bytes_each: int) -> None:

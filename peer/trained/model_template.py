@@ -1,22 +1,21 @@
-"""Chat template of a trained model: that of its run, or the one in its folder."""
+"""Chat template of a trained model: that of its run or of the model that the run continues, or its folder's."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.chat_template import MOST_TEMPLATE_BYTES, ChatTemplate, read_template, special_tokens_in, template_in
+from p2ptrain.data.chat_template import ChatTemplate, read_template
 from p2ptrain.data.packed_stream import load_template, template_name
-from peer.exported_chat import TEMPLATE_FILE
+from p2ptrain.data.published_settings import TEMPLATE as TEMPLATE_FILE
+from p2ptrain.data.published_settings import PublishedSettings, in_folder
 from peer.home import Home
+from peer.model import run_settings
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import SignedManifest
     from peer.trained.language_model import LanguageModel
-
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 
 
 def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | None:
@@ -30,11 +29,15 @@ def find_template(model: LanguageModel, file: Path | None) -> ChatTemplate | Non
     """
     if model.signed is not None:
         return _of_run(model, model.signed, Home(model.place), file)
-    variables, source = _described(model.place)
+    settings = PublishedSettings.read(in_folder(model.place))
     path = file or model.place / TEMPLATE_FILE
     if path.is_file() or file is not None:
-        return ChatTemplate.checked(read_template(path), str(path), variables)
-    return None if source is None else ChatTemplate.checked(source, str(model.place), variables)
+        return ChatTemplate.checked(read_template(path), str(path), settings.tokens)
+    return _checked(settings, f"{model.place}")
+
+
+def _checked(settings: PublishedSettings, where: str) -> ChatTemplate | None:
+    return None if settings.template is None else ChatTemplate.checked(settings.template, where, settings.tokens)
 
 
 def _of_run(model: LanguageModel, signed: SignedManifest, home: Home, file: Path | None) -> ChatTemplate | None:
@@ -42,15 +45,5 @@ def _of_run(model: LanguageModel, signed: SignedManifest, home: Home, file: Path
     if not (name := template_name(corpus)):
         if file is not None:
             raise CorpusError(f"--template names {file}, but this run has no chat template.", "Omit --template.")
-        return None
+        return _checked(run_settings(home, signed), "of the model that the run continues")
     return load_template(corpus, model.tokenizer, file or home.files.find(name))
-
-
-def _described(folder: Path) -> tuple[dict[str, str], str | None]:
-    """Return the special tokens and the chat template, if any, in a folder's tokenizer_config.json."""
-    try:
-        with (folder / TOKENIZER_CONFIG_FILE).open("rb") as file:
-            config: Any = json.loads(file.read(64 * MOST_TEMPLATE_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}, None
-    return special_tokens_in(config), template_in(config)
