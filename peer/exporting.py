@@ -196,6 +196,7 @@ def _expected(
     if corpus is not None:
         rows = [_sequence(row) for batch in corpus.validation_batches(COMPARED_TOKENS, 1) for row in batch]
         texts += [tokenizer.decode(row) for row in rows]
+    prompt_ids = [] if chat is None else chat.prompt_ids
     plain = [] if chat is not None else tokenizer.encode_batch(texts)
     marked = [] if chat is None else [ids for ids, _ in tokenizer.encode_marked(texts)]
     ids = [[*tokenizer.prefix, *each.tolist()] for each in [*plain, *marked]]
@@ -209,9 +210,9 @@ def _expected(
             "folder": str(folder),
             "texts": texts,
             "rows": [] if module is None else rows,
-            "messages": [] if chat is None else MESSAGES,
+            "messages": MESSAGES if prompt_ids else [],
         },
-        answer={"ids": ids, "trusting_ids": ids, "loss": loss, "prompt_ids": [] if chat is None else chat.prompt_ids},
+        answer={"ids": ids, "trusting_ids": ids, "loss": loss, "prompt_ids": prompt_ids},
     )
 
 

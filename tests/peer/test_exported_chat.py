@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,27 @@ def test_transformers_applies_the_template_as_training_did(
     assert expected.count(end) == 2
     for name in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "out" / name).read_text())["eos_token_id"] == end
+    described = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert (described["eos_token"], described["chat_template"]) == ("<|im_end|>", CHATML_SOURCE)
+    assert loaded.eos_token_id == end
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("today", ["", "{{ strftime_now('%d %b %Y') }}"])
+def test_a_template_writes_the_eos_token_of_training(trained: Trained, tmp_path: Path, today: str) -> None:
+    source = f"{today}{{% for m in messages %}}{{{{ eos_token }}}}{{{{ m.content }}}}<|im_end|>{{% endfor %}}"
+    template = tmp_path / "own.jinja"
+    template.write_text(source)
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    tokenizer = TOKENIZERS["byte_level"]()
+    tokenizer.add_special_tokens(["<|im_end|>"])
+    home, file = trained("LlamaForCausalLM", tokenizer, {**CORPUS, "template": digest})
+    home.files.add(digest, source.encode())
+    export(home, tmp_path / "out", file)
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert loaded.eos_token == "<|im_end|>"
+    rendered = loaded.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+    assert rendered.endswith(f"{JsonTokenizer(tokenizer).separator_text}Hi<|im_end|>")
 
 
 @pytest.mark.usefixtures("in_process")
