@@ -1,7 +1,7 @@
 """Initial weights of a run that begins from published ones: checked against the run's model, then copied into it.
 
 ``PublishedWeights.check`` reads headers alone and compares names and shapes with those of the run's module; only then
-is a tensor read. Peers copy the same bits: every type that is accepted converts to fp32 exactly. No library parses the
+is a tensor read, by ``init`` already. Peers copy the same bits: every type that is accepted converts to fp32 exactly. No library parses the
 files, and nothing in them is executed.
 
 Dimension letters: P parameters.
@@ -140,24 +140,25 @@ class PublishedWeights:
     def read(
         self,
         name: str,
-        target: Tensor,  # fp32, of the parameter's shape, on any device
+        target: Tensor | None = None,  # fp32, of the parameter's shape, on any device; None: only check it
     ) -> None:
-        """Copy a parameter, piece by piece. Raises WeightsError and OSError."""
-        flat, begin = target.detach().view(-1), 0
+        """Copy a parameter, piece by piece. Raises OSError, WeightsError if it is not finite or a tied one differs."""
+        flat, begin = None if target is None else target.detach().view(-1), 0
         readers = [self._pieces(each) for each in (name, *self._beside.get(name, ()))]
         for piece, *others in zip(*readers, strict=True):
+            if not bool(torch.isfinite(piece).all()):
+                raise WeightsError(
+                    f"{self._path(name)} holds numbers in {_named([name])} that are not finite.",
+                    "Get the file again, or begin from another model: training cannot go on from such weights.",
+                )
             if not all(torch.equal(piece, other) for other in others):
                 raise WeightsError(
                     f"In {self._path(name)} the tied weights {_named([name, *self._beside[name]])} differ.",
                     "Set tie_word_embeddings to false in the model's config.json, and begin another run from it. If "
                     "the run is not yours, ask its author.",
                 )
-            if not bool(torch.isfinite(piece).all()):
-                raise WeightsError(
-                    f"{self._path(name)} holds numbers in {_named([name])} that are not finite.",
-                    "Get the file again, or begin from another model: training cannot go on from such weights.",
-                )
-            flat[begin : begin + len(piece)].copy_(piece)
+            if flat is not None:
+                flat[begin : begin + len(piece)].copy_(piece)
             begin += len(piece)
 
     def _path(self, name: str) -> Path:
@@ -177,9 +178,12 @@ class PublishedWeights:
 
 
 def check_weights(description: Decoder, paths: Sequence[Path]) -> None:
-    """Raise WeightsError unless the files hold exactly the weights of the model; reads headers alone."""
+    """Raise WeightsError unless the files hold exactly the weights of the model, all of them finite."""
+    outline = ModelOutline.of(description)
     with _opened(paths) as opened:
-        PublishedWeights.check(ModelOutline.of(description), paths, opened)
+        weights = PublishedWeights.check(outline, paths, opened)
+        for name in outline.shapes:
+            weights.read(name)
 
 
 def load_weights(

@@ -307,6 +307,24 @@ def test_edited_sizes_are_refused_when_the_run_is_signed(tmp_path: Path) -> None
     assert caught.value.remedy.startswith("Set [model] to the sizes of these weights before the run is signed")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("lm_head.weight", 1.5, r"the tied weights model\.embed_tokens\.weight, lm_head\.weight differ"),
+        ("model.norm.weight", float("nan"), r"numbers in model\.norm\.weight that are not finite"),
+        ("model.embed_tokens.weight", float("-inf"), r"numbers in model\.embed_tokens\.weight that are not finite"),
+    ],
+)
+def test_weights_from_which_no_peer_could_begin_are_refused(tmp_path: Path, name: str, value: float, said: str) -> None:
+    folder = published(tmp_path / "model")
+    path = folder / "model.safetensors"
+    tensors = {each: tensor.clone() for each, tensor in load_file(path).items()}
+    tensors.setdefault(name, tensors["model.embed_tokens.weight"].clone())[-1] = value
+    save_file(tensors, path)
+    with pytest.raises(WeightsError, match=said):
+        read_model(f"{folder}")
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_presets_own_model_is_continued_with_its_shape_of_run(name: str) -> None:
     start = preset(name, "ab" * 32)
