@@ -69,7 +69,7 @@ LAZY_COMMANDS = {
     "revoke": LazyCommand("peer.cli", "revoke", "Ban peers from your run, or revoke an invite."),
     "contributions": LazyCommand("peer.cli", "contributions", "Show a peer's contributions, signed by its partners."),
     "export": LazyCommand("peer.cli", "export", "Write a peer's model in Hugging Face format."),
-    "generate": LazyCommand("peer.cli", "generate", "Continue a text with a peer's model."),
+    "generate": LazyCommand("peer.cli", "generate", "Continue a text with a model."),
     "evaluate": LazyCommand(
         "peer.trained.evaluate_command", "evaluate", "Measure a model's loss on a text, or its scores in tasks."
     ),

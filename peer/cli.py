@@ -18,7 +18,7 @@ from p2ptrain.base.errors import AdmissionError, HomeError, UserError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import UserPath
 from p2ptrain.manifest import JoinLink
-from peer.options import AT, FILE, HOME, LINK, TEAM, WEIGHTS, FiniteRange
+from peer.options import AT, FILE, HOME, LINK, MODEL, TEAM, WEIGHTS, FiniteRange, Utf8, check_model
 
 if TYPE_CHECKING:
     from p2ptrain.admission import AccessList
@@ -336,27 +336,25 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     click.echo(f"{out}: load it with transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
 
 
-@click.command(short_help="Continue a text with a peer's model.")
-@HOME
-@click.argument("text")
+@click.command(short_help="Continue a text with a model.")
+@MODEL
+@click.argument("text", type=Utf8())
 @click.option("--tokens", default=200, show_default=True, type=click.IntRange(1, 100_000), help="How many to add.")
 @click.option(
     "--temperature", default=0.8, show_default=True, type=FiniteRange(0), help="0: always the most likely token."
 )
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 @TOKENIZER
-def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
-    """Continue TEXT with the newest checkpoint in HOME."""
-    from peer.home import Home
-
-    Home(home).check_trained()  # before the import of large libraries
+def generate(model: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
+    """Continue TEXT with the newest checkpoint in a peer's home, or with a model in a folder in Hugging Face format."""
+    check_model(model)  # before the import of large libraries
     with command_imports():
         from p2ptrain.train.generate import Sampling, generate_text
-        from peer.model import load_model
+        from peer.trained.language_model import load
 
-    model, loaded_tokenizer = load_model(Home(home), tokenizer)
+    loaded = load(model, tokenizer, "cpu")
     sampling = Sampling(temperature=temperature, seed=seed)
-    click.echo(generate_text(model.module, loaded_tokenizer, text, tokens, sampling))
+    click.echo(generate_text(loaded.module, loaded.tokenizer, text, tokens, sampling, loaded.ends))
 
 
 @click.command(short_help="Show a peer's contributions, signed by its partners.")

@@ -46,6 +46,24 @@ def check_model(place: Path) -> bool:
     return True
 
 
+class Utf8(click.ParamType):
+    """A text, which is rejected if it has bytes that are not UTF-8: a tokenizer would read others in their place."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if broken := broken_bytes(text):
+            self.fail(f"the text is not UTF-8: {broken}. Convert it, for example with iconv -t UTF-8.", param, ctx)
+        return text
+
+
+def broken_bytes(text: str) -> str:
+    """Name the first byte of a text that is not UTF-8, and its place; empty if there is none."""
+    found = re.search("[\ud800-\udfff]", text)
+    return "" if found is None else f"byte 0x{ord(found[0]) & 0xFF:02X} follows {found.start():,} characters"
+
+
 def _joined(context: click.Context, _: click.Parameter, words: Sequence[str]) -> str | None:
     """Return the words as one text, or None; words after the link, and options among them, are usage errors."""
     text = " ".join(words)

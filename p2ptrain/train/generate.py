@@ -37,11 +37,12 @@ def generate_text(
     prompt: str,
     new_tokens: int,
     sampling: Sampling,
+    ends: Collection[int] = (),  # ids that end a text, beside the separator
 ) -> str:
     """Return the prompt and up to ``new_tokens`` further tokens; stop early if the model ends the document."""
     text_ids = tokenizer.encode_batch([prompt or "\n"])[0].tolist()  # "\n" may be lost
     prompt_ids = [*tokenizer.prefix, *text_ids] or [tokenizer.separator or 0]
-    stops = () if tokenizer.separator is None else (tokenizer.separator,)
+    stops = {*ends, *(() if tokenizer.separator is None else (tokenizer.separator,))}
     ids = stream_tokens(module, prompt_ids, new_tokens, sampling, stops, tokenizer.vocabulary_size, tokenizer.prefix)
     return tokenizer.decode([*prompt_ids, *ids])
 

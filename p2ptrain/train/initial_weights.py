@@ -1,8 +1,8 @@
 """Initial weights of a run that begins from published ones: checked against the run's model, then copied into it.
 
 ``PublishedWeights.check`` reads headers alone and compares names and shapes with those of the run's module; only then
-is a tensor read, by ``init`` already. Peers copy the same bits: every type that is accepted converts to fp32 exactly. No library parses the
-files, and nothing in them is executed.
+is a tensor read, by ``init`` already. Peers copy the same bits: every type that is accepted converts to fp32 exactly.
+No library parses the files, and nothing in them is executed.
 
 Dimension letters: P parameters.
 """

@@ -16,7 +16,7 @@ from p2ptrain.base.device_names import DEVICE_WORDS
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.imports import command_imports
 from p2ptrain.base.text import printable_lines
-from peer.options import FILE, MODEL, FiniteRange, check_model
+from peer.options import FILE, MODEL, FiniteRange, Utf8, broken_bytes, check_model
 
 if TYPE_CHECKING:
     from peer.trained.chat import Conversation
@@ -28,7 +28,7 @@ EXIT_REFUSED = 2
 
 @click.command(short_help="Talk with a model.")
 @MODEL
-@click.option("--system", metavar="TEXT", help="First message, which says how to answer.")
+@click.option("--system", type=Utf8(), metavar="TEXT", help="First message, which says how to answer.")
 @click.option("--new-tokens", default=256, show_default=True, type=click.IntRange(1, 100_000), help="Longest answer.")
 @click.option(
     "--temperature", default=0.8, show_default=True, type=FiniteRange(0), help="0: always the most likely token."
@@ -74,12 +74,12 @@ def _tell(note: str) -> None:
 
 def _lines() -> Iterator[str]:
     """Yield the user's messages until the input ends; a terminal shows a prompt, and edits lines."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are not UTF-8
     if not sys.stdin.isatty():
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # bytes that are not UTF-8
         for line in sys.stdin:
             if line.strip():
-                yield line.rstrip("\n")
+                yield _readable(line.rstrip("\n"))
         return
     with suppress(ImportError):
         import readline  # noqa: F401 -- ``input`` then edits lines and remembers them
@@ -93,7 +93,14 @@ def _lines() -> Iterator[str]:
             click.echo()
             continue
         if line.strip():
-            yield line
+            yield _readable(line)
+
+
+def _readable(line: str) -> str:
+    """Return a line with replacement characters for bytes that are not UTF-8, and tell of them."""
+    if broken := broken_bytes(line):
+        _tell(f"This line is not UTF-8, and the model reads \N{REPLACEMENT CHARACTER} instead: {broken}.")
+    return line.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def _print_answer(dialogue: Conversation, line: str) -> bool:

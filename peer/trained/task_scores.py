@@ -23,6 +23,8 @@ from p2ptrain.base.text import one_line
 EXTRA = "eval"
 """Extra of setup.cfg that installs lm-eval."""
 
+TOKENIZER_CONFIG = "tokenizer_config.json"
+
 Tell = Callable[[str], None]
 """Called with an activity."""
 
@@ -95,6 +97,10 @@ def score(
             from peer.trained.model_folder import weight_files
 
             weight_files(folder)  # raises UserError without safetensors
+            if not (folder / TOKENIZER_CONFIG).is_file():
+                folder = _with_tokenizer_config(
+                    folder, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p2ptrain-evaluate-")))
+                )
         tell("evaluating")
         return scores(_evaluated(folder, specs, examples, str(chosen)))
 
@@ -149,14 +155,26 @@ def _evaluated(folder: Path, specs: list[Any], examples: int | None, device: str
 
 def _prefix(folder: Path) -> dict[str, int]:
     """Return the id that stands before a text without context, if the tokenizer names none: what ends a document."""
-    try:
-        described = json.loads((folder / "tokenizer_config.json").read_bytes())
-        ends = json.loads((folder / "config.json").read_bytes()).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):
+    from p2ptrain.data.published_settings import PublishedSettings, in_folder
+    from peer.trained.model_folder import folder_tokenizer
+
+    if PublishedSettings.read(in_folder(folder)).tokens.keys() & {"bos_token", "eos_token"}:
         return {}
-    if not isinstance(described, dict) or described.get("bos_token") or described.get("eos_token"):
-        return {}
-    return {"prefix_token_id": ends if isinstance(ends, int) else 0}
+    return {"prefix_token_id": folder_tokenizer(folder)[0].separator or 0}
+
+
+def _with_tokenizer_config(folder: Path, target: Path) -> Path:
+    """Return a folder with the same files and the description by which transformers takes tokenizer.json as it is."""
+    from peer.trained.model_folder import folder_tokenizer
+
+    tokenizer, _ = folder_tokenizer(folder)
+    named = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.separator_text}
+    special = {name: text for name, text in named.items() if text in tokenizer.special_tokens}
+    described = {"tokenizer_class": "PreTrainedTokenizerFast"} | special
+    for path in folder.iterdir():
+        (target / path.name).symlink_to(path.resolve())
+    (target / TOKENIZER_CONFIG).write_text(json.dumps(described), encoding="utf-8")
+    return target
 
 
 def scores(found: dict[str, Any]) -> list[Score]:

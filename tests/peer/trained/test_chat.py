@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import CorpusError, UserError
+from p2ptrain.cli import cli
 from p2ptrain.data.chat_template import ChatTemplate, Message
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train.generate import Sampling, generate_tokens
@@ -287,3 +288,22 @@ def test_at_a_terminal_a_refused_message_is_told_and_the_next_is_answered(
     )
     assert "not this: bad" in capsys.readouterr().err
     assert made.prompts == ["[ustopped at once]", "[ufirst]"]
+
+
+def test_a_prompt_with_bytes_that_are_not_utf_8_is_refused_or_told(folder: Path) -> None:
+    for arguments in (["generate", str(folder), "The \udcff cat"], ["chat", str(folder), "--system", "The \udcff cat"]):
+        ran = CliRunner().invoke(cli, arguments)
+        assert ran.exit_code == 2
+        assert "the text is not UTF-8: byte 0xFF follows 4 characters" in ran.stderr
+    ran = CliRunner().invoke(cli, ["chat", str(folder), "--new-tokens", "2"], input=b"The \xff\xfe cat\n")
+    assert "(This line is not UTF-8, and the model reads \ufffd instead: byte 0xFF follows 4 characters.)" in ran.stderr
+    assert ran.exit_code == 0
+
+
+def test_generate_continues_a_text_with_a_folder(folder: Path, home: Home) -> None:
+    told = [
+        CliRunner().invoke(cli, ["generate", str(place), "The cat", "--tokens", "9"]) for place in (folder, home.path)
+    ]
+    assert [each.exit_code for each in told] == [0, 0]
+    assert told[0].stdout == told[1].stdout
+    assert told[0].stdout.startswith("The cat")

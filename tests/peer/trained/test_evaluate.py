@@ -20,6 +20,7 @@ from p2ptrain.data.stream import cache_directory
 from p2ptrain.train.evaluate import validation_loss
 from peer.home import Home
 from peer.model import load_model
+from peer.trained.chat_command import chat
 from peer.trained.evaluate_command import evaluate
 
 TEXT = "It was the best of times, it was the worst of times — Où est l'été? 日本語 🙂\n" * 60
@@ -180,6 +181,16 @@ def test_a_model_with_infinite_weights_is_refused(home: Home, text: Path) -> Non
     checkpoint.save(home.checkpoints, {"slow": theta}, {"step": 8})
     with pytest.raises(UserError, match="is unusable: some of its weights are infinite"):
         raise run(home.path, text).exception or AssertionError
+
+
+def test_a_folder_with_weights_that_are_no_numbers_is_refused(folder: Path, text: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    for command, arguments in ((evaluate, [folder, text]), (chat, [folder])):
+        ran = CliRunner().invoke(command, [str(each) for each in arguments], input="Hello\n")
+        with pytest.raises(UserError, match=f"{folder} is unusable: some of its weights are infinite or not a number"):
+            raise ran.exception or AssertionError
 
 
 def lacks_weights(folder: Path) -> None:

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from p2ptrain.base.errors import UserError
 from peer.home import Home
 from peer.trained import task_scores
 from peer.trained.evaluate_command import evaluate
 from peer.trained.task_scores import Score, scores
+from tests.peer.trained.published import ENDOFTEXT, IM_END, published
 
 RESULTS = {
     "results": {
@@ -147,3 +150,30 @@ def test_lm_eval_itself_scores_a_task_of_a_local_file(folder: Path, tmp_path: Pa
     (score,) = json.loads(ran.stdout.splitlines()[-1])
     assert (score["task"], score["metric"], score["examples"]) == ("parity", "acc", 4)
     assert score["value"] in (0, 0.25, 0.5, 0.75, 1)
+
+
+@pytest.mark.parametrize("names", [{}, {"config.json": {"eos_token_id": IM_END}}])
+def test_a_folder_without_a_tokenizer_config_is_read_as_its_tokenizer_json(
+    tmp_path: Path, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]
+) -> None:
+    folder = published(tmp_path / "model", {}, names.get("config.json", {}), None)
+    (folder / "tokenizer_config.json").unlink()
+    found = []
+
+    def evaluated(folder: Path, *_: object) -> dict[str, Any]:
+        found.append((AutoTokenizer.from_pretrained(folder), task_scores._prefix(folder)))
+        return RESULTS
+
+    monkeypatch.setattr(task_scores, "_evaluated", evaluated)
+    ran = run(folder, "--tasks", "toy", "--device", "cpu")
+    assert ran.exception is None, ran.output
+    [(tokenizer, prefix)] = found
+    assert (
+        tokenizer("The cat's <|im_end|>").input_ids
+        == Tokenizer.from_file(f"{folder}/tokenizer.json").encode("The cat's <|im_end|>").ids
+    )
+    assert tokenizer.eos_token_id == (IM_END if names else ENDOFTEXT)
+    assert prefix == {}
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"has no tokenizer\.json"):
+        raise run(folder, "--tasks", "toy", "--device", "cpu").exception or AssertionError
