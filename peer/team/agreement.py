@@ -167,7 +167,12 @@ def balanced(
             found.append((step_s, Agreement(cut, tried, counts, max(slowest), is_eager)))
         if found:
             return min(found, key=lambda each: each[0])[1]
-    raise DeviceError(
-        f"No cut of the run's model into {Mesh(mesh.stages)} fits the free memory of the devices.",
-        "Close other programs that use them, or name more devices.",
-    )
+    problem = f"No cut of the run's model into {Mesh(mesh.stages)} fits the free memory of the devices"
+    least = unit_costs(model, length, Placement(ways[-1].autocast, ways[-1].micro_batch, recomputes=True), means)
+    if not starts and balanced_cut(least, bounds, sequences // ways[-1].micro_batch) is not None:
+        raise DeviceError(
+            f"{problem}: a stage may begin only where one of this run's {manifest.outer.fragments} fragments does; a "
+            "cut at other layers would fit.",
+            "Name more or larger devices, or join a run whose author set more outer.fragments.",
+        )
+    raise DeviceError(f"{problem}.", "Close other programs that use them, or name more devices.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -76,8 +77,25 @@ def check_team(
     if stages > most:
         raise DeviceError(f"{why}, too few for {stages} stages.", remedy)
     mesh = Mesh.of(ranks, stages)
-    check_team_memory(manifest, [_place(each) for each in devices], int(memory_bytes), mesh.replicas)
+    places = [_place(each) for each in devices]
+    try:
+        check_team_memory(manifest, places, int(memory_bytes), mesh.replicas)
+    except DeviceError as error:
+        if stages < possible[0] or most >= ranks or not _shared_fits(manifest, places, int(memory_bytes)):
+            raise
+        raise DeviceError(
+            f"{error.problem} {why}, so {ranks} devices hold the model {mesh.replicas} times instead of sharing it.",
+            "Use larger devices or fewer, or join a run whose author set outer.cut to layers with enough fragments.",
+        ) from None
     return mesh
+
+
+def _shared_fits(manifest: Manifest, places: Sequence[StagePlace], memory_bytes: int) -> bool:
+    """Return whether devices have the memory for the model if each has a stage."""
+    with contextlib.suppress(DeviceError):
+        check_team_memory(manifest, places, memory_bytes)
+        return True
+    return False
 
 
 def _most_stages(manifest: Manifest) -> tuple[int, str]:

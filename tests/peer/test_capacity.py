@@ -28,6 +28,7 @@ from peer.capacity import (
     host_bytes,
     installed_memory,
 )
+from peer.team.devices import check_team
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30
@@ -112,6 +113,17 @@ def test_replicas_hold_the_inner_state_again_and_the_outer_one_once() -> None:
         check_team_memory(run, [CARD_80, CARD_80, CARD_80, CARD_24], installed_bytes=512 * GB, replicas=2)
     with pytest.raises(DeviceError, match="take 10"):
         check_team_memory(run, [CARD_80, CARD_80], installed_bytes=512 * GB, replicas=2)
+
+
+def test_the_runs_cut_is_named_where_it_keeps_devices_from_sharing_the_model() -> None:
+    run, host = with_changes(seven_billion(), {"outer.cut": "even"}), [torch.device("cpu")] * 2
+    assert str(check_team(seven_billion(), host, None, 290e9)) == "2 stages"
+    with pytest.raises(DeviceError, match=r"\(outer\.cut is 'even'\), so 2 devices hold the model 2 times instead"):
+        check_team(run, host, None, 290e9)
+    for memory_bytes, stages in ((100e9, None), (290e9, 1)):
+        with pytest.raises(DeviceError) as caught:
+            check_team(run if stages is None else seven_billion(), host, stages, memory_bytes)
+        assert "instead" not in caught.value.problem, "the cut is not the reason"
 
 
 def test_a_team_of_one_needs_what_one_process_does() -> None:

@@ -135,6 +135,16 @@ def test_the_smallest_card_of_a_stage_limits_it(signed_run):
         balanced(manifest, ways, seconds, [100, None, None, None], stages=2)
 
 
+def test_the_runs_own_cut_is_named_where_another_would_fit(signed_run):
+    manifest, ways = layered(signed_run, fragments=2), [Placement(None, 1)]
+    seconds = [[[0.0, *[1.0] * 6, 0.0]] * 2]
+    recomputed = unit_costs(manifest.model, manifest.training.sequence_length, Placement(None, 1, True), seconds[0])
+    first = sum(recomputed.state_bytes[:2]) + 2 * sum(recomputed.activation_bytes[:2])  # one block
+    with pytest.raises(DeviceError, match="2 fragments does; a cut at other layers would fit"):
+        balanced(manifest, ways, seconds, [first, None])
+    assert len(balanced(layered(signed_run), ways, seconds, [first, None]).stages[0].blocks) == 1
+
+
 CPU = torch.device("cpu")
 
 
