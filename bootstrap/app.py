@@ -90,6 +90,8 @@ class RememberedOptions(NodeOptions):
     """Join link of another bootstrap of the same swarm, which our link then names, too."""
     page_public: bool | None = None
     """Whether everybody may read the page at ``/run``."""
+    page_hide: tuple[str, ...] | None = None
+    """Words and peers whose texts and nicknames that page leaves out."""
     upload_mbit: float | None = None
     """Upload cap in Mbit/s, relayed bytes included; 0: no cap."""
     download_mbit: float | None = None
@@ -196,7 +198,8 @@ class EntryPoint:
         with contextlib.ExitStack() as page:
             if (place := self._options.page_address) is not None:
                 is_public = bool(self._options.page_public)
-                server = page.enter_context(PageServer(place, self._view.document, is_public))
+                hidden = self._options.page_hide or ()
+                server = page.enter_context(PageServer(place, self._view.document, is_public, hidden))
                 self._view.on_event(server.tell)
                 self._say("page", server.url)
                 if is_public:

@@ -58,6 +58,12 @@ def _cap(context: click.Context, option: click.Parameter, value: float | None) -
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that a page beyond this machine requires.")
 @click.option("--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names of the page.")
 @click.option("--page-public/--no-page-public", default=None, help="Let everybody read a part of it at /run.")
+@click.option(
+    "--page-hide",
+    multiple=True,
+    metavar="WORDS|PEER",
+    help="Hide texts with these words, or of this peer, at /run.",
+)
 @click.option("--forget", is_flag=True, help="Use only the options of this start, none that the home remembers.")
 def bootstrap(
     run: Path,
@@ -77,6 +83,7 @@ def bootstrap(
     page_token: str | None,
     page_hosts: str | None,
     page_public: bool | None,
+    page_hide: tuple[str, ...],
     forget: bool,
 ) -> None:
     """Serve as the entry point of the signed run in the directory RUN, until Ctrl+C.
@@ -108,6 +115,7 @@ def bootstrap(
         page_token=page_token,
         page_hosts=page_hosts,
         page_public=page_public,
+        page_hide=page_hide or None,
         upload_mbit=upload_mbit,
         download_mbit=download_mbit,
     )

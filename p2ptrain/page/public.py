@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -26,8 +26,23 @@ _SHARED = re.compile(rb"(<!-- shared: \w+ -->)\n(.*?)\n *<!-- end -->", re.DOTAL
 """Part of ``index.html`` that replaces the same mark in ``run.html``."""
 
 
-def public_document(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the public part of a document (docs/PAGE.md)."""
+def public_document(document: Mapping[str, Any], hidden: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the public part of a document (docs/PAGE.md).
+
+    Args:
+        hidden: words, or ids of peers, whose texts and nicknames the author hides; small and capital letters are alike.
+    """
+
+    def shown(words: str, peer: str) -> bool:
+        seen = " ".join(words.split()).casefold()
+        return not any(each == peer or " ".join(each.split()).casefold() in seen for each in hidden if each.strip())
+
+    def public(sample: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        """Return a text without the peer that generated it; None if it is hidden."""
+        if sample is None or not shown(sample["prompt"] + sample["text"], sample["peer"]):
+            return None
+        return {name: value for name, value in sample.items() if name != "peer"}
+
     contributions = document["contributions"]
     rows = contributions["rows"]
     rest = sum(row["tokens"] for row in rows[MOST_ROWS:])
@@ -35,11 +50,14 @@ def public_document(document: Mapping[str, Any]) -> dict[str, Any]:
         **{name: document[name] for name in ("schema", "at", "run", "join", "total_peers")},
         "figures": {name: document["figures"][name] for name in FIGURES if name in document["figures"]},
         "contributions": {
-            "rows": [{**row, "id": row["id"][-6:]} for row in rows[:MOST_ROWS]],
+            "rows": [
+                {**row, "id": row["id"][-6:]} | ({} if shown(row["nickname"], row["id"]) else {"nickname": ""})
+                for row in rows[:MOST_ROWS]
+            ],
             "others_tokens": contributions["others_tokens"] + rest,
         },
-        "sample": _unnamed(document["sample"]),
-        "samples": [_unnamed(each) for each in document["samples"]],
+        "sample": public(document["sample"]),
+        "samples": [each for each in map(public, document["samples"]) if each is not None],
     }
 
 
@@ -66,8 +84,3 @@ def head_tags(public: Mapping[str, Any]) -> bytes:
     lines = [f"<title>{escape(name)}</title>", f'<meta name="description" content="{escape(description)}">']
     lines += [f'<meta property="{key}" content="{escape(value)}">' for key, value in tags.items()]
     return "\n  ".join(lines).encode()
-
-
-def _unnamed(sample: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return a text without the peer that generated it."""
-    return None if sample is None else {name: value for name, value in sample.items() if name != "peer"}

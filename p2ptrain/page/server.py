@@ -24,7 +24,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Self
@@ -100,6 +100,8 @@ class PageServer:
     snapshot: Snapshot
     is_public: bool = False
     """Whether everybody may read the public page of a bootstrap."""
+    hidden: Sequence[str] = ()
+    """What the public page leaves out, as ``public_document`` takes it."""
     url: str = ""
     """Address to open, including the token if one is needed: only for the owner."""
     address: str = ""
@@ -288,7 +290,7 @@ class PageServer:
     def _refresh(self) -> None:
         if time.monotonic() - self._made_at >= FRESH_S:
             self._document = self.snapshot()
-            self._public = public_document(self._document) if self.is_public else {}
+            self._public = public_document(self._document, self.hidden) if self.is_public else {}
             self._made = json.dumps(self._document, allow_nan=False, separators=(",", ":")).encode()
             self._made_at = time.monotonic()
 

@@ -271,3 +271,5 @@ def test_without_a_page_nothing_can_be_public(tmp_path: Path) -> None:
     assert "--page PORT" in raised.value.remedy
     assert not (tmp_path / "home" / "identity.key").exists()
     assert "--no-page-public" in place(tmp_path, page="8080", page_public=False).words()
+    words = place(tmp_path, page="8080", page_hide=("two words", "b")).words()
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--page-hide"] == ["two words", "b"]

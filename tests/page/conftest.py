@@ -169,8 +169,8 @@ class Shown:
     def port(self) -> int:
         return int(self.url.split("?")[0].rstrip("/").rpartition(":")[2])
 
-    def serve(self, place: ListenAddress | None = None, is_public: bool = False) -> None:
-        self._server = PageServer(place or ListenAddress(), lambda: self._document, is_public)
+    def serve(self, place: ListenAddress | None = None, is_public: bool = False, hidden: tuple[str, ...] = ()) -> None:
+        self._server = PageServer(place or ListenAddress(), lambda: self._document, is_public, hidden)
         self._server.__enter__()
 
     def end(self) -> None:

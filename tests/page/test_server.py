@@ -24,6 +24,7 @@ from p2ptrain.page import server as page_server
 from p2ptrain.page.contributors import MOST_CONTRIBUTORS, Contribution
 from p2ptrain.page.listen_address import ListenAddress, listener_at
 from p2ptrain.page.public import FIGURES, MOST_ROWS
+from p2ptrain.page.samples import SampleText
 from p2ptrain.page.server import (
     ASSETS,
     BACKLOG,
@@ -618,6 +619,28 @@ def test_the_public_document_has_nothing_private(public: Shown) -> None:
         assert f'"{row.device}"' not in text
     for row in public.view.failures:
         assert row.line not in text
+
+
+def test_the_author_hides_words_and_peers_from_everybody_but_the_owner(shown: Shown) -> None:
+    view, (first, second, third) = shown.view, list(shown.view.peers)[:3]
+    view.samples.texts = [
+        SampleText(5.0, first, 1, "", "A tale of a Rude Word, and more"),
+        SampleText(5.0, second, 2, "", "A tale of a fox"),
+        SampleText(5.0, third, 3, "", "A tale of a moon"),
+    ]
+    view.sample = view.samples.texts[2]
+    for peer, name in ((first, "rude word 7"), (second, "Amber"), (third, "Basil")):
+        view.contributions.take(Contribution(peer, name, 500, 60.0, 400, ("b",), 5.0))
+    shown.publish()
+    shown.end()
+    shown.serve(ListenAddress("0.0.0.0", 0, TOKEN), is_public=True, hidden=("rude word", third))
+    found = ask(shown.port, "/run/status").document
+    assert [each["text"] for each in found["samples"]] == ["A tale of a fox"]
+    assert found["sample"] is None
+    assert {row["nickname"] for row in found["contributions"]["rows"]} == {"Amber", ""}
+    assert "ude word" not in ask(shown.port, "/run").body.decode()
+    own = ask(shown.port, "/status", Authorization=f"Bearer {TOKEN}").document
+    assert (len(own["samples"]), own["sample"]["text"]) == (3, "A tale of a moon")
 
 
 def test_a_large_table_is_cut_for_strangers(public: Shown) -> None:
