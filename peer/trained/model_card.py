@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain.base.ids import key_of
+from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile, named_files
 from p2ptrain.data.packed_stream import template_name
 from p2ptrain.data.sources import BUILTIN_DIGESTS
 from p2ptrain.manifest import SignedManifest, parameter_count
@@ -61,6 +62,8 @@ class CardFacts:
     languages: Sequence[str] = ()
     link: str | None = None
     """Join link of the run."""
+    names_peer: bool = False
+    """Whether the card names the publishing peer."""
 
 
 def card(facts: CardFacts) -> str:
@@ -163,18 +166,28 @@ def _run_rows(facts: CardFacts) -> Rows:
             "estimates them",
         ),
     ]
-    if key_of(str(state.get("peer"))) is not None:
+    if facts.names_peer and key_of(str(state.get("peer"))) is not None:
         rows.append(("published by peer", f"`{state['peer']}`"))
     return rows
 
 
 def _again(facts: CardFacts) -> str:
     link = "" if facts.link is None else _link_sentence(facts.link)
+    named = named_files(facts.signed.manifest)
+    needed = [each for each in named if each.option]
+    options = "".join(f" {option} {'PATH' if option == WEIGHTS_OPTION else 'FILE'}" for option in _options(needed))
+    missing = "".join(f"\n- {each.what}: SHA-256 `{each.sha256}`, for `{each.option}`" for each in needed)
+    lacks = f"\n\nIt needs files that are not in this repository; the run's author may have them:\n{missing}"
     return (
         f"{link}{_DESCRIBED} To train it again, begin it on a reachable computer, and "
         "join by the link that this prints:\n\n"
-        "```sh\nmkdir RUN && cp manifest.signed RUN\np2ptrain bootstrap RUN\n```"
+        f"```sh\nmkdir RUN && cp manifest.signed RUN\np2ptrain bootstrap RUN{options}\n```{lacks if needed else ''}"
     )
+
+
+def _options(needed: Sequence[NamedFile]) -> list[str]:
+    """Return the options by which files are named, each once: a folder holds all shards of weights."""
+    return list(dict.fromkeys(each.option for each in needed))
 
 
 def _data_rows(facts: CardFacts) -> Rows:

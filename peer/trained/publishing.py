@@ -6,6 +6,7 @@ loses nothing: the folder stays, and ``upload`` can be repeated.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,15 +18,17 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError, P2pTrainError, UserError
 from p2ptrain.base.text import one_line
 from p2ptrain.data.hub import huggingface_hub
+from p2ptrain.data.published_settings import GENERATION, TEMPLATE, TOKENIZER_CONFIG
+from p2ptrain.data.shards import SHARD, SINGLE
 from p2ptrain.manifest import SIGNED_FILE, JoinLink, SignedManifest
 from p2ptrain.receipts import Total
-from peer.exporting import Exported, Tell, export
+from peer.exporting import CODE, CODE_FILE, Exported, Tell, export
 from peer.home import Home
 from peer.ledger import proved
 from peer.options import CONFIG_FILE
 from peer.trained.loss_curve import read_curve
 from peer.trained.model_card import CardFacts, TextSize, card, with_link
-from peer.trained.model_folder import weight_files
+from peer.trained.model_folder import INDEX_FILE, TOKENIZER_FILE, weight_files
 
 CARD_FILE = "README.md"
 MOST_MANIFEST_BYTES = 1 << 20
@@ -44,6 +47,8 @@ class Publication:
     is_public: bool = False
     updates: bool = False
     """Whether a repository that exists gets a new commit."""
+    names_peer: bool = False
+    """Whether the card names the publishing peer, by which its addresses can be found."""
 
 
 def write_files(
@@ -69,6 +74,7 @@ def write_files(
             publication.licence,
             publication.languages,
             None if publication.link is None else str(publication.link),
+            publication.names_peer,
         )
         (folder / SIGNED_FILE).write_bytes(signed.to_bytes())
         (folder / CARD_FILE).write_text(card(facts), encoding="utf-8")
@@ -142,8 +148,10 @@ def check_login() -> None:
         raise _not_logged_in("There is no token for the Hugging Face hub on this machine")
 
 
-def upload(folder: Path, publication: Publication, again: str) -> str:
-    """Create the repository and send a folder as one commit; return its address.
+def upload(folder: Path, publication: Publication, again: str) -> tuple[str, list[str]]:
+    """Create the repository and send a folder as one commit; return its address, and what was left out of the folder.
+
+    Only what ``write_files`` writes is sent: a folder that waited for its upload may hold other files by now.
 
     Args:
         folder: with everything that the hub gets.
@@ -153,6 +161,7 @@ def upload(folder: Path, publication: Publication, again: str) -> str:
     """
     hub = huggingface_hub()
     api: Any = hub.HfApi()
+    ours = own_files(folder)
     with _explained(publication.repository, f"{again}{' --update' if publication.updates else ''}"):
         found = api.create_repo(
             publication.repository, private=not publication.is_public, exist_ok=publication.updates, repo_type="model"
@@ -162,9 +171,22 @@ def upload(folder: Path, publication: Publication, again: str) -> str:
             repo_id=publication.repository,
             folder_path=folder,
             repo_type="model",
+            allow_patterns=ours,
             commit_message="Upload a model trained with p2ptrain",
         )
-    return str(found)
+    return str(found), sorted(path.name for path in folder.iterdir() if path.name not in ours)
+
+
+def own_files(folder: Path) -> list[str]:
+    """Return the names of the files in a folder that ``write_files`` writes. Raises UserError without weights."""
+    names = [CARD_FILE, SIGNED_FILE, CONFIG_FILE, GENERATION, TOKENIZER_FILE, TOKENIZER_CONFIG, TEMPLATE]
+    weights = [path.name for path in weight_files(folder)]
+    if any(SHARD.fullmatch(name) is None for name in weights):
+        raise UserError(f"{folder} has weights of other names than export gives.", "Write it again with --dry-run.")
+    with contextlib.suppress(OSError):
+        names += [CODE_FILE] if (folder / CODE_FILE).read_text(encoding="utf-8") == CODE else []
+    names += [INDEX_FILE] if weights != [SINGLE] else []
+    return [name for name in [*names, *weights] if (folder / name).is_file()]
 
 
 def discard(folder: Path) -> None:

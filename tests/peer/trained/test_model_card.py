@@ -63,7 +63,7 @@ def receipts(signed: SignedManifest) -> Total:
 def test_each_number_is_the_true_one(signed_run: Callable[..., SignedManifest]) -> None:
     signed = signed_run(**SWARM)
     manifest = signed.manifest
-    text = card(facts(signed, receipts=receipts(signed)))
+    text = card(facts(signed, receipts=receipts(signed), names_peer=True))
     found = rows(text)
     training, outer = manifest.training, manifest.outer
     assert found["run id"] == f"`{signed.run_id}`"
@@ -124,6 +124,23 @@ def test_weights_from_which_the_run_began_are_named_with_their_licence(
     assert "base_model" not in front_matter(text)
     assert f"the weights of a file with SHA-256 `{'2' * 64}`; their licence applies, too." in text
     assert "their licence" not in card(facts(signed_run()))
+
+
+def test_it_says_which_files_another_run_of_it_needs(signed_run: Callable[..., SignedManifest]) -> None:
+    assert "\np2ptrain bootstrap RUN\n```\n\n## Data" in card(facts(signed_run()))
+    digests = [f"{each}" * 64 for each in range(1, 7)]
+    corpus = {"kind": "file", "sha256": digests[0], "format": "jsonl", "template": digests[1]}
+    init = {"kind": "file", "sha256": digests[3:5], "settings": digests[5]}
+    text = card(facts(signed_run(corpus=corpus, tokenizer=f"sha256:{digests[2]}", model__init=init)))
+    assert "\np2ptrain bootstrap RUN --tokenizer FILE --data FILE --template FILE --weights PATH\n```" in text
+    listed = re.findall(r"^- (.*): SHA-256 `(.)\2{63}`, for `(.*)`$", text, flags=re.MULTILINE)
+    assert listed == [
+        ("tokenizer", "3", "--tokenizer"),
+        ("corpus", "1", "--data"),
+        ("template", "2", "--template"),
+        ("weights 1 of 2", "4", "--weights"),
+        ("weights 2 of 2", "5", "--weights"),
+    ]
 
 
 def test_a_link_replaces_the_one_of_the_card_or_gets_its_place(signed_run: Callable[..., SignedManifest]) -> None:

@@ -15,9 +15,11 @@ import yaml
 from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from p2ptrain import checkpoint
 from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import SIGNED_FILE, JoinLink, SignedManifest
 from peer.home import Home
+from peer.model import load_model
 from peer.trained import publishing
 from peer.trained.publish_command import publish
 from peer.trained.publishing import Publication
@@ -71,10 +73,12 @@ class Hub:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, **_: Any) -> None:
+    def upload_folder(self, *, repo_id: str, folder_path: Path, allow_patterns: list[str], **_: Any) -> None:
         if self.failure is not None:
             raise self.failure
-        self.uploads.append({path.name: path.read_bytes() for path in folder_path.iterdir()})
+        paths = [path.relative_to(folder_path).as_posix() for path in folder_path.rglob("*") if path.is_file()]
+        sent = huggingface_hub.utils.filter_repo_objects(paths, allow_patterns=allow_patterns)
+        self.uploads.append({name: (folder_path / name).read_bytes() for name in sent})
 
 
 @pytest.fixture
@@ -142,6 +146,7 @@ def test_a_refusal_is_a_sentence(
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # the client's own retries
     hub.status = status
+    (tmp_path / "model.safetensors").touch()
     with pytest.raises(UserError) as caught:
         publishing.upload(tmp_path, Publication("me/model", "mit"), "p2ptrain publish again")
     assert caught.value.problem.startswith(f"me/model was not published: {why}")
@@ -183,7 +188,10 @@ def test_what_the_hub_would_refuse_is_told_before_anything_is_computed(
     assert "needs a licence" in error_of(run(home.path, "me/model")).problem
     for name in ("model", "me/", "me/a/b", "me/a--b", "me/../b", "-/-"):
         assert "is not the name of a repository" in error_of(run(home.path, "--license", "mit", "--", name)).problem
-    assert "is not the identifier of a licence" in error_of(run(home.path, "me/m", "--license", "My Licence")).problem
+    for licence, near in (("My Licence", "unlicense"), ("Apache-2.0", "apache-2.0"), ("apache-2", "apache-2.0")):
+        error = error_of(run(home.path, "me/m", "--license", licence))
+        assert "is not the identifier of a licence of the hub" in error.problem
+        assert near in error.remedy.partition("; if yours")[0].split()
     assert (
         "is not the code of a language"
         in error_of(run(home.path, "me/m", "--license", "mit", "--language", "Klingon_")).problem
@@ -262,3 +270,31 @@ def test_what_the_owner_says_at_the_upload_reaches_the_card(home: Home, hub: Hub
     card.write_text("---\nlicense: [\n---\n")
     assert "is not a model card" in error_of(run(home.path, "me/model", "--upload", out)).problem
     assert len(hub.uploads) == 1
+
+
+@pytest.mark.usefixtures("in_process")
+def test_only_what_publish_wrote_is_sent_and_the_rest_is_named(home: Home, hub: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run(home.path, "me/model", "--dry-run", out, "--license", "mit").exception is None
+    (out / "run.key").write_text("secret")
+    (out / "own_tokenizer.py").write_text("import os")
+    (out / "notes").mkdir()
+    (out / "notes" / "README.md").write_text("secret")
+    (out / "model-00001-of-00009.safetensors").write_bytes(b"other")
+    ran = run(home.path, "me/model", "--upload", out, "--license", "apache-2.0")
+    assert ran.exception is None, ran.output
+    assert set(hub.uploads[0]) == FILES
+    assert "did not write them: model-00001-of-00009.safetensors, notes, own_tokenizer.py, run.key." in ran.stderr
+    assert yaml.safe_load(hub.uploads[0]["README.md"].decode().split("---\n")[1])["license"] == "apache-2.0"
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_card_names_the_peer_only_if_asked(home: Home, hub: Hub, tmp_path: Path) -> None:
+    peer = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    theta = load_model(home)[0].theta
+    checkpoint.save(home.checkpoints, {"slow": theta}, {"step": 9, "peer": peer})
+    for options, is_named in (([], False), (["--peer-id"], True)):
+        out = tmp_path / f"out{len(options)}"
+        assert run(home.path, "me/model", "--dry-run", out, *options).exception is None
+        assert any(peer.encode() in path.read_bytes() for path in out.iterdir()) == is_named
+    assert "--peer-id is for a card that is written now" in run(home.path, "me/m", "--upload", out, "--peer-id").stderr
