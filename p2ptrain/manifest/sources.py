@@ -31,7 +31,7 @@ class BytesTokenizer(Section):
     """Source of the tokenizer: bytes, hub or file."""
 
 
-class _JsonTokenizer(Section):
+class _NamedTokenizer(Section):
     """Fields of tokenizers in a tokenizer.json."""
 
     kind: str
@@ -49,7 +49,7 @@ class _JsonTokenizer(Section):
         return data
 
 
-class HubTokenizer(_JsonTokenizer):
+class HubTokenizer(_NamedTokenizer):
     """Tokenizer from the Hugging Face hub."""
 
     kind: Literal["hub"]
@@ -62,7 +62,7 @@ class HubTokenizer(_JsonTokenizer):
     """Full commit hash, 40 hexadecimal digits; the repository's page lists it under "Files and versions"."""
 
 
-class FileTokenizer(_JsonTokenizer):
+class FileTokenizer(_NamedTokenizer):
     """Local tokenizer.json; peers get it by the link if `init` or the bootstrap got it with --tokenizer FILE."""
 
     kind: Literal["file"]
