@@ -400,13 +400,13 @@ class SessionRecorder:
         patience_s: float = LOSS_PATIENCE_S,
         goes_on: GoesOn = lambda read, wanted: True,
     ) -> None:
-        """Read the held-out loss of the current weights in fp32, unless a reading of as many tokens is known."""
+        """Read the held-out loss of the slow weights in fp32, unless a reading of as many tokens is known."""
         if self.corpus is None:
             return
         is_known = self._read == self.learner.changes
         if is_known and self.last_loss.tokens >= tokens_to_read(self.corpus, tokens):
             return
-        found = self.task.held_out_loss(tokens, patience_s, goes_on)
+        found = self.learner.at_slow(lambda: self.task.held_out_loss(tokens, patience_s, goes_on))
         if not is_known or found.tokens >= self.last_loss.tokens:
             self.last_loss, self._read = found, self.learner.changes
 

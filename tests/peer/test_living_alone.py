@@ -167,6 +167,23 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     assert_it_ends_as_if_never_stopped(home, tmp_path)
 
 
+def test_a_peer_stopped_within_an_inner_phase_tells_the_loss_of_what_export_writes(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_recorder, "HASTE_S", math.inf)
+    monkeypatch.setattr(exporting, "_load", loading.answer)
+    with monkeypatch.context() as patch:
+        stop_at_inner_step(patch, 14)
+        run_peer(PeerOptions(None, home.path))
+    saved = checkpoint.load_latest(home.checkpoints).checkpoint
+    assert saved is not None
+    assert not torch.equal(saved.tensors["slow"], saved.tensors["theta"])  # the fast weights are kept to go on from
+    (final,) = notes(home, "final loss")
+    exported = exporting.export(home, tmp_path / "out").held_out_loss
+    assert exported is not None
+    assert (final["loss"], final["read"]) == (exported.value, exported.tokens)
+
+
 def test_counters_are_of_the_whole_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = session_recorder.SessionRecorder.begin
 

@@ -37,7 +37,7 @@ def record() -> SessionRecorder:
     )
     learner.progress_displacement, learner.peers = 0.0, 1.0
     learner.is_waiting = learner.ended = False
-    learner.changes = 0
+    learner.changes, learner.at_slow = 0, lambda tell: tell()
     parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "run_tokens"), 1)
     parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None)
     parts["checkpoints"] = SimpleNamespace(digest=None)
