@@ -8,6 +8,7 @@ import math
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,15 @@ def test_a_run_to_its_end(home: Home) -> None:
 
 def test_an_ended_run_is_not_trained_further(home: Home) -> None:
     run_peer(PeerOptions(None, home.path))
-    before = checkpoint.load_latest(home.checkpoints).checkpoint
-    run_peer(PeerOptions(None, home.path))
+    before, summary = checkpoint.load_latest(home.checkpoints).checkpoint, json.loads(home.summary.read_text())
+    run_peer(PeerOptions(None, home.path, compile="on"))
+    assert json.loads(home.summary.read_text()) == summary  # nothing contradicts the session that trained
+    assert summary["tokens_per_s"] > 0
+    assert summary["ended_at"] == pytest.approx(time.time(), abs=300)
+    kinds = [json.loads(each)["kind"] for each in home.events.read_text().splitlines()]
+    second = kinds[kinds.index("resumed") :]
+    assert not {"compiling", "not compiled", "saved"} & {*second}
+    assert [(each["tokens"], each["progress"]) for each in notes(home, "share")] == [(6_400, 6_400.0)] * 2
     after = checkpoint.load_latest(home.checkpoints).checkpoint
     assert before is not None
     assert after is not None
