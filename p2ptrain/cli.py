@@ -130,8 +130,15 @@ def cli() -> None:
 @click.option(
     "--preset", help="Template: demo, llama-15m or llama-135m.  [demo; with --corpus: the size that fits the text]"
 )
-@click.option("--corpus", type=FILE, metavar="FILE", help="Your text: plain, jsonl or parquet.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="Your tokenizer.json; without it tokens are bytes.")
+@click.option(
+    "--corpus", type=FILE, metavar="FILE|hf:OWNER/NAME", help="Your text: plain, jsonl or parquet, or a data set."
+)
+@click.option(
+    "--tokenizer",
+    type=FILE,
+    metavar="PATH|hf:OWNER/NAME",
+    help="Your tokenizer.json, or a model's; without it tokens are bytes.",
+)
 @click.option(
     "--model", metavar="PATH|hf:OWNER/NAME", help="Continue this published model; without it weights are random."
 )
