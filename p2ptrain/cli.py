@@ -23,7 +23,7 @@ from p2ptrain.base import cgroups
 from p2ptrain.base.documents import documents
 from p2ptrain.base.errors import ClosedPipeError, UserError
 from p2ptrain.base.imports import command_imports
-from p2ptrain.base.telemetry import strict_output
+from p2ptrain.base.telemetry import replace_what_lacks, strict_output
 from p2ptrain.base.text import UserPath, command_line, first_sentence, printable
 
 if TYPE_CHECKING:
@@ -130,8 +130,15 @@ def cli() -> None:
 @click.option(
     "--preset", help="Template: demo, llama-15m or llama-135m.  [demo; with --corpus: the size that fits the text]"
 )
-@click.option("--corpus", type=FILE, metavar="FILE", help="Your text: plain, jsonl or parquet.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="Your tokenizer.json; without it tokens are bytes.")
+@click.option(
+    "--corpus", type=FILE, metavar="FILE|hf:OWNER/NAME", help="Your text: plain, jsonl or parquet, or a data set."
+)
+@click.option(
+    "--tokenizer",
+    type=FILE,
+    metavar="PATH|hf:OWNER/NAME",
+    help="Your tokenizer.json, or a model's; without it tokens are bytes.",
+)
 @click.option(
     "--model", metavar="PATH|hf:OWNER/NAME", help="Continue this published model; without it weights are random."
 )
@@ -281,8 +288,9 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
 
     An integer that the command returns becomes the exit status. A UserError, including a failed write to standard
     output, prints its problem and remedy and exits with 2; a closed pipe prints nothing and exits with 141; Ctrl+C
-    exits with 130; a bug keeps its traceback.
+    exits with 130; a bug keeps its traceback. The output may have characters that the terminal lacks.
     """
+    replace_what_lacks()
     try:
         fault = platform_fault(sys.version_info[:2], sys.platform)
         if fault is not None:

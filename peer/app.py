@@ -121,6 +121,7 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
         signals, rates = Signals(), Throttles()
         sensors = Sensors(cache_directory() / "cards", [name for each in devices if (name := card_name(each))])
         owner = OwnerControl(home, file, settings, rates, signals, log, sensors)
+        owner.nickname = options.nickname or ""
         log.listen(owner.on_note)
         with Stopping(signals, log) as stopping, owner, contextlib.ExitStack() as stack, stopping.handling_errors():
             identity = Identity.load_or_create(home.identity)
@@ -229,12 +230,14 @@ def _compiler(
 ) -> contextlib.AbstractContextManager[object]:
     """Return the compiler of the inner pass; entered, it works while the peer trains."""
     record, task = session.record, session.compilable
-    if task is None:
+    if task is None or record.learner.ended:
         return contextlib.nullcontext()
 
     def is_training() -> bool:
-        is_over = signals.stop.is_set() or record.learner.ended
-        return record.has_stepped and signals.begin.is_set() and not is_over
+        return record.has_stepped and signals.begin.is_set() and not is_over()
+
+    def is_over() -> bool:
+        return signals.stop.is_set() or record.learner.ended
 
     def obstacle() -> str:
         return compiler_fault(signed.manifest, task.theta.device, task.micro_batch, options.memory_bytes)
@@ -248,6 +251,7 @@ def _compiler(
         is_training,
         record.remaining_s,
         obstacle,
+        is_over,
     )
     return record.compiler
 

@@ -122,14 +122,16 @@ def _progress(fields: Mapping[str, Any]) -> str:
         parts.append(f"{duration(remaining_s)} left")
     if "loss" in fields:  # none before the first outer step
         parts.append(f"loss {fields['loss']:.3f}")
-    peers = fields["peers"]
-    parts.append(f"{peers:,} other peer{'s' if peers != 1 else ''}")
+    shortened_s = None
     if (speed := fields.get("swarm_tokens_per_s")) is not None:  # unknown before two inner steps
         shortened_s = fields["shortened_s"]
-        parts.append(f"{speed:,.0f} tokens/s{here(fields['tokens_per_s'], shortened_s)}")
-        if shortened_s is not None:
-            parts.append(f"this computer shortens the run by {duration(shortened_s)}")
-    parts += [f"{fields['exchanges_ok']:,} exchanges", f"step {fields['step']:,}"]
+        share = "" if shortened_s is None else f", {100 * fields['tokens_per_s'] / speed:.0f} % here"
+        parts.append(f"{speed:,.0f} tokens/s{share}")
+    peers = fields["peers"]
+    parts += [f"{fields['exchanges_ok']:,} exchanges", f"{peers:,} other peer{'s' if peers != 1 else ''}"]
+    if shortened_s is not None:
+        parts.append(f"this computer shortens the run by {duration(shortened_s)}")
+    parts.append(f"step {fields['step']:,}")
     parts.append(f"{fields['progress']:,.0f} of {fields['run_tokens']:,} tokens")
     if "unsaved_s" in fields:
         parts.insert(0, f"NOT saved for {duration(fields['unsaved_s'])}")
@@ -303,6 +305,10 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "trained": lambda f: "[train] reached the run's end; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
     "final loss": lambda f: f"[train] the saved model, which export writes: {_loss(f, 4)}",
+    "share": lambda f: (
+        f"[train] this computer trained {f['tokens']:,} tokens, about "
+        f"{100 * f['tokens'] / f['progress']:.0f} % of those of all peers, in {f['exchanges_ok']:,} exchanges"
+    ),
     "to export": lambda f: f"[train] to use the model with transformers: {f['command']}",
     "reading": lambda f: f"[train] reading the held-out text: {f['read']:,} of {f['wanted']:,} tokens",
     "saved": lambda f: f"[save] saved {UserPath(f['path'])}",

@@ -56,9 +56,13 @@ class CheckpointSaver:
     _unsaved_since: float | None = None
     """Time of the last save, or of the start, if saving has failed since."""
 
-    def begin(self) -> None:
-        """Start the session: the loaded checkpoint, or none, is as good as saved now."""
+    def begin(self, is_saved: bool = False) -> None:
+        """Start the session: the loaded checkpoint, or none, is as good as saved now.
+
+        ``is_saved``: a checkpoint was loaded, so that nothing is to be saved before something changes.
+        """
         self._saved_at = time.monotonic()
+        self._saved = self.learner.changes if is_saved else None
         self._next = self._saved_at + SAVE_PERIOD_S
 
     @property

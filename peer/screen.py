@@ -38,7 +38,7 @@ DIAL_BACKOFF = "dial backoff"
 """Part of p2pd's reason not to dial yet, which is not a reason for a failure."""
 
 ROUTINE = frozenset({"exchanged", "skipped", "gave weights", "held out"})
-"""Kinds that are not news, except the first exchange."""
+"""Kinds that are not news, except one exchange in ``REPEAT_S``."""
 PROGRESS = frozenset({"progress", "reading", "tokenizing"})
 """Kinds that tell how far something is."""
 ONCE_FOR_EACH_PEER = frozenset({"failed", "clipped", "broke protocol", "saved"})
@@ -52,6 +52,8 @@ ACTIVITIES = frozenset(
     }
 )
 """Kinds that the status line shows until the next progress."""
+TAG = "[train] "
+"""Tag that the status line omits, so that a terminal of 80 columns shows the speed and the exchanges."""
 RESTS, ENDS_OF_REST = frozenset({"paused", "still paused"}), frozenset({"called back", "goes on"})
 
 
@@ -113,7 +115,7 @@ class News:
             return True
         if kind == "exchanged":
             self._failures = 0
-            return self.is_due(float("inf"), kind)
+            return self.is_due(REPEAT_S, kind)
         peer, place, why = (str(fields.get(name, "")) for name in ("peer", "where", "why"))
         if kind in ROUTINE:
             return False
@@ -157,7 +159,7 @@ class Screen(StatusLine):
             if text is None:
                 return
             if self._has_status and (kind in ACTIVITIES or kind in RESTS or (kind == "progress" and not self._rests)):
-                self._renew(text)
+                self._renew(text.removeprefix(TAG))
             if self._is_shown(kind, fields):
                 self._console.print(text, markup=False)
             if kind == "progress" and self._is_lowest(fields.get("loss", float("inf"))):

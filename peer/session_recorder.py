@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from p2ptrain import checkpoint
+from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import HomeError
 from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.checkpoint import CheckpointStore
@@ -45,6 +46,9 @@ million parameters needed on two cores before it asked for weights."""
 HASTE_S = 3.0
 """Approximate maximum seconds for the last loss of a peer that its owner stops: docker kills it after 10 s. Guess: the
 time to save and leave on slow machines."""
+
+OF_SESSION = ("tokens_per_s", "blocked_fraction", "longest_stall_inner_steps")
+"""Fields of summary.json that are of one session."""
 
 STEPS_REMEMBERED = 1000
 """Inner steps whose durations are kept; the longest stall is reported in units of their median. Guess: how fast the
@@ -98,6 +102,8 @@ class SessionRecorder:
     first_loss: HeldOutLoss | None = None
     last_loss: HeldOutLoss = NOT_READ
     why: str = ""
+    ended_at: float | None = None
+    """Time of the run's end, in seconds since 1970; None: it has not come, or is unknown."""
     saver: CheckpointSaver = field(init=False)
     throughput: Throughput = field(default_factory=Throughput)
     drift: ExchangeDrift = field(default_factory=ExchangeDrift)
@@ -119,6 +125,8 @@ class SessionRecorder:
     _held_s: float = 0.0
     """Seconds of this session in which the trainer was held."""
     _blocked_at_start_s: float = 0.0
+    _before: dict[str, Any] = field(default_factory=dict)
+    """Summary of the last session, if it ended with the weights that were loaded."""
     _blocked_s: float = 0.0
     _inner_steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     """Durations in seconds of the last inner steps, without the first, which warms up the device."""
@@ -128,6 +136,9 @@ class SessionRecorder:
 
     def begin(self) -> None:
         """Start the session, before its first inner step: read the held-out loss and note the start."""
+        self._before = self._last_summary()
+        if self.learner.ended:
+            self.ended_at = self._before.get("ended_at")
         if (known := self._known_loss()) is not None:
             self.last_loss, self._read = known, self.learner.changes
         self._evaluate(patience_s=BEGINNING_S)
@@ -135,7 +146,7 @@ class SessionRecorder:
             self.last_loss.value
         ):  # goes into checkpoints, and JSON has no NaN
             self.first_loss = self.last_loss
-        self.saver.begin()
+        self.saver.begin(is_saved=self.checkpoints.digest is not None)
         self._started_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
         self._next_look = self._started_at + LOOK_PERIOD_S
@@ -234,6 +245,7 @@ class SessionRecorder:
     def training_ended(self) -> None:
         """Note the run's end and save the weights, before the final gossip."""
         self._stop_the_clock()
+        self.ended_at = wall()
         self.notebook.note("trained", progress=self.learner.progress)
         slow = {"slow": self.learner.state_dict()[0]["slow"]}
         try:
@@ -269,6 +281,9 @@ class SessionRecorder:
             self.is_reading = False
         if self.learner.ended or self.learner.step:  # else export would write untrained weights
             self.notebook.note("final loss", **self._loss_fields(), progress=self.learner.progress)
+        if (tokens := max(self.learner.tokens - self.home.foreign_tokens(), 0)) and self.learner.progress >= tokens:
+            exchanges = self.counted().exchanges_ok
+            self.notebook.note("share", tokens=tokens, progress=self.learner.progress, exchanges_ok=exchanges)
         self._concluded = self.learner.changes
 
     def end(self) -> None:
@@ -320,7 +335,7 @@ class SessionRecorder:
             "tokens_per_s": self.throughput.tokens_per_s,
             **self._time_fields(),
             "skipped_steps": self.task.skipped_steps,
-            "compiler": "" if self.compiler is None else self.compiler.state,
+            "compiler": "" if self.compiler is None or learner.ended else self.compiler.state,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "unsaved_s": self.saver.unsaved_s,
@@ -334,11 +349,12 @@ class SessionRecorder:
     def summary(self) -> dict[str, Any]:
         """Return the content of summary.json.
 
-        ``tokens_per_s``, ``blocked_fraction`` and ``longest_stall_inner_steps`` are of this session, all else of the
-        run. ``outer_steps`` is where the peer is in the run, with the steps of those whose weights it took over;
-        ``solo_steps`` is a part of ``outer_steps_in_swarm``, which it made itself while it took part.
+        Those of ``OF_SESSION`` are of the last session that trained, all else of the run. ``outer_steps`` is where the
+        peer is in the run, with the steps of those whose weights it took over; ``solo_steps`` is a part of
+        ``outer_steps_in_swarm``, which it made itself while it took part.
         """
         counters = self.counted()
+        earlier = {} if self.has_stepped else {name: self._before[name] for name in OF_SESSION if name in self._before}
         return {
             "id": self.me,
             "nickname": self.nickname,
@@ -362,7 +378,9 @@ class SessionRecorder:
             "outer_steps_in_swarm": counters.outer_steps,
             "coverage": self.task.coverage,
             "finished": self.learner.ended,
+            "ended_at": self.ended_at,
             "why": self.why,
+            **earlier,
         }
 
     def _longest_stall(self) -> float | None:
@@ -400,13 +418,13 @@ class SessionRecorder:
         patience_s: float = LOSS_PATIENCE_S,
         goes_on: GoesOn = lambda read, wanted: True,
     ) -> None:
-        """Read the held-out loss of the current weights in fp32, unless a reading of as many tokens is known."""
+        """Read the held-out loss of the slow weights in fp32, unless a reading of as many tokens is known."""
         if self.corpus is None:
             return
         is_known = self._read == self.learner.changes
         if is_known and self.last_loss.tokens >= tokens_to_read(self.corpus, tokens):
             return
-        found = self.task.held_out_loss(tokens, patience_s, goes_on)
+        found = self.learner.at_slow(lambda: self.task.held_out_loss(tokens, patience_s, goes_on))
         if not is_known or found.tokens >= self.last_loss.tokens:
             self.last_loss, self._read = found, self.learner.changes
 
@@ -417,13 +435,19 @@ class SessionRecorder:
             self.notebook.note("reading", read=read, wanted=wanted)
         return not self.is_stopping()
 
-    def _known_loss(self) -> HeldOutLoss | None:
-        """Return the loss that the last session computed, if it was of the weights that were loaded."""
+    def _last_summary(self) -> dict[str, Any]:
+        """Return the summary of the last session, if it ended with the weights that were loaded; else nothing."""
         try:
-            last = json.loads(self.home.summary.read_bytes())
-            if self.checkpoints.digest is None or last["checkpoint"] != self.checkpoints.digest:
-                return None
-            value, tokens, of = (last[name] for name in ("val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens"))
-            return HeldOutLoss(float(value), int(tokens), int(of)) if math.isfinite(value) else None
+            last: dict[str, Any] = json.loads(self.home.summary.read_bytes())
+            return last if last["checkpoint"] == self.checkpoints.digest is not None else {}
         except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def _known_loss(self) -> HeldOutLoss | None:
+        """Return the loss that the last session computed of the weights that were loaded."""
+        try:
+            names = ("val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens")
+            value, tokens, of = (self._before[name] for name in names)
+            return HeldOutLoss(float(value), int(tokens), int(of)) if math.isfinite(value) else None
+        except (ValueError, KeyError, TypeError):
             return None

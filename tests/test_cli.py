@@ -192,6 +192,46 @@ def test_a_full_disk_is_an_error_and_a_closed_pipe_ends_quietly(
     assert (done.returncode, done.stderr) == (status, said)
 
 
+WORDS_OF_OTHERS = r"""
+import click, sys
+from rich.console import Console
+from p2ptrain.base.errors import UserError
+from p2ptrain.base.telemetry import lossy_output
+from p2ptrain.cli import run_command
+
+def said():
+    click.echo("name \u738b\u2026")
+    Console().print("rich \u738b", soft_wrap=True)
+    with lossy_output():
+        print("peer \u738b")
+    print("log \u738b", file=sys.stderr)
+    raise UserError("no \u738b", "move \u738b")
+
+run_command(click.Command("stub", callback=said))
+"""
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252:strict", "ascii:strict"])
+def test_what_the_terminal_lacks_is_replaced(encoding: str) -> None:
+    ours = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-c", WORDS_OF_OTHERS], capture_output=True, env=ours, check=False)
+    assert done.returncode == 2, done.stderr.decode()
+    lines = done.stdout.split(b"\n")
+    assert (lines[0].startswith(b"name "), lines[1:]) == (True, [b"rich ?", b"peer ?", b""])
+    if encoding != "ascii:strict":  # where click writes UTF-8
+        assert lines[0] == (b"name ??" if encoding == "latin-1" else b"name ?\x85")
+        assert done.stderr == b"log ?\nerror: no ?\n  move ?\n"
+    shown = subprocess.run(
+        [sys.executable, "-m", "p2ptrain.cli", "peer", "--help"], capture_output=True, env=ours, check=False
+    )
+    assert (shown.returncode, shown.stderr) == (0, b"")
+
+
+def test_without_output_nothing_is_replaced() -> None:
+    command = [sys.executable, "-c", WORDS_OF_OTHERS]
+    assert subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False).returncode == 2
+
+
 def test_a_fault_of_our_own_keeps_its_traceback() -> None:
     def broken() -> None:
         raise ZeroDivisionError

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import sys
@@ -128,6 +129,13 @@ class LossyStream(StrictStream):
             yield
 
 
+def replace_what_lacks() -> None:
+    """Write "?" for characters that the encoding of standard output or error lacks, for the rest of the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 @contextlib.contextmanager
 def strict_output() -> Iterator[None]:
     """Write all output of a command by the end of this context. Raises OutputError if that is impossible."""
@@ -148,13 +156,10 @@ def strict_output() -> Iterator[None]:
 def lossy_output() -> Iterator[None]:
     """Make standard output and error lossy for the life of a long-running process.
 
-    Either may close during that time, may be closed from the start, or may lack characters that nicknames contain.
+    Either may close during that time, or may be closed from the start.
     """
     before = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        for stream in filter(None, before):
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")
         sys.stdout, sys.stderr = (cast(TextIO, LossyStream(stream or nowhere)) for stream in before)
         try:
             yield

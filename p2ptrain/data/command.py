@@ -7,19 +7,20 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from rich.console import Console
 
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.imports import command_imports
+from p2ptrain.base.input_file import HUB, InputFile, inside
 from p2ptrain.base.text import UserPath, printable
 
 if TYPE_CHECKING:
     from p2ptrain.data.given_model import GivenModel
 
-FILE = click.Path(path_type=UserPath)
+FILE = InputFile()
 
 
 @click.command(short_help="Count the tokens of a run's text.")
@@ -77,7 +78,10 @@ def create_with_files(
     model: GivenModel | None = None,
     template: Path | None = None,
 ) -> str:
-    """Create a run for the author's files, print what was found, and return what was chosen. Raises UserError."""
+    """Create a run for the author's files, print what was found, and return what was chosen. Raises UserError.
+
+    Corpus and tokenizer may be names on the hub, ``hf:owner/name[@revision]``.
+    """
     with command_imports():
         from p2ptrain.data.chat_template import CHATML
         from p2ptrain.data.file_store import FILES_FOLDER, MOST_STORED_BYTES
@@ -86,14 +90,16 @@ def create_with_files(
         from p2ptrain.manifest import parameter_count
 
     with _progress() as tell:
-        made = create(run, corpus, tokenizer, preset, text_field, name, cache_directory(), tell, model, template)
+        text, ids = _on_hub(corpus, "dataset"), _on_hub(tokenizer, "model")
+        made = create(run, text, ids, preset, text_field, name, cache_directory(), tell, model, template)
     if made.figures is not None:
         spec = made.manifest.corpus
         dialogues = ""
-        if spec.kind == "file" and spec.template:
+        what = f"at revision {spec.revision}" if spec.kind == "hub" else f"as {getattr(spec, 'format', spec.kind)}"
+        if spec.kind != "builtin" and spec.template:
             its = "ChatML" if spec.template == CHATML else f"{template or 'the chat template of the model'}"
             dialogues = f", dialogues of the column {spec.text_field} in the form of {its}"
-        click.echo(printable(f"{corpus}: read as {spec.format if spec.kind == 'file' else spec.kind}{dialogues}"))
+        click.echo(printable(f"{corpus}: read {what}{dialogues}"))
         for name, value in made.figures.table():
             click.echo(printable(f"{name:16} {value}"))
         click.echo(f"size: {made.reason}")
@@ -108,6 +114,16 @@ def create_with_files(
             f"needs the file and {option} FILE."
         )
     return f"{parameter_count(made.manifest.model):,} parameters"
+
+
+def _on_hub(place: Path | None, kind: Literal["model", "dataset"]) -> Path | dict[str, Any] | None:
+    """Return the table for ``hf:owner/name[@revision]``, and for a tokenizer's folder its file. Raises UserError."""
+    from p2ptrain.data.hub_weights import commit_of
+
+    if place is not None and str(place).startswith(HUB):
+        name, _, revision = str(place).removeprefix(HUB).partition("@")
+        return {"kind": "hub", "name": name, "revision": commit_of(name, revision, kind)}
+    return inside(UserPath(place)) if place is not None and kind == "model" else place
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def file_dialogues(path: Path, file_format: str, column: str, counts: TextCounts
         yield Dialogue(place, messages)
 
 
-def has_messages(path: Path, file_format: str, column: str) -> bool:
+def has_messages(path: RowFile, file_format: str, column: str) -> bool:
     """Return whether the first row of a jsonl or parquet file has a list there. Raises CorpusError if unreadable."""
     if file_format == "parquet":
         kind = parquet_types(path).get(column)

@@ -48,7 +48,8 @@ PACKED = (".gz", ".bz2", ".xz", ".zst")
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 
 _NAME_FILES = (
-    "Set corpus.config and corpus.split as the data set's page names them. If the run is not yours, ask its author."
+    "Set corpus.config and corpus.split as the data set's page names them, in a manifest.toml without --corpus. If the "
+    "run is not yours, ask its author."
 )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock
 
@@ -86,21 +86,22 @@ def download_weights(name: str, revision: str, model: Decoder) -> list[Path]:
     return [repository.fetch(each) for each in whole]
 
 
-def commit_of(name: str, revision: str) -> str:
-    """Return the commit of a model on the hub, asking the hub for a branch or, if ``revision`` is empty, the newest.
+def commit_of(name: str, revision: str, kind: Literal["model", "dataset"] = "model") -> str:
+    """Return the commit of a repository, asking the hub for a branch or, if ``revision`` is empty, the newest.
 
     Raises WeightsError.
     """
     if not re.fullmatch(HUB_NAME, name):
         raise WeightsError(
-            f"{printable(name)!r} is not a model of the Hugging Face hub.", "Name it as hf:OWNER/NAME[@REVISION]."
+            f"{printable(name)!r} is not a {kind} of the Hugging Face hub.", "Name it as hf:OWNER/NAME[@REVISION]."
         )
     if _COMMIT.fullmatch(revision):
         return revision
     try:
-        found = str(huggingface_hub().HfApi().model_info(name, revision=revision or None).sha)
+        found = str(huggingface_hub().HfApi().repo_info(name, repo_type=kind, revision=revision or None).sha)
     except Exception as error:  # also errors of the HTTP library that the client uses
-        raise explained(error, "the description", f"{name} at revision {revision or 'main'}") from error
+        place = name if kind == "model" else f"datasets/{name}"
+        raise explained(error, "the description", f"{place} at revision {revision or 'main'}") from error
     if not _COMMIT.fullmatch(found):
         raise WeightsError(
             f"The Hugging Face hub names no commit of {name}.", "Name a full commit: hf:OWNER/NAME@REVISION"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,19 @@ from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_messages
 from p2ptrain.data.figures import TextFigures, text_figures
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
 from p2ptrain.data.given_model import GivenModel
-from p2ptrain.data.rows import first_line
-from p2ptrain.data.sources import file_digest, unchanged
+from p2ptrain.data.hub import HubFile, split_files
+from p2ptrain.data.rows import RowFile, first_line
+from p2ptrain.data.sources import file_digest, hub_errors, hub_name, unchanged
 from p2ptrain.data.tokenizer import load_tokenizer
 from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset
 from p2ptrain.manifest.fitting import continued_run, fitted
-from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer, HubTokenizer
+from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer, HubCorpus, HubTokenizer
 
 _NO_AUTHOR = "00" * 32
+HubTable = dict[str, Any]
+"""Table of a manifest that names something on the hub: kind, name and revision."""
 JSON_LINES = (".jsonl", ".ndjson")
 DEFAULT_COLUMN = "text"
 """Column of the text if none is named: the usual name on the hub."""
@@ -51,8 +55,8 @@ class NewRun:
 
 def create(
     directory: Path,
-    corpus: Path | None,
-    tokenizer: Path | None,
+    corpus: Path | HubTable | None,
+    tokenizer: Path | HubTable | None,
     preset_name: str | None,
     text_field: str,
     run_name: str | None,
@@ -65,8 +69,8 @@ def create(
 
     Args:
         directory: the run's.
-        corpus: the text; None: the preset's.
-        tokenizer: a tokenizer.json; None: the preset's.
+        corpus: the text, or a data set of the hub; None: the preset's.
+        tokenizer: a tokenizer.json, or a model of the hub; None: the preset's.
         preset_name: None: the size that fits the text.
         text_field: column of the text or of the messages in jsonl and parquet; empty: by its usual name.
         run_name: for people; None: the directory's name if the manifest allows it.
@@ -86,16 +90,15 @@ def create(
         if None not in (tokenizer, model.tokenizer):
             model = model.without_settings()
         changes |= continued(model.section, preset_name)
-        if tokenizer is None and isinstance(model.tokenizer, Path):
-            tokenizer = model.tokenizer
-        elif tokenizer is None:
-            changes["tokenizer"] = _named_tokenizer(model)
+        tokenizer = tokenizer or _tokenizer_of(model)
+    of_hub, tokenizer = (None, tokenizer) if isinstance(tokenizer, Path) else (tokenizer, None)
     weights = () if model is None else model.weights
     template_file: Path | None = None
     with contextlib.ExitStack() as stack:
         own_template = None if _is_chatml(template) else template
-        for path in filter(None, (tokenizer, corpus, own_template, *(path for _, path in weights))):
-            stack.enter_context(unchanged(path))
+        for path in (tokenizer, corpus, own_template, *(path for _, path in weights)):
+            if isinstance(path, Path):
+                stack.enter_context(unchanged(path))
         given: list[tuple[NamedFile, Path]] = []
         if tokenizer is not None:
             digest = file_digest(tokenizer, "tokenizer")
@@ -106,6 +109,11 @@ def create(
             else:
                 changes["tokenizer"] |= model.separator(loaded)
             given.append((NamedFile("tokenizer", "--tokenizer", digest), tokenizer))
+        elif of_hub is not None:
+            found = load_tokenizer(HubTokenizer.model_validate(of_hub))
+            changes["tokenizer"] = of_hub if model is None else of_hub | model.separator(found)
+            if model is None:
+                changes["model.config.vocab_size"] = found.vocabulary_size
         elif preset_name is None and model is None:
             changes |= {"tokenizer": {"kind": "bytes"}, "model.config.vocab_size": 256}
         if corpus is None:
@@ -114,40 +122,48 @@ def create(
                 manifest = with_changes(preset(name, _NO_AUTHOR), changes)
                 check_vocabulary(manifest, load_tokenizer(manifest.tokenizer, tokenizer))
         else:
-            digest = file_digest(corpus, "corpus")
-            text_format = detected_format(corpus)
+            sample: RowFile
+            if isinstance(corpus, Path):
+                table: dict[str, Any] = {"kind": "file", "sha256": file_digest(corpus, "corpus")}
+                given.append((NamedFile("corpus", "--data", table["sha256"]), corpus))
+                sample, text_format = corpus, detected_format(corpus)
+                table |= {"format": text_format, "max_tokens": MAX_TOKENS}
+            else:
+                sample = stack.enter_context(_first_file(corpus))
+                table, text_format = dict(corpus), sample.format
             if text_format == "text" and text_field not in ("", DEFAULT_COLUMN):
                 raise CorpusError(
-                    f"{printable(corpus)} is plain text, which has no column {text_field!r}.",
+                    f"{printable(str(corpus))} is plain text, which has no column {text_field!r}.",
                     "Omit --text-field, or name a jsonl or parquet file.",
                 )
-            given.append((NamedFile("corpus", "--data", digest), corpus))
-            column = text_field or _column(corpus, text_format, template is not None)
-            changes["corpus"] = {
-                "kind": "file",
-                "sha256": digest,
-                "format": text_format,
-                "text_field": column,
-                "max_tokens": MAX_TOKENS,
-            }
-            if template is not None or (text_format != "text" and has_messages(corpus, text_format, column)):
+            column = text_field or _column(sample, text_format, template is not None)
+            changes["corpus"] = table | {"text_field": column}
+            if template is not None or (text_format != "text" and has_messages(sample, text_format, column)):
                 template_file = _template_file(template, model)
                 chosen = CHATML if template_file is None else file_digest(template_file, "chat template")
                 if template_file is not None:
                     given.append((NamedFile("template", "--template", chosen), template_file))
                 changes["corpus"]["template"] = chosen
             name, changes, reason, figures = _sized(
-                corpus, tokenizer, preset_name, changes, cache, tell, model is not None, template_file
+                *(corpus if isinstance(corpus, Path) else None, tokenizer, preset_name, changes, cache, tell),
+                *(model is not None, template_file),
             )
         kept: list[str] = []
-        store = FileStore(directory / FILES_FOLDER)
+        folder = directory / FILES_FOLDER
+        was_there, store = folder.exists(), FileStore(folder)
 
         def store_files() -> None:
-            kept.extend(file.what for file, path in given if store.adopt(file, path) is not None)
-            if model is not None and model.kept is not None:
-                store.adopt(*model.kept)
-            if weights and adopt([file for file, _ in weights], {file.sha256: path for file, path in weights}, store):
-                kept.append("weights")
+            paths = {file.sha256: path for file, path in weights}
+            try:
+                kept.extend(file.what for file, path in given if store.adopt(file, path) is not None)
+                if model is not None and model.kept is not None:
+                    store.adopt(*model.kept)
+                if weights and adopt([file for file, _ in weights], paths, store):
+                    kept.append("weights")
+            except BaseException:  # Ctrl+C, too
+                if not was_there:
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
 
         manifest = create_run(directory, name, changes, reason, store_files)
     named = [*(file.what for file, _ in given), *(["weights"] if weights else [])]
@@ -170,17 +186,25 @@ def _is_chatml(template: Path | None) -> bool:
     return f"{template}" == CHATML and template is not None and not template.exists()
 
 
-def _named_tokenizer(model: GivenModel) -> dict[str, Any]:
-    """Return the table of the tokenizer that the model names. Raises CorpusError if it has none."""
-    if isinstance(model.tokenizer, dict):
-        return model.tokenizer | model.separator(load_tokenizer(HubTokenizer(**model.tokenizer)))
+@contextlib.contextmanager
+def _first_file(corpus: HubTable) -> Iterator[HubFile]:
+    """Yield the first file of a data set. Raises CorpusError, also for errors of the network while it is read."""
+    spec = HubCorpus.model_validate(corpus)
+    with hub_errors(hub_name(spec), "nothing was written"):
+        yield split_files(spec)[0]
+
+
+def _tokenizer_of(model: GivenModel) -> Path | HubTable:
+    """Return the tokenizer of a published model. Raises CorpusError if it has none."""
+    if model.tokenizer is not None:
+        return model.tokenizer
     raise CorpusError(
         f"The model {model.name} has no tokenizer.json beside it.", "Name the model's own with --tokenizer FILE."
     )
 
 
 def _sized(
-    corpus: Path,
+    corpus: Path | None,
     tokenizer: Path | None,
     preset_name: str | None,
     changes: Mapping[str, Any],
@@ -192,8 +216,10 @@ def _sized(
     """Tokenize the text; return preset, changes, reason and figures. All of the text is used, if that is possible."""
     uncut = with_changes(preset(preset_name or "demo", _NO_AUTHOR), changes)
     opened = open_corpus(uncut, cache, corpus, tokenizer, tell, template_file=template)
-    room = len(opened.tokens) * (PADDED if opened.is_packed else 1)
-    changes = {**changes, "corpus": {**changes["corpus"], "max_tokens": _just_above(room)}}
+    read = read_summary(uncut, cache)
+    if read is None or not read.counts.is_cut:
+        room = len(opened.tokens) * (PADDED if opened.is_packed else 1)
+        changes = {**changes, "corpus": {**changes["corpus"], "max_tokens": _just_above(room)}}
     train_tokens = opened.split.train_tokens
     if is_continued and preset_name is not None:
         fit = continued_run(train_tokens, changes, preset_name)
@@ -209,7 +235,7 @@ def _sized(
     return fit.preset, fit.changes, fit.reason, figures
 
 
-def _column(path: Path, text_format: str, is_chat: bool) -> str:
+def _column(path: RowFile, text_format: str, is_chat: bool) -> str:
     """Return the usual name of the column that is used: of the messages if the first row has some."""
     if text_format != "text" and (is_chat or has_messages(path, text_format, DEFAULT_MESSAGES)):
         return DEFAULT_MESSAGES

@@ -158,7 +158,9 @@ def file_digest(path: Path, what: str) -> str:
         if path.is_dir():
             raise CorpusError(
                 f"The {what} {printable(path)} is a folder, and a run uses one file.",
-                "Join its files into one, for example with cat, and name that.",
+                f"Join its files into one, as by cat {path}/* > all.txt, and name that."
+                if what == "corpus"
+                else "Name the file in it.",
             )
         if path.exists() and not path.is_file():
             raise CorpusError(

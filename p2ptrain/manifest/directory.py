@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +75,15 @@ def create_run(
     note: str = "",
     store_files: Callable[[], None] = lambda: None,
 ) -> Manifest:
-    """Write ``manifest.toml`` and a new ``run.key`` into a directory without a run: both, or neither.
+    """Write ``manifest.toml`` and a new ``run.key`` into a directory without a run: all, or nothing at all.
 
     Args:
         directory: created if it does not exist.
         preset_name: one of ``PRESETS``.
         changes: new values of the preset's fields, by dotted path.
         note: text for a comment at the top of ``manifest.toml``.
-        store_files: called before ``manifest.toml`` is written; if it raises, there is no run.
+        store_files: called before ``manifest.toml`` is written; if it raises, there is no run. In a directory that
+            existed before, it removes what it wrote.
 
     Raises ManifestError.
     """
@@ -93,13 +95,19 @@ def create_run(
         manifest = with_changes(manifest, {"outer.cut": "layers"})  # so that a peer may have several devices
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        files.write_new(directory / KEY_FILE, pem, mode=0o600)
+        missing = [each for each in (directory, *directory.parents) if not files.exists(each)]
         try:
-            store_files()
-            files.write_new(directory / MANIFEST_FILE, render_toml(manifest, note).encode(), mode=0o644)
-        except BaseException:  # Ctrl+C, too; a key without a manifest would block the next attempt
-            (directory / KEY_FILE).unlink(missing_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
+            files.write_new(directory / KEY_FILE, pem, mode=0o600)
+            try:
+                store_files()
+                files.write_new(directory / MANIFEST_FILE, render_toml(manifest, note).encode(), mode=0o644)
+            except BaseException:  # a key without a manifest would block the next attempt
+                (directory / KEY_FILE).unlink(missing_ok=True)
+                raise
+        except BaseException:  # Ctrl+C, too
+            if missing:
+                shutil.rmtree(missing[-1], ignore_errors=True)
             raise
     except OSError as error:
         raise _unwritable(directory, error) from error

@@ -8,6 +8,7 @@ of transformers' class.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
@@ -167,7 +168,7 @@ def model_section(config: Mapping[str, object]) -> Decoder:
         read(reader, values)
     reader.finish()
     sizes = {name: value for name, value in values.items() if value is not None}
-    return _checked({"architecture": family.architecture, "config": sizes})
+    return _checked({"architecture": family.architecture, "config": sizes}, family.names)
 
 
 def _family(config: Mapping[str, object]) -> ConfigFields:
@@ -189,7 +190,8 @@ class _Holder(Section):
     model: Model
 
 
-def _checked(section: Mapping[str, object]) -> Decoder:
+def _checked(section: Mapping[str, object], names: Mapping[str, str]) -> Decoder:
+    """Return the checked section. Raises ManifestError, which has the ``names`` of the fields in the file."""
     data = {"model": section}
     try:
         model = _Holder.model_validate(data).model
@@ -197,8 +199,9 @@ def _checked(section: Mapping[str, object]) -> Decoder:
     except ValidationError as error:
         lines = error_lines(error, _Holder, ("model",), data)
     if lines:
+        text = re.sub(r"\b(?:model\.config\.)?(\w+)", lambda word: names.get(word[1], word[1]), "\n".join(lines))
         raise ManifestError(
-            "The model's config.json cannot become a run's model section:\n" + "\n".join(lines),
+            f"The model's config.json cannot become a run's model section:\n{text}",
             "Choose another model, or correct the file if it is yours.",
         )
     return model

@@ -185,13 +185,17 @@ class LeadingTrainer:
             if has_come or self._clock() >= until:
                 return events
 
-    def evaluate(self, tokens: int, own: Callable[[], T]) -> T:
-        """Let all ranks read so many held-out tokens, a collective of which ``own`` is the leader's part.
+    def at_slow(self, tell: Callable[[], T]) -> T:
+        """Return the result of ``tell``: each rank evaluates with its slow weights."""
+        return tell()
 
-        Raises TeamError.
+    def evaluate(self, tokens: int, own: Callable[[], T]) -> T:
+        """Let all ranks read so many held-out tokens with their slow weights; ``own`` is the leader's part.
+
+        A collective. Raises TeamError.
         """
         self._turn("evaluate", [], tokens)
-        return own()
+        return self.learner.at_slow(own)
 
     def save(self, own: Callable[[], T]) -> T:
         """Let all ranks save, a collective of which ``own`` is the leader's part. Raises TeamError."""

@@ -62,6 +62,7 @@ class BackgroundCompiler:
         is_training: whether the trainer trains now; the child is suspended while it does not. Safe from any thread.
         remaining_s: seconds of training that probably remain; None while unknown. Safe from any thread.
         obstacle: returns why the child must not start, or "".
+        is_over: whether it trains no more; the child then ends. Safe from any thread.
         command: runs the compiler, with the library's path as its last argument.
     """
 
@@ -75,6 +76,7 @@ class BackgroundCompiler:
         is_training: Callable[[], bool] = lambda: True,
         remaining_s: Callable[[], float | None] = lambda: None,
         obstacle: Callable[[], str] = str,
+        is_over: Callable[[], bool] = lambda: False,
         command: tuple[str, ...] = (sys.executable, "-P", "-m", "p2ptrain.train.pass_compiler"),
         deadline_s: float = DEADLINE_S,
         poll_s: float = POLL_S,
@@ -87,6 +89,7 @@ class BackgroundCompiler:
         self._directory = directory
         self._notebook = notebook
         self._is_training = is_training
+        self._is_over = is_over
         self._remaining_s = remaining_s
         self._obstacle = obstacle
         self._command = command
@@ -166,7 +169,7 @@ class BackgroundCompiler:
             return None
         lock = FileLock(folder / f"{self._shape.lock()}.lock")
         self.state = "compiling"
-        while not self._ends.is_set():
+        while not self._has_ended():
             with contextlib.suppress(Timeout), lock.acquire(timeout=0):
                 if not libraries.is_whole(library):
                     self._compile(library)
@@ -176,7 +179,7 @@ class BackgroundCompiler:
 
     def _is_worth_it(self) -> bool:
         """Wait until training is under way; return False if the peer ends first, or too little is left to train."""
-        while not self._ends.wait(self._poll_s):
+        while not self._has_ended(self._poll_s):
             if not self._is_training():
                 continue
             if self._mode == "on":
@@ -199,7 +202,7 @@ class BackgroundCompiler:
         self._notebook.note("compiling")
         began = self._clock()
         status, said = self._run_child(library)
-        if self._ends.is_set():
+        if self._has_ended():
             return
         if status or not library.exists():
             why = one_line(reason(status, said), MOST_CHARS)
@@ -229,7 +232,7 @@ class BackgroundCompiler:
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(json.dumps(asdict(self._shape)).encode())
             is_suspended, looked = False, self._clock()
-            while process.poll() is None and not self._ends.wait(self._poll_s):
+            while process.poll() is None and not self._has_ended(self._poll_s):
                 now, was_suspended = self._clock(), is_suspended
                 ran_s += 0.0 if is_suspended else now - looked
                 looked, is_suspended = now, not self._is_training()
@@ -243,6 +246,9 @@ class BackgroundCompiler:
             for leftover in library.parent.glob(f"{library.stem}-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
         return process.returncode, bytes(said)
+
+    def _has_ended(self, wait_s: float = 0.0) -> bool:
+        return self._ends.wait(wait_s) or self._is_over()
 
     # --- results ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import ManifestError, OtherModelError, WeightsError
+from p2ptrain.base.input_file import HUB
 from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.file_store import SETTINGS, WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
@@ -33,8 +34,6 @@ from p2ptrain.train.initial_weights import check_weights
 TOKENIZER = "tokenizer.json"
 MAX_CONFIG_BYTES = 1 << 20
 """Maximum size of a config.json; those of the listed families have some kilobytes."""
-
-HUB = "hf:"
 
 
 def read_model(where: str) -> GivenModel:

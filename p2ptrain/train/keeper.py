@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from p2ptrain.train.piece_store import LocalPieceStore
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
+
+
+T = TypeVar("T")
 
 
 class KeeperPayloads(Payloads):
@@ -166,6 +169,9 @@ class Keeper:
         self.payloads.publish(Snapshot(self.step, slow, slow, tuple(self._applied)))
 
     # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
+
+    def at_slow(self, tell: Callable[[], T]) -> T:
+        return tell()
 
     def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]:
         """Return everything that a resumed keeper needs."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ from p2ptrain.train.weights import Weights, single_rank
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
+
+T = TypeVar("T")
 
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. AdamW's second moment
@@ -186,6 +188,12 @@ class Learner:
     def slow(self) -> Tensor:
         """Slow weights, [P], a copy."""
         return self._weights.slow
+
+    def at_slow(self, tell: Callable[[], T]) -> T:
+        """Return the result of ``tell`` with the slow weights, which exports hold, as the fast ones."""
+        if not self._inner and not self.is_waiting:  # the fast weights are the slow ones
+            return tell()
+        return self._weights.try_on([state.slow for state in self._weights.states], tell)
 
     @property
     def is_waiting(self) -> bool:

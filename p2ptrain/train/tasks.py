@@ -5,7 +5,8 @@ The application does not reach into the model, which may lie on several devices.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from p2ptrain.ports import Deliveries, NetworkedLearner
 from p2ptrain.train.evaluate import GoesOn, HeldOutLoss
@@ -13,6 +14,9 @@ from p2ptrain.train.loop import LoopLearner
 
 if TYPE_CHECKING:
     from p2ptrain.ports import Saved
+
+
+T = TypeVar("T")
 
 
 class WakingInbox(Deliveries, Protocol):
@@ -49,6 +53,9 @@ class PeerLearner(LoopLearner, NetworkedLearner, Protocol):
     def inner_step_s(self) -> float: ...
 
     def state_dict(self) -> tuple[dict[str, Saved], dict[str, Any]]: ...
+
+    def at_slow(self, tell: Callable[[], T]) -> T:
+        """Return the result of ``tell`` with the slow weights, which exports hold, as the current ones."""
 
 
 class TaskFigures(Protocol):

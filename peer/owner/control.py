@@ -84,6 +84,8 @@ class OwnerControl:
         now: Callable[[], datetime] = local_time,
         clock: Clock = time.monotonic,
     ) -> None:
+        self.nickname = settings.nickname
+        """Name shown to people in this session; another of settings.toml applies from the next start."""
         self._home = home
         self._file = file
         self._settings = settings
@@ -407,7 +409,7 @@ class OwnerControl:
                 "given_bytes": month.given,
                 "allowed_bytes": allowed if math.isfinite(allowed) else None,
             },
-            "settings": self._settings.model_dump(),
+            "settings": self._settings.model_dump() | {"nickname": self.nickname},
             "settings_fault": self._fault,
             "not_in_effect": dict(self._readings().faults),
             "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],

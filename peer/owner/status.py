@@ -46,7 +46,8 @@ def state_of(
     if record.learner.ended and participation.state == "leaving":
         return "finishing", "leaving once newcomers have their weights"
     if record.learner.ended:
-        return "final gossip", "exchanging weights until the swarm agrees"
+        is_alone = not participation.live_peers
+        return "final gossip", "no other peer is here" if is_alone else "exchanging weights until the swarm agrees"
     if participation.state in ("joining", "away"):
         return "joining", "looking for the swarm, or downloading newer weights"
     if record.corpus is None:  # a keeper
@@ -62,8 +63,8 @@ def last_known(home: Home, is_running: bool) -> dict[str, Any]:
     checkpoint = _read(states[-1], "step", "progress", "tokens", "ended") if states else None
     summary = _read(
         home.summary,
-        *("val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens"),
-        *("tokens", "outer_steps", "exchanges_ok", "finished", "why"),
+        *("nickname", "val_loss_last", "val_loss_last_tokens", "val_loss_of_tokens"),
+        *("tokens", "outer_steps", "exchanges_ok", "finished", "ended_at", "why"),
     )
     has_finished = summary is not None and summary["finished"] is True
     return {
@@ -72,15 +73,16 @@ def last_known(home: Home, is_running: bool) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "saved_s_ago": _age_s(states[-1]) if states else None,
         "summary": summary,
-        "finished_s_ago": _age_s(home.summary) if has_finished else None,
+        "finished_s_ago": _age_s(home.summary, summary["ended_at"]) if summary and has_finished else None,
         "export": home.export_command if has_finished else None,
     }
 
 
-def _age_s(path: Path) -> int | None:
-    """Return the age of a file in seconds; None if it is gone, as a running peer may rotate its checkpoints."""
+def _age_s(path: Path, at: object = None) -> int | None:
+    """Return the seconds since ``at``, or else the age of a file; None if it is gone, as a peer rotates checkpoints."""
     try:
-        return max(round(time.time() - path.stat().st_mtime), 0)  # the clock may have been set back
+        since = at if isinstance(at, float) else path.stat().st_mtime
+        return max(round(time.time() - since), 0)  # the clock may have been set back
     except OSError:
         return None
 

@@ -52,8 +52,8 @@ class TeamRank:
     """What the rank found of checkpoints; the learner has not loaded it."""
 
     def evaluate(self, tokens: int) -> HeldOutLoss:
-        """Read the held-out loss, a collective of which the leader sets the time limit."""
-        return self.task.held_out_loss(tokens, math.inf, lambda read, wanted: True)
+        """Read the held-out loss of the slow weights, a collective of which the leader sets the time limit."""
+        return self.learner.at_slow(lambda: self.task.held_out_loss(tokens, math.inf, lambda read, wanted: True))
 
     def save(self) -> None:
         """Write this rank's part of a checkpoint, a collective."""

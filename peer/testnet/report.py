@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -20,13 +21,18 @@ from p2ptrain.base.cgroups import usable_cpus
 from peer.messages import duration, size
 
 if TYPE_CHECKING:
+    from p2ptrain.manifest import Corpus
     from peer.testnet.runner import Ending
 
 LEARNED = 0.97
 """A peer has learned if its held-out loss fell below this share of the first. In the first 2 % of the demo it falls to
 0.55 of the first, and its error is 0.01 nats (measured). Guess: measure the slowest healthy run."""
 
-HEADINGS = ("loss first", "-> last", "tokens", "tokens/s", "exchanges", "failed", "sent", "received", "blocked")
+HEADINGS = (
+    *("first\nloss", "last\nloss", "\ntokens", "tokens\nper s"),
+    *("\nexchanges", "\nfailed", "\nsent", "\nreceived", "\nblocked"),
+)
+"""Headings of the table, whose columns fit into 80 letters together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class Measured:
     """Disagreement of the last checkpoints, after the final gossip."""
     sample: str
     """Text that the averaged model generated."""
+    question: str = ""
+    """Question in the run's dialogues; empty: it has none, or it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +198,7 @@ def _finite(value: Any) -> Any:
 
 def table(report: TestnetReport) -> Table:
     """Return the closing table, one row per trainer."""
-    shown = Table(title="held-out loss in nats per token")
+    shown = Table(title="held-out loss in nats per token", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("")
     for heading in HEADINGS:
         shown.add_column(heading, justify="right", no_wrap=True)
@@ -252,12 +260,25 @@ def comparison(report: TestnetReport) -> list[str]:
     return lines
 
 
-def next_steps(command: str, out: Path, is_shakespeare: bool) -> list[str]:
-    """Return commands to try next; ``command`` is how the user's shell finds p2ptrain."""
+def next_steps(command: str, out: Path, corpus: Corpus, question: str = "") -> list[str]:
+    """Return commands to try next.
+
+    Args:
+        command: how the user's shell finds p2ptrain.
+        corpus: the run's.
+        question: in its dialogues.
+    """
     home = out / "peer-1"
-    prompt = "'To be, or not'" if is_shakespeare else "''    # or, in the quotes, how the text begins"
+    if corpus.kind == "builtin":
+        first = f"{command} generate {home} 'To be, or not'"
+    elif not corpus.template:
+        first = f"{command} generate {home} ''    # or, in the quotes, how the text begins"
+    elif question:
+        first = f"echo {shlex.quote(question)} | {command} chat {home}    # without echo: type yourself"
+    else:
+        first = f"{command} chat {home}    # type a message; Ctrl+D leaves"
     return [
-        f"{command} generate {home} {prompt}",
+        first,
         f"{command} export {home} {out / 'exported'}    # for AutoModelForCausalLM.from_pretrained",
         f"{command} init my-run && {command} sign my-run && {command} bootstrap my-run"
         "    # a run of your own; prints the command with which others join",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,23 +89,6 @@ def test_a_process_outlives_a_full_disk_and_a_closed_pipe() -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert process.wait() == 7
-
-
-STRANGE_NAME = """
-import os, sys
-from p2ptrain.base.telemetry import lossy_output, strict_output
-with strict_output(), lossy_output():
-    print("[peers] \\u738b joins", flush=True)
-os._exit(7)
-"""
-
-
-def test_a_terminal_that_cannot_write_a_strangers_name_writes_something() -> None:
-    command = [sys.executable, "-c", STRANGE_NAME]
-    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "latin-1"}, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (7, b"[peers] \\u738b joins\n", b"")
-    closed = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], check=False)
-    assert closed.returncode == 7
 
 
 FULL_FOR_A_WHILE = """

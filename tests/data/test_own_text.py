@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,12 +16,16 @@ import pytest
 from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from p2ptrain.base.errors import CorpusError, UserError
+from p2ptrain.base.errors import CorpusError, HomeError, UserError
 from p2ptrain.cli import cli
 from p2ptrain.data import own_text
 from p2ptrain.data.corpus import open_corpus
-from p2ptrain.data.file_store import stored
+from p2ptrain.data.file_store import FileStore, stored
 from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, Manifest, load_run, parse_toml
+from p2ptrain.manifest.sources import HubTokenizer
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from hub import NAME, REVISION, serving, use
 
 LINES = [f"Line {number} of a text that nobody has read before, für alle.\n" for number in range(40_000)]
 
@@ -81,6 +87,75 @@ def test_from_a_text_and_a_tokenizer_to_a_signed_run(place: Path, tokenizer: Pat
     assert load_run(Path("run")).manifest == manifest
     for digest in (manifest.corpus.sha256, manifest.tokenizer.sha256):
         assert stored(Path("run"), digest) is not None
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_failed_init_leaves_nothing(place: Path, tokenizer: Path, is_new: bool, monkeypatch: Any) -> None:
+    run = place / "new" / "run" if is_new else place / "mine"
+    if not is_new:
+        run.mkdir()
+        (run / "notes").write_text("of its author")
+    before, add, added = {*place.rglob("*")}, FileStore.add, []
+
+    def full(self: FileStore, sha256: str, data: bytes) -> Path:
+        if added:
+            raise HomeError("no space", "free some")
+        added.append(sha256)
+        return add(self, sha256, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "add", full)
+        assert "no space" in refused("init", run, "--corpus", "corpus.txt", "--tokenizer", tokenizer)
+    assert added
+    assert {each for each in place.rglob("*") if "cache" not in each.parts} == {
+        each for each in before if "cache" not in each.parts
+    }
+    done("init", run, "--corpus", "corpus.txt", "--tokenizer", tokenizer)
+
+
+def test_a_folder_stands_for_the_tokenizer_in_it(place: Path, tokenizer: Path) -> None:
+    folder = place / "a model"
+    folder.mkdir()
+    said = refused("init", "run", "--corpus", "corpus.txt", "--tokenizer", folder)
+    assert "a model/tokenizer.json' cannot be read" in said
+    tokenizer.rename(folder / "tokenizer.json")
+    done("init", "run", "--corpus", "corpus.txt", "--tokenizer", folder)
+    done("tokens", "run", "--tokenizer", folder)
+    said = refused("init", "run-2", "--corpus", folder)
+    assert said.endswith(f"as by cat '{folder}'/* > all.txt, and name that.")
+    assert "takes a file of this computer" in refused("tokens", "run", "--tokenizer", "hf:some/model")
+
+
+def test_a_data_set_and_a_tokenizer_of_the_hub(place: Path, tokenizer: Path, monkeypatch: Any) -> None:
+    (place / "cache").mkdir()
+    with serving({"tokenizer.json": tokenizer.read_bytes()}) as hub:
+        use(hub.url, place, monkeypatch)
+        said = done("init", "ids", "--corpus", "corpus.txt", "--tokenizer", f"hf:{NAME}@main")
+        manifest = manifest_of("ids")
+        assert manifest.tokenizer == HubTokenizer(kind="hub", name=NAME, revision=REVISION)
+        assert manifest.model.config.vocab_size == 400
+        assert "files: corpus, which" in said
+        hub.refusal = 404
+        assert "has no other/model at revision main" in refused("init", "no", "--tokenizer", "hf:other/model")
+        assert "is not a model of" in refused("init", "no", "--tokenizer", "hf:gpt2")
+    rows = "".join(json.dumps({"text": line}) + "\n" for line in LINES[:8_000])
+    talk = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "There, or nearby."}]
+    for name, content, column in (
+        ("some/texts", rows, "text"),
+        ("some/talk", 2_000 * (json.dumps({"messages": talk}) + "\n"), "messages"),
+    ):
+        run = name.partition("/")[2]
+        with serving({"train.jsonl": content.encode()}, "datasets", name) as hub:
+            use(hub.url, place, monkeypatch)
+            monkeypatch.setattr("huggingface_hub.hf_file_system.constants.ENDPOINT", hub.url)
+            said = done("init", run, "--corpus", f"hf:{name}")
+            assert f"hf:{name}: read at revision {REVISION}" in said
+            corpus = manifest_of(run).corpus
+            assert (corpus.kind, corpus.name, corpus.revision, corpus.text_field) == ("hub", name, REVISION, column)
+            assert bool(corpus.template) == (column == "messages")
+            assert not (place / run / "files").exists()
+            done("tokens", run)
+            done("sign", run)
 
 
 def test_a_run_is_named_by_option_or_directory(place: Path) -> None:
@@ -210,7 +285,7 @@ def test_a_column_of_no_table_is_refused(place: Path) -> None:
         ("--corpus", broken("t.txt.gz", gzip.compress(b"text")), r"is packed.*Unpack it"),
         ("--corpus", broken("t.txt.gz", gzip.compress(bytes(range(99, 255)))[:40]), r"cannot be read as text"),
         ("--tokenizer", lambda: "nowhere.json", r"nowhere.json cannot be read: No such file"),
-        ("--tokenizer", folder, r"is a folder"),
+        ("--tokenizer", folder, r"texts/tokenizer.json cannot be read"),
         ("--tokenizer", broken("e.json", b""), r"e.json is an empty file"),
         ("--tokenizer", broken("o.json", b'{"a": 1}'), r"is not a tokenizer \(model.vocab is missing\)"),
     ],

@@ -109,6 +109,12 @@ def test_init_on_a_full_disk_leaves_nothing_and_the_next_try_is_as_the_first(
         with pytest.raises(ManifestError, match="No space left"):
             create_run(tmp_path, "demo")
     assert list(tmp_path.iterdir()) == []
+    written.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(ManifestError, match="No space left"):
+            create_run(tmp_path / "a" / "run", "demo")
+    assert list(tmp_path.iterdir()) == []
     create_run(tmp_path, "demo")
     sign_run(tmp_path)
 

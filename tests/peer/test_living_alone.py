@@ -8,6 +8,7 @@ import math
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,8 +110,15 @@ def test_a_run_to_its_end(home: Home) -> None:
 
 def test_an_ended_run_is_not_trained_further(home: Home) -> None:
     run_peer(PeerOptions(None, home.path))
-    before = checkpoint.load_latest(home.checkpoints).checkpoint
-    run_peer(PeerOptions(None, home.path))
+    before, summary = checkpoint.load_latest(home.checkpoints).checkpoint, json.loads(home.summary.read_text())
+    run_peer(PeerOptions(None, home.path, compile="on"))
+    assert json.loads(home.summary.read_text()) == summary  # nothing contradicts the session that trained
+    assert summary["tokens_per_s"] > 0
+    assert summary["ended_at"] == pytest.approx(time.time(), abs=300)
+    kinds = [json.loads(each)["kind"] for each in home.events.read_text().splitlines()]
+    second = kinds[kinds.index("resumed") :]
+    assert not {"compiling", "not compiled", "saved"} & {*second}
+    assert [(each["tokens"], each["progress"]) for each in notes(home, "share")] == [(6_400, 6_400.0)] * 2
     after = checkpoint.load_latest(home.checkpoints).checkpoint
     assert before is not None
     assert after is not None
@@ -165,6 +173,23 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     summary = json.loads(home.summary.read_text())
     assert (summary["tokens"], summary["finished"]) == (13 * 256, False)
     assert_it_ends_as_if_never_stopped(home, tmp_path)
+
+
+def test_a_peer_stopped_within_an_inner_phase_tells_the_loss_of_what_export_writes(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_recorder, "HASTE_S", math.inf)
+    monkeypatch.setattr(exporting, "_load", loading.answer)
+    with monkeypatch.context() as patch:
+        stop_at_inner_step(patch, 14)
+        run_peer(PeerOptions(None, home.path))
+    saved = checkpoint.load_latest(home.checkpoints).checkpoint
+    assert saved is not None
+    assert not torch.equal(saved.tensors["slow"], saved.tensors["theta"])  # the fast weights are kept to go on from
+    (final,) = notes(home, "final loss")
+    exported = exporting.export(home, tmp_path / "out").held_out_loss
+    assert exported is not None
+    assert (final["loss"], final["read"]) == (exported.value, exported.tokens)
 
 
 def test_counters_are_of_the_whole_run(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,16 +58,31 @@ def test_weights_that_were_taken_and_what_was_lost_on_the_way() -> None:
 
 def test_progress_and_its_plurals() -> None:
     assert line("progress", PROGRESS) == (
-        "[train] 34 % · 53.1 s left · loss 2.500 · 1 other peer · 20,346 tokens/s, 12,346 of them here · this computer "
-        "shortens the run by 2.0 h · 11 exchanges · step 1,234 · 345,000 of 1,000,000 tokens"
+        "[train] 34 % · 53.1 s left · loss 2.500 · 20,346 tokens/s, 61 % here · 11 exchanges · 1 other peer · this "
+        "computer shortens the run by 2.0 h · step 1,234 · 345,000 of 1,000,000 tokens"
     )
     alone = {"swarm_tokens_per_s": 12345.6, "shortened_s": None}
-    assert "peer · 12,346 tokens/s · 11 exchanges" in str(line("progress", PROGRESS | alone))
+    assert "2.500 · 12,346 tokens/s · 11 exchanges · 1" in str(line("progress", PROGRESS | alone))
     assert "0 other peers" in str(line("progress", PROGRESS | {"peers": 0}))
     assert "left" not in str(line("progress", PROGRESS | {"remaining_s": 0.0}))
     names = ("swarm_tokens_per_s", "remaining_s", "shortened_s")
     unmeasured = str(line("progress", {name: value for name, value in PROGRESS.items() if name not in names}))
     assert not any(part in unmeasured for part in ("left", "tokens/s", "shortens"))
+
+
+def test_a_busy_swarm_fits_into_80_columns_up_to_the_exchanges() -> None:
+    busy = PROGRESS | {"remaining_s": 96_000.0, "swarm_tokens_per_s": 120_000.0, "exchanges_ok": 1_240}
+    terminal = Terminal(is_terminal=True, width=80)
+    with terminal.screen:
+        shown = terminal.shows("progress", **busy)
+    assert shown == "34 % · 26.7 h left · loss 2.500 · 120,000 tokens/s, 10 % here · 1,240 exchanges"
+
+
+def test_the_share_of_a_computer() -> None:
+    told = line("share", {"tokens": 812_000, "progress": 2_400_000.5, "exchanges_ok": 1_214})
+    assert told == (
+        "[train] this computer trained 812,000 tokens, about 34 % of those of all peers, in 1,214 exchanges"
+    )
 
 
 def test_what_a_tokenizer_loses_is_a_warning() -> None:
@@ -147,6 +162,9 @@ class Terminal:
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]|\r", "", self.out.getvalue()[before:])
 
 
+STATUS = str(line("progress", PROGRESS)).removeprefix("[train] ")
+
+
 def shown_on(is_terminal: bool, notes: list[tuple[str, dict[str, Any]]]) -> str:
     terminal = Terminal(is_terminal)
     with terminal.screen as screen:
@@ -187,14 +205,18 @@ def test_a_status_line_on_a_terminal_is_renewed_and_news_stands_above() -> None:
     with terminal.screen:
         for _ in range(3):
             assert "\n" not in (shown := terminal.shows("progress", **PROGRESS))
-            assert shown == line("progress", PROGRESS)
+            assert shown == STATUS
         news, status = terminal.shows("lost", peer=PEER, why="gone").splitlines()
-        assert (news, status) == (f"[peers] lost {PEER[-6:]}: gone", line("progress", PROGRESS))
+        assert (news, status) == (f"[peers] lost {PEER[-6:]}: gone", STATUS)
     assert terminal.out.getvalue().endswith("\x1b[2K")  # it leaves no status line behind
 
 
 @pytest.mark.parametrize(
-    ("width", "last"), [(20, "34 %"), (60, "1 other peer"), (100, "12,346 of them here"), (160, "11 exchanges")]
+    ("width", "last"),
+    [
+        *((20, "53.1 s left"), (60, "61 % here"), (80, "11 exchanges")),
+        *((100, "1 other peer"), (140, "by 2.0 h")),
+    ],
 )
 def test_a_status_line_has_the_parts_that_fit_the_width_that_the_terminal_has_now(width: int, last: str) -> None:
     terminal = Terminal(is_terminal=True, width=200)
@@ -202,8 +224,7 @@ def test_a_status_line_has_the_parts_that_fit_the_width_that_the_terminal_has_no
         assert "step" in terminal.shows("progress", **PROGRESS)
         terminal.console.width = width
         shown = terminal.shows("progress", **PROGRESS)
-        whole = str(line("progress", PROGRESS))
-        assert shown == whole.partition(last)[0] + last
+        assert shown == STATUS.partition(last)[0] + last
 
 
 def test_a_status_line_of_one_long_part_is_cut() -> None:
@@ -228,16 +249,16 @@ def test_the_status_line_says_why_a_peer_rests() -> None:
         assert terminal.shows("progress", **PROGRESS) == ""
         assert "paused: by its owner" in terminal.shows("found", peer=PEER)
         terminal.shows("goes on", step=1, tokens=1)
-        assert terminal.shows("progress", **PROGRESS) == line("progress", PROGRESS)
+        assert terminal.shows("progress", **PROGRESS) == STATUS
 
 
 def test_shown_progress_never_falls() -> None:
     """Check progress that falls a little, as averaging with peers behind does."""
     terminal = Terminal(is_terminal=True)
     with terminal.screen:
-        assert "[train] 2 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.016}))
-        assert "[train] 2 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.014}))
-        assert "[train] 3 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.03}))
+        assert "2 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.016}))
+        assert "2 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.014}))
+        assert "3 % " in terminal.shows("progress", **(PROGRESS | {"fraction": 0.03}))
 
 
 def test_a_start_after_the_end_says_so() -> None:
@@ -282,6 +303,7 @@ def test_news_is_what_changed(is_terminal: bool) -> None:
     terminal.now += REPEAT_S
     assert terminal.shows("waiting", why="nobody answers", seconds=30.0, remedy="Wait.")
     assert terminal.shows("failed", peer=PEER, why="it broke")
+    assert terminal.shows("exchanged", **exchange)  # exchanges go on
     assert not terminal.shows("exchanged", **exchange)
     terminal.now += REPEAT_S
     assert not terminal.shows("failed", peer=PEER, why="the link is closed")

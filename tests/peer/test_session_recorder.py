@@ -37,9 +37,9 @@ def record() -> SessionRecorder:
     )
     learner.progress_displacement, learner.peers = 0.0, 1.0
     learner.is_waiting = learner.ended = False
-    learner.changes = 0
+    learner.changes, learner.at_slow = 0, lambda tell: tell()
     parts: dict[str, Any] = dict.fromkeys(("me", "run", "nickname", "run_tokens"), 1)
-    parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None)
+    parts["home"] = SimpleNamespace(summary=Path("/nowhere/summary.json"), trained=None, foreign_tokens=lambda: 0)
     parts["checkpoints"] = SimpleNamespace(digest=None)
     parts["corpus"] = SimpleNamespace(held_out_tokens=64, sequence_length=16)
     task = SimpleNamespace(device_name="cpu", coverage=0.0, learning_rate=3e-4, skipped_steps=0)

@@ -222,6 +222,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
             ended=False,
             blocked_s=0.0,
             state_dict=lambda: ({"slow": ()}, {}),
+            at_slow=lambda tell: tell(),
         ),
         "task": SimpleNamespace(
             device_name="cpu",
@@ -231,7 +232,8 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
             coverage=0.0,
             held_out_loss=lambda *_: HeldOutLoss(2.0, 16, 16),
         ),
-        "home": SimpleNamespace(trained=tmp_path, summary=tmp_path / "summary.json"),
+        "home": SimpleNamespace(trained=tmp_path, summary=tmp_path / "summary.json", foreign_tokens=lambda: 0),
+        "checkpoints": SimpleNamespace(digest=None),
         "corpus": SimpleNamespace(held_out_tokens=64, sequence_length=16),
         "notebook": log,
         "me": ME,

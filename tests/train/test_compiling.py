@@ -217,6 +217,16 @@ def test_off_starts_nothing(tiny_run, tmp_path):
     assert bench.log.kinds() == []
 
 
+def test_a_run_that_ends_ends_the_child(tiny_run, tmp_path):
+    over = threading.Event()
+    bench = Bench(tiny_run(), tmp_path, HANGS, is_over=over.is_set)
+    with bench.compiler:
+        pid = bench.pid()
+        over.set()
+        until(lambda: not psutil.pid_exists(pid))
+        assert bench.log.kinds() == ["compiling"]
+
+
 class GraphOffers(Offers):
     """Stands for a card's ``offer_graph``."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,6 +41,9 @@ def test_a_finished_peer_is_no_fault_and_says_how_to_export(tmp_path: Path, caps
     ]
     commands.status.main([str(tmp_path), "--json"], standalone_mode=False)
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"ended_at": time.time() - 7_200.0}))
+    commands.status.main([str(tmp_path)], standalone_mode=False)  # a later session has written the summary again
+    assert "ended     2 h ago, at the run's end; nothing is left to train\n" in capsys.readouterr().out
     for order in (commands.pause, commands.resume, commands.finish):
         with pytest.raises(HomeError, match="has finished its run"):
             order.main([str(tmp_path)], standalone_mode=False)

@@ -657,6 +657,9 @@ def test_a_peer_after_its_final_gossip_says_what_it_does() -> None:
 
     reading = "finishing", "reading the held-out text for the final loss"
     assert said(is_reading=True) == said(is_reading=True, leaving=True) == reading
+    assert said() == ("final gossip", "exchanging weights until the swarm agrees")
+    participation.live_peers = 0
+    assert said() == ("final gossip", "no other peer is here")
     participation.state = "leaving"
     assert said() == ("finishing", "leaving once newcomers have their weights")
 
@@ -759,6 +762,8 @@ def test_a_home_that_is_closed_to_us_is_an_error_of_ours(
 def test_settings_are_shown_as_they_count(desk: Desk) -> None:
     desk.edit("threads = 2")
     assert Settings(**desk.status()["settings"]) == Settings(threads=2)
+    desk.owner.nickname = "fox"  # of --nickname
+    assert desk.status()["settings"]["nickname"] == "fox"
 
 
 def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from p2ptrain import checkpoint
 from p2ptrain.base.errors import HomeError
+from p2ptrain.data.own_text import create
 from p2ptrain.manifest import create_run, sign_run
 from p2ptrain.train.model import flat_model
 from peer.home import Home
@@ -55,6 +57,28 @@ def test_it_averages_what_training_left(tmp_path: Path) -> None:
     assert measured.disagreement == pytest.approx(2 * measured.final_disagreement, rel=1e-3)
     assert measured.averaged_val_loss == pytest.approx(math.log(256), abs=0.1)  # the mean is the untrained model
     assert measured.sample
+
+
+@pytest.mark.usefixtures("small")
+def test_of_dialogues_it_answers_a_question_and_names_one(tmp_path: Path) -> None:
+    talk, run = tmp_path / "talk.jsonl", tmp_path / "run"
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Which\n way is  north?"},
+        {"role": "assistant", "content": "Up."},
+    ]
+    talk.write_text(200 * (json.dumps({"messages": messages}) + "\n"))
+    create(run, talk, None, "demo", "", None, tmp_path / "cache" / "p2ptrain", lambda tokens, most: None)
+    signed = sign_run(run).signed
+    home = Home(tmp_path / "a")
+    theta = flat_model(signed.manifest.model, 0, torch.device("cpu")).theta
+    checkpoint.save(home.checkpoints, {"slow": theta}, {"step": 2})
+    measured = measure(signed, [home], threads=1, data=talk)
+    assert measured.question == "Which way is north?"
+    question, answer = measured.sample.split("assistant")
+    assert "Which\n way is  north?" in question
+    assert answer
+    assert measure(signed, [home], threads=1).question == ""
 
 
 def test_a_home_without_weights_is_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from p2ptrain.manifest.sources import BuiltinCorpus, FileCorpus
 from peer.testnet.report import (
     Measured,
     TestnetReport,
@@ -73,7 +74,7 @@ def with_peer_2(**changes: object) -> TestnetReport:
 
 
 def shown(report: TestnetReport) -> str:
-    console = Console(width=120, record=True, file=None, force_terminal=False)
+    console = Console(width=80, record=True, file=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table(report))
     return capture.get()
@@ -202,12 +203,25 @@ def test_the_table_shows_everyone() -> None:
     assert "5.500" in text
     assert "10.0 kB" in text
     assert "1.00 %" in text
+    large = replace(FIGURES, tokens=1_234_567, tokens_per_s=123_456.0, sent_bytes=123_400_000, exchanges_ok=123_456)
+    row = next(
+        line for line in shown(replace(GOOD, peers=(TrainerOutcome("peer-64", large),))).split("\n") if "64" in line
+    )
+    assert " ".join(row.split()) == "peer-64 5.500 2.000 1,234,567 123,456 123456 1 123.4 MB 10.0 kB 1.00 %"
 
 
 def test_the_next_steps_name_this_testnet() -> None:
-    steps = next_steps(".venv/bin/p2ptrain", Path("out/demo"), is_shakespeare=True)
+    steps = next_steps(".venv/bin/p2ptrain", Path("out/demo"), BuiltinCorpus(kind="builtin", name="shakespeare"))
     assert steps[0] == ".venv/bin/p2ptrain generate out/demo/peer-1 'To be, or not'"
     assert all(".venv/bin/p2ptrain" in step for step in steps)
     assert "cores" in machine()
-    other = next_steps("p2ptrain", Path("out/demo"), is_shakespeare=False)
-    assert other[0].startswith("p2ptrain generate out/demo/peer-1 ''    #")
+    text = FileCorpus(kind="file", sha256="0" * 64)
+    assert next_steps("p2ptrain", Path("out/demo"), text)[0].startswith("p2ptrain generate out/demo/peer-1 ''    #")
+
+
+def test_of_dialogues_the_next_step_is_one() -> None:
+    talk = FileCorpus(kind="file", sha256="0" * 64, format="jsonl", template="chatml")
+    steps = next_steps("p2ptrain", Path("out/demo"), talk, "What's new?")
+    assert steps[0].partition("    #")[0] == """echo 'What'"'"'s new?' | p2ptrain chat out/demo/peer-1"""
+    assert next_steps("p2ptrain", Path("out/demo"), talk)[0].startswith("p2ptrain chat out/demo/peer-1    #")
+    assert not any("generate" in step for step in steps)
