@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 import psutil
 
 from p2ptrain.net import address
+
+_ROUTES = Path("/proc/net/route")  # proc(5)
+
+
+def default_gateways(table: Path = _ROUTES) -> set[str] | None:
+    """Return the IPv4 addresses of the routers to the internet; None where they are unknown, as on macOS."""
+    try:
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    except OSError:
+        return None
+    # Addresses are hexadecimal, in this machine's byte order.
+    gateways = {int(row[2], 16) for row in rows if int(row[1], 16) == int(row[7], 16) == 0}
+    return {str(ipaddress.IPv4Address(each.to_bytes(4, sys.byteorder))) for each in gateways if each}
 
 
 def listening(listen: Iterable[str], hosts: Iterable[str] | None = None) -> list[str]:

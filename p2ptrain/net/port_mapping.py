@@ -5,9 +5,10 @@ same port, as the next one with the same home does, has ended.
 
 Sources: UPnP Device Architecture 1.1 (search, description, control) and UPnP WANIPConnection:1 (actions, error codes).
 
-Any machine of the local network may pose as a router. Therefore a description and its control URL are read only from
-the private address that answered the search; redirects, document types and large answers are refused; each request has
-a deadline. Only the mapped port is used, and only after others dialed us there (``net.relay.reachability``); what the
+Any machine of the local network may pose as a router. Therefore only the default gateway is asked, which alone can lead
+the internet to us; where it is unknown, as on macOS, whichever private address answers the search. A description and
+its control URL are read only from there; redirects, document types and large answers are refused; each request has a
+deadline. Only the mapped port is used, and only after others dialed us there (``net.relay.reachability``); what the
 router says of our public address is not.
 """
 
@@ -30,7 +31,7 @@ from urllib.parse import urljoin, urlsplit
 from xml.parsers import expat
 
 from p2ptrain.base.errors import NetworkError
-from p2ptrain.net import address
+from p2ptrain.net import address, interfaces
 from p2ptrain.net.p2pd.dialing import is_private
 
 logger = logging.getLogger(__name__)
@@ -177,25 +178,31 @@ class PortMapper:
 
 
 async def find_routers(
-    target: tuple[str, int] = SEARCH_AT, source: str = "", may_be_router: Callable[[str], bool] = is_private
+    target: tuple[str, int] = SEARCH_AT, source: str = "", may_be_router: Callable[[str], bool] | None = None
 ) -> list[Router]:
     """Return routers of the local network with a service for port mappings. Raises NetworkError without a network.
 
     Args:
         target: where to send the search.
         source: our address towards the routers; empty: that towards the internet.
-        may_be_router: whether a multiaddress may be a router's.
+        may_be_router: whether a multiaddress may be a router's; None: the private address of a default gateway.
     """
     source = source or next((address.host_of(each) for each in address.way_out() if address.family_of(each) == 4), "")
     if not source:
         raise NetworkError("there is no route to the internet")
     found: list[Router] = []
-    for url in (await _search(target, source, may_be_router))[:MAX_ROUTERS]:
+    for url in (await _search(target, source, may_be_router or _is_gateway))[:MAX_ROUTERS]:
         with contextlib.suppress(NetworkError):
             status, body = await _request("GET", url)
             if status == http.client.OK:
                 found += routers_of(url, body)
     return found
+
+
+def _is_gateway(place: str) -> bool:
+    """Return whether a multiaddress is a default gateway's; where these are unknown, any private one may be."""
+    gateways = interfaces.default_gateways()
+    return is_private(place) and (gateways is None or address.host_of(place) in gateways)
 
 
 def routers_of(url: str, description: bytes) -> list[Router]:

@@ -339,6 +339,18 @@ def test_a_description_elsewhere_is_not_fetched(location: str, monkeypatch: pyte
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("gateways", "asked"), [({"192.168.1.1"}, True), ({"192.168.1.2"}, False), (set(), False), (None, True)]
+)
+def test_only_the_default_gateway_is_a_router(
+    gateways: set[str] | None, asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that no other machine of the network is asked, unless the gateway is unknown."""
+    monkeypatch.setattr(port_mapping.interfaces, "default_gateways", lambda: gateways)
+    assert port_mapping._is_gateway("/ip4/192.168.1.1/tcp/5000") is asked
+    assert not port_mapping._is_gateway("/ip4/46.10.1.2/tcp/5000")
+
+
 def test_a_loopback_address_is_no_router() -> None:
     async def main() -> None:
         router = FakeRouter()

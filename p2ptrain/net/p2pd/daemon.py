@@ -63,12 +63,16 @@ _REUSE = "LIBP2P_TCP_REUSEPORT"
 connection on which both act as initiator, and both dials fail; without it they get two connections. Nobody dials a
 peer that punches holes at its own address, and hole punching needs connections that leave from the listening port."""
 
+_NO_ROOTS = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
+"""No root certificates, so that p2pd ends each handshake with a website; it dials ``/wss`` addresses that strangers
+name. Go ignores these variables on macOS."""
+
 
 def _command(punches: bool, connections: int, *args: Any, **kwargs: Any) -> list[str]:
     """Return p2pd's command. A server's p2pd has other limits of connections, of which it closes old ones from the high
     one to the low one, and one processor: with more, Go's idle threads look for work, which a relay's many short waits
     make a quarter of its CPU seconds (``bench.relay_cost``); one moves 1.5 Gbit/s."""
-    environment = {_REUSE: "true" if punches else "false"}
+    environment = {_REUSE: "true" if punches else "false", **_NO_ROOTS}
     if connections:
         kwargs |= {"connHi": connections, "connLo": connections * 3 // 4}
         environment["GOMAXPROCS"] = "1"
@@ -139,6 +143,7 @@ class Daemon:
                     auto_nat=punches,  # the only switch that turns hole punching on
                     force_reachability="private",  # otherwise p2pd relays instead of net.relay
                     nat_port_map=False,  # needs UDP; net.port_mapping does it
+                    tls=False,  # Noise alone: Go 1.20's TLS has published faults (docs/SECURITY.md)
                 )
         except (P2PDaemonError, TimeoutError) as error:
             folder.remove()

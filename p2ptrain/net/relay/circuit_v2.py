@@ -58,7 +58,7 @@ def load_answer(load: float) -> bytes:
 def load(message: bytes) -> float | None:
     """Return the load in a relay's response, from 0 to 1; None if it names none. Raises ValueError if it is invalid."""
     status(message)
-    found = _fields(message).get(_LOAD)
+    found = fields(message).get(_LOAD)
     return min(found, 100) / 100 if isinstance(found, int) else None
 
 
@@ -67,22 +67,22 @@ def answer(status: CircuitStatus, expires_at: int = 0) -> bytes:
 
     ``expires_at`` is the end of the reservation in seconds since 1970; 0 if the response grants none.
     """
-    place = _bytes(3, _number(1, expires_at)) if expires_at else b""
+    place = field(3, _number(1, expires_at)) if expires_at else b""
     return _number(1, STATUS) + place + _number(5, status)
 
 
 def lead(peer: bytes) -> bytes:
     """Encode the STOP message that announces a circuit from the peer with this multihash."""
-    return _number(1, _STOP_CONNECT) + _bytes(2, _bytes(1, peer))
+    return _number(1, _STOP_CONNECT) + field(2, field(1, peer))
 
 
 def question(message: bytes) -> CircuitRequest:
     """Decode a request to a relay. Raises ValueError if it is invalid."""
-    found = _fields(message)
+    found = fields(message)
     kind, peer = found.get(1), found.get(2, b"")
     if not isinstance(kind, int) or not isinstance(peer, bytes):
         raise ValueError("not a request to a relay")
-    target = _fields(peer).get(1, b"")
+    target = fields(peer).get(1, b"")
     return CircuitRequest(kind, target if isinstance(target, bytes) else b"")
 
 
@@ -93,7 +93,7 @@ def status(message: bytes) -> int:
 
 def is_limited(message: bytes) -> bool:
     """Return whether a relay's response limits its circuits. Raises ValueError if it is invalid."""
-    return bool(_fields(message).get(4))
+    return bool(fields(message).get(4))
 
 
 def stop_status(message: bytes) -> int:
@@ -106,7 +106,7 @@ def framed(message: bytes) -> bytes:
 
 
 def _code(message: bytes, kind: int, field: int) -> int:
-    found = _fields(message)
+    found = fields(message)
     code = found.get(field)
     if found.get(1) != kind or not isinstance(code, int):
         raise ValueError("not a response about a circuit")
@@ -117,11 +117,12 @@ def _number(field: int, value: int) -> bytes:
     return varint(field << 3) + varint(value)
 
 
-def _bytes(field: int, value: bytes) -> bytes:
-    return varint(field << 3 | 2) + varint(len(value)) + value
+def field(number: int, value: bytes) -> bytes:
+    """Encode a protobuf field of bytes."""
+    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
-def _fields(message: bytes) -> dict[int, int | bytes]:
+def fields(message: bytes) -> dict[int, int | bytes]:
     """Return the last value of each field. Raises ValueError for field types that these messages never have."""
     found: dict[int, int | bytes] = {}
     rest = message

@@ -5,9 +5,9 @@ identify/obsaddr.go), while a small swarm has one bootstrap. Observers count by 
 p2pd over loopback, from 127.0.0.2 to 127.0.0.5, and name the address that other nodes reported
 (``net.relay.dial_back``). Where these cannot be bound, as on macOS, p2pd waits for four real observers.
 
-A mirror is the least that libp2p calls a node: it negotiates TLS 1.3 (multistream-select, libp2p specification: tls),
-with yamux by ALPN, answers p2pd's identify question with ``observedAddr`` alone, and refuses all other protocols. It
-asks p2pd the same question, to learn when p2pd has begun to punch.
+A mirror is the least that libp2p calls a node: it opens a yamux session (``net.relay.noise``), answers p2pd's identify
+question with ``observedAddr`` alone, and refuses all other protocols. It asks p2pd the same question, to learn when
+p2pd has begun to punch.
 
 Resources: ``Mirrors.close`` ends all tasks, which close their connections. A mirror whose connection ends makes a new
 one.
@@ -17,24 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import logging
 import socket
-import ssl
 import struct
-import tempfile
 from collections.abc import Iterable
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from p2ptrain.base.backoff import backoff
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net import address
 from p2ptrain.net.address import split_varint, varint
+from p2ptrain.net.relay import noise
+from p2ptrain.net.relay.circuit_v2 import field
+from p2ptrain.net.relay.noise import NoiseChannel
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +49,7 @@ RETRY_S = (1.0, 60.0)
 MAX_FRAME_BYTES = 256 << 10
 """Largest yamux frame: the initial window of a stream, which a mirror never enlarges."""
 
-_MULTISTREAM, _TLS, _IDENTIFY, _NOT_AVAILABLE = "/multistream/1.0.0", "/tls/1.0.0", "/ipfs/id/1.0.0", "na"
-_YAMUX = "/yamux/1.0.0"
-_EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")  # libp2p specification: tls
+_MULTISTREAM, _IDENTIFY, _NOT_AVAILABLE = "/multistream/1.0.0", "/ipfs/id/1.0.0", "na"
 _DATA, _WINDOW, _PING, _GO_AWAY = range(4)  # frame types of yamux
 _SYN, _ACK, _FIN, _RST = 1, 2, 4, 8  # its flags
 _HEADER = struct.Struct("!BBHII")  # version, type, flags, stream, length
@@ -127,7 +121,7 @@ class Mirrors:
                     await self._answer(session, place)
                 finally:
                     session.abort()
-            except (OSError, EOFError, ValueError) as error:  # TimeoutError and ssl.SSLError are OSErrors
+            except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
                 logger.debug("a mirror's connection ended: %s", error or type(error).__name__)
             if asyncio.get_running_loop().time() - began > SILENCE_S:
                 pauses_s = backoff(*RETRY_S)
@@ -135,7 +129,7 @@ class Mirrors:
 
     async def _answer(self, session: _YamuxSession, place: str) -> None:
         """Answer p2pd's questions until the connection ends, and ask whether it punches until it does."""
-        identity = _field(_OBSERVED, address.packed(place))
+        identity = field(_OBSERVED, address.packed(place))
         asking = asyncio.get_running_loop().create_task(self._ask(session))
         try:
             await session.serve(varint(len(identity)) + identity)
@@ -153,16 +147,15 @@ class Mirrors:
 class _YamuxSession:
     """A yamux session with p2pd, of which we are the client: our streams have odd numbers."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str) -> None:
+    def __init__(self, channel: NoiseChannel, source: str) -> None:
         self.source = source
-        self._reader = reader
-        self._writer = writer
+        self._channel = channel
         self._heard: dict[int, bytes] = {}  # what p2pd sent on each open stream
         self._asked: dict[int, asyncio.Future[bytes]] = {}  # our questions
         self._next = 1
 
     def abort(self) -> None:
-        self._writer.transport.abort()
+        self._channel.abort()
 
     async def protocols(self) -> set[str]:
         """Ask p2pd which protocols it serves; empty if it does not answer in time."""
@@ -186,10 +179,10 @@ class _YamuxSession:
         """
         while True:
             async with asyncio.timeout(SILENCE_S):
-                _, kind, flags, stream, length = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
+                _, kind, flags, stream, length = _HEADER.unpack(await self._channel.readexactly(_HEADER.size))
                 if kind == _DATA and length > MAX_FRAME_BYTES:
                     raise ValueError(f"a frame of {length} bytes")
-                body = await self._reader.readexactly(length) if kind == _DATA else b""
+                body = await self._channel.readexactly(length) if kind == _DATA else b""
             if kind == _GO_AWAY:
                 return
             if kind == _PING and flags & _SYN:
@@ -222,77 +215,27 @@ class _YamuxSession:
 
     def _send(self, kind: int, flags: int, stream: int, body: bytes = b"", length: int | None = None) -> None:
         """Send a frame; ``length`` is the number that it carries, by default the body's length."""
-        self._writer.write(_HEADER.pack(0, kind, flags, stream, len(body) if length is None else length) + body)
+        self._channel.write(_HEADER.pack(0, kind, flags, stream, len(body) if length is None else length) + body)
 
 
 async def _connect(host: str, port: int, source: str) -> _YamuxSession:
-    """Connect to p2pd from a loopback address, as only this machine can. Raises OSError, EOFError and ValueError."""
+    """Connect to p2pd as a fresh peer, from a loopback address, as only this machine can.
+
+    Raises OSError, EOFError and ValueError.
+    """
     async with asyncio.timeout(HANDSHAKE_S):
         reader, writer = await asyncio.open_connection(host, port, local_addr=(source, 0))
         try:
-            greeting = _line(_MULTISTREAM) + _line(_TLS)
-            writer.write(greeting)
-            if await reader.readexactly(len(greeting)) != greeting:
-                raise ValueError("p2pd does not speak TLS")
-            await writer.start_tls(_context(), server_hostname=None)
-            if writer.get_extra_info("ssl_object").selected_alpn_protocol() != _YAMUX:
-                raise ValueError("p2pd does not speak yamux")
+            channel = await noise.open_channel(reader, writer, Ed25519PrivateKey.generate())
         except BaseException:
             writer.transport.abort()
             raise
-    return _YamuxSession(reader, writer, source)
-
-
-def _context() -> ssl.SSLContext:
-    """Return a TLS context with the certificate of a fresh peer; our own p2pd's certificate is not checked."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols([_YAMUX, "libp2p"])
-    with tempfile.NamedTemporaryFile(prefix="p2pt-") as file:  # OpenSSL reads certificates from files only
-        file.write(_certificate())
-        file.flush()
-        context.load_cert_chain(file.name)
-    return context
-
-
-def _certificate() -> bytes:
-    """Return a libp2p certificate of a random peer id with its key (PEM); ``net.relay.probe`` checks such ones."""
-    key, peer = ec.generate_private_key(ec.SECP256R1()), Ed25519PrivateKey.generate()
-    public = b"\x08\x01\x12\x20" + peer.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-    signed = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    proof = _octets(public) + _octets(peer.sign(b"libp2p-tls-handshake:" + signed))
-    name = x509.Name([x509.NameAttribute(x509.NameOID.SERIAL_NUMBER, "1")])
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - day)
-        .not_valid_after(now + 3650 * day)
-        .add_extension(x509.UnrecognizedExtension(_EXTENSION, b"\x30" + bytes([len(proof)]) + proof), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return certificate.public_bytes(Encoding.PEM) + private
-
-
-def _octets(raw: bytes) -> bytes:
-    """Encode an ASN.1 OCTET STRING of less than 128 bytes."""
-    return b"\x04" + bytes([len(raw)]) + raw
+    return _YamuxSession(channel, source)
 
 
 def _line(text: str) -> bytes:
     """Encode a message of multistream-select: its length, the text and a newline."""
     return varint(len(text) + 1) + text.encode() + b"\n"
-
-
-def _field(number: int, value: bytes) -> bytes:
-    """Encode a protobuf field of bytes."""
-    return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def _protocols(answer: bytes) -> set[str]:

@@ -42,7 +42,9 @@ MAX_TRIED = 2
 MAX_TOLD = 16
 """Neighbours in one answer: several times the peers of a home."""
 MAX_REMEMBERED = 8192
-"""Networks whose peers a node remembers, the latest, and of each one more peer than it tells."""
+"""Peers that a node remembers, those of the latest networks, and of each network one more than it tells: 16 MB."""
+MAX_ADDRESS_CHARS = 64
+"""Longest address of a neighbour; an IPv6 address with its port has at most 54."""
 
 
 _Network = BoundedDict[PeerId, tuple[tuple[str, ...], float]]
@@ -59,6 +61,7 @@ class Neighbourhoods:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._networks: BoundedDict[str, _Network] = BoundedDict(MAX_REMEMBERED)
+        self._count = 0  # peers in all networks
 
     def meet(self, peer: PeerId, place: str, addresses: Sequence[str]) -> list[list[Any]]:
         """Remember a peer whose request came from ``place``, and return its neighbours: lists of peer and addresses.
@@ -68,8 +71,12 @@ class Neighbourhoods:
         if not address.is_public(place) or address.relay_of(place) is not None:
             return []
         where, now = origin(place), self._clock()
-        network: _Network = self._networks.get(where) or BoundedDict(1 + MAX_TOLD)
+        network: _Network = self._networks.pop(where, None) or BoundedDict(1 + MAX_TOLD)
+        self._count -= len(network)
         network[peer] = near(addresses, place), now + LIFETIME_S
+        self._count += len(network)
+        while self._count > MAX_REMEMBERED:
+            self._count -= len(self._networks.pop(next(iter(self._networks))))
         self._networks[where] = network
         return [
             [other, list(places)]
@@ -81,7 +88,8 @@ class Neighbourhoods:
 def near(addresses: Iterable[str], place: str) -> tuple[str, ...]:
     """Return those of a peer's addresses that its neighbours may dial: private, or in the IPv6 network of ``place``."""
     there = origin(place)
-    kept = (each for each in addresses if address.is_dialable(each) and address.relay_of(each) is None)
+    short = (each for each in addresses if len(each) <= MAX_ADDRESS_CHARS)
+    kept = (each for each in short if address.is_dialable(each) and address.relay_of(each) is None)
     return tuple(each for each in kept if is_private(each) or ("/ip6/" in each and origin(each) == there))[:MAX_EACH]
 
 

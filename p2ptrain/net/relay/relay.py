@@ -53,14 +53,13 @@ the streams per peer at a busy relay."""
 IDLE_BYTES = 4096
 """Ten times the bytes of a circuit on which p2pd only pings: each side every 30 s, 46 bytes encrypted, and answers."""
 OTHER_CONNECTIONS = 512
-"""Connections of a relay to peers that use neither place nor circuit, as many as p2pd keeps by default."""
+"""Connections of a relay to peers with neither place nor circuit, as many as p2pd keeps by default."""
 MAX_TARGET_BYTES = 64
 """Longest peer id in a request; ours have 38 bytes."""
 
-READ_BYTES = 128 << 10
-"""Most bytes of a circuit that are read at once."""
+READ_BYTES = 128 << 10  # most bytes of a circuit that are read at once
 GATHER_FROM_BYTES = 16 << 10
-"""Size of a read after which the relay waits: a whole TLS record, as bulk transfers fill them."""
+"""Size of a read after which the relay waits: bulk transfers arrive in larger ones."""
 GATHER_S = 0.01
 """Time in which further bytes of a bulk transfer gather, 120 kB at 100 Mbit/s."""
 
@@ -79,6 +78,7 @@ class RelayLimits:
     places_per_origin: int = 8  # behind one IP address
     circuits: int = 64  # concurrent ones; each takes up to 1.2 MB of memory (our measurement)
     circuits_per_peer: int = 16  # concurrent circuits per peer, at either end: four exchanges and some idle connections
+    circuits_per_pair: int = 2  # one from either side, or a fresh one beside one that ends
     circuits_per_origin: int = 32
     """Concurrent circuits opened from one IP address: a home with several peers, and at most half of all."""
     seconds: float = 1800.0  # longest duration of a circuit; a peer that still needs it dials again
@@ -287,12 +287,17 @@ class Relay:
         if self._places.get(target, ("", 0.0))[1] <= now or asker.peer == target:
             return CircuitStatus.NO_RESERVATION
         limits, where = self._limits, origin(asker.place)
-        busiest = max(sum(peer in each.ends for each in self._circuits) for peer in (asker.peer, target))
-        there = sum(each.origin == where for each in self._circuits)
-        is_full = len(self._circuits) >= limits.circuits or there >= limits.circuits_per_origin
-        if not self._rates.gives or is_full or busiest >= limits.circuits_per_peer:
-            return CircuitStatus.RESOURCE_LIMIT_EXCEEDED
-        return CircuitStatus.OK
+        ours, theirs = ([each for each in self._circuits if peer in each.ends] for peer in (asker.peer, target))
+        from_there = sum(each.origin == where for each in theirs)
+        is_full = (
+            len(self._circuits) >= limits.circuits
+            or sum(each.origin == where for each in self._circuits) >= limits.circuits_per_origin
+            or max(len(ours), len(theirs)) >= limits.circuits_per_peer
+            or sum(target in each.ends for each in ours) >= limits.circuits_per_pair
+            # An origin gets at most half of what others leave: many ids at one IP address keep nobody away.
+            or 2 * from_there >= limits.circuits_per_peer - (len(theirs) - from_there)
+        )
+        return CircuitStatus.RESOURCE_LIMIT_EXCEEDED if is_full or not self._rates.gives else CircuitStatus.OK
 
     async def _connect(self, asking: FarEnd, target: PeerId, stream: Stream) -> None:
         asker = asking.peer
@@ -307,7 +312,8 @@ class Relay:
             try:
                 far = await self._lead(asker, target)
             except (NetworkError, OSError, EOFError, ValueError) as error:
-                self._places.pop(target, None)  # the target is gone; if not, it renews its reservation
+                if not await self._is_connected(target):  # otherwise anybody could end others' reservations
+                    self._places.pop(target, None)
                 logger.info("no circuit from %s to %s: %s", short(asker), short(target), error)
                 await _send_last(stream, circuit_v2.answer(CircuitStatus.CONNECTION_FAILED))
                 return
@@ -320,6 +326,13 @@ class Relay:
             self._circuits.remove(circuit)
             if not any(asker in each.ends for each in self._circuits):
                 await self._protect(asker, "circuit", 0)
+
+    async def _is_connected(self, peer: PeerId) -> bool:
+        """Return whether the peer is connected, also if p2pd does not say."""
+        with contextlib.suppress(NetworkError, TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                return any(each.peer == peer for each in await self._node.daemon.connections())
+        return True
 
     async def _lead(self, asker: PeerId, target: PeerId) -> Stream:
         async with asyncio.timeout(ASK_DEADLINE_S):

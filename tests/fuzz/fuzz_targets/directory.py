@@ -1,10 +1,9 @@
-"""Targets for the DHT (records, requests, answers), relays and libp2p certificates."""
+"""Targets for the DHT (records, requests, answers), relays and libp2p handshakes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,8 +11,6 @@ from typing import Any
 
 import msgpack
 import people
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from google.protobuf.message import DecodeError, Message
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
@@ -43,13 +40,15 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.net import access_list_store, dht_protocol, directory
 from p2ptrain.net.directory import PresenceValidator, presence_key
 from p2ptrain.net.p2pd import control
-from p2ptrain.net.relay import circuit_v2, probe
+from p2ptrain.net.relay import circuit_v2, noise
 from p2ptrain.swarm.presence_buckets import home
 
 PLACE_IN_DHT = DHTID.generate(source=presence_key(RUN, home(RUN, PEER, 0)))
 SUBKEY = MSGPackSerializer.dumps(PEER)
 CERTIFICATE = people.certificate(OWNER, at=int(NOW)).encode()
 ACCESS_LIST = people.access_list(2, admitted=(people.GUEST.peer,), revoked=("ab" * 8,))
+STATIC = bytes(range(32))
+"""A static Noise key."""
 MOST_ANSWER_BYTES = 4 << 20
 """Largest answer that p2pd transmits."""
 
@@ -248,7 +247,7 @@ def _answers() -> tuple[bytes, bytes]:
     return dht_pb2.FindResponse(results=[result]).SerializeToString(), value
 
 
-# --- relays and certificates --------------------------------------------------------------------------------------
+# --- relays and handshakes ----------------------------------------------------------------------------------------
 
 
 def relay_messages(data: bytes) -> bool:
@@ -273,30 +272,10 @@ def framed_message(data: bytes) -> None:
         assert len(data) - len(stream.rest) <= control.MAX_LENGTH_BYTES + circuit_v2.MAX_MESSAGE_BYTES
 
 
-def tls_certificate(data: bytes) -> bool:
-    owner = probe.owner(data)
-    assert owner in (None, PEER), "nobody else has signed anything here"
-    return owner is not None
-
-
-def certificate() -> bytes:
-    """Check a libp2p certificate in DER."""
-    public = KEY.public_key()
-    signed = KEY.sign(b"libp2p-tls-handshake:" + public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
-    key = bytes.fromhex("08011220") + public.public_bytes_raw()
-    proof = b"\x04" + bytes([len(key)]) + key + b"\x04" + bytes([len(signed)]) + signed
-    name = x509.Name([])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(public)
-        .serial_number(1)
-        .not_valid_before(datetime.datetime(2026, 1, 1))
-        .not_valid_after(datetime.datetime(2126, 1, 1))
-        .add_extension(x509.UnrecognizedExtension(probe._EXTENSION, b"\x30" + bytes([len(proof)]) + proof), False)
-    )
-    return made.sign(KEY, None).public_bytes(Encoding.DER)
+@refusing(ValueError)
+def noise_payload(data: bytes) -> None:
+    """Check the payload in which a node proves its peer id."""
+    assert noise.owner(data, STATIC) == PEER, "nobody else has signed anything here"
 
 
 def targets() -> dict[str, Target]:
@@ -324,5 +303,5 @@ def targets() -> dict[str, Target]:
             ),
         ),
         "framed_message": Target(framed_message, (circuit_v2.framed(circuit_v2.reserve()),), 5),
-        "tls_certificate": Target(tls_certificate, (certificate(),)),
+        "noise_payload": Target(noise_payload, (noise.proof(KEY, STATIC),)),
     }

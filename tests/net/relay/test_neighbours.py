@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Sequence
 from random import Random
 from types import SimpleNamespace
@@ -53,6 +54,25 @@ def test_a_node_remembers_few_peers_and_tells_fewer() -> None:
         met.meet(OTHER, f"/ip4/9.9.{number // 250}.{number % 250}/tcp/1", [PLACE])
     assert len(met._networks) == neighbours.MAX_REMEMBERED
     assert met.meet(ME, HOME, []) == []
+
+
+def size_of(table: object) -> int:
+    """Return the bytes of a table of strings, tuples and dicts with all that is in it."""
+    parts = [*table.keys(), *table.values()] if isinstance(table, dict) else table if isinstance(table, tuple) else []
+    return sys.getsizeof(table) + sum(map(size_of, parts))
+
+
+@pytest.mark.parametrize("together", [1, 1 + neighbours.MAX_TOLD], ids=["one a network", "full networks"])
+def test_all_that_strangers_tell_a_node_takes_16_megabytes(together: int) -> None:
+    met = Neighbourhoods()
+    for number in range(neighbours.MAX_REMEMBERED + 100):
+        places = [f"/ip6/fd00:1001:1002:1003:1004:1005:1006:{number:04x}/tcp/{60_000 + each}" for each in range(4)]
+        met.meet(PeerId(f"{number:052}"), f"/ip6/2a00:{number // together:x}::1/tcp/1", places)
+    assert met._count == sum(map(len, met._networks.values()))
+    assert neighbours.MAX_REMEMBERED - together < met._count <= neighbours.MAX_REMEMBERED
+    assert all(len(places) == neighbours.MAX_EACH for net in met._networks.values() for places, _ in net.values())
+    assert size_of(met._networks) < 16e6
+    assert near([places[0] + "/p2p/" + "1" * 60], "") == ()
 
 
 def test_an_unanswered_request_is_repeated_ever_less_often() -> None:

@@ -26,7 +26,7 @@ from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.relay.dial_back import DialOutcome, look, measure, serve_reach
-from p2ptrain.net.relay.probe import owner, probe
+from p2ptrain.net.relay.probe import probe
 from p2ptrain.net.relay.reachability import ReachabilityManager
 from p2ptrain.net.relay.relay import Relay, RelayLimits, circuit_v2, look_at_relay, reserve
 from p2ptrain.net.throttle import Throttles
@@ -385,11 +385,6 @@ def test_a_probe_tells_a_node_from_other_programs(place: Place) -> None:
             server.close()
 
     place.runner.run(main())
-
-
-def test_a_certificate_without_the_proof_names_nobody() -> None:
-    assert owner(b"") is None
-    assert owner(b"\x30\x03\x02\x01\x01") is None
 
 
 def test_a_peer_id_that_is_none_is_led_nowhere(place: Place) -> None:

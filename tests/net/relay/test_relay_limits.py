@@ -109,7 +109,11 @@ class Line:
 
     def __init__(self, limits: RelayLimits = LIMITS) -> None:
         self.rates = Throttles()
-        node = SimpleNamespace(daemon=SimpleNamespace(open_stream=self._open, protect=self._protect))
+        daemon = SimpleNamespace(open_stream=self._open, protect=self._protect, connections=self._connections)
+        node = SimpleNamespace(daemon=daemon)
+        self.silent: set[PeerId] = set()
+        """Targets that answer no STOP message."""
+        self.connected: set[PeerId] = set()
         self.protected: list[tuple[PeerId, str, int]] = []
         self.relay = Relay(cast(Any, node), limits, self.rates)
         self.relay._server = cast(Any, object())  # as if it were serving
@@ -120,7 +124,12 @@ class Line:
         yes = Wire(target, THERE)
         yes._unread = circuit_v2.framed(circuit_v2._number(1, 1) + circuit_v2._number(4, CircuitStatus.OK))
         self.led.append(yes)
+        if target in self.silent:
+            raise NetworkError("stream reset")
         return FarEnd(target, THERE), yes
+
+    async def _connections(self) -> list[FarEnd]:
+        return [FarEnd(each, THERE) for each in self.connected]
 
     async def _protect(self, peer: PeerId, purpose: str, weight: int) -> None:
         self.protected.append((peer, purpose, weight))
@@ -146,7 +155,7 @@ class Line:
 
 
 def connect(target: bytes) -> bytes:
-    return circuit_v2._number(1, circuit_v2.CONNECT) + circuit_v2._bytes(2, circuit_v2._bytes(1, target))
+    return circuit_v2._number(1, circuit_v2.CONNECT) + circuit_v2.field(2, circuit_v2.field(1, target))
 
 
 @pytest.mark.parametrize("name", [lambda number: peer(1), peer], ids=["one name", "many names"])
@@ -243,6 +252,53 @@ def test_circuits_are_counted_by_address_and_end_with_their_streams() -> None:
     virtual_time.run(main())
 
 
+def test_a_pair_has_two_circuits_whoever_asks() -> None:
+    async def main() -> None:
+        line = Line()
+        for each in (1, 2):
+            assert await line.reserves(peer(each), THERE) == CircuitStatus.OK
+        asked = [(await line.dials(peer(2), HERE, peer(1))).status for _ in range(4)]
+        assert asked == [CircuitStatus.OK] * 2 + [CircuitStatus.RESOURCE_LIMIT_EXCEEDED] * 2
+        assert (await line.dials(peer(1), THERE, peer(2))).status == CircuitStatus.RESOURCE_LIMIT_EXCEEDED
+        assert (await line.dials(peer(3), HERE, peer(1))).status == CircuitStatus.OK
+
+    virtual_time.run(main())
+
+
+def test_an_address_with_many_ids_leaves_others_half_of_a_targets_circuits() -> None:
+    async def main() -> None:
+        line = Line()
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
+
+        async def granted(origin: int, ids: int) -> int:
+            places = [f"/ip4/203.0.115.{origin}/tcp/{number + 1}" for number in range(ids)]
+            asked = [await line.dials(peer(100 * origin + n), place, peer(1)) for n, place in enumerate(places)]
+            return sum(each.status == CircuitStatus.OK for each in asked)
+
+        assert await granted(2, 30) == LIMITS.circuits_per_peer // 2
+        assert await granted(3, 30) == LIMITS.circuits_per_peer // 4
+        assert [await granted(origin, 1) for origin in (4, 5, 6, 7, 8)] == [1, 1, 1, 1, 0]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_target_keeps_its_reservation_as_long_as_it_is_connected(is_connected: bool) -> None:
+    """Check that failed circuits, which anybody can cause, end no reservation of a peer that is there."""
+
+    async def main() -> None:
+        line = Line()
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
+        line.silent = {peer(1)}
+        line.connected = {peer(1)} if is_connected else set()
+        assert (await line.dials(peer(2), HERE, peer(1))).status == CircuitStatus.CONNECTION_FAILED
+        line.silent = set()
+        after = (await line.dials(peer(3), HERE, peer(1))).status
+        assert after == (CircuitStatus.OK if is_connected else CircuitStatus.NO_RESERVATION)
+
+    virtual_time.run(main())
+
+
 def test_a_circuit_without_traffic_ends_and_one_with_some_stays() -> None:
     """Check that pings, which a circuit carries after its pair has become directly connected, do not keep it."""
 
@@ -300,7 +356,7 @@ def test_who_did_not_agree_to_relay_gives_no_place() -> None:
 @pytest.mark.parametrize("limit", [b"", circuit_v2._number(1, 120) + circuit_v2._number(2, 1 << 17)])
 def test_a_place_whose_circuits_carry_next_to_nothing_is_none(limit: bytes) -> None:
     """Check that a relay whose circuits carry next to nothing is not used: they are too low for weights."""
-    place = circuit_v2._bytes(3, circuit_v2._number(1, 2_000_000_000)) + (circuit_v2._bytes(4, limit) if limit else b"")
+    place = circuit_v2.field(3, circuit_v2._number(1, 2_000_000_000)) + (circuit_v2.field(4, limit) if limit else b"")
     answer = circuit_v2._number(1, circuit_v2.STATUS) + place + circuit_v2._number(5, CircuitStatus.OK)
 
     async def main() -> None:
