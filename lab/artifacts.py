@@ -63,6 +63,10 @@ class Artifacts:
         """Count the notes of a kind at or after a time (seconds since 1970)."""
         return sum(note.get("kind") == kind and float(note.get("time", 0.0)) >= time for note in self.notes)
 
+    def of(self, kind: str) -> list[Mapping[str, Any]]:
+        """Return the notes of a kind, in order."""
+        return [note for note in self.notes if _is(note, kind)]
+
     def first(self, kind: str, time: float) -> float | None:
         """Return the time of the first note of a kind at or after a time; None without one."""
         times = (float(note["time"]) for note in self.notes if _is(note, kind))

@@ -13,7 +13,7 @@ from typing import Any
 
 from lab.artifacts import TOLD, Artifacts, ExchangeArtifact, Note
 from lab.healing import exchanges_across, exchanges_within, steps_to_contact, steps_to_heal
-from lab.pace import curve, run_figures, told_shortened_s
+from lab.pace import curve, run_figures, told_shortened_s, training_cpu_s
 from lab.resource_monitor import FIGURES as GROWTH
 from lab.resource_monitor import first_and_last, growth
 from lab.returning import longest_return_s
@@ -264,6 +264,7 @@ def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "exchanges_afterwards",
                 "exchanges_failed",
                 "told_shortened_s",
+                "training_cpu_s",
             )
         },
         "exchanges_per_outer_step": _min(each["exchanges_per_outer_step"] for each in members),
@@ -331,6 +332,7 @@ def _peer_figures(
         "last_distance": artifacts.last_distance(),
         "longest_return_s": longest_return_s(artifacts, done),
         "told_shortened_s": told_shortened_s(artifacts),
+        "training_cpu_s": training_cpu_s(artifacts),
         "curve": curve(artifacts),
         "why": summary.get("why", ""),
     }

@@ -37,6 +37,16 @@ def run_figures(everybody: Sequence[Artifacts]) -> dict[str, Any]:
     }
 
 
+def training_cpu_s(artifacts: Artifacts) -> float | None:
+    """Return the CPU seconds of the peer's process from its first inner step to the run's end; None if it restarted.
+
+    Unlike seconds they do not depend on other programs.
+    """
+    notes = [*artifacts.of("first inner step"), *artifacts.of("trained")]
+    used = [float(each["cpu_s"]) for each in notes if "cpu_s" in each]
+    return used[1] - used[0] if len(used) == 2 else None
+
+
 def curve(artifacts: Artifacts) -> list[tuple[float, float, float]]:
     """Return a peer's curve, over all its processes."""
     began = artifacts.first("first inner step", 0.0)

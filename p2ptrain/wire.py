@@ -214,6 +214,8 @@ _TERMS = _record(
     partners=_integer(MAX_PARTNERS),
     seconds_per_byte=_AMOUNT,
     max_decrease=_plain(float, lambda x: x >= 0, "a largest decrease >= 0"),
+    max_increase=_plain(float, lambda x: x >= 0, "a largest increase >= 0"),
+    counted_at=_AMOUNT,
     peers=_plain(float, lambda x: 1 <= x <= MAX_PEERS, f"a number of peers from 1 to {MAX_PEERS:,.0f}"),
 )
 _FRAGMENTS = _ascending(_several(_integer(MAX_FRAGMENT_INDEX), MAX_FRAGMENTS))
@@ -242,7 +244,17 @@ _MESSAGES: dict[int, tuple[type[Any], _Shape]] = {
         WeightsRequest,
         _record(WeightsRequest, run=_IDENTIFIER, protocol=_PROTOCOL, progress=_AMOUNT, seconds_per_byte=_AMOUNT),
     ),
-    6: (WeightsReply, _record(WeightsReply, step=_COUNT, progress=_AMOUNT, seconds_per_byte=_AMOUNT, known=_KNOWN)),
+    6: (
+        WeightsReply,
+        _record(
+            WeightsReply,
+            step=_COUNT,
+            progress=_AMOUNT,
+            seconds_per_byte=_AMOUNT,
+            counted_at=_AMOUNT,
+            known=_KNOWN,
+        ),
+    ),
 }
 _TAGS = {kind: tag for tag, (kind, _) in _MESSAGES.items()}
 

@@ -167,7 +167,7 @@ class SessionRecorder:
         self.drift.record(self.learner.progress_displacement)
         if not self.has_stepped:
             self.has_stepped = True
-            self.notebook.note("first inner step", seconds=now - self._started_at)
+            self.notebook.note("first inner step", seconds=now - self._started_at, cpu_s=time.process_time())
             # The clock starts here: the search for the swarm is not training.
             self._started_at, self._tokens_at_start, self._held_s = now, self.learner.tokens, 0.0
             self._blocked_at_start_s = self.learner.blocked_s
@@ -246,7 +246,7 @@ class SessionRecorder:
         """Note the run's end and save the weights, before the final gossip."""
         self._stop_the_clock()
         self.ended_at = wall()
-        self.notebook.note("trained", progress=self.learner.progress)
+        self.notebook.note("trained", progress=self.learner.progress, cpu_s=time.process_time())
         slow = {"slow": self.learner.state_dict()[0]["slow"]}
         try:
             if self.trained is None:

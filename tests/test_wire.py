@@ -301,12 +301,14 @@ def test_the_wire_format_is_frozen():
     """Check frozen bytes: changing them requires a new protocol version."""
     assert wire.encode_message(Acknowledge()).hex() == "920490"
     terms = (
-        "9a01cb4000000000000000cb3ff0000000000000cb7ff0000000000000c3a8"
+        "9c01cb4000000000000000cb3ff0000000000000cb7ff0000000000000c3a8"
         + b"training".hex()
         + "01"
         + "cb"
         + "00" * 8
-        + "cb7ff0000000000000"
+        + 2 * "cb7ff0000000000000"
+        + "cb"
+        + "00" * 8
         + "cb3ff0000000000000"
     )
     assert wire.encode_message(Accept((0, 3), TERMS)).hex() == "920293920003" + terms + "90"

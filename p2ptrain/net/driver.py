@@ -307,7 +307,7 @@ class Driver:
         assert session.pulled is not None
         reply, parts = session.pulled
         session.pulled = None
-        self._learner.inbox.adopt(effect.link, reply.step, reply.progress, parts, effect.left_behind)
+        self._learner.inbox.adopt(effect.link, reply.step, effect.progress, parts, effect.left_behind)
 
     def _close(self, session: Session) -> None:
         if session.interruptible:

@@ -170,8 +170,7 @@ class CountingLearner:
     def _adopt(self, ready: _CountedAdoption, later: Sequence[_Delivery]) -> list[Event]:
         """Take over a donor's position in the run; everything queued behind it is stale."""
         self.step = ready.step
-        if not ready.left_behind:
-            self.progress = ready.progress
+        self.progress = ready.progress
         self._inner = self._phase_tokens = 0
         self.is_waiting = False
         self.ended = self.progress >= self._rules.run_tokens

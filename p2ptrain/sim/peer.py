@@ -236,7 +236,7 @@ class SimulatedPeer:
         reply, parts = end.pulled
         copies: list[Any] = [bytearray(part) if isinstance(part, bytes) else part for part in parts]
         self.trainer.interrupt()
-        self.learner.inbox.adopt(effect.link, reply.step, reply.progress, copies, effect.left_behind)
+        self.learner.inbox.adopt(effect.link, reply.step, effect.progress, copies, effect.left_behind)
         if self.learner.is_waiting:
             self.later(0.0, self.trainer.go_on)
 

@@ -29,6 +29,7 @@ from p2ptrain.swarm.matching import (
 )
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.peer_info import FailureKind, PeerInfo
+from p2ptrain.swarm.progress import entry_progress
 from p2ptrain.swarm.rules import ASLEEP_S, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
@@ -50,6 +51,10 @@ class PullUnderWay:
     steps: int
     """Outer steps announced by peers about as far as the donor, the donor included (``steps_near``)."""
     replied_at: float | None = None
+    progress: float = 0.0
+    """Progress (tokens) of the weights, after the reply."""
+    counted_at: float = 0.0
+    """The donor's progress when it first counted this peer, after the reply."""
     adopting: bool = False
 
 
@@ -186,8 +191,11 @@ class CatchUp:
             self.failed(LinkFailed(link, "its weights are further ahead than any peer announced"), now)
             return
         deadline = now + core.deadlines.payload_s(core.rules.weights_bytes, reply.seconds_per_byte)
-        core.emit(Pull(link, replace(reply, progress=self._unended(reply.progress))))
-        self.pull = replace(self.pull, deadline=deadline, replied_at=now)
+        core.emit(Pull(link, reply))
+        progress = self._unended(reply.progress)
+        self.pull = replace(
+            self.pull, deadline=deadline, replied_at=now, progress=progress, counted_at=reply.counted_at
+        )
         self._declined.pop(link.peer, None)
 
     def _unended(self, progress: float) -> float:
@@ -214,7 +222,10 @@ class CatchUp:
             return
         core.counters.received_bytes += received_bytes
         self.pull = replace(self.pull, deadline=float("inf"), adopting=True)
-        core.emit(Adopt(link, left_behind=core.is_young))
+        progress = self.pull.progress
+        if core.progress > 0 and not (core.was_in_step or core.is_outlier):  # others may count this peer already
+            progress = entry_progress(self.pull.counted_at, core.progress, progress)
+        core.emit(Adopt(link, progress, left_behind=core.is_young))
         core.emit(Close(link))
 
     def adopted(self, link: LinkId) -> None:
@@ -256,7 +267,8 @@ class CatchUp:
         self._begun[link] = now
         self._remember(link.peer, now)
         known = core.known_to_pass_on(now, link.peer)
-        reply = WeightsReply(core.step, core.told_progress, core.deadlines.seconds_per_byte(), known)
+        seconds_per_byte = core.deadlines.seconds_per_byte()
+        reply = WeightsReply(core.step, core.told_progress, seconds_per_byte, core.counted_at(link.peer), known)
         core.emit(Send(link, reply))
         core.emit(Donate(link))
 

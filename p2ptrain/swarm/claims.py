@@ -6,8 +6,9 @@ other peers corroborate it and no peer in a position to know contradicts it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
+from math import inf
 
 from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import PeersSeen
@@ -20,7 +21,7 @@ from p2ptrain.swarm.rules import MIN_UNRELATED, OUT_OF_STEP_S, OUT_OF_STEP_STEPS
 def supported(
     ahead: Sequence[PeerInfo], near: float, others: Sequence[PeerInfo] = (), was_in_step: bool = False
 ) -> Sequence[PeerInfo]:
-    """Return the peers ahead whose claims are corroborated by similar claims.
+    """Return the peers ahead whose claims are corroborated by claims of as much or more.
 
     A claim counts if at least as many peers make it as contradict it, so that two young peers cannot keep others out of
     an old swarm of two; or if ``SUPPORTERS`` others make it, so that a crowd of newcomers cannot. If no claim is
@@ -28,7 +29,7 @@ def supported(
 
     Args:
         ahead: live peers that are far enough ahead to give this peer their weights.
-        near: tokens within which claims corroborate each other.
+        near: tokens by which a claim may exceed one that corroborates it.
         others: live peers about as far as this peer, if their position says where the swarm is.
         was_in_step: whether this peer's own progress is one more contradiction.
     """
@@ -36,7 +37,7 @@ def supported(
     claims = sorted(known.progress for known in (*ahead, *others))
 
     def support(claim: float) -> int:
-        return bisect_right(claims, claim + near) - bisect_left(claims, claim - near) - 1
+        return len(claims) - bisect_left(claims, claim - near) - 1
 
     borne_out = [known for known in ahead if support(known.progress) >= needed]
     return borne_out if borne_out or others else ahead
@@ -118,9 +119,14 @@ def drop_out_if_due(core: CoreState, in_step_at: float, now: float) -> str:
         if len(core.unrelated_peers) >= max(MIN_UNRELATED, (len(live) + 1) // 2 + 1):  # us included; half is not most
             _become_outlier(core)
             return "our weights differ from those of most peers"
-    if core.settled and now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(core, in_step_at, now):
+    patience_s = max(OUT_OF_STEP_S, OUT_OF_STEP_STEPS * core.seconds_per_outer_step)
+    if core.settled and now - in_step_at >= patience_s and _far_ahead(core, now):
         core.drop_out()
         return f"nothing was exchanged for {now - in_step_at:.0f} s"
+    core.outnumbered_since = min(core.outnumbered_since, now) if core.settled and _is_outnumbered(core, now) else inf
+    if now - core.outnumbered_since >= patience_s:
+        core.drop_out()
+        return "most others are far ahead"
     return ""
 
 
@@ -133,17 +139,28 @@ def _become_outlier(core: CoreState) -> None:
         core.drop_out()
 
 
-def _is_cut_off(core: CoreState, in_step_at: float, now: float) -> bool:
-    mine, rules, bounds = core.progress, core.rules, core.bounds
-    return (
-        rules.exchanges
-        and now - in_step_at >= OUT_OF_STEP_STEPS * core.seconds_per_outer_step
-        and not core.members.none_beyond(mine + bounds.implausible_distance, now)
-        and any(
-            implausible_progress(known.progress, mine, settled=True, bounds=bounds)
-            and not implausible_progress(known.progress, mine, settled=False, bounds=bounds)
-            for known in core.members.live(now)
-        )
+def _far_ahead(core: CoreState, now: float) -> list[PeerInfo]:
+    """Return the live peers that are implausibly far ahead, although not beyond the run's end."""
+    mine, bounds = core.progress, core.bounds
+    if not core.rules.exchanges or core.members.none_beyond(mine + bounds.implausible_distance, now):
+        return []
+    return [
+        known
+        for known in core.members.live(now)
+        if is_far(known.progress, core) and not implausible_progress(known.progress, mine, settled=False, bounds=bounds)
+    ]
+
+
+def _is_outnumbered(core: CoreState, now: float) -> bool:
+    """Report whether at least half left us and those beside us behind, as after a cut that we were not alone behind.
+
+    Of the settled peers that we heard from, at least ``SUPPORTERS`` are implausibly far ahead, and at least as many as
+    are not, ourselves included: of two equal parts the one behind loses less.
+    """
+    ahead = sum(known.was_heard and known.settled for known in _far_ahead(core, now))
+    return ahead >= SUPPORTERS and ahead >= 1 + sum(
+        known.was_heard and known.settled and abs(known.progress - core.progress) <= core.bounds.implausible_distance
+        for known in core.members.live(now)
     )
 
 

@@ -86,6 +86,8 @@ class CoreState:
     """Partners far ahead with unrelated weights that this peer met in its first outer steps (``Judge``)."""
     implausible_claims: BoundedDict[PeerId, float] = field(default_factory=lambda: BoundedDict(MAX_KNOWN))
     """Largest implausible progress (tokens) by claiming peer."""
+    outnumbered_since: float = inf
+    """Time since which as many peers are implausibly far ahead as are beside us; inf if fewer are."""
     is_outlier: bool = False
     """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
@@ -134,6 +136,23 @@ class CoreState:
             self.bounds = ProgressBounds(self.rules, self.count.peers)
             self.budget.rescale(self.bounds)
             self.emit(Counted(self.count.peers))
+        for known in self.members.live(now):
+            if known.state is PeerState.JOINING:  # it may have lost its weights
+                known.counted_at = None
+            elif known.state is PeerState.TRAINING and known.counted_at is None:
+                known.counted_at = self.progress
+
+    def counted_at(self, peer: PeerId) -> float:
+        """Return our progress when we first counted this peer: our current one if we do not count it yet."""
+        known = self.members.get(peer)
+        return self.progress if known is None or known.counted_at is None else known.counted_at
+
+    def adopted(self, step: int, progress: float, now: float) -> None:
+        """Take over a donor's position. What peers trained since we first counted them remains as it is."""
+        for known in self.members.live(now):
+            if known.counted_at is not None:
+                known.counted_at = max(known.counted_at + progress - self.progress, 0.0)
+        self.step, self.progress = step, progress
 
     @property
     def state_for_partners(self) -> PeerState:

@@ -268,10 +268,11 @@ class Adopt:
     """Hand the pulled weights to the trainer, which replaces its own."""
 
     link: LinkId
+    progress: float
+    """Progress (tokens) to continue from."""
     left_behind: bool = False
     """Whether this peer trained beside the donor: the trainer rejects weights that do not improve its loss on held-out
-    text, and keeps its progress. The others count this peer, so if it took the donor's progress, the mean would rise by
-    tokens that nobody trained."""
+    text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,11 @@ class Terms:
     max_decrease: float = inf
     """Maximum (tokens) by which the exchange may lower this side's progress; both sides' changes are cut in proportion.
     May be inf."""
+    max_increase: float = inf
+    """Maximum (tokens) by which the exchange may raise this side's progress; cuts both sides' changes likewise. May be
+    inf."""
+    counted_at: float = 0.0
+    """This side's progress when it first counted the other one as a peer that trains."""
     peers: float = 1.0
     """Number of peers that train, as this side counts them."""
 
@@ -181,6 +186,8 @@ class WeightsReply:
     step: int
     progress: float
     seconds_per_byte: float = 0.0
+    counted_at: float = 0.0
+    """The donor's progress when it first counted the newcomer as a peer that trains."""
     known: tuple[Presence, ...] = ()
 
 

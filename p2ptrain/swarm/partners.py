@@ -54,6 +54,8 @@ def own_terms(core: CoreState, peer: PeerId, partners: int = 1) -> Terms:
         seconds_per_byte=core.deadlines.seconds_per_byte(),
         # Progress does not decrease any more.
         max_decrease=inf if core.state is PeerState.FINISHING else core.budget.max_decrease(peer),
+        max_increase=core.budget.max_increase,
+        counted_at=core.counted_at(peer),
         peers=core.count.peers,
     )
 

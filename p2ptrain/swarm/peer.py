@@ -284,8 +284,7 @@ class Peer:
             self._discovery.look_up(now)
 
     def _adopted(self, event: events.Adopted, now: float) -> None:
-        self._core.step = event.step
-        self._core.progress = event.progress
+        self._core.adopted(event.step, event.progress, now)
         self._catch_up.adopted(event.link)
         self._core.distance_stats.forget()
         self._exchanges.rounds.reset()

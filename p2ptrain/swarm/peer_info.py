@@ -77,6 +77,8 @@ class PeerInfo:
     """End of the time in which it may not engage anything of ours."""
     barred_until: float = 0.0
     """End of the part of both that follows protocol violations and weights beyond our radius."""
+    counted_at: float | None = None
+    """Our progress when we first counted it as a peer that trains; None if we do not."""
     listed: bool = False  # live and not leaving
     alarm: float = NEVER  # next check of its liveness
 

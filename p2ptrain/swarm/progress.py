@@ -1,8 +1,11 @@
 """Progress in an exchange: averaged like the weights, within bounds that each side can accept. Pure.
 
+Invariant: the sum of all n peers' progress is n times the tokens that all have trained. Training keeps it, because each
+peer adds n times its own tokens (``peer_count``); an exchange keeps it, because one side loses what the other gains. A
+newcomer raises n, so it must add what the others had when they began to count it (``entry_progress``).
+
 Progress drives schedules and the run's end, and is only a peer's claim. So a partner's influence on it is bounded, and
-both sides compute the bound alike: what one side does not lose, the other does not gain. Otherwise a fast peer among
-slow ones would create progress that nobody trained for.
+both sides compute the bound alike. Otherwise a fast peer among slow ones would create progress that nobody trained for.
 """
 
 from __future__ import annotations
@@ -31,25 +34,41 @@ always claims to be at the beginning and calls 20 times as often as others left 
 others .57."""
 LATELY_STEPS = 64.0
 """Outer steps of progress within which a peer counts as a recent partner. With one exchange a step that is everybody in
-a small swarm, and a part of a large one. Guess: vary it in simulated swarms with adversarial peers."""
+a small swarm, and a part of a large one. A sixteenth of a short run stops two of eight adversarial peers that stay at
+the beginning, but keeps honest peers of uneven speeds apart (docs/LOG.md). Guess: vary it in simulated swarms with
+adversarial peers."""
+
+
+def entry_progress(counted_at: float, trained: float, theirs: float) -> float:
+    """Return the progress with which a peer that was never settled takes the weights of one that has ``theirs``.
+
+    Args:
+        counted_at: the other peer's progress when it first counted this one. Any claim has an effect between keeping
+            one's own progress and taking over the other's.
+        trained: this peer's own progress, all of which it trained itself, for as many peers as it counted.
+    """
+    return max(trained, min(counted_at + trained, theirs))
 
 
 def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
     """Return the change of our progress by an exchange (tokens of all peers).
 
     It is averaged with equal weights by the share of exchanged fragments, so its sum over all peers is conserved. Both
-    sides scale it down equally, until the side ahead falls by no more than its ``max_decrease`` and the side behind
-    gains no more than the catching-up bound. A peer at the run's end keeps its progress and does not lower others'.
+    sides cut it alike: the side ahead falls by at most its ``max_decrease``, the side behind gains at most its
+    ``max_increase``. If the side behind was never settled, it begins at least where the other was when it first counted
+    it. A peer at the run's end keeps its progress and does not lower others'.
     """
     if mine.state is PeerState.FINISHING or PeerState.KEEPING in (mine.state, theirs.state):
         return 0.0  # a keeper moves nobody, and takes its progress elsewhere (``keeping.KeeperPosition``)
-    share = min(fragments / rules.fragments, 1.0) / (1 + max(mine.partners, theirs.partners))
-    ours = share * (theirs.progress - mine.progress)
-    most = mine.max_decrease if ours < 0 else theirs.max_decrease
-    if ours == 0 or (ours < 0 and theirs.state is PeerState.FINISHING):  # the same number on both sides
+    ahead, behind = (theirs, mine) if theirs.progress > mine.progress else (mine, theirs)
+    if behind.state is PeerState.FINISHING:
         return 0.0
-    catch_up = ProgressBounds(rules, min(mine.peers, theirs.peers)).catch_up
-    return ours * min(1.0, catch_up / abs(ours), most / abs(ours))
+    start = behind.progress
+    if not behind.settled:
+        start = max(start, min(ahead.counted_at, ahead.progress))
+    share = min(fragments / rules.fragments, 1.0) / (1 + max(mine.partners, theirs.partners))
+    moved = min(share * (ahead.progress - start), ahead.max_decrease, behind.max_increase)
+    return start - mine.progress + moved if mine is behind else -moved
 
 
 @dataclass(slots=True)
@@ -70,10 +89,11 @@ class ProgressBudget:
     """Bounds on how exchanges move our progress.
 
     Adversarial peers, however many, cannot end our schedule, and few of them cannot delay it. Upwards the bound is a
-    token bucket that holds one catching-up bound and fills at ``RATE_SLACK`` times our training; the excess is cut off
-    on our side only. Downwards each partner has an account that begins with ``FALL_STEPS`` outer steps, grows by the
-    partner's part of ``FALL_SLACK`` times ``grown``, up to that of ``LATELY_STEPS``, and by what the partner raises us.
-    Our terms state the account's balance, and both sides respect it.
+    token bucket that fills at ``RATE_SLACK`` times our training. It holds one catching-up bound, or as much as flowed
+    in since our last exchange: one that outlasts many outer steps must close the gap that grew meanwhile.
+    Downwards each partner has an account that begins with ``FALL_STEPS`` outer steps, grows by the partner's part of
+    ``FALL_SLACK`` times ``grown``, up to that of ``LATELY_STEPS``, and by what the partner raises us. Our terms state
+    both balances, and both sides respect them; what exceeds the bucket at the commit is cut off on our side only.
     """
 
     bounds: ProgressBounds
@@ -98,7 +118,13 @@ class ProgressBudget:
     def trained(self, tokens: float) -> None:
         """Account for own training that added ``tokens`` to our progress."""
         self.grown += tokens
-        self.left = min(self.left + RATE_SLACK * tokens, self.bounds.catch_up)
+        most = max(self.bounds.catch_up, RATE_SLACK * (self.grown - self.last))
+        self.left = min(self.left + RATE_SLACK * tokens, most)
+
+    @property
+    def max_increase(self) -> float:
+        """Maximum (tokens) by which an exchange that begins now may raise us. The bucket fills until it commits."""
+        return max(self.left, self.bounds.catch_up)
 
     def max_decrease(self, peer: PeerId) -> float:
         """Return the maximum (tokens) by which this partner may lower us now."""

@@ -352,8 +352,7 @@ class Learner:
         self.payloads.forget_fits()
         self._guard.forget()
         self.step = ready.step
-        if not ready.left_behind:
-            self.progress = ready.progress
+        self.progress = ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
         self._unread.clear()
         self.ended = self.progress >= self._rules.run_tokens

@@ -228,7 +228,7 @@ class Table:
                     other, their_link = seat.ends[effect.link]
                     if not self.holds_back(peer, other, effect):
                         self.after(self.latency + self.swap_s, self.handle, other, Pulled(their_link, 4000))
-                        self._donor_progress = seat.progress, seat.step
+                        self._donor_step = seat.step
                         self.after(self.latency + self.swap_s, self.handle, peer, Donated(effect.link, 4000))
             case Close():
                 swap = seat.swaps.get(effect.link)
@@ -302,8 +302,7 @@ class Table:
             self.handle(peer, Unfit(effect.link, "its weights do worse than ours"))
             return
         seat = self.seats[peer]
-        progress, seat.step = self._donor_progress
-        seat.progress = seat.progress if effect.left_behind else progress
+        seat.progress, seat.step = effect.progress, self._donor_step
         self.handle(peer, Adopted(effect.link, seat.step, seat.progress))
 
     def _break(self, peer: PeerId, link: LinkId, why: str, unbegun: bool = False) -> None:

@@ -15,6 +15,7 @@ from p2ptrain.swarm import PeerState, exchange_manager
 from p2ptrain.swarm.catchup import PullUnderWay, steps_near
 from p2ptrain.swarm.claims import supported
 from p2ptrain.swarm.events import (
+    Adopt,
     Adopted,
     Close,
     Donate,
@@ -26,6 +27,7 @@ from p2ptrain.swarm.events import (
     Note,
     OuterStepDone,
     Pull,
+    Pulled,
     Received,
     Send,
     TrainingEnded,
@@ -1385,16 +1387,32 @@ def test_no_donor_puts_a_newcomer_out_of_the_others_outer_step_for_good():
     assert not any(isinstance(each, Pull) for each in effects)
 
 
+def progress_taken(table, cedar, pull, progress: float, counted_at: float = 0.0) -> float:
+    """Let the donor reply and give its weights; return the progress to continue from."""
+    cedar.core.handle(Received(pull.link, WeightsReply(30, progress, counted_at=counted_at)), table.now)
+    [adopt] = [each for each in cedar.core.handle(Pulled(pull.link, 4000), table.now) if isinstance(each, Adopt)]
+    return adopt.progress
+
+
+@pytest.mark.parametrize(("counted_at", "taken"), [(0.0, 50.0), (200.0, 250.0), (1e300, 360.0)])
+def test_a_newcomer_that_others_count_adds_its_own_progress(counted_at: float, taken: float):
+    """Check a donor that counted it from the start, later, and one that lies."""
+    table, cedar, pull = with_a_pull_begun()
+    cedar.core._core.progress = 50.0
+    assert progress_taken(table, cedar, pull, 360.0, counted_at) == taken
+
+    table, cedar, pull = with_a_pull_begun()
+    cedar.core._core.progress, cedar.core._core.was_in_step = 50.0, True
+    assert progress_taken(table, cedar, pull, 360.0, counted_at) == 360.0, "its progress is not all its own"
+
+
 def test_nobodys_word_alone_ends_a_newcomers_run():
     """Check a donor that alone claims the end: one outer step is left, in which the newcomer exchanges."""
     table, cedar, pull = with_a_pull_begun()
     bounds, end = cedar.core._core.bounds, RULES.run_tokens
     cedar.core._catch_up.pull = replace(pull, furthest=end - bounds.catch_up - 1.0)
-    effects = cedar.core.handle(Received(pull.link, WeightsReply(30, 1000.0)), table.now)
-    [taken] = [each.reply for each in effects if isinstance(each, Pull)]
-    assert taken.progress == end - bounds.step
+    assert progress_taken(table, cedar, pull, 1000.0) == end - bounds.step
 
     table, cedar, pull = with_a_pull_begun()
     cedar.core._catch_up.pull = replace(pull, furthest=end - bounds.catch_up)
-    effects = cedar.core.handle(Received(pull.link, WeightsReply(30, 1000.0)), table.now)
-    assert [each.reply.progress for each in effects if isinstance(each, Pull)] == [1000.0]
+    assert progress_taken(table, cedar, pull, 1000.0) == 1000.0

@@ -21,6 +21,7 @@ from p2ptrain.swarm.progress import (
     LATELY_STEPS,
     RATE_SLACK,
     ProgressBudget,
+    entry_progress,
     progress_displacement,
 )
 from p2ptrain.swarm.rules import MAX_KNOWN, ProgressBounds
@@ -34,15 +35,20 @@ def budget() -> ProgressBudget:
 
 
 def terms(
-    progress: float, weight: float = 1.0, max_decrease: float = inf, partners: int = 1, peers: float = 1.0
+    progress: float, weight: float = 1.0, max_decrease: float = inf, partners: int = 1, max_increase: float = inf
 ) -> Terms:
-    return Terms(1, progress, weight, inf, True, PeerState.TRAINING, partners, max_decrease=max_decrease, peers=peers)
+    limits = {"max_decrease": max_decrease, "max_increase": max_increase}
+    return Terms(1, progress, weight, inf, True, PeerState.TRAINING, partners, **limits)
 
 
 class Unbounded(ProgressBudget):
     """Budget without limits."""
 
     def max_decrease(self, peer: PeerId) -> float:
+        return inf
+
+    @property
+    def max_increase(self) -> float:
         return inf
 
     def take(self, displacement: float, peer: PeerId) -> float:
@@ -99,7 +105,7 @@ class Numbers:
             terms(
                 self.progress[me],
                 max_decrease=self.budgets[me].max_decrease(self.names[they]) if me in self.honest else inf,
-                peers=self.bounds.peers,
+                max_increase=self.budgets[me].max_increase if me in self.honest else inf,
             )
             for me, they in ((one, other), (other, one))
         ]
@@ -201,6 +207,32 @@ def test_liars_together_raise_us_by_what_the_bucket_holds() -> None:
     assert gained <= BOUNDS.catch_up + RATE_SLACK * 100.0
 
 
+def test_what_was_trained_during_a_long_exchange_can_be_made_up_for() -> None:
+    ours = budget()
+    for _ in range(40):
+        ours.trained(STEP)
+    assert ours.max_increase == RATE_SLACK * 40 * STEP > BOUNDS.catch_up
+    ours.take(100.0, PeerId("hen"))
+    ours.trained(STEP)
+    assert ours.max_increase == RATE_SLACK * STEP
+
+
+def test_a_newcomer_adds_what_others_had_when_they_began_to_count_it() -> None:
+    """Check two peers at 130 that count a third one since 100, which has trained 10 itself."""
+    newcomer, other = replace(terms(10.0), settled=False), replace(terms(130.0), counted_at=100.0)
+    assert progress_displacement(newcomer, other, 1, RULES) == 90.0 + 15.0
+    assert progress_displacement(other, newcomer, 1, RULES) == -15.0
+    assert progress_displacement(replace(newcomer, settled=True), other, 1, RULES) == 60.0
+    assert entry_progress(100.0, 10.0, 130.0) == 110.0
+
+
+@pytest.mark.parametrize("counted_at", [0.0, 1e300])
+def test_a_false_count_moves_a_newcomer_between_its_own_progress_and_the_liars(counted_at: float) -> None:
+    newcomer, liar = replace(terms(10.0), settled=False), replace(terms(130.0), counted_at=counted_at)
+    assert 0.0 <= progress_displacement(newcomer, liar, 1, RULES) <= 120.0
+    assert 10.0 <= entry_progress(counted_at, 10.0, 130.0) <= 130.0
+
+
 def test_a_new_number_of_peers_leaves_the_bucket_as_full_as_it_was() -> None:
     ours = budget()
     ours.take(20.0, PeerId("hen"))
@@ -219,15 +251,14 @@ def test_both_sides_are_cut_alike_whatever_they_weigh() -> None:
                 random.choice((1.0, 3.0, 1e5)),
                 random.choice((0.0, 5.0, inf)),
                 random.choice((1, 2)),
-                random.choice((1.0, 8.0)),
+                max_increase=random.choice((0.0, 7.0, inf)),
             )
             for _ in range(2)
         )
         up, down = (progress_displacement(a, b, 1, RULES) for a, b in ((one, other), (other, one)))
         assert up == -down
-        assert abs(up) <= ProgressBounds(RULES, min(one.peers, other.peers)).catch_up * (1 + 1e-9)
-        falls, most = (up, one.max_decrease) if up < 0 else (down, other.max_decrease)
-        assert -falls <= most * (1 + 1e-9)
+        ahead, behind = (one, other) if up < 0 else (other, one)
+        assert abs(up) <= min(ahead.max_decrease, behind.max_increase)
 
 
 def test_equals_do_not_move() -> None:
