@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 MARK = "P2PTRAIN_TEST_SESSION"
 LONGEST = frozenset(
@@ -38,8 +38,10 @@ GRACE_S = 15.0
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["P2PTRAIN_COMPILE"] = "off"  # compilers take minutes; tests of compilation start their own
 os.environ[MARK] = uuid.uuid4().hex
-# The same examples in every run, so that a change is judged by what it changes; ``make fuzz`` draws new ones.
-settings.register_profile("repeatable", derandomize=True)
+# No property depends on how busy the machine is. The same examples in every run, so that a change is judged by what it
+# changes; ``make fuzz`` draws new ones.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("default"), derandomize=True)
 settings.load_profile("repeatable")
 gc.disable()  # until all modules are imported: see p2ptrain.base.imports
 # Keep compiled modules: compiling takes half a second of every child's start, and six seconds of every worker's.

@@ -11,7 +11,7 @@ from p2ptrain import framing
 from p2ptrain.base.errors import RemoteError
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(some.binary(max_size=300))
 def test_any_bytes_are_a_header_or_a_remote_error(body):
     for decode in (framing.decode_header, framing.decode_part_end):

@@ -25,7 +25,7 @@ from p2ptrain.swarm.messages import (
     WeightsRequest,
 )
 
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 
 amounts = some.floats(min_value=0, allow_infinity=False, allow_nan=False)
 counts = some.integers(0, wire.MAX_COUNT)

@@ -11,7 +11,7 @@ experiments     cells, tables and figures of R1 to R10
 published       R4: published utilizations against the closed-form cost model
 scenario        cell -> scenario of the simulator
 headline        report of the simulator -> the numbers that are kept
-fingerprint     the code that an entry was made with; entries of other code count as missing
+fingerprint     the code that an entry was made with; entries of other code are shown, and verified or made anew
 verify          keeps entries of other code if today's code computes the same short runs
 run             runs missing cells and keeps one JSON file an experiment
 summary         mean and standard error over seeds

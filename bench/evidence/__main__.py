@@ -16,7 +16,7 @@ from bench.environment import ROOT, environment
 from bench.evidence.cells import Cell
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.pages import RESULTS, write_pages
-from bench.evidence.run import PendingCell, compute, core_hours, missing, pending, read, run, simulated
+from bench.evidence.run import PendingCell, compute, core_hours, missing, outdated, pending, read, run, simulated
 from bench.evidence.tuning import STAGES, quick
 from bench.evidence.verify import simulated_briefly, verify
 
@@ -65,6 +65,8 @@ def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: b
                 compute(EXPERIMENTS[name], folder, here)
         write_pages(folder)
     click.echo(f"Results and pages are in {folder}; {len(missing(chosen, folder))} cells are missing.")
+    if asked := outdated(folder):
+        click.echo(asked)
     if failed:
         raise click.ClickException(
             f"{failed} cells failed; {folder} names the reasons. The next call tries them again."
@@ -114,6 +116,8 @@ def _list(cells: Sequence[Cell], folder: Path) -> None:
     for cell in rest:
         click.echo(cell.name)
     click.echo(f"{len(rest)} cells, about {core_hours(rest, folder):.1f} core hours.")
+    if asked := outdated(folder):
+        click.echo(asked)
 
 
 if __name__ == "__main__":

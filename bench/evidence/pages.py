@@ -2,10 +2,14 @@
 
 In a column with a better end, the best figure and all that are not clearly worse are bold. A figure without ± is a
 single run, computed, or equal for all seeds. If any run of a cell diverged, the cell has no loss.
+
+A page shows what its file holds, of whatever code, and names the results that are of other code than that with which
+the pages were written.
 """
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +22,9 @@ from bench.environment import ROOT
 from bench.evidence.contenders import TUNED
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.figures import svg
+from bench.evidence.fingerprint import fingerprint
 from bench.evidence.layout import Best, Column, Experiment, ResultTable, TableRow
-from bench.evidence.run import read
+from bench.evidence.run import WRITTEN, load, outdated
 from bench.evidence.summary import GUESSING, CellSummary, Estimate, better, by_place, key, paired, summaries
 from bench.evidence.tuning import chosen_for, inner_points, losses_of, outer_points
 from p2ptrain.base import files
@@ -35,7 +40,7 @@ Places = Mapping[tuple[str, str], CellSummary]
 
 def pages(folder: Path) -> dict[str, str]:
     """Return the text of every page by file name."""
-    return {f"{name}.md": page(each, read(folder, name), folder) for name, each in EXPERIMENTS.items()}
+    return {f"{name}.md": page(each, load(folder, name), folder) for name, each in EXPERIMENTS.items()}
 
 
 def page(experiment: Experiment, document: Mapping[str, Any], folder: Path) -> str:
@@ -43,6 +48,7 @@ def page(experiment: Experiment, document: Mapping[str, Any], folder: Path) -> s
     title = experiment.question if experiment.id == "tuning" else f"{experiment.id}. {experiment.question}"
     drawn_from = f"<!-- Drawn from {experiment.id}.json by `python -m bench.evidence.pages`; do not edit. -->"
     lines = [f"# {title}", "", drawn_from, "", *_bullet(_runs(experiment, document))]
+    lines += [line for text in _remarks(document, folder) for line in _bullet(text)]
     lines += [line for note in experiment.notes for line in _bullet(note)]
     if document.get("checks"):
         lines += ["", "| published | there | here | how it is known |", "|---|---|---|---|"]
@@ -65,10 +71,11 @@ def _runs(experiment: Experiment, document: Mapping[str, Any]) -> str:
     """Return which runs there are, and where they come from."""
     cells, builds = document["cells"], document["builds"]
     if not cells:
-        return f"Not yet measured with today's code: {len(experiment.cells)} runs are planned."
+        return f"Not yet measured: {len(experiment.cells)} runs are planned."
     if experiment.computed is not None:
         return f"{len(cells)} figures, computed on {_last(builds)} at commit {', '.join(builds)}."
-    checks = {each.get("verified") for each in cells} - {each.get("commit") for each in cells}
+    checks = {each.get("verified") for each in cells} | {each["lost"]["commit"] for each in cells if "lost" in each}
+    checks -= {each.get("commit") for each in cells}
     made = {commit: build for commit, build in builds.items() if commit not in checks}
     machines = "; ".join(sorted({each["machine"] for each in made.values()}))
     failures = sum("failure" in each for each in cells)
@@ -85,6 +92,22 @@ def _checked(cells: Sequence[Mapping[str, Any]], builds: Mapping[str, Mapping[st
     commits = dict.fromkeys(each["verified"] for each in cells if "verified" in each)
     found = {commit: builds[commit] for commit in commits}
     return f"; short runs as before at commits {', '.join(found)}, last on {_last(found)}" if found else ""
+
+
+def _remarks(document: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield the remarks of the file, and which results are of other code than that with which the pages are written."""
+    cells = document["cells"]
+    for text, commits in document.get("remarks", {}).items():
+        yield f"**{text}** (Runs of commits {', '.join(commits)}.)"
+    path = folder / WRITTEN
+    today = json.loads(path.read_bytes())["code"] if path.exists() else fingerprint()
+    older = [each for each in cells if each.get("code", today) != today]
+    if older:
+        lost = sum(each.get("lost", {}).get("code") == today for each in older)
+        codes = ", ".join(sorted({each["code"] for each in older}))
+        differs = f"; {lost} differ with it in short runs" if lost else ""
+        unknown = f"; {len(older) - lost} are not verified with it" if len(older) > lost else ""
+        yield f"**Older code**: {len(older)} runs are of code {codes}; this page is of {today}{differs}{unknown}."
 
 
 def _last(builds: Mapping[str, Mapping[str, str]]) -> str:
@@ -191,9 +214,10 @@ def _bullet(text: str) -> list[str]:
 def write_pages(folder: Path) -> None:
     """Write all figures and pages of a folder; figures stay as they are without matplotlib."""
     (folder / "figures").mkdir(parents=True, exist_ok=True)
+    files.replace(folder / WRITTEN, f'{{"code": "{fingerprint()}"}}\n'.encode())
     for name, experiment in EXPERIMENTS.items():
         try:
-            drawn = svg(experiment.panels, summaries(experiment, read(folder, name)["cells"]))
+            drawn = svg(experiment.panels, summaries(experiment, load(folder, name)["cells"]))
         except ImportError:
             click.echo("Figures were not drawn: matplotlib is not installed. Install it with pip install matplotlib.")
             break
@@ -210,6 +234,8 @@ def write_pages(folder: Path) -> None:
 def main() -> None:
     """Draw docs/results/*.md and docs/results/figures from docs/results/*.json."""
     write_pages(RESULTS)
+    if asked := outdated(RESULTS):
+        click.echo(asked)
 
 
 if __name__ == "__main__":

@@ -30,8 +30,12 @@ UNKNOWN_CELL_S = 60.0
 LONGEST_FAILURE = 500
 """Characters kept of an error message."""
 
+WRITTEN = "written.json"
+"""File that holds the fingerprint of the code with which the pages were written."""
+
 Document = dict[str, Any]
-"""JSON file of an experiment: ``builds`` (date and machine by commit) and ``cells``."""
+"""JSON file of an experiment: ``builds`` (date and machine by commit), ``cells``, and perhaps ``remarks``
+(text -> commits: what a reader must know of the results that these computed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def load(folder: Path, name: str) -> Document:
 
 
 def read(folder: Path, name: str) -> Document:
-    """Return the document of an experiment without results of other code."""
+    """Return the document of an experiment without results of other code, which the pages still show."""
     document = load(folder, name)
     if EXPERIMENTS[name].computed is None:
         document["cells"] = [each for each in document["cells"] if each["code"] == fingerprint()]
@@ -69,9 +73,16 @@ def read(folder: Path, name: str) -> Document:
 
 
 def forget_builds(document: Document) -> None:
-    """Remove the builds that no entry names any more."""
-    commits = {each[role] for each in document["cells"] for role in ("commit", "verified") if role in each}
+    """Remove the builds that no entry names any more, and the remarks on what they computed."""
+    cells = document["cells"]
+    made = {each["commit"] for each in cells if "commit" in each}
+    commits = made | {each["verified"] for each in cells if "verified" in each}
+    commits |= {each["lost"]["commit"] for each in cells if "lost" in each}
     document["builds"] = {commit: build for commit, build in document["builds"].items() if commit in commits}
+    if "remarks" in document:
+        left = {text: [each for each in them if each in made] for text, them in document.pop("remarks").items()}
+        if any(left.values()):
+            document["remarks"] = {text: them for text, them in left.items() if them}
 
 
 def write(folder: Path, document: Document) -> None:
@@ -162,6 +173,19 @@ def _results(folder: Path) -> dict[str, dict[str, Any]]:
         for each in entries
         if "failure" not in each
     }
+
+
+def outdated(folder: Path) -> str:
+    """Return how many results are of other code than today's, and what to type; "" if none is."""
+    entries = [each for name, one in EXPERIMENTS.items() if one.cells for each in load(folder, name)["cells"]]
+    others = [each for each in entries if each["code"] != fingerprint()]
+    lost = sum(each.get("lost", {}).get("code") == fingerprint() for each in others)
+    if len(others) > lost:
+        return (
+            f"{len(others) - lost} results are of other code than today's: make results RESULTS=--verify repeats their "
+            "short runs (about a quarter of a core hour) and marks those that differ."
+        )
+    return f"{lost} results differ with today's code: make results computes them anew." if lost else ""
 
 
 def missing(cells: Iterable[Cell], folder: Path) -> list[Cell]:

@@ -6,7 +6,8 @@ headline of each, and the fingerprint of the code that computes it.
 
 An entry of other code is kept if its short run is known from the same code and today's code repeats it. Then both get
 today's fingerprint, and the entry the commit of the check; the kept headline stays, so that small differences do not
-add up from check to check. A short run does not see what begins later in a run.
+add up from check to check. Otherwise it says which code does not repeat it (``lost``), and the pages show it until
+it is computed anew. A short run does not see what begins later in a run.
 
 Coarse modular codecs magnify rounding, which differs between processors. Where the same code gives another headline on
 another processor, that one stands in ``elsewhere``, by hand, with the processor and the commit that computed it.
@@ -135,19 +136,25 @@ def verify(
             for cell, entry in group:
                 if entry["code"] == before["code"]:
                     entry |= {"code": today, "verified": environment["commit"]}
+                    entry.pop("lost", None)
                     documents[cell.experiment]["builds"][environment["commit"]] = build
             before["code"] = today
         elif "failure" not in result and any(entry["code"] == today for _, entry in group):
             known[key] = {"scenario": key, "code": today, **result, "commit": environment["commit"]}
             runs["builds"][environment["commit"]] = build
         say(f"{number}/{len(unclear)} {group[0][0].name}: {_outcome(before, result, same)}")
-    if unclear:
+    lost = [(cell, entry) for group in groups.values() for cell, entry in group if entry["code"] != today]
+    unmarked = [(cell, entry) for cell, entry in lost if entry.get("lost", {}).get("code") != today]
+    for cell, entry in unmarked:
+        entry["lost"] = {"code": today, "commit": environment["commit"]}
+        documents[cell.experiment]["builds"][environment["commit"]] = build
+    if unclear or unmarked:
         runs["cells"] = [known[key] for key in groups if key in known]
         for document in (runs, *documents.values()):
             if document["cells"]:
                 forget_builds(document)
                 write(folder, document)
-    return [cell for group in groups.values() for cell, entry in group if entry["code"] != today]
+    return [cell for cell, _ in lost]
 
 
 def _repeats(before: Mapping[str, Any], headline: Mapping[str, float]) -> bool:

@@ -1,8 +1,9 @@
 """Compilation of the inner pass in the background, while training goes on eagerly.
 
 A thread waits until training is under way, starts ``pass_compiler`` as a child unless the library exists
-(``libraries``), and offers the result to the task, which compares it with the eager pass. If a card gets no library,
-the task compares a CUDA graph of the eager pass. Whatever fails is one note, and training stays eager.
+(``libraries``) or another process compiles it, and offers the result to the task, which compares it with the eager
+pass. If a card gets no library, the task compares a CUDA graph of the eager pass. Whatever fails is one note, and
+training stays eager.
 """
 
 from __future__ import annotations
@@ -165,15 +166,17 @@ class BackgroundCompiler:
         if libraries.is_whole(library):
             libraries.keep(library)
             return library
-        if not self._is_worth_it():
-            return None
+        is_worth_it = self._is_worth_it()
         lock = FileLock(folder / f"{self._shape.lock()}.lock")
-        self.state = "compiling"
         while not self._has_ended():
             with contextlib.suppress(Timeout), lock.acquire(timeout=0):
                 if not libraries.is_whole(library):
+                    if not is_worth_it:
+                        self._finish("off (too little is left to train)")
+                        return None
                     self._compile(library)
                 return library if libraries.is_whole(library) else None
+            self.state = "compiling"
             self._ends.wait(self._poll_s)
         return None
 
@@ -185,8 +188,6 @@ class BackgroundCompiler:
             if self._mode == "on":
                 return True
             if (left_s := self._remaining_s()) is not None:
-                if left_s < WORTH_S:
-                    self._finish("off (too little is left to train)")
                 return left_s >= WORTH_S
         return False
 
@@ -199,6 +200,7 @@ class BackgroundCompiler:
         device = self._task.theta.device
         if why := self._obstacle() or ("" if device.type == "cpu" else accelerator.triton_fault(device)):
             raise CompiledPassError(why)
+        self.state = "compiling"
         self._notebook.note("compiling")
         began = self._clock()
         status, said = self._run_child(library)

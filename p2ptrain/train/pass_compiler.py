@@ -128,20 +128,21 @@ class _SummedLoss(torch.nn.Module):
         return summed_loss(self.module, batch, self.autocast)
 
 
-def _give_way() -> None:
+def _give_way(niceness: int) -> None:
     """Yield processor and memory to every other process, and end with the parent, even while suspended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):  # not Linux, or /proc is read-only
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    os.nice(NICENESS)
+    os.nice(niceness)
 
 
 @click.command()
 @click.argument("library", type=click.Path(path_type=Path))
-def main(library: Path) -> None:
+@click.option("--niceness", type=int, default=NICENESS)
+def main(library: Path, niceness: int) -> None:
     """Compile the pass that standard input describes; print why not in one line."""
-    _give_way()
+    _give_way(niceness)
     request: dict[str, Any] = json.load(sys.stdin)
     workspace = Path(tempfile.mkdtemp(prefix=f"{library.stem}-", dir=library.parent))
     try:

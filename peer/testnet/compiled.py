@@ -1,4 +1,8 @@
-"""Compilation of a testnet's training step before its processes start, which share the library."""
+"""Compilation of a testnet's training step, once, while its processes train eagerly; they share the library.
+
+The lock of the library is held before the first trainer starts. A trainer that finds it held waits for the library,
+however little is left to train (``p2ptrain.train.compiling``).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -26,13 +30,31 @@ from peer.owner.settings import compile_mode
 from peer.testnet.processes import environment
 
 WORTH_S = 300.0
-"""Least length of a testnet that is limited in time for which the step is compiled. The demo's takes 40 s on an idle
+"""Least length of a testnet that is limited in time for which the step is compiled. The demo's takes 40 s of an idle
 core and saves a quarter of the time."""
 DEADLINE_S = 600.0
-"""Seconds after which the testnet starts without the library. Guess: times on slow computers."""
+"""Seconds after which the compiler is ended. Guess: times on slow computers."""
 
 
-async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callable[[str], None]) -> None:
+@contextlib.asynccontextmanager
+async def compiling_step(
+    manifest: Manifest, threads: int, log: Path, say: Callable[[str], None]
+) -> AsyncIterator[None]:
+    """Compile while the block runs; its end ends the compiler. Arguments as ``compile_step``."""
+    decided = asyncio.Event()
+    task = asyncio.create_task(compile_step(manifest, threads, log, say, decided))
+    try:
+        await decided.wait()
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def compile_step(
+    manifest: Manifest, threads: int, log: Path, say: Callable[[str], None], decided: asyncio.Event
+) -> None:
     """Write the library of the testnet's pass, unless it exists or there is no compiler.
 
     A failure costs speed only. Models that peers may train in bf16 are left to them: their trials decide.
@@ -40,7 +62,17 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
     Args:
         threads: of torch, of each process.
         log: what the compiler says.
+        decided: set when the lock is held, or nothing is compiled.
     """
+    try:
+        await _compile_step(manifest, threads, log, say, decided)
+    finally:
+        decided.set()
+
+
+async def _compile_step(
+    manifest: Manifest, threads: int, log: Path, say: Callable[[str], None], decided: asyncio.Event
+) -> None:
     if compile_mode("auto", os.environ) == "off":
         return None
     with command_imports():
@@ -70,8 +102,9 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
             return say(f"training without compiled code: {remembered(why, library)}")
         if why := compiler_fault(manifest, CPU, shape.micro_batch, math.inf):
             return say(f"training without compiled code: {why}")
-        say("compiling the training step, once for this model and machine; it takes half a minute or more")
         with FileLock(library.with_suffix(".lock")).acquire(timeout=0):
+            say("compiling the training step, once for this model and machine; peers train meanwhile")
+            decided.set()
             status = await _compile(library, json.dumps(asdict(shape)), threads, log)
         if 0 < status != libraries.TRY_LATER:
             libraries.remember_failure(library, one_line(reason(status, log.read_bytes())))
@@ -86,7 +119,8 @@ async def compile_step(manifest: Manifest, threads: int, log: Path, say: Callabl
 
 async def _compile(library: Path, request: str, threads: int, log: Path) -> int:
     """Run the compiler to its end, or to the deadline; return its status."""
-    command = launched(sys.executable, "-P", "-m", "p2ptrain.train.pass_compiler", str(library))
+    # Without niceness: beside trainers on all cores it would end after the testnet.
+    command = launched(sys.executable, "-P", "-m", "p2ptrain.train.pass_compiler", "--niceness", "0", str(library))
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.PIPE, stdout=output, stderr=output, env=environment(os.environ, threads)

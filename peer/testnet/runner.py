@@ -6,13 +6,14 @@ Every started child is in ``_Cast.children`` and ends before ``conduct`` returns
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.testnet import processes
-from peer.testnet.compiled import WORTH_S, compile_step
+from peer.testnet.compiled import WORTH_S, compiling_step
 from peer.testnet.plan import Plan, TrainerProcess
 from peer.testnet.processes import Child
 from peer.testnet.watch import Watch
@@ -95,12 +96,11 @@ async def conduct(
     began = time.monotonic()
     cast = _Cast()
     try:
-        if seconds is None or seconds >= WORTH_S:
-            await compile_step(plan.signed.manifest, means.threads, plan.out / "compiler.log", watch.say)
-        troubles = await _start(plan, means, cast, watch)
-        cut_short = False
-        if not troubles:
-            troubles, cut_short = await _until_over(cast, seconds, watch)
+        async with _compiling(plan, means, seconds, watch):
+            troubles = await _start(plan, means, cast, watch)
+            cut_short = False
+            if not troubles:
+                troubles, cut_short = await _until_over(cast, seconds, watch)
         await processes.stop(list(cast.trainers.values()), SAVE_GRACE_S)
         watch.refresh()
         statuses = {name: child.ended.result() for name, child in cast.trainers.items()}
@@ -110,6 +110,14 @@ async def conduct(
     finally:
         await processes.stop(cast.children, LEAVE_GRACE_S)
     return ending
+
+
+def _compiling(
+    plan: Plan, means: Means, seconds: float | None, watch: Watch
+) -> contextlib.AbstractAsyncContextManager[None]:
+    if seconds is not None and seconds < WORTH_S:
+        return contextlib.nullcontext()
+    return compiling_step(plan.signed.manifest, means.threads, plan.out / "compiler.log", watch.say)
 
 
 async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[str]:

@@ -106,7 +106,7 @@ def test_a_statement_for_one_purpose_is_none_for_another() -> None:
         AccessList.decode(packed([*fields, signature]), RUN, somebody(9).key.public_key().public_bytes_raw())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_one_bit_off_and_it_is_refused(data: st.DataObject) -> None:
     body = bytearray(certificate().encode())
@@ -115,7 +115,7 @@ def test_one_bit_off_and_it_is_refused(data: st.DataObject) -> None:
         Certificate.decode(bytes(body), RUN, PUBLIC)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=700))
 def test_any_bytes_are_refused(body: bytes) -> None:
     for kind in (Certificate, AccessList):

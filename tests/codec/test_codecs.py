@@ -70,7 +70,7 @@ def error_bound(each: Decodable, snapshot: Tensor) -> Tensor:
 
 
 @each_codec
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(elements=sizes, seed=seeds, magnitude=magnitudes)
 def test_exact_size_determinism_and_error_bound(each: Decodable, elements: int, seed: int, magnitude: float) -> None:
     snapshot, terms = sample(each, elements, seed, magnitude), CodecTerms(elements)
@@ -82,7 +82,7 @@ def test_exact_size_determinism_and_error_bound(each: Decodable, elements: int, 
 
 
 @each_codec
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(elements=sizes, seed=seeds, magnitude=magnitudes, ratio=st.sampled_from([1.0, 1.37, 1e-4, 1e5]))
 def test_antisymmetric_to_the_bit(each: Decodable, elements: int, seed: int, magnitude: float, ratio: float) -> None:
     terms = CodecTerms(elements)
@@ -95,7 +95,7 @@ def test_antisymmetric_to_the_bit(each: Decodable, elements: int, seed: int, mag
 
 
 @each_codec
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data(), elements=st.integers(1, 200))
 def test_any_bytes_are_refused_or_yield_finite_numbers(each: Decodable, data: st.DataObject, elements: int) -> None:
     terms = CodecTerms(elements)

@@ -44,7 +44,7 @@ def with_spectrum(rows: int, columns: int, spectrum: Tensor, seed: int = 0) -> T
 # --- packing --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(codes=st.lists(st.integers(0, 4095), max_size=50))
 def test_packing_is_undone(codes: list[int]) -> None:
     twelve = torch.tensor(codes, dtype=torch.int64)
@@ -73,7 +73,7 @@ def test_topk_costs_what_sparseloco_says() -> None:
     assert 8 * TopKCodec().encoded_size(terms) / terms.elements == 64 * (12 + 2) / 4096 + 32 / 4096
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(elements=st.integers(1, 3000), seed=st.integers(0, 2**31))
 def test_topk_keeps_the_largest_with_their_signs(elements: int, seed: int) -> None:
     each, terms = TopKCodec(kept=8, chunk_size=100), CodecTerms(elements)
@@ -200,7 +200,7 @@ def test_effective_rank() -> None:
     assert effective_rank(joined, both) == pytest.approx(7, rel=1e-2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_matrices_cover_a_fragment_and_keep_rows_whole(data: st.DataObject) -> None:
     dimensions = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
@@ -243,7 +243,7 @@ each_stream = pytest.mark.parametrize("each", STREAMS, ids=str)
 
 
 @each_stream
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(elements=st.integers(1, 1500), seed=st.integers(0, 2**31))
 def test_error_feedback_loses_nothing(each: Decodable, elements: int, seed: int) -> None:
     """Check for every codec that decoded part plus residual equals the input, to rounding."""

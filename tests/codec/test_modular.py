@@ -67,7 +67,7 @@ def in_steps(each: ModularCodec, values: Tensor, terms: CodecTerms, step: float)
 
 
 @each_codec
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(elements=sizes, seed=seeds, apart=st.sampled_from([0.0, 0.01, 0.5, 1.0]))
 def test_no_coordinate_is_off_by_more_than_a_step(each: ModularCodec, elements: int, seed: int, apart: float) -> None:
     """Check whole blocks whose rotated difference has at most 2^(bits-1) - 2 steps, or less than one with two bits."""
@@ -138,7 +138,7 @@ def test_every_difference_is_spread_evenly(bits: int) -> None:
 
 
 @each_width
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=seeds, apart=st.sampled_from([8.0, 50.0, 1e4]))
 def test_blocks_whose_widths_are_far_too_narrow_count_as_zero(bits: int, seed: int, apart: float) -> None:
     each, step = ModularCodec(bits), 2.0**-6
@@ -158,7 +158,7 @@ def test_bytes_that_are_no_weights_wrap(bits: int) -> None:
 
 
 @each_codec
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     elements=sizes,
     seed=seeds,
@@ -184,7 +184,7 @@ def test_antisymmetric_deterministic_and_of_exact_size(
 
 
 @each_codec
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(elements=sizes, shape=st.integers(0, 255), level=st.integers(-400, 400), seed=seeds)
 def test_differences_are_equal_on_every_machine(
     each: ModularCodec, elements: int, shape: int, level: int, seed: int
@@ -210,7 +210,7 @@ def test_differences_are_equal_on_every_machine(
 
 
 @each_codec
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data(), elements=st.integers(1, 200))
 def test_any_bytes_are_refused_or_yield_finite_numbers(each: ModularCodec, data: st.DataObject, elements: int) -> None:
     shape = data.draw(st.binary(min_size=each.blocks(elements), max_size=each.blocks(elements)))
@@ -298,7 +298,7 @@ def test_widths_are_quarter_octaves_exact_in_bf16() -> None:
         assert bool(widths(bytes(range(256)), level, 8).isfinite().all())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(elements=st.integers(1, 3 * CHUNK), seed=seeds, ratio=st.sampled_from([1.0, 1e-2, 1e-4]))
 def test_sketches_measure_the_distance(elements: int, seed: int, ratio: float) -> None:
     """Check the estimate to five standard errors, which is far below the size of the vector itself."""
@@ -324,7 +324,7 @@ def test_both_sides_agree_on_the_same_steps() -> None:
     assert terms.seed != codec.agree(each, 1000, proposals[0], proposals[0]).seed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(theirs=st.one_of(st.binary(max_size=300), st.binary(min_size=4 + SKETCH_BYTES, max_size=4 + SKETCH_BYTES)))
 def test_any_wish_is_refused_or_yields_steps(theirs: bytes) -> None:
     each = ModularCodec(4, 64)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.data import assign
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 
 @few

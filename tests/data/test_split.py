@@ -8,7 +8,7 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.split import split_stream
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     tokens=st.integers(200, 60_000),
     sequence_length=st.integers(8, 64),

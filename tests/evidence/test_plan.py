@@ -12,7 +12,7 @@ from bench.evidence.contenders import DILOCO, LOCAL, SWARM_2, SWARM_ADAMW, SWARM
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.experiments.r2_speedup import METHODS_OF, PEERS, at_home
 from bench.evidence.pages import RESULTS
-from bench.evidence.run import digest, read
+from bench.evidence.run import digest, load
 from bench.evidence.scenario import MODELS, relative_size, scenario
 from bench.evidence.tuning import choice_of, quick
 from p2ptrain.recipes import RECIPES
@@ -103,7 +103,7 @@ def test_the_simulator_takes_every_scenario() -> None:
 
 
 def test_published_results_are_of_planned_cells() -> None:
-    tuning = read(RESULTS, "tuning")["cells"]
+    tuning = load(RESULTS, "tuning")["cells"]
     for name, experiment in EXPERIMENTS.items():
         if experiment.computed is None:
             wanted = {
@@ -111,7 +111,7 @@ def test_published_results_are_of_planned_cells() -> None:
                 for each in experiment.cells
                 if (choice := choice_of(each, tuning)) is not None
             }
-            entries = read(RESULTS, name)["cells"]
+            entries = load(RESULTS, name)["cells"]
             assert {(each["contender"], each["seed"], each["scenario"]) for each in entries} <= wanted
 
 

@@ -15,7 +15,7 @@ from bench.evidence.contenders import LOCAL
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.layout import Column, PlotPanel, PlotPoint, ResultTable, TableRow
 from bench.evidence.pages import RESULTS, page, pages, table_lines, write_pages
-from bench.evidence.run import read, text
+from bench.evidence.run import load, text
 from bench.evidence.summary import CellSummary, Estimate, key, summaries
 from bench.evidence.tuning import inner_points
 from bench.results import replaced
@@ -58,18 +58,18 @@ def test_the_computed_experiment_is_up_to_date() -> None:
     """Compare; after a change of the cost model, run python -m bench.evidence --only R4."""
     computed = EXPERIMENTS["R4"].computed
     assert computed is not None
-    assert read(RESULTS, "R4")["cells"] == computed()
+    assert load(RESULTS, "R4")["cells"] == computed()
 
 
 def test_published_files_have_the_form_in_which_they_are_written() -> None:
     for name in EXPERIMENTS:
         if (RESULTS / f"{name}.json").exists():
-            assert (RESULTS / f"{name}.json").read_text(encoding="utf-8") == text(read(RESULTS, name))
+            assert (RESULTS / f"{name}.json").read_text(encoding="utf-8") == text(load(RESULTS, name))
 
 
 def test_an_experiment_without_results_has_a_page() -> None:
     shown = page(EXPERIMENTS["R1"], {"experiment": "R1", "builds": {}, "cells": []}, RESULTS)
-    assert f"- Not yet measured with today's code: {len(EXPERIMENTS['R1'].cells)} runs are planned." in shown
+    assert f"- Not yet measured: {len(EXPERIMENTS['R1'].cells)} runs are planned." in shown
     assert "| - |" not in shown
 
 

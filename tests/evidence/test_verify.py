@@ -178,6 +178,54 @@ def test_the_page_names_both_commits(measured: Code) -> None:
     )
 
 
+def shown(code: Code) -> str:
+    """Return the page of R10, as written with the code of the moment."""
+    (code.folder / run.WRITTEN).write_text(json.dumps({"code": code.name}))
+    return " ".join(page(EXPERIMENTS["R10"], run.load(code.folder, "R10"), code.folder).split())
+
+
+def test_a_page_shows_results_of_older_code_and_says_so(measured: Code) -> None:
+    measured.verify("first")
+    tables = shown(measured).partition("## ")[2]
+    assert tables
+    assert "Older code" not in shown(measured)
+    measured.name = "other"
+    assert "**Older code**: 15 runs are of code first; this page is of other; 15 are not verified with it." in shown(
+        measured
+    )
+    measured.verify("other", swarm=2.0)
+    assert "this page is of other; 15 differ with it in short runs." in shown(measured)
+    assert shown(measured).partition("## ")[2] == tables
+    measured.verify("repaired", swarm=1.0)
+    assert "Older code" not in shown(measured)
+    assert set(run.load(measured.folder, "R10")["builds"]) == {"measured", "commit of repaired"}
+
+
+def test_one_sentence_says_what_to_type_after_a_change(measured: Code) -> None:
+    measured.verify("first")
+    assert run.outdated(measured.folder) == ""
+    measured.name = "other"
+    assert "results are of other code than today's: make results RESULTS=--verify" in run.outdated(measured.folder)
+    lost = measured.verify("other", swarm=2.0)
+    assert run.outdated(measured.folder).startswith(f"{len(lost)} results differ with today's code: make results ")
+    measured.verify("other", swarm=1.0)
+    assert run.outdated(measured.folder) == ""
+
+
+def test_a_remark_stays_with_the_results_of_its_commits(measured: Code) -> None:
+    document = run.load(measured.folder, "R10")
+    run.write(measured.folder, document | {"remarks": {"In bf16.": ["measured"], "Gone.": ["another"]}})
+    measured.verify("first")
+    assert "- **In bf16.** (Runs of commits measured.)" in shown(measured)
+    assert "Gone" not in shown(measured)
+    measured.verify("other", swarm=1.1)
+    with ThreadPoolExecutor(1) as pool:
+        jobs = pending(EXPERIMENTS["R10"].cells, measured.folder, run.load(measured.folder, "tuning")["cells"])
+        assert len(jobs) == 15
+        run.run(jobs, measured.folder, pool, here("anew"), lambda line: None, measured.simulate)
+    assert "In bf16" not in shown(measured)
+
+
 def test_the_option_concerns_all_experiments() -> None:
     done = CliRunner().invoke(command.main, ["--verify", "--only", "R1"])
     assert done.exit_code == 2

@@ -65,7 +65,7 @@ def test_whatever_was_found_belongs_to_a_target() -> None:
 
 
 @each_target
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=some.data())
 def test_damage(name: str, data: some.DataObject) -> None:
     target = TARGETS[name]
@@ -77,7 +77,7 @@ def test_damage(name: str, data: some.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", TALKS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=some.data())
 def test_other_words(name: str, data: some.DataObject) -> None:
     """Check lists with one word replaced: random damage to bytes seldom leaves the rest intact."""
@@ -95,7 +95,7 @@ def test_other_words(name: str, data: some.DataObject) -> None:
 
 
 @each_target
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(raw=some.binary(max_size=400))
 def test_any_bytes(name: str, raw: bytes) -> None:
     TARGETS[name].check(raw)

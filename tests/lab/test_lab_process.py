@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,26 +94,20 @@ Running = tuple[subprocess.Popen[bytes], list[psutil.Process]]
 def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
     """Start a testnet in namespaces; yield once the bootstrap and a peer have their p2pd, with all processes."""
     out = tmp_path / "out"
-    scenario = str(SCENARIOS / "slow_line.toml")
-    process = subprocess.Popen(
-        [*COMMAND, "--scenario", scenario, "--stage", "namespaces", "--out", str(out), "--set", "peers.good.count=1"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    top = psutil.Process(process.pid)
-    wait_for(lambda: [_name(each) for each in top.children(recursive=True)].count("p2pd") >= 2)
-    yield process, top.children(recursive=True)
-    process.kill()
-    process.wait()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until a condition on real processes holds."""
-    deadline = time.monotonic() + 200.0
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.05)
+    arguments = ["--scenario", str(SCENARIOS / "slow_line.toml"), "--stage", "namespaces", "--out", str(out)]
+    arguments += ["--set", "peers.good.count=1"]
+    said = tmp_path / "said"
+    with said.open("wb") as output:
+        process = subprocess.Popen([*COMMAND, *arguments], env=environment, stdout=output, stderr=output)
+    try:
+        top = psutil.Process(process.pid)
+        while [_name(each) for each in top.children(recursive=True)].count("p2pd") < 2:
+            assert process.poll() is None, f"the testnet ended:\n{said.read_text()}"
+            time.sleep(0.05)
+        yield process, top.children(recursive=True)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @root

@@ -17,7 +17,7 @@ from p2ptrain.manifest import PRESETS, Manifest, parse_toml, preset, render_toml
 from p2ptrain.manifest.document import INSTALL_THEIRS, canonical_bytes, differences, run_id
 from p2ptrain.manifest.faults import validated
 
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=30)
 
 
 @pytest.mark.parametrize("name", PRESETS)

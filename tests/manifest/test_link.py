@@ -13,7 +13,7 @@ from p2ptrain.base.ids import RunId
 from p2ptrain.manifest import JoinLink
 from p2ptrain.manifest.link import check_address, is_peer_id
 
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 RUN = RunId(hashlib.sha256(b"a run").hexdigest())
 ED25519 = "12D3KooWSHj3RRbBjD15g6wekV8y3mm57Pobmps2g2WJm6F67Lay"
 RSA = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

@@ -384,7 +384,7 @@ def sections(draw: st.DrawFn, architecture: str) -> Decoder:
 
 
 @pytest.mark.parametrize("architecture", sorted({config["architectures"][0] for config in PUBLISHED.values()}))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_what_transformers_writes_gives_the_section_back(architecture: str, data: st.DataObject) -> None:
     section = data.draw(sections(architecture))

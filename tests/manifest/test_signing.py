@@ -18,7 +18,7 @@ from p2ptrain.manifest import Manifest, SignedManifest, genuine_run, preset, wit
 from p2ptrain.manifest.document import canonical_json
 from p2ptrain.manifest.signing import public_key_of, sign
 
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=50)
 OWN_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
 SIGNED = sign(preset("demo", public_key_of(OWN_KEY)), OWN_KEY).to_bytes()
 

@@ -54,7 +54,7 @@ def test_the_binary_form_is_read_back(text):
             assert address.is_dialable(address.unpacked(address.packed(text)[:length]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(some.binary(max_size=80))
 def test_any_bytes_are_an_address_or_a_value_error(raw):
     with contextlib.suppress(ValueError):
@@ -108,7 +108,7 @@ def test_other_forms_are_not_dialed(text):
     assert not address.is_dialable(text)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(some.text("/ip4.06tcpdns:-é%1", max_size=40))
 def test_any_text_is_dialable_or_not(text):
     for judge in (address.is_dialable, address.is_public, address.is_loopback, address.is_name):

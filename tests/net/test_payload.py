@@ -54,7 +54,7 @@ def end(number: int, data: bytes) -> tuple[int, bytes]:
     return FrameKind.PART, encode_part_end(PartEnd(number, len(data), blake3(data).digest()))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(some.lists(some.sampled_from([0, 1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK]), max_size=4))
 def test_parts_of_any_length_arrive_both_ways_at_once(lengths):
     mine = [bytes([index]) * length for index, length in enumerate(lengths)]
@@ -78,7 +78,7 @@ async def streams(delays: Sequence[float]) -> tuple[list[Link], list[MemoryLink]
     return [near for near, _ in pairs], [far for _, far in pairs]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     some.lists(some.sampled_from([0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * CHUNK + 3]), max_size=4),
     some.lists(some.sampled_from([0.1, 0.2, 5.0]), min_size=1, max_size=4),

@@ -85,7 +85,7 @@ def test_a_new_cap_holds_for_what_is_booked_and_has_not_left() -> None:
     assert capped.book(1) == 10.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     some.lists(some.tuples(some.integers(1, 100_000), some.floats(0, 5)), min_size=1, max_size=50),
     some.floats(MIN_RATE, 1e9),

@@ -10,7 +10,7 @@ from p2ptrain.base.errors import ManifestError
 from p2ptrain.outer.fragments import layer_slices, slices, stage_starts
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 500_000), st.integers(1, 64), st.sampled_from([1, 16, 1024]))
 def test_slices_cover_exactly_and_are_near_equal(parameter_count: int, fragments: int, align: int) -> None:
     blocks = -(-parameter_count // align)
@@ -41,7 +41,7 @@ def test_nonsense_is_our_bug(arguments: tuple[int, ...]) -> None:
 UNITS = st.lists(st.integers(1, 2_000).map(lambda sixteenths: 16 * sixteenths), min_size=1, max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(UNITS, st.data())
 def test_stages_that_begin_at_units_hold_whole_fragments(units: list[int], data: st.DataObject) -> None:
     parts = sum(-(-unit // 1024) for unit in units)
@@ -64,7 +64,7 @@ def test_stages_that_begin_at_units_hold_whole_fragments(units: list[int], data:
         assert begins == tuple(range(len(units)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.data())
 def test_no_cut_at_layers_has_a_shorter_longest_fragment(units: list[int], data: st.DataObject) -> None:
     fragments = data.draw(st.integers(1, sum(units)))

@@ -31,7 +31,7 @@ def share(weight_mine: float, weight_theirs: float) -> float:
     return weight_theirs / (weight_mine + weight_theirs)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**31), st.floats(1e-3, 1e3), radii)
 def test_equal_weights_cancel_bitwise(seed: int, weight: float, radius: float) -> None:
     difference = random(999, seed)
@@ -39,7 +39,7 @@ def test_equal_weights_cancel_bitwise(seed: int, weight: float, radius: float) -
     assert torch.equal(displacement(difference, a, radius), -displacement(-difference, a, radius))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(0, 2**31), weights, weights, radii)
 def test_unequal_weights_cancel_to_rounding(seed: int, w_i: float, w_j: float, radius: float) -> None:
     """Check to rounding: each side rounds the factor and the product to fp32, four times 2**-24 together."""
@@ -78,7 +78,7 @@ def test_a_distance_is_the_norm_of_the_difference_to_the_last_bit(elements):
     assert l2_distance(one, other) == l2_norm(one - other)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31))
 def test_t4_a_displacement_in_mid_phase_leaves_the_pseudo_gradient_alone(seed: int) -> None:
     state = initial_state(random(500, seed))
@@ -98,7 +98,7 @@ def test_displaced_is_a_new_state_and_keeps_the_momentum() -> None:
     assert torch.equal(state.slow, torch.ones(3))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.floats(0.0, 0.95), st.booleans(), st.floats(0.0, 1.0))
 def test_t11_both_streams_with_one_partner_mix_all_that_a_peer_has(
     seed: int, momentum: float, nesterov: bool, a: float
@@ -121,7 +121,7 @@ def test_t11_both_streams_with_one_partner_mix_all_that_a_peer_has(
     torch.testing.assert_close(late.momentum, whole.momentum - own_past, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.floats(0.0, 0.95), st.booleans())
 def test_t11_a_late_pseudo_gradient_equals_the_blocking_mix(seed: int, momentum: float, nesterov: bool) -> None:
     """Check two further steps, to compare the momentum buffer and not the weights alone."""

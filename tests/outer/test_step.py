@@ -30,7 +30,7 @@ def inner_phase(start: Tensor, generator: torch.Generator) -> Tensor:
     return start + 0.01 * torch.randn(start.shape, generator=generator, dtype=start.dtype)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**31),
     learning_rate=st.sampled_from([0.1, 0.7, 1.0]),
@@ -60,7 +60,7 @@ def test_t8_one_peer_equals_torch_sgd_bitwise(seed: int, learning_rate: float, m
     assert torch.equal(torch.cat([state.slow for state in states]), reference.detach())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**31), momentum=st.floats(0, 0.95), learning_rate=st.floats(0.1, 1.0))
 def test_t2_look_ahead_equals_buffer_form(seed: int, momentum: float, learning_rate: float) -> None:
     """Check z' = x - eta g ; x' = z' + mu (z' - z) in double precision, on one sequence of pseudo-gradients."""

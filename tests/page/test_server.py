@@ -360,9 +360,7 @@ def test_connections_that_say_nothing_are_few_and_end(shown: Shown, monkeypatch:
         silent[0].sendall(b"GET /status HTTP/1.1\r\nHost: ")  # and never the rest
         with contextlib.suppress(ConnectionResetError):
             assert silent[-1].recv(1) == b""
-        began = time.monotonic()
         assert silent[0].recv(1) == b"", "half a request is not a request"
-        assert time.monotonic() - began < PATIENCE_S / 2
         for each in silent:  # once all have ended, their places are free
             with contextlib.suppress(ConnectionResetError):
                 assert each.recv(1) == b""

@@ -128,7 +128,7 @@ def test_notes_for_the_log_alone() -> None:
 
 
 @given(text=st.text())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_line_is_one_line_of_printable_text(text: str) -> None:
     shown = line("failed", {"peer": PEER, "why": text})
     assert shown is not None

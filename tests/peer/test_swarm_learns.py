@@ -90,12 +90,6 @@ def test_every_peer_exchanged_and_nobody_trained_alone(ended: Ended) -> None:
         assert summary["exchanges_failed"] <= 3 + 0.1 * summary["exchanges_ok"]
 
 
-def test_the_trainer_was_hardly_blocked(ended: Ended) -> None:
-    """Check the blocked share of the same run: a tiny model on a busy machine, so the bound is far above the usual
-    0.01."""
-    assert max(summary["blocked_fraction"] for summary in ended.summaries) < 0.2
-
-
 def test_the_peers_agree(ended: Ended) -> None:
     assert disagreement([weights(each.home / "trained") for each in ended.peers]) < 0.2
     assert disagreement([weights(each.home / "checkpoints") for each in ended.peers]) < 0.03

@@ -105,7 +105,7 @@ def test_nothing_limits_unlimited_lines_and_trifles():
 capacities = st.sampled_from([1.0, 2.0, 3.0, 5.0, 20.0, inf])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(capacities, min_size=2, max_size=6),
     st.lists(capacities, min_size=2, max_size=6),

@@ -652,7 +652,7 @@ def test_the_fast_turn_nobody_into_a_flood():
         assert counts(table, name).offers_unanswered == 0
 
 
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     seed=st.integers(0, 10_000),
     peers=st.integers(2, 6),

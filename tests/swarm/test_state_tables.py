@@ -303,7 +303,7 @@ def test_an_exchange_moves_by_its_table_alone() -> None:
         exchange.swap((0,), terms, 0.0, 1.0)
 
 
-@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(rules=st.sampled_from([WAITING, BESIDE, RULES]), me=st.sampled_from(["amber", "birch"]), seed=st.integers(0))
 def test_no_partner_can_make_the_core_take_an_impossible_transition(rules: SwarmRules, me: str, seed: int) -> None:
     """Check any message at any time: a transition without a row would end our process."""

@@ -11,7 +11,6 @@ import math
 import os
 import signal
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -185,7 +184,6 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
     group = TeamGroup(Rendezvous(folder, rank, case.ranks, case.generation), case.timeout_s)
     manifest = case.manifest
     model = stage_model(manifest.model, manifest.run.seed, DEVICE, stages(case)[case.mesh.stage(rank)])
-    began = time.monotonic()
     try:
         task = pipeline_task(case, model, group)
         if rank >= case.mesh.stages:
@@ -194,7 +192,6 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
             task.inner_step(0)
             if rank == case.ranks - 1:
                 fail(task, case.fails, case.at)
-            began = time.monotonic()
         if case.libraries:
             use_library(task, case, rank)
         losses = train(task, case)
@@ -203,7 +200,7 @@ def run(case: Case, folder: Path, rank: int) -> dict[str, object]:
         answer = {"losses": losses, "held_out": held_out, "listens_on": listening(), "said": say(task.group)}
         return {**answer, "is_line_fast": line_bytes_per_s(task.group) > 1e5}
     except TeamError as error:
-        return {"error": str(error), "kind": type(error).__name__, "after_s": time.monotonic() - began}
+        return {"error": str(error), "kind": type(error).__name__}
     finally:
         group.close()
 

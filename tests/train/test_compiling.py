@@ -302,6 +302,22 @@ def test_only_one_of_two_peers_compiles(tiny_run, tmp_path):
     assert first.log.kinds() == ["compiling", "compiled pass"]
 
 
+def test_a_peer_with_little_left_takes_what_another_process_compiles(tiny_run, tmp_path):
+    waits = child("open(place + '.pid', 'w').write(str(os.getpid()))\nwhile not os.path.exists(place): time.sleep(.01)")
+    first = Bench(tiny_run(), tmp_path, waits)
+    never = child("sys.exit('the second one compiled')")
+    second = Bench(tiny_run(), tmp_path, never, mode="auto", remaining_s=lambda: 1.0)
+    with first.compiler:
+        first.pid()
+        with second.compiler:
+            until(lambda: second.compiler.state == "compiling")
+            library = next(first.path.glob("*/*.lock")).with_suffix(".so")
+            library.with_suffix(".digest").write_text(DIGEST)
+            library.write_text("library")
+            assert second.offers.came.wait(PATIENCE_S)
+    assert second.log.kinds() == []
+
+
 def test_half_a_library_is_made_again(tiny_run, tmp_path):
     first = Bench(tiny_run(), tmp_path)
     with first.compiler:

@@ -26,7 +26,9 @@ def team(tmp_path_factory):
 
 
 CASES = [
-    *(Case(architecture, ranks) for architecture in FIELDS for ranks in (2, 3)),
+    *(Case(architecture, 3) for architecture in FIELDS),
+    Case(),
+    Case("GPT2LMHeadModel"),
     Case(optimizer="muon"),
     Case("GPT2LMHeadModel", 3, optimizer="muon"),
     Case(clip=0.05),
@@ -94,7 +96,7 @@ def test_a_failed_rank_is_noticed_and_replaced(team, case, name):
     answer = team.ranks[0].answer()
     assert answer["kind"] == "TeamError"
     assert answer["error"].startswith(f"inner step 1: {name}: rank 0 of 2 gave up after ")
-    assert answer["after_s"] < 30.0
+    assert ("Timed out" in answer["error"]) is (case.fails == "freezes")
     for rank in range(len(team.ranks) - 1, 0, -1):
         team.lose(rank)
     answers, tensors = team.run(Case(steps=1))  # the same leader, a new rank 1
@@ -107,7 +109,7 @@ def test_memory_that_runs_out_is_named_on_the_rank_and_noticed_by_the_others(tea
     case = team.tell(Case(fails="memory"))
     first, last = (rank.answer() for rank in team.ranks[: case.ranks])
     assert first["kind"] == "TeamError"
-    assert first["after_s"] < 30.0  # long before the timeout
+    assert "Timed out" not in first["error"]
     assert last["kind"] == "TeamMemoryError"
     assert last["error"] == "inner step 1: pipeline schedule: cpu ran out of memory with micro-batches of 2 sequences"
 

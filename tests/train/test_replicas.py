@@ -80,7 +80,8 @@ def test_replicas_of_one_micro_batch_each_are_bitwise_one_process(team, count):
 def test_a_failed_rank_of_another_replica_is_noticed(team, case):
     team.tell(case)
     answers = [rank.answer() for rank in team.ranks[: case.ranks - 1]]
-    assert all(answer["kind"] == "TeamError" and answer["after_s"] < 30.0 for answer in answers)
+    assert all(answer["kind"] == "TeamError" for answer in answers)
+    assert any("Timed out" in answer["error"] for answer in answers) is (case.fails == "freezes")
     assert answers[0]["error"].startswith("inner step 1: ")
     for rank in range(len(team.ranks) - 1, 2, -1):
         team.lose(rank)

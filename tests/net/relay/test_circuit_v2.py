@@ -50,7 +50,7 @@ def test_what_is_none_of_these_is_a_value_error(message: bytes) -> None:
             reader(message)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(some.binary(max_size=100))
 def test_any_bytes_are_a_question_or_a_value_error(message: bytes) -> None:
     with contextlib.suppress(ValueError):

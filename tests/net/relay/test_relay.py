@@ -203,7 +203,7 @@ def test_a_peer_learns_a_relays_round_trip_and_load(place: Place) -> None:
             await place.reserve(place.hidden[1])
             state = await look_at_relay(place.hidden[0].daemon, place.public.peer_id, place.public.addresses)
             assert state.load == 0.5
-            assert 0 < state.round_trip_s < 5.0
+            assert state.round_trip_s > 0
         with pytest.raises(NetworkError):
             await look_at_relay(place.hidden[0].daemon, place.public.peer_id, place.public.addresses)
 

@@ -6,12 +6,14 @@ import asyncio
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 from p2ptrain.manifest import Manifest, preset, with_changes
 from peer.testnet import compiled
-from peer.testnet.compiled import compile_step
+from peer.testnet.compiled import compile_step, compiling_step
 
 DEMO = preset("demo", "ab" * 32)
 WRITES = """
@@ -37,7 +39,13 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, manifest:
     """Return what the testnet says while this Python program stands for the compiler."""
     monkeypatch.setattr(compiled, "launched", lambda *command: [sys.executable, "-c", script, command[-1]])
     lines: list[str] = []
-    asyncio.run(compile_step(manifest, 1, tmp_path / "compiler.log", lines.append))
+
+    async def compile_it() -> None:
+        decided = asyncio.Event()
+        await compile_step(manifest, 1, tmp_path / "compiler.log", lines.append, decided)
+        assert decided.is_set()
+
+    asyncio.run(compile_it())
     return lines
 
 
@@ -65,6 +73,27 @@ def test_a_compiler_that_hangs_is_ended(cache: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(compiled, "DEADLINE_S", 0.2)
     assert len(said(tmp_path, monkeypatch, "import time; time.sleep(600)")) == 2
     assert not list(cache.glob("torch-*/*.failed"))  # a slow machine may be faster at another time
+
+
+def test_the_compiler_runs_beside_the_testnet_and_ends_with_it(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check that the block runs while the compiler holds the lock, and that its end ends the compiler."""
+    hangs = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    monkeypatch.setattr(compiled, "launched", lambda *command: [sys.executable, "-c", hangs])
+    log, lines = tmp_path / "compiler.log", list[str]()
+
+    async def testnet() -> int:
+        async with compiling_step(DEMO, 1, log, lines.append):
+            (lock,) = cache.glob("torch-*/*.lock")
+            with pytest.raises(Timeout):
+                FileLock(lock).acquire(timeout=0)
+            while not (log.exists() and log.read_text()):
+                await asyncio.sleep(0.01)
+        return int(log.read_text())
+
+    assert not psutil.pid_exists(asyncio.run(testnet()))
+    assert [line[:27] for line in lines] == ["compiling the training step"]
 
 
 def test_nothing_is_compiled_where_peers_would_not_use_it(

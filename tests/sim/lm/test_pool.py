@@ -78,14 +78,14 @@ def step_all(some_pool, progress):
 
 
 @pytest.mark.parametrize("shape", [{}, TILED], ids=["torch", "native"])
-@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-2)])
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 4 * 2**-23 * 20), ("muon", 5 * 2**-8)])
 def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance, shape):
-    """Check ten steps, with a displacement and a reset. Tolerances are fractions of the distance that the weights
-    moved.
+    """Check ten steps, with a displacement and a reset. Tolerances are fractions of the way that weights moved.
 
-    AdamW: 1e-5, since it divides by the root of the second moment, so that where a gradient is nearly zero its
-    rounding moves a weight by up to the learning rate. Muon: 1e-2, since torch orthogonalizes in bf16, which rounds
-    at 4e-3, and other kernels round otherwise.
+    AdamW: fp32 rounds by 2^-23, and the sums on a gradient's way have about 400 terms (tokens, vocabulary, widths),
+    whose roundings grow with the root; four times that. Muon: five iterations of products in bf16, which rounds by
+    2^-8. Ways are means over weights, not root mean squares: AdamW divides by the root of the second moment, so that
+    where a gradient is nearly zero any rounding moves one weight by up to the learning rate.
     """
     run = manifest(training__optimizer=optimizer, **shape)
     simulated, tasks = pool(run), [real(run, reader) for reader in READERS]
@@ -103,8 +103,7 @@ def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance, sha
             for one in (simulated.tasks[1], tasks[1]):
                 one.reset(3)
     for one, other in zip(simulated.tasks, tasks, strict=True):
-        way = torch.linalg.vector_norm(other.theta - begin)
-        assert torch.linalg.vector_norm(one.theta - other.theta) < tolerance * way
+        assert (one.theta - other.theta).abs().mean() < tolerance * (other.theta - begin).abs().mean()
         mine, theirs = one.state_dict(), other.state_dict()
         assert torch.equal(mine["counters"], theirs["counters"])
         for name in ("first_moment", "second_moment"):
