@@ -50,9 +50,11 @@ class ExportedTokens:
         """Return what generation_config.json has beside single tokens."""
         from transformers import GenerationConfig
 
-        several: dict[str, Any] = {"eos_token_id": list(self.ends)} if len(self.ends) > 1 else {}
+        own: dict[str, Any] = {"eos_token_id": list(self.ends)} if len(self.ends) > 1 else {}
         try:
             GenerationConfig(**self.settings)
+            own |= self.settings
         except Exception:  # a stranger's numbers, which would keep the export from being loaded
-            return several
-        return {**self.settings, **several}
+            pass
+        # generate may otherwise take the end in config.json, which has one
+        return {**own, "_from_model_config": False} if own else {}

@@ -51,6 +51,8 @@ async def ask_for_file(
 ) -> bytes | None:
     """Download a file; None if no peer that can be asked has it. Retries with backoff while any of them fails.
 
+    A file that training does not need is asked for once.
+
     Pieces of several peers may make up one file. If they do not, the last of these peers must send all of it, so that
     false pieces of one peer cannot spoil what another sends.
 
@@ -103,7 +105,7 @@ async def ask_for_file(
                         failures += 1
                         notebook.note("no file", what=file.what, peer=peer, why=str(error))
                 break
-        if not failures:
+        if not failures or not file.option:
             return None
         pause_s = next(pauses_s)
         why = f"no peer sent the run's {file.what}"

@@ -192,7 +192,7 @@ class JsonTokenizer:
 
     def token(self, token_id: int) -> str:
         """Return the text of a token; empty if there is none."""
-        return self._tokenizer.id_to_token(token_id) or ""
+        return str(self._tokenizer.id_to_token(token_id) or "")
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token; None if there is none."""

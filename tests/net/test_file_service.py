@@ -67,7 +67,9 @@ def breaking(server: FileServer, after: int) -> Handler:
     return answer
 
 
-def fetch(hosts: dict[PeerId, Handler], log: MemoryLog | None = None, within_s: float = 3600.0) -> bytes | None:
+def fetch(
+    hosts: dict[PeerId, Handler], log: MemoryLog | None = None, within_s: float = 3600.0, file: NamedFile = FILE
+) -> bytes | None:
     async def main() -> bytes | None:
         network = MemoryNetwork(latency=0.001)
         for name, handler in hosts.items():
@@ -78,7 +80,7 @@ def fetch(hosts: dict[PeerId, Handler], log: MemoryLog | None = None, within_s: 
             return [(name, ()) for name in hosts]
 
         async with asyncio.timeout(within_s):
-            return await ask_for_file(FILE, sources, mine.open, log or MemoryLog())
+            return await ask_for_file(file, sources, mine.open, log or MemoryLog())
 
     return virtual_time.run(main())
 
@@ -103,6 +105,14 @@ def test_a_size_is_told_without_the_content(server: FileServer, monkeypatch: pyt
 
 def test_nobody_has_it() -> None:
     assert fetch({HOST: FileServer({}).answer, OTHER: FileServer({}).answer}) is None
+
+
+def test_training_does_not_wait_for_a_file_that_exports_need(server: FileServer) -> None:
+    optional = FILE._replace(what="settings", option="")
+    log = MemoryLog()
+    assert fetch({HOST: breaking(server, 0)}, log, within_s=5, file=optional) is None
+    assert log.kinds() == ["no file"]
+    assert fetch({HOST: breaking(server, 0), OTHER: server.answer}, file=optional) == CONTENT
 
 
 def test_a_download_that_breaks_off_continues_at_another_peer(server: FileServer) -> None:
