@@ -47,9 +47,9 @@ def main(out: Path) -> None:
     with swarm() as url, chromium() as browser:
         time.sleep(AFTER_S)
         for name, scheme, width, most_height in (
-            ("page-light", "light", 1280, 1700),
-            ("page-dark", "dark", 1280, 1700),
-            ("page-phone", "light", 390, 1560),
+            ("page-light", "light", 1280, 1606),
+            ("page-dark", "dark", 1280, 1606),
+            ("page-phone", "light", 390, 1512),
         ):
             look(browser, scheme, width, most_height)
             browser.get(url)

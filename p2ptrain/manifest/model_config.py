@@ -201,7 +201,7 @@ def _checked(section: Mapping[str, object], names: Mapping[str, str]) -> Decoder
     if lines:
         text = re.sub(r"\b(?:model\.config\.)?(\w+)", lambda word: names.get(word[1], word[1]), "\n".join(lines))
         raise ManifestError(
-            f"The model's config.json cannot become a run's model section:\n{text}",
+            "The model's config.json cannot become a run's model section:\n" + text,
             "Choose another model, or correct the file if it is yours.",
         )
     return model

@@ -274,7 +274,7 @@ def next_steps(command: str, out: Path, corpus: Corpus, question: str = "") -> l
     elif not corpus.template:
         first = f"{command} generate {home} ''    # or, in the quotes, how the text begins"
     elif question:
-        first = f"echo {shlex.quote(question)} | {command} chat {home}    # without echo: type yourself"
+        first = f"echo {shlex.quote(question)} | {command} chat {home}    # without the echo, you type"
     else:
         first = f"{command} chat {home}    # type a message; Ctrl+D leaves"
     return [

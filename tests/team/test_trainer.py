@@ -154,7 +154,11 @@ def test_ranks_train_as_one_learner_and_report_its_events(team):
     assert not team.leader.ended
     assert not team.leader.is_waiting
     assert team.leader.save(lambda: "saved") == "saved"
-    assert team.leader.evaluate(512, lambda: 5.5) == 5.5
+    leading = team.learners[0]
+    fast = leading.task.theta.clone()
+    assert torch.equal(team.leader.evaluate(512, leading.task.theta.clone), leading.slow)
+    assert torch.equal(leading.task.theta, fast)
+    assert not torch.equal(fast, leading.slow)
     assert team.leader.save_trained(lambda: "saved") == "saved"
     team.close()
     assert team.done == ["save", 512, "save_trained"]
