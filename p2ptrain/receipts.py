@@ -5,8 +5,8 @@
     receipt   [peer, partner, since, until, step, tokens, exchanges, sent, received, served]
     signed by both together with the RunId, each signature for its own purpose
 
-Both sides count their exchanges (``Book``). From time to time a peer claims what it has not yet claimed, and the
-partner countersigns once if its own count is at least as high. A receipt therefore proves that the partner's key agreed
+Both sides count their exchanges (``Book``). Soon after them a peer claims what it has not yet claimed, and the partner
+countersigns once if its own count is at least as high. A receipt therefore proves that the partner's key agreed
 to these exchanges, bytes and weights. For tokens and outer steps it proves only that the peer claimed them, because
 they cannot be counted from outside. Two keys of one owner can agree on anything: a receipt is as trustworthy as its
 partner (docs/SECURITY.md).
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from math import inf
 from typing import Any, Self
 
 from p2ptrain.base.bounded import BoundedDict
@@ -32,6 +33,16 @@ MAX_AGREED_BYTES = MAX_RECEIPT_BYTES + 2 + 64
 MAX_PARTNERS = 512
 """Partners whose exchanges are counted, as many as the protocol core remembers; the least recent is dropped first."""
 
+MAX_OPEN = 1024
+"""Exchanges with one partner that no receipt covers yet; further ones are not counted."""
+PERIOD_S = 30.0
+"""Age at which an exchange is claimed, with all later ones: eight partners give 10 MB of receipts a day. Guess: the
+share of contributions that stays unsigned in a real swarm."""
+SETTLED_S = 2.0
+"""Age at which an exchange is claimed at the earliest, so that the partner has counted it, too. Guess: how often claims
+meet objections in a real swarm."""
+RETRY_S = 5.0
+"""First pause before a claim that was not countersigned is repeated; it doubles."""
 MAX_TRIES = 5
 """Unanswered claims to one partner before they are dropped. Guess: how long partners of real runs stay away would
 settle it."""
@@ -158,33 +169,56 @@ class PendingReceipt:
         """Whether no count is negative, so that a claim took no more than was counted."""
         return min(self.exchanges, self.sent, self.received, self.served) >= 0
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.exchanges or self.served)
-
 
 @dataclass(slots=True)
 class _PartnerReceipts:
     """Receipts and open counts with one partner."""
 
     since: int
-    ours: PendingReceipt = field(default_factory=PendingReceipt)
-    """Counts that this peer may still claim."""
+    ours: list[tuple[float, int, int]] = field(default_factory=list)
+    """Exchanges that this peer may still claim, oldest first: time, bytes sent, bytes received."""
+    served: int = 0
+    """Bytes of weights that this peer may still claim."""
+    served_at: float = 0.0
     theirs: PendingReceipt = field(default_factory=PendingReceipt)
     """Counts that the partner may still claim."""
-    asked_at: float = 0.0
+    asked_at: float = -inf
     claimed: Receipt | None = None
     """Claim without an answer; repeated, because the answer may have been lost."""
+    covers: int = 0
+    """Exchanges, the oldest, that the last claim was about."""
     objections: int = 0
     unanswered: int = 0
     """Consecutive claims without an answer, as ``objections`` counts consecutive refusals."""
     last: Receipt | None = None
     """Last claim of the partner that this peer countersigned."""
 
+    def is_due(self, now: float) -> bool:
+        """Return whether the partner is to be asked. The clock may be set back meanwhile."""
+        oldest, failed = self.ours[0][0] if self.ours else self.served_at, self.objections + self.unanswered
+        pause_s = RETRY_S * 2 ** (failed - 1) if failed else 0.0
+        return self.is_open and abs(now - oldest) >= PERIOD_S and abs(now - self.asked_at) >= pause_s
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to claim."""
+        return bool(self.ours or self.served)
+
+    @property
+    def left_out(self) -> int:
+        """Exchanges that a claim leaves out, since the partner may not have counted them: 0, 0, 1, 2, 4, …"""
+        return 1 << (self.objections - 2) if self.objections > 1 else 0
+
+    def close(self, count: int, since: int) -> None:
+        """Drop the oldest exchanges; what remains is for claims that begin at ``since``."""
+        del self.ours[:count]
+        self.since, self.claimed, self.covers = since, None, 0
+        self.objections = self.unanswered = 0
+
     def give_up(self, now: float) -> None:
         """Drop everything that is not countersigned."""
-        self.ours, self.since, self.claimed = PendingReceipt(), int(now), None
-        self.objections = self.unanswered = 0
+        self.served = 0
+        self.close(len(self.ours), int(now))
 
 
 class Book:
@@ -197,35 +231,60 @@ class Book:
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
         account = self._account(partner, now)
-        account.ours.add(sent, received)
+        if len(account.ours) < MAX_OPEN:
+            account.ours.append((now, sent, received))
         account.theirs.add(received, sent)
 
     def served(self, partner: PeerId, size: int, now: float) -> None:
         """Count weights that this peer gave to the partner."""
-        self._account(partner, now).ours.served += size
+        account = self._account(partner, now)
+        account.served, account.served_at = account.served + size, now
 
     def was_served(self, partner: PeerId, size: int, now: float) -> None:
         """Count weights that the partner gave to this peer."""
         self._account(partner, now).theirs.served += size
 
-    def claim(self, step: int, tokens: int, now: float, sign: Sign) -> Receipt | None:
-        """Return the next claim, for the partner asked longest ago; None if there is nothing to claim."""
-        waiting = [(account.asked_at, peer) for peer, account in self._accounts.items() if not account.ours.is_empty]
-        if not waiting:
-            return None
-        _, partner = min(waiting)
-        account = self._accounts[partner]
-        account.asked_at = now
-        if account.claimed is None:
-            account.claimed = self._claim(account, partner, step, tokens, now).signed(self._run, sign)
-        return account.claimed
+    def open(self) -> list[PeerId]:
+        """Return the partners of which there is something to claim, latest exchanges first."""
+        return [peer for peer, account in reversed(self._accounts.items()) if account.is_open]
 
-    def _claim(self, account: _PartnerReceipts, partner: PeerId, step: int, tokens: int, now: float) -> Receipt:
-        ours = account.ours
-        until = max(int(now), account.since + 1)
-        served = ours.served if not account.objections else 0  # the partner may have counted less
-        counted = (ours.exchanges, ours.sent, ours.received, served)
-        return Receipt(self._me, partner, account.since, until, step, tokens, *counted)
+    def due(self, now: float) -> list[PeerId]:
+        """Return the partners that are to be asked now."""
+        return [peer for peer, account in self._accounts.items() if account.is_due(now)]
+
+    def is_owed(self, partner: PeerId) -> bool:
+        """Return whether the partner has exchanges to claim."""
+        account = self._accounts.get(partner)
+        return account is not None and account.theirs.exchanges > 0
+
+    def claim(
+        self, partner: PeerId, step: int, tokens: int, now: float, sign: Sign, is_last: bool = False
+    ) -> Receipt | None:
+        """Return the next claim for a partner; None if there is nothing to claim.
+
+        ``is_last``: claim exchanges that the partner may not have counted yet, too.
+        """
+        account = self._accounts.get(partner)
+        if account is None or not account.is_open:
+            return None
+        if account.claimed is None:
+            settled = sum(is_last or abs(now - at) >= SETTLED_S for at, _, _ in account.ours)
+            served = account.served if not account.objections else 0  # the partner may have counted less
+            if not settled and not served:
+                return None
+            if account.left_out >= max(settled, 1):  # the partner has restarted
+                account.give_up(now)
+                return None
+            account.covers = settled
+            counted = [sorted(each) for each in zip(*account.ours[:settled], strict=True)][1:] or [[], []]
+            sent, received = (sum(each[: settled - account.left_out]) for each in counted)
+            until = max(int(now), account.since + 1)
+            exchanges = settled - account.left_out
+            counts = (exchanges, sent, received, served)
+            claim = Receipt(self._me, partner, account.since, until, step, tokens, *counts)
+            account.claimed = claim.signed(self._run, sign)
+        account.asked_at = now
+        return account.claimed
 
     def agreed(self, claim: Receipt, countersignature: bytes) -> Receipt | None:
         """Complete a claim with the partner's answer; None if the countersignature is invalid."""
@@ -233,25 +292,23 @@ class Book:
         account = self._accounts.get(claim.partner)
         if account is None or not receipt.is_agreed(self._run):
             return None
-        account.ours = account.ours.less(claim)
-        if account.objections:  # drop what the partner did not count
-            account.ours.served = 0
-        account.since, account.claimed = claim.until, None
-        account.objections = account.unanswered = 0
+        account.served -= account.served if account.objections else claim.served  # drop what the partner did not count
+        account.close(account.covers, claim.until)
         return receipt
 
-    def objected(self, claim: Receipt, now: float) -> None:
+    def objected(self, claim: Receipt, now: float, why: Objection = Objection.MORE) -> None:
         """Handle a partner's refusal to countersign.
 
         One refusal may be chance: the partner had not counted the last exchange yet, or counts a piece that it received
-        twice only once. After another one it has restarted, and the open counts are dropped.
+        twice only once. Further claims leave out ever more exchanges, which the partner may not have completed. If
+        nothing remains, it has restarted, and the open counts are dropped.
         """
         account = self._accounts.get(claim.partner)
         if account is None:
             return
         account.claimed = None
         account.objections += 1
-        if account.objections > 1 or not account.ours.exchanges:
+        if not account.ours or (account.objections > 1 and why is not Objection.MORE):
             account.give_up(now)
 
     def unanswered(self, claim: Receipt, now: float) -> None:

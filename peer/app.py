@@ -361,7 +361,7 @@ def _run_in_swarm(
 
         async def live() -> str:
             await connection.serve_manifest(signed)
-            await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
+            await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.answer)
             await connection.serve(FILES_PROTOCOL, FILES_LIMITS, admission.guarded(file_server.answer))
             await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, admission.guarded(weight_server.answer))
             cache_task = asyncio.create_task(connection.keep_cache(records))

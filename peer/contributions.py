@@ -1,6 +1,7 @@
 """Collection of partners' signatures under what a running peer contributed (``p2ptrain.receipts``).
 
-Unsigned contributions are lost when either process ends; a peer that leaves asks once more.
+Unsigned contributions are lost when either process ends. A peer that leaves therefore asks once more; whoever is asked
+asks in return, and the leaving peer waits for that.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from math import inf
 from random import Random
 
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.clock import wall
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net.receipt_service import ReceiptService, ask_to_sign
-from p2ptrain.ports import Clock, Notebook, Transport
-from p2ptrain.receipts import Book, Objection, Receipt
+from p2ptrain.ports import Clock, Link, Notebook, Transport
+from p2ptrain.receipts import MAX_PARTNERS, Book, Objection, Receipt
 from p2ptrain.statements import Sign
 from p2ptrain.swarm.events import Commit
 from p2ptrain.swarm.rules import GOODBYE_S
@@ -25,11 +28,20 @@ from peer.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
-PERIOD_S = 30.0
-"""Mean seconds between two claims, times a random factor of 0.75 to 1.25: 2 MB of receipts a day. Guess: the share of
-contributions that stays unsigned in a real swarm."""
-GOODBYES = 8
-"""Maximum number of last claims; the partners asked longest ago come first."""
+TICK_S = 1.0
+"""Interval of the question whom to ask, in seconds."""
+AT_ONCE = 16
+"""Most partners that are asked at the same time; at the end those of the latest exchanges come first."""
+LAST_TRY_S = 0.1
+"""Interval of the last claims of a peer that leaves."""
+LAST_TRIES = 4
+"""Most claims in a row of which a partner may object to all but the last, since it has not counted as much as we."""
+RETURNS = 10
+"""Most such intervals in which it waits for the claims that partners make in return. Guess: their response times."""
+LAST_WORD_S = 0.3
+"""Time for the last signature to arrive, a round trip. Guess: measure how many are lost."""
+RETURN_S = 1.0
+"""Shortest time between two claims that are made because the partner has just made one."""
 
 
 class Contributions:
@@ -58,6 +70,11 @@ class Contributions:
         self._wall = wall
         self._random = random or Random()
         self._is_full = False
+        self._asking: dict[PeerId, asyncio.Task[None]] = {}
+        self._signers: set[PeerId] = set()  # partners that have signed something since this peer began to leave
+        self._returned: BoundedDict[PeerId, float] = BoundedDict(MAX_PARTNERS)
+        """When a partner was last asked because it had asked, on the loop's clock."""
+        self._transport: Callable[[], Transport] | None = None
         last = ledger.newest()
         self.newest = last if last is not None and last.peer == me else None
         """Newest receipt, of an earlier session at first; None: there is none yet."""
@@ -81,12 +98,13 @@ class Contributions:
 
     @contextlib.asynccontextmanager
     async def gathering(self, transport: Callable[[], Transport]) -> AsyncIterator[None]:
-        """Claim receipts periodically while the block runs, and in a last round at its end.
+        """Claim receipts while the block runs, and everything else at its end.
 
         Args:
             transport: returns the transport to partners; raises NetworkError while there is none.
         """
-        task = asyncio.create_task(self._run(transport))
+        self._transport = transport
+        task = asyncio.create_task(self._run())
         task.add_done_callback(reporting("the collection of receipts"))
         try:
             yield
@@ -94,23 +112,61 @@ class Contributions:
             task.cancel()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
-                    for _ in range(GOODBYES):
-                        with contextlib.suppress(NetworkError, RemoteError):
-                            if not await self.claim(transport()):
-                                break
+                    await self._ask_all()
+            self._transport = None
+            for each in self._asking.values():
+                each.cancel()
 
-    async def _run(self, transport: Callable[[], Transport]) -> None:
+    async def answer(self, link: Link) -> None:
+        """Answer a partner's request, and soon ask in return. Raises NetworkError and RemoteError."""
+        await self.notary.answer(link)
+        now = asyncio.get_running_loop().time()
+        if now - self._returned.get(link.peer, -inf) >= RETURN_S:
+            self._returned[link.peer] = now
+            self._ask(link.peer, is_last=True)
+
+    async def _run(self) -> None:
         while True:
-            await asyncio.sleep(PERIOD_S * self._random.uniform(0.75, 1.25))
-            try:
-                await self.claim(transport())
-            except (NetworkError, RemoteError) as error:
-                logger.info("no receipt: %s", error)
+            await asyncio.sleep(TICK_S * self._random.uniform(0.75, 1.25))
+            for partner in self._book.due(self._wall()):
+                self._ask(partner)
 
-    async def claim(self, transport: Transport) -> bool:
-        """Ask one partner to sign a receipt; False if there is nothing to sign. Raises NetworkError, RemoteError."""
+    async def _ask_all(self) -> None:
+        """Ask all partners until nothing is open, and let those that answer ask, too."""
+        self._signers.clear()
+        while partners := self._book.open()[:AT_ONCE]:
+            for partner in partners:
+                self._ask(partner, is_last=True)
+            await asyncio.sleep(LAST_TRY_S)
+        for _ in range(RETURNS):
+            if not any(map(self._book.is_owed, self._signers)):
+                break
+            await asyncio.sleep(LAST_TRY_S)
+        await asyncio.sleep(LAST_WORD_S if self._signers else 0.0)
+
+    def _ask(self, partner: PeerId, is_last: bool = False) -> None:
+        """Start asking a partner, unless it is being asked, or many are."""
+        if self._transport is not None and partner not in self._asking and len(self._asking) < AT_ONCE:
+            task = self._asking[partner] = asyncio.create_task(self._try_to_claim(self._transport, partner, is_last))
+            task.add_done_callback(lambda _: self._asking.pop(partner, None))
+            task.add_done_callback(reporting("a claim"))
+
+    async def _try_to_claim(self, transport: Callable[[], Transport], partner: PeerId, is_last: bool) -> None:
+        for _ in range(LAST_TRIES if is_last else 1):
+            try:
+                await self.claim(transport(), partner, is_last)
+                break
+            except NetworkError as error:
+                logger.info("no receipt of %s: %s", short(partner), error)
+                break
+            except RemoteError as error:
+                logger.info("no receipt of %s: %s", short(partner), error)
+            await asyncio.sleep(LAST_TRY_S)
+
+    async def claim(self, transport: Transport, partner: PeerId, is_last: bool = False) -> bool:
+        """Ask a partner to sign a receipt; False if there is nothing to sign. Raises NetworkError, RemoteError."""
         step, tokens = self._position()
-        claim = self._book.claim(step, tokens, self._wall(), self._sign)
+        claim = self._book.claim(partner, step, tokens, self._wall(), self._sign, is_last)
         if claim is None:
             return False
         try:
@@ -119,7 +175,7 @@ class Contributions:
             self._book.unanswered(claim, self._wall())
             raise
         if isinstance(answer, Objection):
-            self._book.objected(claim, self._wall())
+            self._book.objected(claim, self._wall(), answer)
             raise RemoteError(f"it does not sign our receipt: {answer}")
         receipt = self._book.agreed(claim, answer)
         if receipt is None:
@@ -130,6 +186,7 @@ class Contributions:
 
     def _keep(self, receipt: Receipt) -> None:
         self.newest = receipt
+        self._signers.add(receipt.partner)
         try:
             self._ledger.add(receipt)
         except OSError as error:

@@ -1,7 +1,7 @@
 """A peer's receipts on disk, and what they prove (``p2ptrain.receipts``).
 
 ``HOME/contributions.jsonl`` has one receipt per line, ``contributions.1.jsonl`` the older ones: two files of at most
-64 MiB each. The event log tells by which paths its exchanges went.
+256 MiB each. The event log tells by which paths its exchanges went.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from p2ptrain.receipts import Receipt, Total, from_json, to_json, total
 from peer.home import Home, check_no_other
 from peer.messages import size
 
-MAX_LEDGER_BYTES = 64 << 20
-"""Maximum size of each of the two files: a month at one claim per 30 s."""
+MAX_LEDGER_BYTES = 256 << 20
+"""Maximum size of each of the two files: a month at ten receipts a minute."""
 _MAX_LINE = 4096
 
 

@@ -12,6 +12,7 @@ from p2ptrain.net import address
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.dial_backoff import BACKOFF
+from p2ptrain.net.p2pd.dialing import UNRESOLVED
 from p2ptrain.ports import Notebook
 
 PAUSE_S = (2.0, 30.0)
@@ -20,6 +21,8 @@ long bootstraps take to restart."""
 
 SILENCE = "Check that the bootstrap is running and that its port is open in the firewall and forwarded by its router."
 """Remedy if no address answers."""
+NAMELESS = "Check this computer's connection and DNS server, or ask for a link with an IP address."
+"""Remedy if no host name of the link can be resolved, so that nobody was asked."""
 STRANGERS = "Ask the person who gave you the link for a new one."
 """Remedy if another peer answers, so that neither firewall nor router is at fault."""
 
@@ -36,7 +39,7 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
         ManifestError: the manifest is genuine, but this version of p2ptrain cannot use it.
     """
     pauses_s = backoff(*PAUSE_S)
-    strangers: dict[str, str] = {}  # address -> which peer answers there, if not the expected one
+    hopeless: dict[str, tuple[str, str]] = {}  # address -> why waiting is in vain there, and the remedy
     while True:
         for each in link.addresses:
             place, peer = address.split_peer(each)
@@ -52,15 +55,17 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
             except (NetworkError, RemoteError) as error:
                 if why := stranger(str(error)):
-                    strangers[each] = why
+                    hopeless[each] = why, STRANGERS
+                elif UNRESOLVED in str(error):
+                    hopeless[each] = str(error), NAMELESS
                 elif not str(error).endswith(BACKOFF):  # a backoff says nothing new
-                    strangers.pop(each, None)
+                    hopeless.pop(each, None)
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
             else:
                 return signed
         why, remedy = "no address in the link returned the run's manifest", SILENCE
-        if len(strangers) == len(link.addresses):
-            why, remedy = strangers[link.addresses[0]], STRANGERS
+        if len(hopeless) == len(link.addresses):
+            why, remedy = hopeless[link.addresses[0]]
         pause_s = next(pauses_s)
         notebook.note("waiting", why=why, seconds=pause_s, remedy=remedy)
         await asyncio.sleep(pause_s)

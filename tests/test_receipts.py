@@ -32,7 +32,7 @@ def pair(exchanges: int = 1) -> tuple[Book, Book]:
 
 def settle(one: Book, who: Somebody, other: Book, partner: Somebody, now: float, step: int = 1) -> Receipt | Objection:
     """Make one claim, have it judged, and take the answer."""
-    claim = one.claim(step, step * PER_STEP, now, who.state)
+    claim = one.claim(partner.peer, step, step * PER_STEP, now, who.state, is_last=True)
     assert claim is not None
     objection = other.judge(Receipt.decode(claim.encode()), who.peer, now)
     if objection is not None:
@@ -53,7 +53,7 @@ def test_honest_books_agree() -> None:
     got = settle(birch, BIRCH, amber, AMBER, NOW + 60)
     assert isinstance(got, Receipt)
     assert (got.exchanges, got.sent, got.received, got.served) == (3, 60, 30, 1000)
-    assert amber.claim(1, 1, NOW + 61, AMBER.state) is None  # everything is claimed
+    assert amber.claim(BIRCH.peer, 1, 1, NOW + 61, AMBER.state) is None  # everything is claimed
 
 
 def test_any_interleaving_claims_everything_once() -> None:
@@ -73,7 +73,7 @@ def test_any_interleaving_claims_everything_once() -> None:
                 books[1].exchanged(AMBER.peer, 7, sent, now)
                 continue
             one = rng.randrange(2)
-            claim = books[one].claim(1, 1, now, names[one].state)
+            claim = books[one].claim(names[1 - one].peer, 1, 1, now, names[one].state, is_last=True)
             if claim is None:
                 continue
             assert books[1 - one].judge(claim, names[one].peer, now) is None
@@ -90,7 +90,7 @@ def test_any_interleaving_claims_everything_once() -> None:
 
 def test_a_lost_answer_is_given_again() -> None:
     amber, birch = pair(2)
-    claim = amber.claim(1, 1, NOW, AMBER.state)
+    claim = amber.claim(BIRCH.peer, 1, 1, NOW, AMBER.state, is_last=True)
     assert claim is not None
     assert birch.judge(claim, AMBER.peer, NOW) is None
     assert birch.judge(claim, AMBER.peer, NOW + 5) is None
@@ -137,12 +137,13 @@ def test_nothing_is_claimed_twice() -> None:
 def test_a_partner_that_began_anew_is_not_asked_for_the_old_for_ever() -> None:
     amber, _ = pair(5)
     birch = book(BIRCH)
-    for at in (1, 2):
-        claim = amber.claim(1, 1, NOW + at, AMBER.state)
-        assert claim is not None
-        assert birch.judge(claim, AMBER.peer, NOW + at) is Objection.MORE
-        amber.objected(claim, NOW + at)
-    assert amber.claim(1, 1, NOW + 3, AMBER.state) is None
+    claimed = []
+    while (claim := amber.claim(BIRCH.peer, 1, 1, NOW + 1, AMBER.state, is_last=True)) is not None:
+        claimed.append(claim.exchanges)
+        assert birch.judge(claim, AMBER.peer, NOW + 1) is Objection.MORE
+        amber.objected(claim, NOW + 1)
+    assert claimed == [5, 5, 4, 3, 1]
+    assert amber.claim(BIRCH.peer, 1, 1, NOW + 3, AMBER.state, is_last=True) is None
     amber.exchanged(BIRCH.peer, 10, 20, NOW + 4)
     birch.exchanged(AMBER.peer, 20, 10, NOW + 4)
     assert isinstance(settle(amber, AMBER, birch, BIRCH, NOW + 5), Receipt)
@@ -152,7 +153,7 @@ def test_one_objection_may_be_chance() -> None:
     """Check one rejected claim: the partner counts an exchange a moment after us."""
     amber, birch = pair(1)
     amber.exchanged(BIRCH.peer, 10, 20, NOW)
-    claim = amber.claim(1, 1, NOW + 1, AMBER.state)
+    claim = amber.claim(BIRCH.peer, 1, 1, NOW + 1, AMBER.state, is_last=True)
     assert claim is not None
     assert birch.judge(claim, AMBER.peer, NOW + 1) is Objection.MORE
     amber.objected(claim, NOW + 1)
@@ -167,17 +168,19 @@ def test_what_a_donor_counted_twice_does_not_cost_it_its_exchanges() -> None:
     amber, birch = pair(3)
     amber.served(BIRCH.peer, 2000, NOW)
     birch.was_served(AMBER.peer, 1000, NOW)
-    claim = amber.claim(1, 1, NOW + 1, AMBER.state)
+    claim = amber.claim(BIRCH.peer, 1, 1, NOW + 1, AMBER.state, is_last=True)
     assert claim is not None
     assert birch.judge(claim, AMBER.peer, NOW + 1) is Objection.MORE
     amber.objected(claim, NOW + 1)
     got = settle(amber, AMBER, birch, BIRCH, NOW + 2)
     assert isinstance(got, Receipt)
     assert (got.exchanges, got.served) == (3, 0)
-    assert amber.claim(1, 1, NOW + 3, AMBER.state) is None  # what it gave is no longer claimed
+    assert (
+        amber.claim(BIRCH.peer, 1, 1, NOW + 3, AMBER.state, is_last=True) is None
+    )  # what it gave is no longer claimed
     for book, partner in ((amber, BIRCH), (birch, AMBER)):
         book.exchanged(partner.peer, 10, 10, NOW + 4)
-    claim = amber.claim(1, 1, NOW + 5, AMBER.state)
+    claim = amber.claim(BIRCH.peer, 1, 1, NOW + 5, AMBER.state, is_last=True)
     assert claim is not None
     assert (claim.exchanges, claim.served) == (1, 0)
 
@@ -191,7 +194,7 @@ def test_a_stranger_gets_nothing() -> None:
 
 def test_a_partner_that_signs_something_else_changes_nothing() -> None:
     amber, birch = pair(2)
-    claim = amber.claim(1, 1, NOW, AMBER.state)
+    claim = amber.claim(BIRCH.peer, 1, 1, NOW, AMBER.state, is_last=True)
     assert claim is not None
     assert amber.agreed(claim, bytes(64)) is None
     assert amber.agreed(claim, claim.countersigned(OTHER_RUN, BIRCH.state).countersignature) is None
@@ -199,13 +202,35 @@ def test_a_partner_that_signs_something_else_changes_nothing() -> None:
     assert isinstance(settle(amber, AMBER, birch, BIRCH, NOW), Receipt)
 
 
-def test_the_partner_asked_longest_ago_is_asked_next() -> None:
+def test_an_exchange_that_only_one_side_completed_costs_no_other() -> None:
+    amber, birch = pair(4)
+    amber.exchanged(BIRCH.peer, 15, 15, NOW)
+    for _ in range(2):
+        assert settle(amber, AMBER, birch, BIRCH, NOW + 60) is Objection.MORE
+        claim = amber.claim(BIRCH.peer, 1, 1, NOW + 60, AMBER.state)
+        assert claim is not None
+        amber.objected(claim, NOW + 60)
+    got = settle(amber, AMBER, birch, BIRCH, NOW + 60)
+    assert isinstance(got, Receipt)
+    assert (got.exchanges, got.sent, got.received) == (4, 40, 75)
+    assert amber.open() == []
+
+
+def test_partners_are_asked_when_an_exchange_is_old_enough_and_ever_later_if_in_vain() -> None:
     amber = book(AMBER)
-    for partner in (BIRCH, STRANGER):
-        amber.exchanged(partner.peer, 1, 1, NOW)
-    asked = [amber.claim(1, 1, NOW + at, AMBER.state) for at in range(1, 5)]
-    assert [claim.partner for claim in asked if claim][:2] != [claim.partner for claim in asked if claim][1:3]
-    assert {claim.partner for claim in asked if claim} == {BIRCH.peer, STRANGER.peer}
+    amber.exchanged(BIRCH.peer, 1, 1, NOW)
+    asked = []
+    for at in range(600):
+        for partner in amber.due(NOW + at):
+            claim = amber.claim(partner, 1, 1, NOW + at, AMBER.state)
+            assert claim is not None
+            asked.append(at)
+            amber.unanswered(claim, NOW + at)
+    assert asked == [30, 35, 45, 65, 105]
+    assert amber.open() == []
+    amber.exchanged(STRANGER.peer, 1, 1, NOW)
+    assert amber.due(NOW - 3600) == [STRANGER.peer]  # the clock was set back
+    assert amber.claim(STRANGER.peer, 1, 1, NOW + 1, AMBER.state) is None  # the partner may not have counted it yet
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,9 @@ class ReceiptService:
     wall: Clock = wall
     """Clock for dates only; it may be set back."""
     _allowance: SlidingWindowLimit = field(
-        default_factory=lambda: SlidingWindowLimit(overall=120, each=6, window_s=60.0)
+        default_factory=lambda: SlidingWindowLimit(overall=360, each=12, window_s=60.0)
     )
-    """Rate limit; an honest peer makes two claims per minute to all its partners. Guess: receipts per minute in a large
+    """Rate limit; an honest peer makes a few claims per minute to each partner. Guess: receipts per minute in a large
     swarm would settle it."""
 
     async def answer(self, link: Link) -> None:

@@ -28,6 +28,7 @@ from p2ptrain.net.file_service import LIMITS as FILES_LIMITS
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd.dialing import UNRESOLVED
 from p2ptrain.net.p2pd.error_text import short_reason
 from p2ptrain.net.path_mtu import PathVerdict, can_help
 from p2ptrain.net.path_mtu import examine as examine_path
@@ -42,6 +43,7 @@ from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.doctor.verdicts import Observation
 from peer.home import Home
+from peer.manifest_fetch import NAMELESS
 
 COMPANY_S = 5.0
 """Seconds to find live peers once an address of the link has answered. Guess: the times of first lookups in a real
@@ -165,6 +167,8 @@ def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) ->
         return bad("link", words, why.remedy)
     if stranger(why):
         return bad("link", words, "Ask the person who gave you the link for a new one.")
+    if UNRESOLVED in why:
+        return bad("link", words, NAMELESS)
     return bad(
         "link",
         words,

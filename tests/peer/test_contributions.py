@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from math import inf
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import virtual_time
 from memory_network import MemoryNetwork
-from people import GUEST, ISSUER, NOW, RUN, STRANGER, Somebody
+from people import GUEST, ISSUER, NOW, RUN, STRANGER, Somebody, somebody
 
 from p2ptrain.base.ids import LinkId
 from p2ptrain.base.telemetry import MemoryLog
@@ -21,12 +22,12 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
 from p2ptrain.net.receipt_service import ask_to_sign
 from p2ptrain.ports import Link
-from p2ptrain.receipts import Objection, Receipt, Total, total
+from p2ptrain.receipts import PERIOD_S, Objection, Receipt, Total, total
 from p2ptrain.statements import packed
 from p2ptrain.swarm.events import Commit
 from peer import ledger as ledger_module
 from peer.cli import contributions
-from peer.contributions import PERIOD_S, Contributions
+from peer.contributions import Contributions
 from peer.home import Home
 from peer.ledger import Ledger, exchanges_by_path, table
 
@@ -67,7 +68,7 @@ def play(scene: Any, folder: Path) -> Any:
         network = MemoryNetwork(latency=0.01)
         sides = Side(network, AMBER, folder), Side(network, BIRCH, folder)
         for side in sides:
-            await side.transport.listen(side.contributions.notary.answer)
+            await side.transport.listen(side.contributions.answer)
         return await scene(*sides)
 
     return virtual_time.run(main())
@@ -108,6 +109,88 @@ def test_who_leaves_asks_once_more(tmp_path: Path) -> None:
         return amber
 
     assert len(play(scene, tmp_path).receipts) == 1
+
+
+class Swarm:
+    """Peers that exchange at random, some of them on one side only, and what each of them has signed."""
+
+    def __init__(self, network: MemoryNetwork, folder: Path) -> None:
+        self.random = Random(9)
+        self.sides = [Side(network, somebody(30 + number), folder) for number in range(6)]
+        self.dead: set[Side] = set()
+        self.gone: set[Side] = set()
+        self.busy = Counter[Side]()
+        self.made: dict[Side, list[float]] = {side: [] for side in self.sides}
+        """Times of each side's exchanges with partners that live on."""
+
+    async def listen(self) -> None:
+        async def never(link: Link) -> None:
+            await asyncio.sleep(1e6)
+
+        for side in self.sides:
+            await side.transport.listen(never if side in self.dead else side.contributions.answer)
+
+    async def train(self, side: Side, seconds: float) -> None:
+        """Exchange for so long, then leave as a peer does at the run's end, a moment before or after others."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds + self.random.uniform(0.0, 1.0)
+        async with side.contributions.gathering(lambda: side.transport):
+            while True:
+                await asyncio.sleep(self.random.expovariate(0.5))
+                others = [each for each in self.sides if each is not side and each not in self.gone]
+                if loop.time() >= until or not others:
+                    break
+                await self.exchange(side, self.random.choice(others))
+            self.gone.add(side)
+            while self.busy[side]:  # a peer that leaves completes its exchanges
+                await asyncio.sleep(0.05)
+        await side.transport.close()
+
+    async def exchange(self, side: Side, partner: Side) -> None:
+        side.exchanged(partner.who, 10, 20)
+        if partner in self.dead:
+            return
+        self.made[side].append(asyncio.get_running_loop().time())
+        if self.random.random() > 0.01:  # else the partner fails just before its commit
+            self.busy[partner] += 1
+            await asyncio.sleep(self.random.uniform(0.0, 0.3))
+            self.made[partner].append(asyncio.get_running_loop().time())
+            partner.exchanged(side.who, 20, 10)
+            self.busy[partner] -= 1
+
+    def signed(self, side: Side) -> int:
+        dead = {each.who.peer for each in self.dead}
+        return sum(each.exchanges for each in side.receipts if each and each.partner not in dead)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("seconds", [60.0, 300.0])
+def test_partners_that_live_on_sign_what_was_exchanged(tmp_path: Path, killed: int, seconds: float) -> None:
+    """Check a run's end, at which peers leave within a second, and that meanwhile what is a minute old is signed.
+
+    Some exchanges complete on one side only, and a partner may be dead.
+    """
+
+    async def main() -> None:
+        swarm = Swarm(MemoryNetwork(latency=0.05), tmp_path)
+        swarm.dead = set(swarm.sides[:killed])
+        await swarm.listen()
+        alive = swarm.sides[killed:]
+        training = [asyncio.create_task(swarm.train(side, seconds)) for side in alive]
+        clock = asyncio.get_running_loop().time
+        while clock() < seconds - 10.0:
+            await asyncio.sleep(10.0)
+            for side in alive:
+                due = sum(at < clock() - 60.0 for at in swarm.made[side])
+                assert swarm.signed(side) >= 0.95 * due
+        await asyncio.gather(*training)
+        for side in alive:
+            assert len(swarm.made[side]) > seconds / 4
+            assert swarm.signed(side) >= 0.95 * len(swarm.made[side])
+            proved = total(filter(None, side.receipts), RUN, side.who.peer)
+            assert not proved.faulty
+
+    virtual_time.run(main())
 
 
 def test_a_partner_that_is_silent_costs_nothing_but_receipts(tmp_path: Path) -> None:
@@ -199,7 +282,7 @@ def test_the_newest_receipt_is_the_last_whole_line_of_this_identity(tmp_path: Pa
         assert amber.ledger.newest() is None
         amber.exchanged(BIRCH, 100, 200)
         birch.exchanged(AMBER, 200, 100)
-        await amber.contributions.claim(amber.transport)
+        await amber.contributions.claim(amber.transport, BIRCH.peer, is_last=True)
         with amber.ledger.path.open("a") as file:
             file.write('{"torn')
         found = amber.ledger.newest()

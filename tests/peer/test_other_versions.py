@@ -98,6 +98,7 @@ def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
             "the node that answers there is not the one that the link names",
         ),
         ("failed to dial: connection refused", "no address in the link returned the run's manifest"),
+        ("a.b cannot be resolved on this computer (DNS)", "a.b cannot be resolved on this computer (DNS)"),
     ],
 )
 def test_who_waits_says_whether_somebody_else_answers(

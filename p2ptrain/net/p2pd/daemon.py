@@ -209,7 +209,8 @@ class Daemon:
         try:
             (await self._ask(request))[1].close()
         except NetworkError as error:
-            raise NetworkError(self._reasons.completed(peer, str(error))) from error
+            why = self.caution.unresolved(usable) or self._reasons.completed(peer, str(error))
+            raise NetworkError(why) from error
         self._reasons.forget(peer)
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -367,7 +368,10 @@ def _check_free(listen: Sequence[str]) -> None:
 
 
 def _in_use(places: str) -> UserError:
-    return UserError(f"{places} is in use by another program.", "Stop it, or choose another port with --listen.")
+    return UserError(
+        f"{places} is in use by another program.",
+        "Stop it, or choose another port, for instance with --listen /ip4/0.0.0.0/tcp/31338.",
+    )
 
 
 def _explained(reason: str, listen: Sequence[str]) -> UserError:

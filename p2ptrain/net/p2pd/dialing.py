@@ -26,6 +26,9 @@ needed to reach a peer; two circuits and two local ones should do."""
 RESOLVE_DEADLINE_S = 4.0
 """Timeout of a host name lookup; a fifth of a dial (``links.Limits``). Guess: measure lookups; 50 ms are usual."""
 
+UNRESOLVED = "cannot be resolved on this computer (DNS)"
+"""What is said of a host name without an IP address."""
+
 MAX_REMEMBERED = 1024
 """Peers whose last address is remembered, the latest."""
 
@@ -50,6 +53,7 @@ class DialPolicy:
         self._has_neighbours = False
         self._families: set[int | None] = set()  # by which this machine can dial; empty if unknown
         self._worked: BoundedDict[PeerId, str] = BoundedDict(MAX_REMEMBERED)
+        self._unresolved: BoundedDict[str, None] = BoundedDict(MAX_REMEMBERED)  # host names, by their last lookup
 
     def trust(self, addresses: Iterable[str], local: bool = False) -> None:
         """Dial these addresses always because the owner named them; with ``local`` every address."""
@@ -65,6 +69,11 @@ class DialPolicy:
     def worked(self, peer: PeerId, place: str) -> None:
         """Remember the direct address at which a peer was reached."""
         self._worked[peer] = place
+
+    def unresolved(self, addresses: Iterable[str]) -> str:
+        """Return why none of these addresses could be dialed, if their names have no IP address; otherwise nothing."""
+        hosts = [address.host_of(each) for each in addresses]
+        return f"{', '.join(hosts)} {UNRESOLVED}" if hosts and all(host in self._unresolved for host in hosts) else ""
 
     async def chosen(self, addresses: Sequence[str], peer: PeerId | None = None) -> list[str]:
         """Return a peer's addresses to dial, in the given order except for the one that worked, and in p2pd's form.
@@ -98,7 +107,9 @@ class DialPolicy:
             async with asyncio.timeout(RESOLVE_DEADLINE_S):
                 numbers = await self._resolve(host, _FAMILIES.get(kind, socket.AF_UNSPEC))
         except (OSError, ValueError):  # TimeoutError is an OSError
+            self._unresolved[host] = None
             return []
+        self._unresolved.pop(host, None)
         kinds = ((f"ip{6 if ':' in number else 4}", number) for number in numbers)
         return ["/".join(("", *both, *rest)) for both in kinds]
 

@@ -137,3 +137,23 @@ def test_what_worked_is_dialed_first() -> None:
     caution.worked(RELAY, places[5])
     assert virtual_time.run(caution.chosen(places, RELAY)) == [places[5], *places[:3]]
     assert chosen(caution, *places) == places[:4]
+
+
+def test_a_name_without_an_address_is_told_until_it_has_one() -> None:
+    numbers: list[str] = []
+
+    async def resolve(host: str, family: int) -> list[str]:
+        if not numbers:
+            raise socket.gaierror(-2, "Name or service not known")
+        return numbers
+
+    async def main() -> None:
+        policy, place = DialPolicy(local=True, resolve=resolve), "/dns4/none.example/tcp/31337"
+        assert await policy.chosen([place]) == []
+        assert policy.unresolved([place]) == "none.example cannot be resolved on this computer (DNS)"
+        assert policy.unresolved([place, "/ip4/46.10.1.2/tcp/5"]) == policy.unresolved([]) == ""
+        numbers.append("46.10.1.2")
+        assert await policy.chosen([place]) == ["/ip4/46.10.1.2/tcp/31337"]
+        assert policy.unresolved([place]) == ""
+
+    asyncio.run(main())
