@@ -126,12 +126,18 @@ def test_failed_exchanges_are_as_many_as_the_scenario_says(make):
     assert report.notes["failed"] >= overall.exchanges_failed
 
 
+AMONG_LIARS = "run.outer_steps=60", "peers.home.up_mbit_s=1.0", "swarm.final_gossip_s=0"
+
+
+@pytest.fixture(scope="module")
+def honest(make) -> SimulationReport:
+    return learnt(make, *AMONG_LIARS)
+
+
 @pytest.mark.parametrize("lie", ["progress", "garbage", "silent", "stalling"])
-def test_a_liar_does_not_stop_the_others_from_learning(make, lie):
+def test_a_liar_does_not_stop_the_others_from_learning(make, honest, lie):
     liar = {"name": "liar", "count": 1, "step_s": 1.0, "lie": lie}
-    changes = "run.outer_steps=60", "peers.home.up_mbit_s=1.0", "swarm.final_gossip_s=0"
-    honest = learnt(make, *changes)
-    lied_to = learnt(make, *changes, groups=[liar])
+    lied_to = learnt(make, *AMONG_LIARS, groups=[liar])
     assert lied_to.curve[-1].validation <= 1.5 * honest.curve[-1].validation
     assert lied_to.groups["home"].solo_share <= 0.1
     if lie == "garbage":
