@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sample_artifacts import SUMMARY, artifacts
 
-from lab.pace import curve, run_figures, times_to_losses, told_shortened_s
+from lab.pace import curve, run_figures, times_to_losses, told_shortened_s, training_cpu_s
 
 
 def progress(time: float, loss: float | None = None, **fields: Any) -> dict[str, Any]:
@@ -45,6 +45,15 @@ def test_the_largest_time_that_an_owner_was_told_counts() -> None:
     notes = [progress(1.0, shortened_s=None), progress(2.0, shortened_s=30.0), progress(3.0, shortened_s=9.0)]
     assert told_shortened_s(artifacts("one", *notes)) == 30.0
     assert told_shortened_s(artifacts("one", progress(1.0))) == 0.0
+
+
+def test_cpu_seconds_of_training_are_those_of_one_process() -> None:
+    begun, ended = (
+        {"kind": kind, "time": 1.0, "cpu_s": used} for kind, used in (("first inner step", 7.0), ("trained", 9.5))
+    )
+    assert training_cpu_s(artifacts("one", begun, ended)) == 2.5
+    assert training_cpu_s(artifacts("resumed", begun, begun, ended)) is None
+    assert training_cpu_s(artifacts("killed", begun)) is None
 
 
 def figures(**curves: list[tuple[float, float, float]]) -> dict[str, Any]:

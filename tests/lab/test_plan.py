@@ -234,6 +234,7 @@ def test_there_are_scenarios() -> None:
         "routers_direct",
         "donor_dies",
         "early_end",
+        "minority",
         "uneven_computers",
         "uneven_pairs",
         "claimed_crowd",

@@ -79,5 +79,5 @@ def test_exchanges_that_outlast_many_outer_steps_do_not_part_two_pairs():
     speed = sum(1 / slowness for slowness in slownesses) * TOKENS_PER_STEP / STEP_S
     tokens = int(speed * OUTER_STEP_S * 1200)
     simulation = simulated(tokens, peers, parameters)
-    assert over_budget(simulation) == pytest.approx(1.0, abs=0.05)
+    assert over_budget(simulation) == pytest.approx(1.0, abs=0.08)
     assert simulation.world.now < 1.6 * tokens / speed

@@ -568,7 +568,7 @@ def test_weights_that_left_behind_are_only_taken_if_they_do(loss, own, is_taken)
     each, donor, events = offered(loss, of_own=own, left_behind=True)
     assert isinstance(events[-1], Adopted if is_taken else Unfit)
     assert torch.equal(slow(each), slow(donor) if is_taken else quadratic(2).theta)
-    assert (each.step, each.progress) == (2 if is_taken else 0, 0.0)
+    assert (each.step, each.progress) == ((2, 8.0) if is_taken else (0, 0.0))
 
 
 @pytest.mark.parametrize("loss", [9.1, float("nan"), float("inf")])
