@@ -78,14 +78,14 @@ def step_all(some_pool, progress):
 
 
 @pytest.mark.parametrize("shape", [{}, TILED], ids=["torch", "native"])
-@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 4 * 2**-23 * 20), ("muon", 5 * 2**-8)])
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 4 * 2**-23 * 20), ("muon", 1e-2)])
 def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance, shape):
     """Check ten steps, with a displacement and a reset. Tolerances are fractions of the way that weights moved.
 
     AdamW: fp32 rounds by 2^-23, and the sums on a gradient's way have about 400 terms (tokens, vocabulary, widths),
-    whose roundings grow with the root; four times that. Muon: five iterations of products in bf16, which rounds by
-    2^-8. Ways are means over weights, not root mean squares: AdamW divides by the root of the second moment, so that
-    where a gradient is nearly zero any rounding moves one weight by up to the learning rate.
+    whose roundings grow with the root; four times that. Muon multiplies the smallest singular values most. Ways are
+    means over weights, not root mean squares: AdamW divides by the root of the second moment, so that where a gradient
+    is nearly zero any rounding moves one weight by up to the learning rate.
     """
     run = manifest(training__optimizer=optimizer, **shape)
     simulated, tasks = pool(run), [real(run, reader) for reader in READERS]
@@ -136,7 +136,7 @@ def test_how_steps_are_grouped_changes_no_bit(optimizer, shape):
 
 def test_stacked_rows_agree_with_rows_one_by_one(monkeypatch):
     """Check the batched kernels that CUDA uses, here on the CPU."""
-    run = manifest(training__optimizer="adamw")  # Muon multiplies in bf16
+    run = manifest(training__optimizer="adamw")
     alone, stacked = pool(run), pool(run)
     monkeypatch.setattr(LanguageModelPool, "_rows_at_once", 2)
     for step in range(4):
