@@ -17,9 +17,9 @@ from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_messages
 from p2ptrain.data.figures import TextFigures, text_figures
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
 from p2ptrain.data.given_model import GivenModel
-from p2ptrain.data.rows import first_line
 from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.data.tokenizer import load_tokenizer
+from p2ptrain.data.unpacking import first_line
 from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset

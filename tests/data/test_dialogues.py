@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.cli import cli
 from p2ptrain.data import dialogues
-from p2ptrain.data.chat_template import ChatTemplate
+from p2ptrain.data.chat_template import ChatTemplate, Dialogue
 from p2ptrain.data.chat_tokens import ChatEncoder, answer_ends
 from p2ptrain.data.corpus import Corpus, open_corpus, read_summary
-from p2ptrain.data.dialogues import Dialogue, dialogue_of
+from p2ptrain.data.dialogues import dialogue_of
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.packing import IGNORED, EncodedDialogue
 from p2ptrain.data.rows import Unusable

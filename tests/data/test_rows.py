@@ -206,11 +206,11 @@ def test_more_than_half_without_text_is_an_error_and_half_is_none(jsonl):
     )
 
 
-def test_a_file_without_any_text_is_not_read_to_its_end():
+def test_a_data_set_without_any_text_is_not_downloaded_to_its_end():
     endless = ((number, rows.Unusable("invalid JSON")) for number in itertools.count(1))
     expected = r"^The first 1,000 rows of some\.jsonl have no text, and the rest was not read\. Found: "
     with pytest.raises(CorpusError, match=expected):
-        list(texts(endless, "line", TextCounts("some.jsonl")))
+        list(texts(endless, "line", TextCounts("some.jsonl"), is_remote=True))
     counts = TextCounts("some.jsonl")
     assert list(texts(((each, rows.Unusable("invalid JSON")) for each in range(rows.SURE_ROWS)), "line", counts)) == []
     with pytest.raises(CorpusError, match=r"^1,000 of 1,000 rows of "):
