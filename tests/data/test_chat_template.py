@@ -72,9 +72,8 @@ def test_answers_are_what_generation_tags_enclose_as_transformers_finds_them():
 def test_an_answer_that_is_written_otherwise_later_is_not_counted():
     source = CHATML_SOURCE.replace("message['content']", "(message['content'] if loop.last else 'gone')")
     with ChatTemplate.checked(source, "a template") as template:
-        assert (
-            answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == []
-        )  # the last prompt is not a beginning, either
+        # the last prompt is not a beginning, either
+        assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == []
     source = CHATML_SOURCE.replace(
         "+ (message['content'] or '') +", "+ ('<think>' if loop.last else '') + message['content'] +"
     )
@@ -161,16 +160,16 @@ def test_an_end_of_turn_that_no_model_would_come_to_is_a_fault():
     assert found.why.startswith("it writes text after the last answer, outside of {% generation %}")
 
 
-@pytest.mark.parametrize(
-    "source", [CHATML_SOURCE, WITH_TAGS, WITH_TAGS.replace("</s>", "{% endgeneration %}{% generation %}</s>")]
-)
+TWICE = WITH_TAGS.replace("</s>", "{% endgeneration %}{% generation %}</s>")
+
+
+@pytest.mark.parametrize("source", [CHATML_SOURCE, WITH_TAGS, TWICE])
 def test_an_answer_that_is_not_to_be_learned_does_not_count(source: str):
     with ChatTemplate.checked(source, "a template") as template:
-        whole, first, second = template.rendered([Dialogue("", DIALOGUE, None, places) for places in ((), (4,), (2,))])
-    assert [answers(first), answers(second)] == [
-        answers(whole)[: len(answers(whole)) // 2],
-        answers(whole)[len(answers(whole)) // 2 :],
-    ]
+        dialogues = [Dialogue("", DIALOGUE, None, places) for places in ((), (4,), (2,))]
+        whole, first, second = (answers(each) for each in template.rendered(dialogues))
+    assert (first, second) == (whole[: len(whole) // 2], whole[len(whole) // 2 :])
+    assert "".join(first).startswith("Hallo.")
 
 
 def test_tools_calls_and_reasoning_reach_the_template_as_in_transformers():
