@@ -26,7 +26,7 @@ from p2ptrain.data.corpus import (
 )
 from p2ptrain.data.dialogues import characters, read_dialogues
 from p2ptrain.data.fidelity import FidelityCheck
-from p2ptrain.data.packed_stream import load_template, rows_of_dialogues, template_name, warnings
+from p2ptrain.data.packed_stream import load_template, rows_of_dialogues, run_warnings, template_name
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import TextChunk, read_pieces
 from p2ptrain.data.stream import cache_directory, stream_path, tokenize
@@ -137,7 +137,7 @@ def _tried_dialogues(
         length, is_hub = manifest.training.sequence_length, manifest.corpus.kind == "hub"
         rows = rows_of_dialogues(length, tokenizer, encoder, beginning, counts, check, most, is_hub)
         tokens = sum(map(len, rows))
-    found = [*warnings(counts, length=length), *check.warnings()]
+    found = [*run_warnings(counts, manifest), *check.warnings()]
     return (None if next(dialogues, None) is not None else tokens), found
 
 

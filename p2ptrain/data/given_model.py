@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,5 +25,7 @@ class GivenModel:
     """The tokenizer.json, or a table of the manifest; None if the model has none."""
     template: Path | CorpusError | None = None
     """A copy of its chat template in the cache, or why there is none; None if the model has none."""
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Texts of its special tokens, by the names that chat templates use."""
     weights: tuple[tuple[NamedFile, Path], ...] = ()
     """Files that the section names by digest."""

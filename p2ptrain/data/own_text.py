@@ -11,13 +11,14 @@ from typing import Any
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import printable
-from p2ptrain.data.chat_template import CHATML
+from p2ptrain.data.chat_template import CHATML, read_template, with_values
 from p2ptrain.data.corpus import Tell, check_vocabulary, open_corpus, read_summary, rename_stream
 from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_messages
 from p2ptrain.data.figures import TextFigures, text_figures
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
 from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.packed_stream import UnansweredError, enough_tokens
+from p2ptrain.data.published_template import kept
 from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.data.tokenizer import load_tokenizer
 from p2ptrain.data.unpacking import first_line
@@ -163,9 +164,15 @@ def create(
 
 
 def _template_file(template: Path | None, model: GivenModel | None) -> Path | None:
-    """Return the file of the chat template that a run of dialogues gets; None: ChatML. Raises CorpusError."""
+    """Return the file of the chat template that a run of dialogues gets; None: ChatML. Raises CorpusError.
+
+    It contains the texts of the model's special tokens that it names, as transformers gives them to a template.
+    """
     if _is_chatml(template):
         return None
+    if template is not None and model is not None:
+        source = read_template(template)
+        return template if source == with_values(source, model.special_tokens) else kept(source, model.special_tokens)
     if template is not None or model is None:
         return template
     if isinstance(model.template, CorpusError):
@@ -199,12 +206,13 @@ def _sized(
     """Tokenize the text; return preset, changes, reason and figures. All of the text is used, if that is possible."""
     uncut = with_changes(preset(preset_name or "demo", _NO_AUTHOR), changes)
     longest = _longest_row(uncut, is_continued)
+    may_lengthen = is_continued or preset_name is None
     try:
         opened = open_corpus(uncut, cache, corpus, tokenizer, tell, template_file=template)
     except UnansweredError:
         if longest <= uncut.training.sequence_length:
             raise
-        uncut = with_changes(uncut, _rows_of(uncut, longest))
+        may_lengthen, uncut = True, with_changes(uncut, _rows_of(uncut, longest))
         opened = open_corpus(uncut, cache, corpus, tokenizer, tell, template_file=template)
     found = read_summary(uncut, cache)
     room = len(opened.tokens) * (PADDED if opened.is_packed else 1)
@@ -216,7 +224,7 @@ def _sized(
         fit = fitted(train_tokens, changes, preset_name)
     manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
     enough = min(longest, enough_tokens(found.counts)) if opened.is_packed and found is not None else 0
-    if enough > manifest.training.sequence_length and (is_continued or preset_name is None):
+    if may_lengthen and enough > manifest.training.sequence_length:
         rows = _rows_of(manifest, enough)
         reason = f"{fit.reason} Rows have {enough:,} tokens, as long dialogues need."
         fit = fit._replace(changes={**fit.changes, **rows}, reason=reason)

@@ -22,6 +22,7 @@ from p2ptrain.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
+    from p2ptrain.manifest import Manifest
 
 REPORTED_TRUNCATED = 0.01
 """Share of truncated dialogues above which the owner is warned: they teach answers without an end. Guess: the held-out
@@ -80,33 +81,51 @@ def rows_of_dialogues(
         left = None if left is None else left - 1
     check.finish()
     if 2 * counts.left_out > counts.rows:
+        unused = "".join(f". {each[0].upper()}{each[1:]}" for each in _unused(counts))
         raise UnansweredError(
             f"{counts.left_out:,} of {counts.rows:,} dialogues of {counts.where} have no answer within {length:,} "
-            "tokens.",
+            f"tokens{unused}.",
             "Raise training.sequence_length, or use a tokenizer with larger tokens, before the run is signed. If the "
             "run is not yours, ask its author.",
         )
 
 
-def warnings(counts: TextCounts, limit: str = "training.sequence_length", length: int = 0) -> Iterator[str]:
+def warnings(
+    counts: TextCounts, limit: str = "training.sequence_length", length: int = 0, most: int | None = None
+) -> Iterator[str]:
     """Yield sentences, without their full stops, on dialogues that are used in part or not at all.
 
     Args:
         limit: name of a row's length for the user.
         length: of a row; 0: unknown.
+        most: tokens that the model reads; None: as many as the run says.
     """
     if counts.truncated > REPORTED_TRUNCATED * counts.documents:
         enough = enough_tokens(counts)
+        remedy = f". With {limit} = {enough:,}, {100 * WHOLE:.0f} % would be whole" if enough > length else ""
+        if remedy and most is not None and enough > most:
+            remedy = f". {100 * WHOLE:.0f} % have less than {enough:,}, and the model reads {most:,}"
         yield (
             f"{counts.truncated:,} of {counts.documents:,} dialogues are longer than {limit}, and are "
             "used without their end"
-            + (f". With {limit} = {enough:,}, {100 * WHOLE:.0f} % would be whole" if enough > length else "")
+            f"{remedy}"
         )
     if counts.left_out > 0:
         yield (f"{counts.left_out:,} dialogues are not used, as they have no answer that counts within {limit} tokens")
+    yield from _unused(counts)
+
+
+def _unused(counts: TextCounts) -> Iterator[str]:
     if counts.unused_fields:
         found = ", ".join(f"{one_line(name, 40)} ({number:,})" for name, number in counts.unused_fields.items())
         yield f"the chat template does not use these fields of messages and rows: {found}"
+
+
+def run_warnings(counts: TextCounts, manifest: Manifest) -> Iterator[str]:
+    """Yield the warnings on the dialogues of a run."""
+    length = manifest.training.sequence_length
+    most = None if manifest.model.init is None else manifest.model.config.max_position_embeddings
+    return warnings(counts, length=length, most=most)
 
 
 WHOLE = 0.95

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,20 @@ def kept_template(read: Read) -> Path | CorpusError | None:
         source = text.decode("utf-8-sig", errors="replace")
     if not source:
         return None
-    content = with_values(source, special_tokens_in(config)).encode(errors="replace")
+    return kept(source, special_tokens_in(config))
+
+
+def special_tokens(read: Read) -> dict[str, str]:
+    """Return the texts of a model's special tokens, by the names that templates use; empty if they are not known."""
+    try:
+        return special_tokens_in(_decoded(read(TOKENIZER_CONFIG, MOST_CONFIG_BYTES)))
+    except WeightsError:
+        return {}
+
+
+def kept(source: str, values: Mapping[str, str]) -> Path:
+    """Return a copy in the cache of a template, with the values of what it names. Raises HomeError."""
+    content = with_values(source, values).encode(errors="replace")
     path = cache_directory() / "templates" / f"{hashlib.sha256(content).hexdigest()}.jinja"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from p2ptrain.base.text import UserPath, printable
 from p2ptrain.data.file_store import WEIGHTS_OPTION, NamedFile
 from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.hub_weights import HubRepository, commit_of, download_weights
-from p2ptrain.data.published_template import kept_template
+from p2ptrain.data.published_template import kept_template, special_tokens
 from p2ptrain.data.sources import file_digest, unchanged
 from p2ptrain.data.weight_files import published_files
 from p2ptrain.manifest import Decoder
@@ -63,11 +63,16 @@ def _local_model(place: Path) -> GivenModel:
     init = FileWeights(kind="file", sha256=digests)
     tokenizer = folder / TOKENIZER
     named = [NamedFile("weights", WEIGHTS_OPTION, digest) for digest in digests]
+
+    def read(name: str, most: int) -> bytes | None:
+        return _content(folder / name, most)
+
     return GivenModel(
         f"{place}",
         section.model_copy(update={"init": init}),
         tokenizer if tokenizer.is_file() else None,
-        kept_template(lambda name, most: _content(folder / name, most)),
+        kept_template(read),
+        special_tokens(read),
         tuple(zip(named, paths, strict=True)),
     )
 
@@ -86,8 +91,13 @@ def _hub_model(where: str) -> GivenModel:
     init = HubWeights(kind="hub", name=name, revision=revision)
     table = {"kind": "hub", "name": name, "revision": revision}
     tokenizer = table if _has_tokenizer(repository) else None
-    template = kept_template(repository.small_file)
-    return GivenModel(f"{name} at {revision[:12]}", section.model_copy(update={"init": init}), tokenizer, template)
+    return GivenModel(
+        f"{name} at {revision[:12]}",
+        section.model_copy(update={"init": init}),
+        tokenizer,
+        kept_template(repository.small_file),
+        special_tokens(repository.small_file),
+    )
 
 
 def _content(path: Path, most: int) -> bytes | None:
