@@ -32,13 +32,14 @@ import jinja2.utils
 MEMORY_BYTES = 1 << 30
 """Address space of this process. A batch of dialogues and their rendered text take a few tens of megabytes."""
 
-CPU_S = 60
-"""Processor time for one dialogue, against templates that loop. ``MOST_RENDERED_MESSAGES`` messages take far less, 1 to
-3 s with Qwen3's template (measured), since no computer may refuse what another one renders."""
+CPU_S = 180
+"""Processor time for one dialogue, against templates that loop. ``MOST_RENDERED_MESSAGES`` messages take less, a second
+with Qwen3's template and 60 s with one that reads all messages for each (measured), since no computer should refuse
+what another one renders."""
 
-MOST_RENDERED_MESSAGES = 132_000
+MOST_RENDERED_MESSAGES = 33_000
 """Maximum number of messages that are rendered for one dialogue. A template without ``{% generation %}`` renders it
-twice for each answer: that reaches 512 messages, of which half are answers."""
+twice for each answer: that reaches 256 messages, of which half are answers."""
 
 MOST_RENDERED_CHARS = 2 << 20
 """Maximum number of characters of a rendered dialogue: twice the longest one that is read."""
