@@ -116,7 +116,9 @@ def _rows(file: RowFile, file_format: str, column: str) -> tuple[Iterator[tuple[
     """Return the rows of a file, and what their numbers count."""
     if file_format == "jsonl":
         return jsonl_values(file, lambda row: dialogue_of_row(row, column)), "line"
-    found = parquet_values(file, column, _check_messages, lambda *row: _from_arrow(*row, column), beside=TOOLS)
+    found = parquet_values(
+        file, column, _check_messages, lambda value, tools: _from_arrow(value, tools, column), beside=TOOLS
+    )
     return found, "row"
 
 
