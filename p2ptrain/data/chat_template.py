@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,19 +27,19 @@ from p2ptrain.data.template_worker import ANSWER_END, ANSWER_START, LENGTH
 MOST_TEMPLATE_BYTES = 256 << 10
 """Maximum size of a template. The longest in wide use, with tools, have about 20 kB."""
 
-DEADLINE_S = 600.0
+DEADLINE_S = 1_800.0
 """Longest wait for one request, a megabyte of dialogues for each of which the worker has ``template_worker.CPU_S`` of
 processor time: it also ends a worker that gets no processor."""
 
-MOST_REPLY_BYTES = 512 << 20
-"""Maximum size of a reply: JSON may take eight bytes per rendered character."""
+MOST_REPLY_BYTES = 128 << 20
+"""Maximum size of a reply: JSON may take twelve bytes per character, and a batch may grow to eight megabytes."""
 
 CHATML = "chatml"
 """Name of the built-in template."""
 
 CHATML_SOURCE = (
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') + '<|im_end|>' + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -48,13 +48,25 @@ CHATML_SOURCE = (
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Special tokens that templates of transformers may write, by their names in a tokenizer_config.json."""
 
-SPECIAL_MARK = "\U000f0000"
-"""Character of a private plane within the text of a message, where it is not to be read as a special token."""
+Message = Mapping[str, Any]
+"""One turn: ``role``, ``content`` and what else its row has, as transformers gives it to a template."""
 
-Message = Mapping[str, str]
-"""One turn: ``role`` and ``content``."""
-
+_SAID = "qwertz"
 _REMEDY = "Try the template with apply_chat_template of transformers. If the run is not yours, ask its author."
+_ROW_REMEDY = (
+    "Correct or remove that row, or try another template: --template FILE. If the run is not yours, ask its author."
+)
+
+
+class Dialogue(NamedTuple):
+    """Messages of one row, and where they are."""
+
+    place: str
+    messages: Sequence[Message]
+    tools: Sequence[Any] | None = None
+    """Descriptions of the tools that the assistant may call."""
+    uncounted: Sequence[int] = ()
+    """Places of the answers that are not to be learned."""
 
 
 class RenderedDialogue(NamedTuple):
@@ -62,13 +74,17 @@ class RenderedDialogue(NamedTuple):
 
     text: str
     answers: list[tuple[int, int]]
-    """Start and end of each answer that can be told apart, in characters; the end-of-turn text belongs to it."""
+    """Start and end of each answer that counts, in characters; the end-of-turn text belongs to it."""
+    is_cut: bool = False
+    """Whether the dialogue has more messages than are rendered, and lost its end."""
 
 
 class TemplateFault(NamedTuple):
     """The reason why a template does not render a dialogue."""
 
     why: str
+    is_slow: bool = False
+    """Whether it took too long on this computer."""
 
 
 class ChatTemplate:
@@ -133,28 +149,45 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
         """Return the text of some messages. Raises CorpusError if the template does not render them."""
-        (rendered,) = self._request([messages], add_generation_prompt)
+        (rendered,) = self._request([Dialogue("", messages)], add_generation_prompt)
         if isinstance(rendered, TemplateFault):
-            raise not_rendered(self.where, "the dialogue", rendered.why)
+            raise CorpusError(f"The chat template {self.where} does not render the dialogue: {rendered.why}.", _REMEDY)
         return rendered.text
 
-    def rendered(self, dialogues: Sequence[Sequence[Message]]) -> list[RenderedDialogue | TemplateFault]:
+    def rendered(self, dialogues: Sequence[Dialogue]) -> list[RenderedDialogue | TemplateFault]:
         """Return the text and the answers of each dialogue. Raises CorpusError if the template does not end."""
         return self._request(dialogues, None)
 
     def end_of_turn(self) -> str:
         """Return the text that follows what an assistant says; "" if it cannot be told. Raises CorpusError."""
-        said = "qwertz"
-        found = self.rendered([[{"role": "user", "content": "asdf"}, {"role": "assistant", "content": said}]])[0]
+        found = self._short()
         if isinstance(found, TemplateFault) or not found.answers:
             return ""
         start, end = found.answers[-1]
-        return found.text[start:end].rpartition(said)[2].strip()
+        return found.text[start:end].rpartition(_SAID)[2].strip()
+
+    def fault(self, where: str, why: str) -> CorpusError:
+        """Return the error for a row that is not rendered: of the template, if it renders no short dialogue, either."""
+        short = self._short()
+        if isinstance(short, TemplateFault) and short.why == why:
+            return CorpusError(f"The chat template {self.where} cannot be used: {why}.", _REMEDY)
+        return CorpusError(f"{where}: the chat template {self.where} does not render it: {why}.", _ROW_REMEDY)
+
+    def _short(self) -> RenderedDialogue | TemplateFault:
+        messages = [{"role": "user", "content": "asdf"}, {"role": "assistant", "content": _SAID}]
+        return self.rendered([Dialogue("", messages)])[0]
 
     def _request(
-        self, dialogues: Sequence[Sequence[Message]], add_generation_prompt: bool | None
+        self, dialogues: Sequence[Dialogue], add_generation_prompt: bool | None
     ) -> list[RenderedDialogue | TemplateFault]:
-        plain = [[{name: _unmarked(text) for name, text in message.items()} for message in each] for each in dialogues]
+        plain = [
+            {
+                "messages": mapped_texts(each.messages, _unmarked),
+                "tools": mapped_texts(each.tools, _unmarked),
+                "uncounted": each.uncounted,
+            }
+            for each in dialogues
+        ]
         with self._lock:
             worker = self._started()
             asked = {"dialogues": plain, "add_generation_prompt": add_generation_prompt}
@@ -234,8 +267,13 @@ def with_values(source: str, values: Mapping[str, str]) -> str:
     return "".join(named) + "\n" + source if named else source  # a line end after a block is not rendered
 
 
-def not_rendered(template: str, dialogue: str, why: str) -> CorpusError:
-    return CorpusError(f"The chat template {template} does not render {dialogue}: {why}.", _REMEDY)
+def mapped_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a copy of a decoded JSON value in which each text and name of a field is changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): mapped_texts(each, change) for name, each in value.items()}
+    return [mapped_texts(each, change) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_template(file: Path) -> str:
@@ -267,11 +305,11 @@ def _parsed(reply: Any, count: int) -> list[RenderedDialogue | TemplateFault]:
     """Check the shape of a reply, which comes from the process in which a stranger's program runs."""
     found: list[RenderedDialogue | TemplateFault] = []
     for each in reply["rendered"]:
-        if isinstance(each, str):
-            found.append(TemplateFault(one_line(each).rstrip(".")))
+        if isinstance(each, dict):
+            found.append(TemplateFault(one_line(each["fault"]).rstrip("."), bool(each["is_slow"])))
         else:
-            text, spans = each
-            found.append(RenderedDialogue(str(text), [(int(start), int(end)) for start, end in spans]))
+            text, spans, is_cut = each
+            found.append(RenderedDialogue(str(text), [(int(start), int(end)) for start, end in spans], bool(is_cut)))
     if len(found) != count:
         raise ValueError(f"{len(found)} rendered dialogues instead of {count}")
     return found

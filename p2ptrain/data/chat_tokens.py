@@ -1,7 +1,7 @@
 """Tokens of dialogues: rendered by the run's chat template, encoded, and marked where answers are.
 
 A special token that the template writes becomes its id. Where a message contains the same text, it stays text: a mark
-after its first letter travels through the template, and the text is encoded in parts that end there.
+after its first letter travels through the template. A token ends where an answer begins, as it does in a prompt.
 """
 
 from __future__ import annotations
@@ -11,10 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from p2ptrain.data.chat_template import SPECIAL_MARK, ChatTemplate, Message, RenderedDialogue, TemplateFault
-from p2ptrain.data.dialogues import Dialogue
+from p2ptrain.data.chat_template import (
+    ChatTemplate,
+    Dialogue,
+    Message,
+    RenderedDialogue,
+    TemplateFault,
+    mapped_texts,
+)
+from p2ptrain.data.dialogues import TOOLS, UNCOUNTED, characters
 from p2ptrain.data.packing import EncodedDialogue
-from p2ptrain.data.tokenizer import Tokenizer
+from p2ptrain.data.tokenizer import BORDER_MARK, SPECIAL_MARK, Tokenizer
 
 BATCH_CHARACTERS = 1 << 18
 """Characters of the dialogues that are rendered and encoded at once."""
@@ -31,6 +38,7 @@ class ChatEncoder:
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self.template = template
         self._tokenizer = tokenizer
+        self._words = {*re.findall(r"\w+", template.source)}
         special = sorted(tokenizer.special_tokens, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
         self.end_of_turn = template.end_of_turn()
@@ -42,7 +50,7 @@ class ChatEncoder:
     ) -> Iterator[tuple[Dialogue, RenderedDialogue, EncodedDialogue | TemplateFault]]:
         """Yield each dialogue with its text and its tokens, or the reason why it has none. Raises CorpusError."""
         for batch in _batches(dialogues):
-            found = self.template.rendered([self._marked(each.messages) for each in batch])
+            found = self.template.rendered([self._marked(each) for each in batch])
             texts = [each for each in found if isinstance(each, RenderedDialogue)]
             encoded = iter(self._encoded(texts))
             for dialogue, rendered in zip(batch, found, strict=True):
@@ -50,12 +58,31 @@ class ChatEncoder:
                     yield dialogue, RenderedDialogue("", []), rendered
                     continue
                 tokens = next(encoded)
-                yield dialogue, rendered, tokens if rendered.answers else TemplateFault(NO_ANSWER)
+                is_found = rendered.answers or dialogue.uncounted or self._said_nothing(dialogue)
+                yield dialogue, rendered, tokens if is_found else TemplateFault(NO_ANSWER)
 
     def prompt_ids(self, messages: Sequence[Message]) -> np.ndarray:
         """Return the ids of messages and the beginning of the assistant's answer. Raises CorpusError."""
-        text = self.template.render(self._marked(messages), add_generation_prompt=True)
+        text = self.template.render(self._marked(Dialogue("", messages)).messages, add_generation_prompt=True)
         return self._encoded([RenderedDialogue(text, [])])[0].ids
+
+    def unused_fields(self, dialogue: Dialogue) -> Iterator[str]:
+        """Yield the fields that the template does not name: of each message, and the tools."""
+        for message in dialogue.messages:
+            yield from (name for name in message if name not in _READ and name not in self._words)
+        if dialogue.tools is not None and TOOLS not in self._words:
+            yield TOOLS
+
+    def _said_nothing(self, dialogue: Dialogue) -> list[int]:
+        """Return the places of answers of which only fields speak that the template does not use."""
+        return [
+            place
+            for place, each in enumerate(dialogue.messages)
+            if each["role"] == "assistant"
+            and not each["content"]
+            and not any(name in self._words for name in each if name not in _READ)
+            and any(name not in _READ for name in each)
+        ]
 
     @property
     def ending(self) -> int | None:
@@ -71,37 +98,51 @@ class ChatEncoder:
         """Return the separator, unless a special token ends each turn: other text is not a single id to stop at."""
         return None if any(token in self.end_of_turn for token in special) else self._tokenizer.separator
 
-    def _marked(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+    def _marked(self, dialogue: Dialogue) -> Dialogue:
+        """Return a dialogue whose texts have marks in special tokens, without answers that say nothing."""
+
         def marked(found: re.Match[str]) -> str:
             return f"{found[0][0]}{SPECIAL_MARK}{found[0][1:]}"
 
-        plain = [{name: text.replace(SPECIAL_MARK, "") for name, text in each.items()} for each in messages]
-        if self._special is None:
-            return plain
-        return [{**each, "content": self._special.sub(marked, each["content"])} for each in plain]
+        def change(text: str) -> str:
+            plain = text.replace(SPECIAL_MARK, "").replace(BORDER_MARK, "")
+            return plain if self._special is None else self._special.sub(marked, plain)
+
+        messages = [
+            {name: each if name == "role" else mapped_texts(each, change) for name, each in message.items()}
+            for message in dialogue.messages
+        ]
+        uncounted = sorted({*dialogue.uncounted, *self._said_nothing(dialogue)})
+        return dialogue._replace(messages=messages, tools=mapped_texts(dialogue.tools, change), uncounted=uncounted)
 
     def _encoded(self, rendered: Sequence[RenderedDialogue]) -> list[EncodedDialogue]:
-        parts = [each.text.split(SPECIAL_MARK) for each in rendered]
-        encoded = iter(self._tokenizer.encode_marked([part for each in parts for part in each]))
-        found = []
-        for each, texts in zip(rendered, parts, strict=True):
-            ids, starts, at = [], [], 0
-            for text in texts:
-                part_ids, part_starts = next(encoded)
-                ids.append(part_ids)
-                starts.append(part_starts + at)
-                at += len(text) + 1  # the mark
-            found.append(self._with_flags(np.concatenate(ids), np.concatenate(starts), each))
-        return found
+        marked = [_with_borders(each) for each in rendered]
+        encoded = self._tokenizer.encode_marked([each.text for each in marked])
+        return [self._with_flags(*found, each) for found, each in zip(encoded, marked, strict=True)]
 
     def _with_flags(self, ids: np.ndarray, starts: np.ndarray, rendered: RenderedDialogue) -> EncodedDialogue:
         counts = np.zeros(len(ids), dtype=bool)
         for start, end in rendered.answers:
             counts |= (starts >= start) & (starts < end)
-        if self._ending is not None and rendered.answers:
+        # Where the last answer does not count to its end, no model would come to what follows it.
+        if self._ending is not None and len(counts) and counts[-1] and not rendered.is_cut:
             ids = np.append(ids, np.asarray(self._ending, dtype=ids.dtype))
             counts = np.append(counts, np.True_)
         return EncodedDialogue(ids, counts)
+
+
+_READ = ("role", "content", *UNCOUNTED)
+"""Fields of a message that are not the template's alone."""
+
+
+def _with_borders(rendered: RenderedDialogue) -> RenderedDialogue:
+    """Return a dialogue with a mark before each answer, where a token has to end."""
+    pieces, answers, at = [], [], 0
+    for number, (start, end) in enumerate(rendered.answers, 1):
+        pieces += [rendered.text[at:start], BORDER_MARK]
+        answers.append((start + number, end + number))
+        at = start
+    return rendered._replace(text="".join([*pieces, rendered.text[at:]]), answers=answers)
 
 
 def answer_ends(tokenizer: Tokenizer, end_of_turn: str) -> frozenset[int]:
@@ -118,12 +159,12 @@ def _only_token(tokenizer: Tokenizer, text: str) -> int | None:
 
 def _batches(dialogues: Iterable[Dialogue]) -> Iterator[list[Dialogue]]:
     batch: list[Dialogue] = []
-    characters = 0
+    length = 0
     for dialogue in dialogues:
         batch.append(dialogue)
-        characters += sum(len(each["content"]) + 64 for each in dialogue.messages)
-        if characters >= BATCH_CHARACTERS:
+        length += sum(characters(each) + 64 for each in dialogue.messages) + characters(dialogue.tools)
+        if length >= BATCH_CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch, length = [], 0
     if batch:
         yield batch

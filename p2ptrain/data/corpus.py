@@ -21,7 +21,7 @@ from p2ptrain.data.chat_template import CHATML
 from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.dialogues import read_dialogues
 from p2ptrain.data.fidelity import FidelityCheck
-from p2ptrain.data.packed_stream import code_count, load_template, rows_of_dialogues, template_name, warnings
+from p2ptrain.data.packed_stream import code_count, load_template, rows_of_dialogues, run_warnings, template_name
 from p2ptrain.data.packing import IGNORED, decoded_rows
 from p2ptrain.data.rows import ROWS_VERSION, TextCounts
 from p2ptrain.data.sources import (
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
     from p2ptrain.manifest import Manifest
 
-STREAM_VERSION = 3
+STREAM_VERSION = 4
 """Version of the token stream. Raise it when the same corpus and tokenizer would yield another stream, so that old
 caches are not used."""
 
-PACKING_VERSION = 2
+PACKING_VERSION = 3
 """Version of rows of dialogues. Raise it when the same dialogues and template would yield other rows."""
 
 Tell = Callable[[int, int | None], None]
@@ -318,7 +318,8 @@ def _build_packed(
         counts.check()
     counts.where = ""
     counts.is_cut = most is not None and unfinished.tokens + manifest.training.sequence_length > most
-    summary = TextSummary(counts, [*warnings(counts), *check.warnings()], encoder.end_of_turn)
+    found = [*run_warnings(counts, manifest), *check.warnings()]
+    summary = TextSummary(counts, found, encoder.end_of_turn)
     files.replace(_summary_path(unfinished.path), json.dumps(asdict(summary)).encode())
     summarize(summary)
 

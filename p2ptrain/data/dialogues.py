@@ -1,21 +1,22 @@
 """Dialogues of jsonl and parquet files: the messages of every row, checked.
 
-A message has a ``role`` and a ``content``: text, or a list of parts ``{"type": "text", "text": …}``. Other fields of a
-row or a message have no effect.
+A message has a ``role`` and a ``content``: text, null, or a list of parts ``{"type": "text", "text": …}``. Its other
+fields, and the list ``tools`` of its row, are for the chat template, as in ``apply_chat_template`` of transformers.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
+from p2ptrain.data.chat_template import Dialogue
 from p2ptrain.data.hub import split_files
 from p2ptrain.data.rows import (
     SURE_ROWS,
-    RowFile,
     TextCounts,
     Unusable,
     jsonl_values,
@@ -26,6 +27,7 @@ from p2ptrain.data.rows import (
     skip,
 )
 from p2ptrain.data.sources import hub_errors, hub_name, named_data
+from p2ptrain.data.unpacking import RowFile
 
 if TYPE_CHECKING:
     from p2ptrain.manifest.sources import FileCorpus, HubCorpus
@@ -35,24 +37,27 @@ ROLES = ("system", "user", "assistant", "tool")
 MOST_MESSAGES = 1_000
 """Maximum number of messages of a dialogue, which is rendered once for each of its answers."""
 
+MOST_DEPTH = 50
+"""Maximum depth of the lists and objects in a message."""
+
+UNCOUNTED = ("weight", "train", "training", "loss")
+"""Fields that keep a message from being learned if they are 0 or false: ``weight`` of OpenAI and Mistral, ``train`` and
+``training`` of axolotl, ``loss`` of ms-swift."""
+
 MOST_DIALOGUE_CHARS = 1 << 20
 """Maximum length of a dialogue: 200 pages, more than any context window in use holds in one row."""
 
 DEFAULT_MESSAGES = "messages"
 """Column of the messages: the usual name on the hub."""
 
+TOOLS = "tools"
+"""Column of the tools, as TRL and OpenAI have it."""
+
 _REMEDY = "Correct or remove that row. If the run is not yours, ask its author."
 
 
 class BrokenRowError(CorpusError):
     """A row of a file has no usable dialogue; the remedy is for the corpus of a run."""
-
-
-class Dialogue(NamedTuple):
-    """Messages of one row, and where they are."""
-
-    place: str
-    messages: list[dict[str, str]]
 
 
 def read_dialogues(spec: FileCorpus | HubCorpus, data: Path | None, counts: TextCounts) -> Iterator[Dialogue]:
@@ -78,12 +83,12 @@ def file_dialogues(path: Path, file_format: str, column: str, counts: TextCounts
     """Yield the dialogues of a jsonl or parquet file, in order. Raises CorpusError, BrokenRowError for a broken row."""
     counts.where = printable(path)
     found, unit = _rows(path, file_format, column)
-    for number, messages in found:
+    for number, dialogue in found:
         counts.rows += 1
         place = f"{unit} {number:,}"
-        if isinstance(messages, Unusable):
-            raise broken(counts, place, messages.why)
-        yield Dialogue(place, messages)
+        if isinstance(dialogue, Unusable):
+            raise broken(counts, place, dialogue.why)
+        yield dialogue._replace(place=place)
 
 
 def has_messages(path: RowFile, file_format: str, column: str) -> bool:
@@ -107,39 +112,38 @@ def broken(counts: TextCounts, place: str, why: str) -> BrokenRowError:
     return BrokenRowError(f"{counts.where}, {place}: {why}.", _REMEDY)
 
 
-def _rows(
-    file: RowFile, file_format: str, column: str
-) -> tuple[Iterator[tuple[int, list[dict[str, str]] | Unusable]], str]:
+def _rows(file: RowFile, file_format: str, column: str) -> tuple[Iterator[tuple[int, Dialogue | Unusable]], str]:
     """Return the rows of a file, and what their numbers count."""
     if file_format == "jsonl":
         return jsonl_values(file, lambda row: dialogue_of_row(row, column)), "line"
-    return parquet_values(file, column, _check_messages, lambda value: _from_arrow(value, column)), "row"
+    found = parquet_values(
+        file, column, _check_messages, lambda value, tools: _from_arrow(value, tools, column), beside=TOOLS
+    )
+    return found, "row"
 
 
-def _usable(
-    rows: Iterable[tuple[int, list[dict[str, str]] | Unusable]], unit: str, counts: TextCounts
-) -> Iterator[Dialogue]:
-    for number, messages in rows:
+def _usable(rows: Iterable[tuple[int, Dialogue | Unusable]], unit: str, counts: TextCounts) -> Iterator[Dialogue]:
+    for number, dialogue in rows:
         if counts.skipped == counts.rows == SURE_ROWS:
             counts.check(is_whole=False)
         counts.rows += 1
         place = f"{unit} {number:,}"
-        if isinstance(messages, Unusable):
-            skip(counts, place, messages.why)
+        if isinstance(dialogue, Unusable):
+            skip(counts, place, dialogue.why)
         else:
-            yield Dialogue(place, messages)
+            yield dialogue._replace(place=place)
 
 
-def dialogue_of_row(row: object, column: str) -> list[dict[str, str]] | Unusable:
-    """Return the messages of one decoded row, or the reason why it has none."""
+def dialogue_of_row(row: object, column: str) -> Dialogue | Unusable:
+    """Return the dialogue of one decoded row, or the reason why it has none."""
     if not isinstance(row, Mapping):
         return Unusable(f"{kind_of(row)} instead of an object")
     if column not in row:
         return Unusable(f"no field {column!r}, but {names(row) or 'no field at all'}")
-    return dialogue_of(row[column], column)
+    return dialogue_of(row[column], column, row.get(TOOLS))
 
 
-def dialogue_of(value: object, column: str) -> list[dict[str, str]] | Unusable:
+def dialogue_of(value: object, column: str, tools: object = None) -> Dialogue | Unusable:
     """Return checked messages, the last of which is the assistant's, or the reason why there are none."""
     if not isinstance(value, list):
         return Unusable(f"the field {column!r} is {kind_of(value)}, not a list of messages")
@@ -147,7 +151,7 @@ def dialogue_of(value: object, column: str) -> list[dict[str, str]] | Unusable:
         return Unusable(f"the field {column!r} has no messages")
     if len(value) > MOST_MESSAGES:
         return Unusable(f"{len(value):,} messages, and at most {MOST_MESSAGES:,} are read")
-    messages: list[dict[str, str]] = []
+    messages: list[dict[str, Any]] = []
     for number, each in enumerate(value, 1):
         message = _message(each)
         if isinstance(message, Unusable):
@@ -155,28 +159,81 @@ def dialogue_of(value: object, column: str) -> list[dict[str, str]] | Unusable:
         messages.append(message)
     if messages[-1]["role"] != "assistant":
         return Unusable(f"the last message has the role {messages[-1]['role']!r}, not 'assistant'")
-    length = sum(len(each["content"]) for each in messages)
+    found = _tools(tools)
+    if isinstance(found, Unusable):
+        return found
+    length = 0 if found is None else characters(found)
+    length += sum(characters(each) - len(each["role"]) for each in messages)
     if length > MOST_DIALOGUE_CHARS:
         return Unusable(f"{length:,} characters, and at most {MOST_DIALOGUE_CHARS:,} are read")
-    return messages
+    uncounted = [
+        place
+        for place, each in enumerate(messages)
+        if each["role"] == "assistant" and any(each.get(name, 1) in (0, False) for name in UNCOUNTED)
+    ]
+    return Dialogue("", messages, found, uncounted)
 
 
-def _message(value: object) -> dict[str, str] | Unusable:
+def characters(value: object) -> int:
+    """Return how many characters a decoded JSON value has: those of its texts and names, and one for each other."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(characters(each) + (name not in ("role", "content")) * len(name) for name, each in value.items())
+    return sum(map(characters, value)) if isinstance(value, list) else 1
+
+
+def _message(value: object) -> dict[str, Any] | Unusable:
     if not isinstance(value, Mapping):
         return Unusable(f"is {kind_of(value)}, not an object with role and content")
     role, content = value.get("role"), value.get("content")
     if role not in ROLES:
         found = f"the role {one_line(role, 40)!r}" if isinstance(role, str) else "no role"
         return Unusable(f"has {found}, and may have {', '.join(ROLES)}")
+    others = {name: each for name, each in value.items() if each is not None and name != "content"}
     text = _content(content)
-    if text is None:
+    if text is None and (content is not None or role != "assistant" or others.keys() <= {"role", *UNCOUNTED}):
         return Unusable(f"has {kind_of(content)} as its content, not text")
-    if not text.isascii():
+    for name, each in (("content", text), *others.items()):
+        if why := _not_writable(each):
+            return Unusable(f"has {why} in its {one_line(name, 40)}")
+    return {**others, "content": text}
+
+
+def _tools(value: object) -> list[Any] | Unusable | None:
+    """Return the tools of a row: a list, or a list that is written as text, as parquet files often have it."""
+    if isinstance(value, str):
         try:
-            text.encode()
-        except UnicodeEncodeError:
-            return Unusable("has half of a surrogate pair in its content")
-    return {"role": str(role), "content": text}
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError):
+            return Unusable(f"the field {TOOLS!r} is text that is not JSON")
+    if value is None or value == []:
+        return None
+    if not isinstance(value, list):
+        return Unusable(f"the field {TOOLS!r} is {kind_of(value)}, not a list")
+    return Unusable(f"the field {TOOLS!r} has {why}") if (why := _not_writable(value)) else value
+
+
+def _not_writable(value: object, depth: int = MOST_DEPTH) -> str:
+    """Return why a decoded JSON value cannot be given to a template; "" if it can."""
+    if isinstance(value, str):
+        return "" if value.isascii() or _is_encodable(value) else "half of a surrogate pair"
+    if value is None or isinstance(value, (bool, int, float)):
+        return ""
+    if not isinstance(value, (Mapping, list)):
+        return f"a {type(value).__name__}, which JSON lacks,"
+    if not depth:
+        return f"more than {MOST_DEPTH} lists and objects in each other"
+    parts = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+    return next((why for each in parts if (why := _not_writable(each, depth - 1))), "")
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _content(value: object) -> str | None:
@@ -206,8 +263,17 @@ def _is_messages(kind: Any) -> bool:
     return (types.is_list(kind) or types.is_large_list(kind)) and types.is_struct(kind.value_type)
 
 
-def _from_arrow(value: Any, column: str) -> list[dict[str, str]] | Unusable:
+def _from_arrow(value: Any, tools: Any, column: str) -> Dialogue | Unusable:
     try:
-        return dialogue_of(value.as_py(), column)
+        found = value.as_py(), None if tools is None else tools.as_py()
     except UnicodeDecodeError:
         return Unusable("invalid UTF-8")
+    messages, tools = (_without_nulls(each) for each in found)
+    return dialogue_of(messages, column, tools)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out what is null of objects: Arrow gives all of a column the same fields."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError, HomeError
-from p2ptrain.data.chat_template import CHATML
+from p2ptrain.data.chat_template import CHATML, Dialogue
 from p2ptrain.data.chat_tokens import ChatEncoder
 from p2ptrain.data.corpus import (
     HASHED_BYTES,
@@ -24,9 +24,9 @@ from p2ptrain.data.corpus import (
     read_summary,
     split_of,
 )
-from p2ptrain.data.dialogues import Dialogue, read_dialogues
+from p2ptrain.data.dialogues import characters, read_dialogues
 from p2ptrain.data.fidelity import FidelityCheck
-from p2ptrain.data.packed_stream import load_template, rows_of_dialogues, template_name, warnings
+from p2ptrain.data.packed_stream import load_template, rows_of_dialogues, run_warnings, template_name
 from p2ptrain.data.rows import TextCounts
 from p2ptrain.data.sources import TextChunk, read_pieces
 from p2ptrain.data.stream import cache_directory, stream_path, tokenize
@@ -137,16 +137,16 @@ def _tried_dialogues(
         length, is_hub = manifest.training.sequence_length, manifest.corpus.kind == "hub"
         rows = rows_of_dialogues(length, tokenizer, encoder, beginning, counts, check, most, is_hub)
         tokens = sum(map(len, rows))
-    found = [*warnings(counts), *check.warnings()]
+    found = [*run_warnings(counts, manifest), *check.warnings()]
     return (None if next(dialogues, None) is not None else tokens), found
 
 
-def _first_dialogues(dialogues: Iterable[Dialogue], characters: int) -> Iterator[Dialogue]:
+def _first_dialogues(dialogues: Iterable[Dialogue], most: int) -> Iterator[Dialogue]:
     """Yield dialogues until they hold that many characters."""
-    left = characters
+    left = most
     for each in dialogues:
         yield each
-        left -= sum(len(message["content"]) for message in each.messages)
+        left -= sum(map(characters, each.messages))
         if left <= 0:
             return
 

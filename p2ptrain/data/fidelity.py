@@ -111,6 +111,7 @@ class FidelityCheck:
                 f"the tokenizer has no token that separates documents, so {documents:,} documents follow each other "
                 "without a mark"
             )
+        yield from self._tokenizer.unused
         yield from self._changes()
 
     @property

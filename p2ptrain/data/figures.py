@@ -9,7 +9,7 @@ from p2ptrain.data.corpus import TextSummary, split_of
 from p2ptrain.data.rows import reasons
 from p2ptrain.data.split import HELD_OUT_TOKENS, tokens_to_read
 from p2ptrain.manifest import parameter_count
-from p2ptrain.manifest.fitting import epochs, repetition
+from p2ptrain.manifest.fitting import epochs, never_read, repetition
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
@@ -27,7 +27,7 @@ class TextFigures:
     sequence_length: int
     run_tokens: int
     epochs: float
-    """How often all peers together read the training tokens until the run ends."""
+    """How often all peers together read as much as the training tokens until the run ends."""
     parameters: int
     tokens_per_parameter: float
     """Training tokens per parameter of the model."""
@@ -59,13 +59,15 @@ class TextFigures:
 
     def table(self) -> list[tuple[str, str]]:
         """Return names and values for people."""
+        share = 100 * never_read(self.epochs)
+        unread = f"; in orders of their own, in which two or more miss up to {share:.0f} % of it" if share >= 1 else ""
         unused = self.tokens - self.training_tokens - self.held_out_tokens
         lines = [
             ("tokens", f"{self.tokens:,}"),
             ("training tokens", f"{self.training_tokens:,}"),
             ("held-out tokens", f"{self.held_out_tokens:,}; the loss is measured on {self.measured_tokens:,} of them"),
             ("unused tokens", f"{unused:,}, the ends of parts, shorter than a sequence of {self.sequence_length:,}"),
-            ("run", f"{self.run_tokens:,} tokens of all peers together, which read the text {self.epochs:,.2f} times"),
+            ("run", f"{self.run_tokens:,} tokens of all peers together, {self.epochs:,.2f} times the text{unread}"),
             ("model", f"{self.parameters:,} parameters, {self.tokens_per_parameter:,.2f} training tokens for each"),
             ("vocabulary", f"{self.vocabulary:,} ids of the tokenizer, {self.model_vocabulary:,} of the model"),
         ]

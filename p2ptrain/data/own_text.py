@@ -6,25 +6,29 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import printable
-from p2ptrain.data.chat_template import CHATML
+from p2ptrain.data.chat_template import CHATML, read_template, with_values
 from p2ptrain.data.corpus import Tell, check_vocabulary, open_corpus, read_summary, rename_stream
 from p2ptrain.data.dialogues import DEFAULT_MESSAGES, has_messages
 from p2ptrain.data.figures import TextFigures, text_figures
 from p2ptrain.data.file_store import FILES_FOLDER, FileStore, NamedFile
 from p2ptrain.data.given_model import GivenModel
 from p2ptrain.data.hub import HubFile, split_files
-from p2ptrain.data.rows import RowFile, first_line
+from p2ptrain.data.packed_stream import UnansweredError, enough_tokens
+from p2ptrain.data.published_settings import template_copy
+from p2ptrain.data.rows import RowFile
 from p2ptrain.data.sources import file_digest, hub_errors, hub_name, unchanged
 from p2ptrain.data.tokenizer import load_tokenizer
+from p2ptrain.data.unpacking import first_line
 from p2ptrain.data.weight_files import adopt
 from p2ptrain.manifest import Manifest, create_run, name_change, preset, with_changes
 from p2ptrain.manifest.continuing import continued, nearest_preset
+from p2ptrain.manifest.decoder import MAX_LOGITS
 from p2ptrain.manifest.fitting import continued_run, fitted
 from p2ptrain.manifest.sources import MAX_TOKENS, FileTokenizer, HubCorpus, HubTokenizer
 
@@ -32,8 +36,17 @@ _NO_AUTHOR = "00" * 32
 HubTable = dict[str, Any]
 """Table of a manifest that names something on the hub: kind, name and revision."""
 JSON_LINES = (".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv")
+TABLE_WARNING = (
+    "{0} is read as plain text, with its commas and quotes. To use a column of a table, convert it: python3 -c 'import "
+    "csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]' < {0} > corpus.jsonl"
+)
+"""Warning, without its full stop."""
 DEFAULT_COLUMN = "text"
 """Column of the text if none is named: the usual name on the hub."""
+LONGEST_ROW = 2_048
+"""Tokens up to which rows are lengthened for long dialogues, unless a published model says how many it reads: as those
+of the largest preset."""
 PADDED = 2
 """Factor for the padding that rows of another length may need."""
 
@@ -144,10 +157,12 @@ def create(
                 if template_file is not None:
                     given.append((NamedFile("template", "--template", chosen), template_file))
                 changes["corpus"]["template"] = chosen
+            file = corpus if isinstance(corpus, Path) else None
             name, changes, reason, figures = _sized(
-                *(corpus if isinstance(corpus, Path) else None, tokenizer, preset_name, changes, cache, tell),
-                *(model is not None, template_file),
+                file, tokenizer, preset_name, changes, cache, tell, model is not None, template_file
             )
+            if figures is not None and file is not None and file.suffix.lower() in TABLES:
+                figures = replace(figures, warnings=[*figures.warnings, TABLE_WARNING.format(printable(file))])
         kept: list[str] = []
         folder = directory / FILES_FOLDER
         was_there, store = folder.exists(), FileStore(folder)
@@ -172,9 +187,15 @@ def create(
 
 
 def _template_file(template: Path | None, model: GivenModel | None) -> Path | None:
-    """Return the file of the chat template that a run of dialogues gets; None: ChatML. Raises CorpusError."""
+    """Return the file of the chat template that a run of dialogues gets; None: ChatML. Raises CorpusError.
+
+    It contains the texts of the model's special tokens that it names, as transformers gives them to a template.
+    """
     if _is_chatml(template):
         return None
+    if template is not None and model is not None:
+        source, values = read_template(template), model.settings.tokens
+        return template if source == with_values(source, values) else template_copy(source, values)
     if template is not None or model is None:
         return template
     if isinstance(model.template, CorpusError):
@@ -215,9 +236,17 @@ def _sized(
 ) -> tuple[str, dict[str, Any], str, TextFigures]:
     """Tokenize the text; return preset, changes, reason and figures. All of the text is used, if that is possible."""
     uncut = with_changes(preset(preset_name or "demo", _NO_AUTHOR), changes)
-    opened = open_corpus(uncut, cache, corpus, tokenizer, tell, template_file=template)
-    read = read_summary(uncut, cache)
-    if read is None or not read.counts.is_cut:
+    longest = _longest_row(uncut, is_continued)
+    may_lengthen = is_continued or preset_name is None
+    try:
+        opened = open_corpus(uncut, cache, corpus, tokenizer, tell, template_file=template)
+    except UnansweredError:
+        if longest <= uncut.training.sequence_length:
+            raise
+        may_lengthen, uncut = True, with_changes(uncut, _rows_of(uncut, longest))
+        opened = open_corpus(uncut, cache, corpus, tokenizer, tell, template_file=template)
+    found = read_summary(uncut, cache)
+    if found is None or not found.counts.is_cut:
         room = len(opened.tokens) * (PADDED if opened.is_packed else 1)
         changes = {**changes, "corpus": {**changes["corpus"], "max_tokens": _just_above(room)}}
     train_tokens = opened.split.train_tokens
@@ -226,6 +255,12 @@ def _sized(
     else:
         fit = fitted(train_tokens, changes, preset_name)
     manifest = with_changes(preset(fit.preset, _NO_AUTHOR), fit.changes)
+    enough = min(longest, enough_tokens(found.counts)) if opened.is_packed and found is not None else 0
+    if may_lengthen and enough > manifest.training.sequence_length:
+        rows = _rows_of(manifest, enough)
+        reason = f"{fit.reason} Rows have {enough:,} tokens, as long dialogues need."
+        fit = fit._replace(changes={**fit.changes, **rows}, reason=reason)
+        manifest = with_changes(manifest, rows)
     if not opened.is_packed or manifest.training.sequence_length == opened.sequence_length:
         rename_stream(cache, uncut, manifest)
     else:  # rows of another length
@@ -233,6 +268,22 @@ def _sized(
     summary = read_summary(manifest, cache)
     figures = text_figures(manifest, len(opened.tokens), opened.tokenizer.vocabulary_size, summary)
     return fit.preset, fit.changes, fit.reason, figures
+
+
+def _longest_row(manifest: Manifest, is_continued: bool) -> int:
+    """Return the tokens that a row of dialogues may have."""
+    positions = manifest.model.config.max_position_embeddings if is_continued else LONGEST_ROW
+    return min(positions, MAX_LOGITS // manifest.model.config.vocab_size)
+
+
+def _rows_of(manifest: Manifest, length: int) -> dict[str, Any]:
+    """Return the changes to a run for rows of ``length`` tokens, and about as many tokens in each step."""
+    training = manifest.training
+    return {
+        "training.sequence_length": length,
+        "training.sequences_per_step": max(1, training.tokens_per_step // length),
+        "model.config.max_position_embeddings": max(length, manifest.model.config.max_position_embeddings),
+    }
 
 
 def _column(path: RowFile, text_format: str, is_chat: bool) -> str:

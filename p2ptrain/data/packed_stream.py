@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data.chat_template import CHATML, ChatTemplate, TemplateFault, not_rendered
+from p2ptrain.base.text import one_line
+from p2ptrain.data.chat_template import CHATML, ChatTemplate, Dialogue, TemplateFault
 from p2ptrain.data.chat_tokens import ChatEncoder
-from p2ptrain.data.dialogues import Dialogue
 from p2ptrain.data.fidelity import FidelityCheck
 from p2ptrain.data.packing import BEGINS, COUNTS, FLAG_BITS, WINDOW_DIALOGUES, EncodedDialogue, packed_rows
 from p2ptrain.data.rows import SURE_ROWS, TextCounts, skip
@@ -22,6 +22,7 @@ from p2ptrain.data.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
+    from p2ptrain.manifest import Manifest
 
 REPORTED_TRUNCATED = 0.01
 """Share of truncated dialogues above which the owner is warned: they teach answers without an end. Guess: the held-out
@@ -80,27 +81,67 @@ def rows_of_dialogues(
         left = None if left is None else left - 1
     check.finish()
     if 2 * counts.left_out > counts.rows:
+        unused = "".join(f". {each[0].upper()}{each[1:]}" for each in _unused(counts))
         raise UnansweredError(
             f"{counts.left_out:,} of {counts.rows:,} dialogues of {counts.where} have no answer within {length:,} "
-            "tokens.",
+            f"tokens{unused}.",
             "Raise training.sequence_length, or use a tokenizer with larger tokens, before the run is signed. If the "
             "run is not yours, ask its author.",
         )
 
 
-def warnings(counts: TextCounts, limit: str = "training.sequence_length") -> Iterator[str]:
+def warnings(
+    counts: TextCounts, limit: str = "training.sequence_length", length: int = 0, most: int | None = None
+) -> Iterator[str]:
     """Yield sentences, without their full stops, on dialogues that are used in part or not at all.
 
     Args:
         limit: name of a row's length for the user.
+        length: of a row; 0: unknown.
+        most: tokens that the model reads; None: as many as the run says.
     """
     if counts.truncated > REPORTED_TRUNCATED * counts.documents:
+        enough = enough_tokens(counts)
+        remedy = f". With {limit} = {enough:,}, {100 * WHOLE:.0f} % would be whole" if enough > length else ""
+        if remedy and most is not None and enough > most:
+            remedy = f". {100 * WHOLE:.0f} % have less than {enough:,}, and the model reads {most:,}"
         yield (
             f"{counts.truncated:,} of {counts.documents:,} dialogues are longer than {limit}, and are "
             "used without their end"
+            f"{remedy}"
         )
     if counts.left_out > 0:
-        yield (f"{counts.left_out:,} dialogues are not used, as their first answer begins after {limit} tokens")
+        yield (f"{counts.left_out:,} dialogues are not used, as they have no answer that counts within {limit} tokens")
+    yield from _unused(counts)
+
+
+def _unused(counts: TextCounts) -> Iterator[str]:
+    if counts.unused_fields:
+        found = ", ".join(f"{one_line(name, 40)} ({number:,})" for name, number in counts.unused_fields.items())
+        yield f"the chat template does not use these fields of messages and rows: {found}"
+
+
+def run_warnings(counts: TextCounts, manifest: Manifest) -> Iterator[str]:
+    """Yield the warnings on the dialogues of a run."""
+    length = manifest.training.sequence_length
+    most = None if manifest.model.init is None else manifest.model.config.max_position_embeddings
+    return warnings(counts, length=length, most=most)
+
+
+WHOLE = 0.95
+"""Share of the dialogues that ``init`` keeps whole, if the model reads so many tokens. Guess: see
+``REPORTED_TRUNCATED``."""
+
+
+def enough_tokens(counts: TextCounts) -> int:
+    """Return the power of two that is a row's length for which ``WHOLE`` of the dialogues are whole."""
+    longer = sum(counts.length_bits.values())
+    most = (1 - WHOLE) * longer
+    for bits in sorted(map(int, counts.length_bits)):
+        longer -= counts.length_bits[str(bits)]
+        if longer <= most:
+            return 1 << bits
+    return 0
 
 
 def _used(
@@ -114,21 +155,26 @@ def _used(
     """Yield the dialogues that have an answer, at most a row long."""
     for dialogue, rendered, encoded in encoder.dialogues(dialogues):
         if isinstance(encoded, TemplateFault):
-            if not skips_broken:
-                raise not_rendered(encoder.template.where, f"{counts.where}, {dialogue.place}", encoded.why)
+            is_template_slow = encoded.is_slow and counts.skipped > counts.documents
+            if is_template_slow or not (skips_broken or encoded.is_slow):
+                raise encoder.template.fault(f"{counts.where}, {dialogue.place}", encoded.why)
             skip(counts, dialogue.place, f"the chat template does not render it: {encoded.why}")
             if counts.skipped == SURE_ROWS and counts.documents == 0:
                 counts.check(is_whole=False)
             continue
         for message in dialogue.messages:
-            check.sample(message["content"])
+            check.sample(message["content"] or "")
+        counts.count_unused(encoder.unused_fields(dialogue))
+        whole = len(encoded.ids)
         ids, is_predicted = encoded.ids[:length], encoded.counts[:length]
         if not is_predicted[1:].any():
             counts.left_out += 1
             continue
-        counts.truncated += len(encoded.ids) > length
+        counts.truncated += whole > length or rendered.is_cut
+        bits = str(whole.bit_length())
+        counts.length_bits[bits] = counts.length_bits.get(bits, 0) + 1
         text_bytes = len(rendered.text.encode(errors="replace"))
-        check.count(ids, text_bytes * len(ids) // len(encoded.ids), begins_document=True)
+        check.count(ids, text_bytes * len(ids) // whole, begins_document=True)
         yield EncodedDialogue(ids, is_predicted)
 
 

@@ -174,7 +174,12 @@ def kept_template(settings: PublishedSettings, read: Read) -> Path | CorpusError
                 _REMEDY,
             )
         return None
-    return _cached(with_values(settings.template, settings.tokens).encode(errors="replace"), "templates", ".jinja")[1]
+    return template_copy(settings.template, settings.tokens)
+
+
+def template_copy(source: str, values: Mapping[str, str]) -> Path:
+    """Return a copy in the cache of a template, with the special tokens that it names. Raises HomeError."""
+    return _cached(with_values(source, values).encode(errors="replace"), "templates", ".jinja")[1]
 
 
 def _cached(content: bytes, folder: str, suffix: str) -> tuple[str, Path]:

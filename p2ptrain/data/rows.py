@@ -6,37 +6,29 @@ without usable text is skipped and counted, so that one bad line does not cost t
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
-import io
+import itertools
 import json
 import lzma
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import IO, Any, NamedTuple, TypeVar
 
-from p2ptrain.base import files
-from p2ptrain.base.documents import install_extra
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.text import one_line, printable
+from p2ptrain.data.unpacking import MOST_LINE_BYTES, RowFile, import_pyarrow, unpacked, unreadable
 
 ROWS_VERSION = 3
 """Version of the text that jsonl and parquet files yield. Raise it when the same files would yield another text, so
 that cached token streams are not used."""
 
-MOST_LINE_BYTES = 32 << 20
-"""Maximum size of a line of jsonl; a longer one is skipped. Decoding takes up to ten times as much memory. Guess: the
-longest documents of public corpora would settle it."""
-
 BATCH_ROWS = 64
 """Rows of parquet decoded at once. Guess: the memory that corpora of long documents take would settle it."""
 
 SURE_ROWS = 1_000
-"""Rows without any text after which the file is refused, without reading the rest. Guess: a good corpus that begins
-with so many empty rows would settle it."""
+"""Rows without any text after which a data set of the hub is refused, without downloading the rest. Guess: a good data
+set that begins with so many empty rows would settle it."""
 
 MOST_EXAMPLES = 5
 """Maximum number of skipped rows that a report names."""
@@ -49,30 +41,10 @@ NAME_COLUMN = (
     "the run is not yours, ask its author."
 )
 
-INSTALL_DATA = install_extra("data")
-
 _NO_FIELD = "no field "
 
 _Found = TypeVar("_Found")
 """What is taken from a row: text, or the messages of a dialogue."""
-
-_OPENERS: dict[bytes, Callable[[IO[bytes]], Any]] = {
-    b"\x1f\x8b": gzip.open,
-    b"BZh": bz2.open,
-    b"\xfd7zXZ\x00": lzma.open,
-}
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"
-
-
-class RowFile(Protocol):
-    """File with rows: a local path, or a file of the hub; its string names it in messages."""
-
-    def open(self, mode: Literal["rb"], /) -> IO[bytes]:
-        """Open for reading and seeking."""
-
-
-class UnreadableError(CorpusError):
-    """A file, or what was received of it, is damaged."""
 
 
 class ColumnError(CorpusError):
@@ -110,7 +82,17 @@ class TextCounts:
     truncated: int = 0
     """Dialogues that are longer than a sequence and lose their end."""
     left_out: int = 0
-    """Dialogues whose first answer begins after a sequence's end."""
+    """Dialogues whose first answer that counts begins after a sequence's end, or that have none."""
+    length_bits: dict[str, int] = field(default_factory=dict)
+    """Dialogues by the bits of their lengths in tokens: 8 for 128 to 255."""
+    unused_fields: dict[str, int] = field(default_factory=dict)
+    """Messages, or rows, with a field that the chat template does not use, by its name."""
+
+    def count_unused(self, names: Iterable[str]) -> None:
+        """Count fields that the chat template does not use, of at most ``MOST_NAMES`` names."""
+        for name in names:
+            if name in self.unused_fields or len(self.unused_fields) < MOST_NAMES:
+                self.unused_fields[name] = self.unused_fields.get(name, 0) + 1
 
     def check(self, is_whole: bool = True) -> None:
         """Raise CorpusError if more than half of the rows were skipped; ``is_whole``: no row was left unread."""
@@ -137,19 +119,22 @@ def reasons(examples: Sequence[str], skipped: int) -> str:
     return "; ".join(found)
 
 
-def texts(rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCounts) -> Iterator[tuple[int, str]]:
+def texts(
+    rows: Iterable[tuple[int, str | Unusable]], unit: str, counts: TextCounts, is_remote: bool = False
+) -> Iterator[tuple[int, str]]:
     """Yield number and text of rows that have text, each a document; count the rows, and those without text.
 
     Args:
         rows: number of the row, from 1, and its text.
         unit: what the number counts, "line" or "row".
+        is_remote: whether reading the rest takes a network.
 
     Raises:
-        CorpusError: there are more than ``SURE_ROWS`` rows, and none of the first ones has text.
+        CorpusError: there are more than ``SURE_ROWS`` remote rows, and none of the first ones has text.
             ``TextCounts.check`` judges at the end.
     """
     for number, found in rows:
-        if counts.skipped == counts.rows == SURE_ROWS:
+        if is_remote and counts.skipped == counts.rows == SURE_ROWS:
             counts.check(is_whole=False)
         counts.rows += 1
         text = _encodable(found)
@@ -200,7 +185,7 @@ def jsonl_values(
         UnreadableError: the file cannot be read or unpacked.
     """
     try:
-        with file.open("rb") as raw, _unpacked(raw, file) as content:
+        with file.open("rb") as raw, unpacked(raw, file) as content:
             for number, line in _lines(content):
                 if number <= after:
                     continue
@@ -214,15 +199,16 @@ def jsonl_values(
 
 def parquet_rows(file: RowFile, text_field: str, after: int = 0) -> Iterator[tuple[int, str | Unusable]]:
     """Yield row number and text of every row; see ``parquet_values``."""
-    return parquet_values(file, text_field, _check_text, lambda value: _arrow_text(value, text_field), after)
+    return parquet_values(file, text_field, _check_text, lambda value, _: _arrow_text(value, text_field), after)
 
 
 def parquet_values(
     file: RowFile,
     column: str,
     check: Callable[[Any, str, RowFile], None],
-    take: Callable[[Any], _Found | Unusable],
+    take: Callable[[Any, Any], _Found | Unusable],
     after: int = 0,
+    beside: str = "",
 ) -> Iterator[tuple[int, _Found | Unusable]]:
     """Yield row number and value of every row, from batches of one column.
 
@@ -231,14 +217,15 @@ def parquet_values(
     Args:
         column: its name.
         check: raises CorpusError if the column's type, the name and the file do not suit.
-        take: returns the value of an Arrow scalar.
+        take: returns the value of an Arrow scalar, and of the one ``beside`` it.
         after: number of the last row that is not wanted again.
+        beside: name of another column, if the file has it.
 
     Raises:
         UnreadableError: the file cannot be read.
         CorpusError: it has no such column or another type there, or pyarrow is not installed.
     """
-    pyarrow, parquet = _import_pyarrow(f"The corpus {file}")
+    pyarrow, parquet = import_pyarrow(f"The corpus {file}")
     try:
         with file.open("rb") as raw, parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20) as table:
             check(_column_type(table.schema_arrow, column, file), column, file)
@@ -247,34 +234,27 @@ def parquet_values(
                 number += table.metadata.row_group(groups).num_rows
                 groups += 1
             wanted = range(groups, table.num_row_groups)
-            for batch in table.iter_batches(BATCH_ROWS, row_groups=wanted, columns=[column], use_threads=False):
-                for value in batch.column(column):  # by name: a dotted name also selects a field inside a column
+            columns = [column, beside] if table.schema_arrow.names.count(beside) == 1 else [column]
+            for batch in table.iter_batches(BATCH_ROWS, row_groups=wanted, columns=columns, use_threads=False):
+                others = batch.column(beside) if beside in columns else itertools.repeat(None)
+                # by name: a dotted name also selects a field inside a column
+                for value, other in zip(batch.column(column), others, strict=False):
                     number += 1
                     if number > after:
-                        yield number, take(value)
+                        yield number, take(value, other)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise unreadable(file, "parquet", error) from error
 
 
 def parquet_types(file: RowFile) -> dict[str, Any]:
     """Return the Arrow type of each column. Raises CorpusError if the file cannot be read, or pyarrow is missing."""
-    pyarrow, parquet = _import_pyarrow(f"The corpus {file}")
+    pyarrow, parquet = import_pyarrow(f"The corpus {file}")
     try:
         with file.open("rb") as raw, parquet.ParquetFile(raw) as table:
             schema = table.schema_arrow
             return {name: schema.field(name).type for name in schema.names if schema.names.count(name) == 1}
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise unreadable(file, "parquet", error) from error
-
-
-def unreadable(file: RowFile, file_format: str, error: Exception) -> UnreadableError:
-    reason = one_line((error.strerror if isinstance(error, OSError) else None) or str(error))
-    return UnreadableError(
-        f"{printable(f'{file}')} cannot be read as {file_format}: {reason.rstrip('.')}.",
-        files.remedy(error, "")
-        if isinstance(error, OSError) and error.errno is not None
-        else f"Name a whole {file_format} file, as the run needs.",
-    )
 
 
 def _encodable(text: str | Unusable) -> str | Unusable:
@@ -285,42 +265,6 @@ def _encodable(text: str | Unusable) -> str | Unusable:
         except UnicodeEncodeError:
             return Unusable("half of a surrogate pair in the text")
     return text
-
-
-class FirstLine(NamedTuple):
-    """Beginning of a file."""
-
-    line: bytes
-    """First line, or as much of it as a row may have."""
-    is_packed: bool
-
-
-def first_line(path: Path) -> FirstLine:
-    """Return the first line of a file, which may be packed. Raises CorpusError if it cannot be read or unpacked."""
-    try:
-        with path.open("rb") as raw:
-            is_packed = _head(raw).startswith((*_OPENERS, _ZSTANDARD))
-            with _unpacked(raw, path) as content:
-                return FirstLine(content.readline(MOST_LINE_BYTES), is_packed)
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise unreadable(path, "text", error) from error
-
-
-def _head(raw: IO[bytes]) -> bytes:
-    head = raw.read(6)
-    raw.seek(0)
-    return head
-
-
-def _unpacked(raw: IO[bytes], file: RowFile) -> IO[bytes]:
-    head = _head(raw)
-    for magic, opened in _OPENERS.items():
-        if head.startswith(magic):
-            return cast("IO[bytes]", opened(raw))
-    if head.startswith(_ZSTANDARD):
-        pyarrow, _ = _import_pyarrow(f"The packed corpus {file}")
-        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw), "zstd"))
-    return raw
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -336,7 +280,11 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes | None]]:
         yield number, None
 
 
-_DECODER = json.JSONDecoder(parse_int=float)
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) < 1_000 else float(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_number)
 """JSON decoder for which an integer may have any number of digits: other columns must not make a row unusable."""
 
 
@@ -383,13 +331,3 @@ def kind_of(value: object) -> str:
     """Return the name of the type of a decoded value for a message, as JSON calls it."""
     named = {type(None): "null", bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list"}
     return named.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)
-
-
-def _import_pyarrow(purpose: str) -> tuple[Any, Any]:
-    """Import the optional ``pyarrow`` library; done late because it takes a second."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise CorpusError(f"{purpose} needs the package pyarrow, which is not installed.", INSTALL_DATA) from error
-    return pyarrow, pyarrow.parquet

@@ -22,15 +22,17 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import CorpusError, WeightsError
 from p2ptrain.base.text import one_line, printable
 from p2ptrain.data.hub import split_files
-from p2ptrain.data.rows import TextCounts, UnreadableError, jsonl_rows, parquet_rows, texts
+from p2ptrain.data.rows import TextCounts, jsonl_rows, parquet_rows, texts
+from p2ptrain.data.unpacking import UnreadableError
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
     from p2ptrain.manifest import HubCorpus
     from p2ptrain.manifest.sources import FileCorpus
 
-PIECE_CHARACTERS = 1 << 20
-"""Characters read at once. Part of the token stream's definition: a tokenizer may join words differently at a cut."""
+PIECE_CHARACTERS = 1 << 18
+"""Characters read at once: encoding takes 50 MB for them, and ten times as much where a tokenizer lengthens them as far
+as it may (measured). Part of the token stream's definition: a tokenizer may join words differently at a cut."""
 
 BUILTIN_DIGESTS = {"shakespeare": "2351fe17efb0c9982030b513ac35819deca6548a8a2ebb9d47c2aacb56f92e44"}
 """SHA-256 of the unpacked text of every corpus in ``corpora/``."""
@@ -207,7 +209,7 @@ def _builtin_text(name: str) -> TextIO:
 
 def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             yield from _text_pieces(file)
     except UnicodeDecodeError as error:
         if _is_binary(path):
@@ -289,7 +291,8 @@ def _hub_texts(spec: HubCorpus, counts: TextCounts, place: dict[str, int]) -> It
         if index >= place["file"]:
             after = place["row"] if index == place["file"] else 0
             read, unit = (jsonl_rows, "line") if file.format == "jsonl" else (parquet_rows, "row")
-            for number, text in texts(read(file, spec.text_field, after), f"{one_line(file.path)}, {unit}", counts):
+            rows = read(file, spec.text_field, after)
+            for number, text in texts(rows, f"{one_line(file.path)}, {unit}", counts, is_remote=True):
                 place.update(file=index, row=number)
                 yield text
 

@@ -32,9 +32,17 @@ if TYPE_CHECKING:
 MOST_TOKENIZER_BYTES = 64 << 20
 """Maximum size of a tokenizer.json. The largest in wide use (256 thousand tokens) take 20 to 35 MB."""
 
-MOST_REPLACEMENT_GROWTH = 256
-"""Maximum factor by which all Replace normalizers together may lengthen a text, since a megabyte is encoded at once.
-Usual files have at most three, of factor 2. Guess: measure the factors of the hub's most downloaded tokenizers."""
+MOST_REPLACEMENT_GROWTH = 8
+"""Maximum factor by which all Replace normalizers, or those of the decoder, may lengthen a text. Usual files have at
+most three, of factor 2. Guess: measure the factors of the hub's most downloaded tokenizers."""
+
+MOST_ENCODED_BYTES = 4 << 20
+"""Maximum size of one normalized text, and of all that are encoded at once: the library takes 140 to 250 bytes of
+memory for each (measured). It suffices for a megabyte of Chinese, or a piece of Korean in single letters."""
+
+MOST_TOKEN_CHARS = 1_024
+"""Maximum length of a token, since the unknown one may stand for each letter that is decoded. Guess: measure the
+longest tokens of the hub's most downloaded tokenizers."""
 
 MOST_PREFIX_IDS = 4
 """Maximum number of tokens before every text: files in wide use have one."""
@@ -54,6 +62,9 @@ tokens come first: in some vocabularies "</s>" is an ordinary token, the HTML ta
 
 REPLACEMENT = "\ufffd"
 """Replacement character of Unicode, for what a text must not contain."""
+
+SPECIAL_MARK, BORDER_MARK = "\U000f0000", "\U000f0001"
+"""Characters of a private plane: within text that is not to be read as a special token, and where a token ends."""
 
 UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 """Byte values that occur in UTF-8 (RFC 3629, section 3)."""
@@ -96,8 +107,17 @@ class Tokenizer(Protocol):
     def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return ids, and the character where each begins, of texts in which special tokens are special.
 
+        ``SPECIAL_MARK`` and ``BORDER_MARK`` count as characters, act as they say, and have no ids.
+
         Raises CorpusError if the tokenizer is faulty.
         """
+
+    def byte_count(self, ids: Sequence[int]) -> int:
+        """Return the bytes of the text of some ids as UTF-8; characters may be torn. Special tokens have none."""
+
+    @property
+    def unused(self) -> Sequence[str]:
+        """Sentences, without their full stops, on what the file wants and training does not do."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of some ids; invalid text becomes replacement characters."""
@@ -114,7 +134,7 @@ class ByteTokenizer:
     unknown = None
     prefix = ()
     separator_text = bos_text = ""
-    special_tokens = ()
+    special_tokens = unused = ()
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         encoded = (text.replace("\0", REPLACEMENT).encode("utf-8", errors="replace") for text in texts)
@@ -126,8 +146,13 @@ class ByteTokenizer:
             points = np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype=np.uint32)
             points = np.where(points == 0, ord(REPLACEMENT), points)
             lengths = 1 + (points >= 0x80) + (points >= 0x800) + (points >= 0x10000)
+            lengths[(points == ord(SPECIAL_MARK)) | (points == ord(BORDER_MARK))] = 0
             starts.append(np.repeat(np.arange(len(points)), lengths))
-        return list(zip(self.encode_batch(texts), starts, strict=True))
+        plain = [text.replace(SPECIAL_MARK, "").replace(BORDER_MARK, "") for text in texts]
+        return list(zip(self.encode_batch(plain), starts, strict=True))
+
+    def byte_count(self, ids: Sequence[int]) -> int:
+        return len(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode("utf-8", errors="replace")
@@ -173,18 +198,46 @@ class JsonTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         tokenizer.post_processor = None
-        if hasattr(tokenizer.model, "dropout"):
+        dropout = getattr(tokenizer.model, "dropout", None)
+        self.unused = [f"the tokenizer's BPE dropout of {dropout:g} is not used"] if dropout else []
+        if dropout is not None:
             tokenizer.model.dropout = None
         tokenizer.encode_special_tokens = True
         self._marked: HubTokenizer | None = None
         """Copy for which special tokens in a text are special; made when it is needed."""
+        self._byte_counts: np.ndarray | None = None
         _keep_special_text_apart(tokenizer)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        whole = [text.encode("utf-8", errors="replace").decode() for text in texts]  # the library refuses surrogates
-        with _faults("The run's tokenizer cannot encode the text"):
-            encodings = self._tokenizer.encode_batch_fast(whole, add_special_tokens=False)
-        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        found = []
+        for batch in self._bounded(texts):
+            with _faults("The run's tokenizer cannot encode the text"):
+                encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
+            found += [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        return found
+
+    def _bounded(self, texts: Sequence[str]) -> Iterator[list[str]]:
+        """Yield the texts in batches of at most ``MOST_ENCODED_BYTES`` of normalized text. Raises CorpusError."""
+        normalizer = self._tokenizer.normalizer
+        batch: list[str] = []
+        room = MOST_ENCODED_BYTES
+        for text in texts:
+            whole = text.encode("utf-8", errors="replace").decode()  # the library refuses surrogates
+            with _faults("The run's tokenizer cannot encode the text"):
+                size = len((whole if normalizer is None else normalizer.normalize_str(whole)).encode())
+            if size > MOST_ENCODED_BYTES:
+                raise CorpusError(
+                    f"The run's tokenizer makes {size:,} bytes of {len(text):,} characters of text, and at most "
+                    f"{MOST_ENCODED_BYTES:,} are encoded at once.",
+                    "Use a tokenizer that does not lengthen the text. If the run is not yours, ask its author.",
+                )
+            if batch and size > room:
+                yield batch
+                batch, room = [], MOST_ENCODED_BYTES
+            batch.append(whole)
+            room -= size
+        if batch:
+            yield batch
 
     @property
     def separator_text(self) -> str:
@@ -212,15 +265,25 @@ class JsonTokenizer:
 
     def encode_marked(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         if self._marked is None:
-            self._marked = type(self._tokenizer).from_str(self._tokenizer.to_str())
-            self._marked.encode_special_tokens = False
-        whole = [text.encode("utf-8", errors="replace").decode() for text in texts]  # the library refuses surrogates
-        with _faults("The run's tokenizer cannot encode the text"):
-            encodings = self._marked.encode_batch(whole, add_special_tokens=False)
-        return [
-            (np.asarray(each.ids, dtype=np.uint32), np.asarray([start for start, _ in each.offsets], dtype=np.int64))
-            for each in encodings
-        ]
+            self._marked = _marked_copy(self._tokenizer)
+        found = []
+        for batch in self._bounded(texts):
+            with _faults("The run's tokenizer cannot encode the text"):
+                encodings = self._marked.encode_batch(batch, add_special_tokens=False)
+            for each in encodings:
+                starts = [start for start, _ in each.offsets]
+                found.append((np.asarray(each.ids, dtype=np.uint32), np.asarray(starts, dtype=np.int64)))
+        return found
+
+    def byte_count(self, ids: Sequence[int]) -> int:
+        """Count the bytes of byte tokens one by one; the text of all others is decoded, after an ordinary token."""
+        if self._byte_counts is None:
+            self._byte_counts = _byte_counts(self._tokenizer, self.vocabulary_size)
+        counts = self._byte_counts[np.asarray(ids, dtype=np.int64)]
+        others = [each for each, count in zip(ids, counts.tolist(), strict=True) if count < 0]
+        before = self._tokenizer.encode("a", add_special_tokens=False).ids[-1:] if others else []
+        text, more = (self._tokenizer.decode(each) for each in (before, [*before, *others]))
+        return int(counts[counts > 0].sum()) + len(more.encode()) - len(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids))
@@ -297,7 +360,12 @@ def _parse(path: Path, has_prefix: bool, separator: int | None = None) -> JsonTo
             raise ValueError("model.vocab is missing")
         if _replacement_growth(outline.get("normalizer")) > MOST_REPLACEMENT_GROWTH:
             raise ValueError(f"its normalizer may lengthen a text more than {MOST_REPLACEMENT_GROWTH} times")
+        if _replacement_growth(outline.get("decoder")) > MOST_REPLACEMENT_GROWTH:
+            raise ValueError(f"its decoder may lengthen a text more than {MOST_REPLACEMENT_GROWTH} times")
         tokenizer = Tokenizer.from_str(text)
+        longest = max(map(len, tokenizer.get_vocab()), default=0)
+        if longest > MOST_TOKEN_CHARS:
+            raise ValueError(f"it has a token of {longest:,} characters, and at most {MOST_TOKEN_CHARS:,} are read")
         _check_added_ids(tokenizer, outline)
         unknown = _unknown(tokenizer, outline, path)
         made = JsonTokenizer(tokenizer, unknown, _first_ids(tokenizer), has_prefix, separator)
@@ -386,6 +454,47 @@ def _keep_special_text_apart(tokenizer: HubTokenizer) -> None:
 _BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
+def _marked_copy(tokenizer: HubTokenizer) -> HubTokenizer:
+    """Return a copy that reads special tokens where they are not marked, and ends a token at ``BORDER_MARK``.
+
+    ``SPECIAL_MARK`` is removed after special tokens were found in the text as it is, before anything else is done.
+    """
+    outline = json.loads(tokenizer.to_str())
+    for token in outline["added_tokens"]:
+        token["normalized"] = token["normalized"] and not token["special"]
+    unmark = {"type": "Replace", "pattern": {"String": SPECIAL_MARK}, "content": ""}
+    _prepend(outline, "normalizer", "normalizers", unmark)
+    split = {"type": "Split", "pattern": {"String": BORDER_MARK}, "behavior": "Removed", "invert": False}
+    is_first = "Metaspace" not in _types(outline.get("pre_tokenizer"))  # which may put a space before each part
+    _prepend(outline, "pre_tokenizer", "pretokenizers", split, is_first)
+    copy = type(tokenizer).from_str(json.dumps(outline))
+    copy.encode_special_tokens = False
+    return copy
+
+
+def _prepend(outline: dict[str, Any], name: str, parts: str, part: dict[str, Any], is_first: bool = True) -> None:
+    """Put a part before or after a normalizer or pre-tokenizer."""
+    rest = [] if outline.get(name) is None else [outline[name]]
+    outline[name] = {"type": "Sequence", parts: [part, *rest] if is_first else [*rest, part]}
+
+
+def _byte_counts(tokenizer: HubTokenizer, vocabulary_size: int) -> np.ndarray:
+    """Return the bytes of each id, int64 [vocabulary]; -1 where they depend on the decoder."""
+    kinds = [*_types(json.loads(tokenizer.to_str()).get("decoder"))]
+    letters = {*_byte_letters()} if "ByteLevel" in kinds else set()
+    byte_tokens = {*_BYTE_TOKENS} if "ByteFallback" in kinds else set()
+    special = {place for place, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    counts = np.full(vocabulary_size, -1, dtype=np.int64)
+    for token, place in tokenizer.get_vocab(with_added_tokens=True).items():
+        if place in special:
+            counts[place] = 0
+        elif letters:
+            counts[place] = len(token) if letters.issuperset(token) else len(token.encode())
+        elif token in byte_tokens:
+            counts[place] = 1
+    return counts
+
+
 def _check_added_ids(tokenizer: HubTokenizer, outline: Mapping[str, Any]) -> None:
     """Raise ValueError if the library gives an added token another id than the file does.
 
@@ -423,21 +532,22 @@ def _unknown(tokenizer: HubTokenizer, outline: Mapping[str, Any], path: Path) ->
 
 
 def _parts(component: object) -> Iterator[Mapping[str, Any]]:
-    """Yield a normalizer or pre-tokenizer of the file, and those inside it."""
+    """Yield a normalizer, pre-tokenizer or decoder of the file, and those inside it."""
     if isinstance(component, dict):
         yield component
-        for inside in (*(component.get("normalizers") or ()), *(component.get("pretokenizers") or ())):
-            yield from _parts(inside)
+        for parts in ("normalizers", "pretokenizers", "decoders"):
+            for inside in component.get(parts) or ():
+                yield from _parts(inside)
 
 
 def _types(component: object) -> Iterator[str]:
     return (str(part.get("type")) for part in _parts(component))
 
 
-def _replacement_growth(normalizer: object) -> float:
-    """Return the most characters that one character can become by the normalizers that insert text of the file."""
+def _replacement_growth(component: object) -> float:
+    """Return the most characters that one can become by a normalizer or decoder that inserts text of the file."""
     growth = 1.0
-    for part in _parts(normalizer):
+    for part in _parts(component):
         if part.get("type") == "Replace":
             literal = part["pattern"].get("String")
             inserted = len(part["content"])

@@ -46,7 +46,7 @@ class FittedRun(NamedTuple):
 def fitted(tokens: int, changes: Mapping[str, Any], preset_name: str | None = None) -> FittedRun:
     """Choose model size and token budget for a text of ``tokens`` training tokens.
 
-    Without ``preset_name`` all peers together read the text once, a short one up to ``MAX_EPOCHS`` times for
+    Without ``preset_name`` all peers together read as much as the text once, a short one up to ``MAX_EPOCHS`` times for
     ``ENOUGH_OUTER_STEPS``, and the model is that of ``_candidates`` which comes nearest to ``TOKENS_PER_PARAMETER``.
     With it, model and budget are the preset's.
 
@@ -93,8 +93,13 @@ def _budget(tokens: int, per_outer_step: int) -> int:
 
 
 def epochs(manifest: Manifest, tokens: int) -> float:
-    """Return how often all peers together read a text of ``tokens`` training tokens until the run ends."""
+    """Return how often all peers together read as much as a text of ``tokens`` training tokens until the run ends."""
     return manifest.run.tokens / tokens
+
+
+def never_read(passes: float) -> float:
+    """Return the share of a text that many peers, each in an order of its own, never read in so many passes."""
+    return math.exp(-passes)
 
 
 def shortest_run(manifest: Manifest) -> int:
@@ -135,7 +140,10 @@ def _explained(name: str, changes: dict[str, Any], tokens: int) -> FittedRun:
         "best (Hoffmann et al. 2022)."
     )
     if tokens < SHORT_TEXT * TOKENS_PER_PARAMETER * parameters:
-        reason += " No smaller model is offered: use a longer text if you can."
+        vocabulary = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+        is_mostly_ids = 2 * vocabulary > parameters
+        advice = f"a tokenizer of fewer ids than {config.vocab_size:,}" if is_mostly_ids else "a longer text"
+        reason += f" No smaller model is offered: use {advice} if you can."
     return FittedRun(name, changes, reason)
 
 

@@ -10,9 +10,9 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.data.corpus import check_named, check_vocabulary, has_stream
 from p2ptrain.data.file_store import MOST_STORED_BYTES, NamedFile, named_files, named_weights
-from p2ptrain.data.rows import INSTALL_DATA
 from p2ptrain.data.sources import check_digest
 from p2ptrain.data.tokenizer import load_tokenizer
+from p2ptrain.data.unpacking import INSTALL_DATA
 from p2ptrain.data.weight_files import check_option, find_named
 from p2ptrain.manifest import Manifest, advice
 from peer.doctor.findings import Finding, bad, note, ok

@@ -15,7 +15,7 @@ from p2ptrain.data.own_text import detected_format
 from p2ptrain.data.rows import ColumnError, TextCounts
 from p2ptrain.data.sources import file_pieces, unchanged
 from p2ptrain.data.stream import tokenize
-from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer
+from p2ptrain.data.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -77,9 +77,7 @@ def _explained() -> Iterator[None]:
 def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> int:
     """Return the bytes of the text of some ids as UTF-8, without separators and what begins a document.
 
-    A character that begins before them or ends after them counts as the replacement character's three bytes, except in
-    a text of bytes, which is counted exactly.
+    Special tokens, such as the end of a turn, have no bytes, while their loss counts.
     """
     marks = {tokenizer.separator, *tokenizer.prefix}
-    words = [each for each in ids if each not in marks]
-    return len(words) if isinstance(tokenizer, ByteTokenizer) else len(tokenizer.decode(words).encode())
+    return tokenizer.byte_count([each for each in ids if each not in marks])

@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data import chat_template
-from p2ptrain.data.chat_template import CHATML_SOURCE, ChatTemplate, RenderedDialogue, TemplateFault
+from p2ptrain.data.chat_template import CHATML_SOURCE, ChatTemplate, Dialogue, RenderedDialogue, TemplateFault
 
 DIALOGUE = [
     {"role": "system", "content": "Be brief."},
@@ -56,7 +56,7 @@ def answers(found: RenderedDialogue | TemplateFault) -> list[str]:
 
 
 def test_answers_are_what_follows_the_prompt(chatml: ChatTemplate):
-    both = chatml.rendered([DIALOGUE, DIALOGUE[:3]])
+    both = chatml.rendered([Dialogue("", DIALOGUE), Dialogue("", DIALOGUE[:3])])
     assert [answers(each) for each in both] == [["Hallo.<|im_end|>\n", "Bye.<|im_end|>\n"], ["Hallo.<|im_end|>\n"]]
     assert chatml.end_of_turn() == "<|im_end|>"
 
@@ -64,7 +64,7 @@ def test_answers_are_what_follows_the_prompt(chatml: ChatTemplate):
 def test_answers_are_what_generation_tags_enclose_as_transformers_finds_them():
     texts, spans = render_jinja_template([DIALOGUE], chat_template=WITH_TAGS, return_assistant_tokens_mask=True)
     with ChatTemplate.checked(WITH_TAGS, "a template") as template:
-        (found,) = template.rendered([DIALOGUE])
+        (found,) = template.rendered([Dialogue("", DIALOGUE)])
     assert found == RenderedDialogue(texts[0], spans[0])
     assert answers(found) == ["Hallo.</s>", "Bye.</s>"]
 
@@ -72,42 +72,132 @@ def test_answers_are_what_generation_tags_enclose_as_transformers_finds_them():
 def test_an_answer_that_is_written_otherwise_later_is_not_counted():
     source = CHATML_SOURCE.replace("message['content']", "(message['content'] if loop.last else 'gone')")
     with ChatTemplate.checked(source, "a template") as template:
-        assert answers(template.rendered([DIALOGUE])[0]) == []  # the last prompt is not a beginning, either
+        # the last prompt is not a beginning, either
+        assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == []
     source = CHATML_SOURCE.replace(
-        "+ message['content'] +", "+ ('<think>' if loop.last else '') + message['content'] +"
+        "+ (message['content'] or '') +", "+ ('<think>' if loop.last else '') + message['content'] +"
     )
     forgets = source.replace("{% for", "{% set last = messages[-1].role == 'assistant' %}{% for", 1).replace(
         "if loop.last", "if loop.last and last"
     )
     with ChatTemplate.checked(forgets, "a template") as template:
-        assert answers(template.rendered([DIALOGUE])[0]) == ["<think>Bye.<|im_end|>\n"]
+        assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == ["<think>Bye.<|im_end|>\n"]
 
 
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
         ("{% if %}", "Expected an expression"),
-        ("{{ 'a' * 10**10 }}", "MiB of memory"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_a_sentence(source: str, problem: str):
     with pytest.raises(CorpusError, match=problem), ChatTemplate.checked(source, "bad.jinja") as template:
-        template.rendered([DIALOGUE])
+        template.rendered([Dialogue("", DIALOGUE)])
 
 
 def test_a_dialogue_that_becomes_too_long_costs_no_other():
-    source = "{% for i in range(99999 if messages | length > 3 else 1) %}{{ 'a' * 10**4 }}{% endfor %}"
+    source = "{% for i in range(99999 if messages | length > 3 else 1) %}{{ 'a' * 1000 }}{% endfor %}"
     with ChatTemplate.checked(source, "a template") as template:
-        first, second = template.rendered([DIALOGUE, DIALOGUE[:3]])
-    assert first == TemplateFault("it writes more than 64 MiB of text")
+        first, second = template.rendered([Dialogue("", DIALOGUE), Dialogue("", DIALOGUE[:3])])
+    assert isinstance(first, TemplateFault)
+    assert first.why.startswith("it makes more than 1")
+    assert first.why.endswith(" characters of these 5 messages")
     assert isinstance(second, RenderedDialogue)
+
+
+def test_a_dialogue_that_takes_too_much_memory_costs_no_other():
+    with ChatTemplate.checked("{{ 'a' * 10**(10 if messages | length > 3 else 1) }}", "a template") as template:
+        first, second = template.rendered([Dialogue("", DIALOGUE), Dialogue("", DIALOGUE[:3])])
+    assert first == TemplateFault("it needs more than 1024 MiB of memory")
+    assert isinstance(second, RenderedDialogue)
+
+
+def test_whose_fault_it_is_that_a_row_is_not_rendered():
+    """Check that a template is blamed for what it does to any dialogue, and else the row, by its place."""
+    for source, problem in (
+        ("{{ nothing() }}", r"^The chat template t\.jinja cannot be used: 'nothing' is undefined\."),
+        (
+            "{% if messages | length > 3 %}{{ raise_exception('no') }}{% endif %}",
+            r"^a\.jsonl, line 7: the chat .*: no\.",
+        ),
+    ):
+        with ChatTemplate.checked(source, "t.jinja") as template:
+            (fault,) = template.rendered([Dialogue("", DIALOGUE)])
+            assert isinstance(fault, TemplateFault)
+            assert re.search(problem, template.fault("a.jsonl, line 7", fault.why).problem)
+
+
+@pytest.mark.parametrize(
+    ("end", "inside", "expected"),
+    [
+        ("<|im_end|>\n", "", ["Hallo.<|im_end|>\n", "Bye.<|im_end|>\n"]),
+        ("<|im_end|>\n", "<|im_end|>", ["Hallo.<|im_end|><|im_end|>\n", "Bye.<|im_end|><|im_end|>\n"]),
+        ("", "</s>", ["Hallo.</s>", "Bye.</s>"]),
+        ("<end>{{ '<eos>' if loop.last }}", "", ["Hallo.<end>", "Bye.<end><eos>"]),
+        ("{{ '<eos>' if loop.last }}", "", ["Hallo.", "Bye.<eos>"]),
+        ("\n\n", "", ["Hallo.\n\n", "Bye.\n\n"]),
+    ],
+)
+def test_an_enclosed_answer_counts_to_the_end_of_its_turn(end: str, inside: str, expected: list[str]):
+    source = (
+        "{%- for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        f"{inside}{{% endgeneration %}}{{% else %}}{{{{ m.content }}}}{{% endif %}}{end}{{%- endfor %}}"
+    ).replace("\n", "{{ '\\n' }}")
+    with ChatTemplate.checked(source, "a template") as template:
+        assert answers(template.rendered([Dialogue("", DIALOGUE)])[0]) == expected
+        assert template.end_of_turn() == (inside + end).replace("{{ '<eos>' if loop.last }}", "<eos>").strip()
+
+
+def test_an_end_of_turn_that_no_model_would_come_to_is_a_fault():
+    """Check a template that encloses some answers alone: the text after them would never be learned."""
+    source = (
+        "{% for m in messages %}{% if loop.first %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{% else %}{{ m.content }}<end>{% endif %}{% endfor %}"
+    )
+    with ChatTemplate.checked(source, "a template") as template:
+        found = template.rendered([Dialogue("", DIALOGUE)])[0]
+    assert isinstance(found, TemplateFault)
+    assert found.why.startswith("it writes text after the last answer, outside of {% generation %}")
+
+
+TWICE = WITH_TAGS.replace("</s>", "{% endgeneration %}{% generation %}</s>")
+
+
+@pytest.mark.parametrize("source", [CHATML_SOURCE, WITH_TAGS, TWICE])
+def test_an_answer_that_is_not_to_be_learned_does_not_count(source: str):
+    with ChatTemplate.checked(source, "a template") as template:
+        dialogues = [Dialogue("", DIALOGUE, None, places) for places in ((), (4,), (2,))]
+        whole, first, second = (answers(each) for each in template.rendered(dialogues))
+    assert (first, second) == (whole[: len(whole) // 2], whole[len(whole) // 2 :])
+    assert "".join(first).startswith("Hallo.")
+
+
+def test_tools_calls_and_reasoning_reach_the_template_as_in_transformers():
+    source = (
+        "{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.reasoning_content }}{{ m.content }}"
+        "{% for call in m.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
+        "{{ m.tool_call_id }}{{ m.name }}{% endfor %}"
+    )
+    call = {"id": "a1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2.5, None, True]}}}
+    dialogue = [
+        {"role": "user", "content": "1 + 2?", "name": "Ada"},
+        {"role": "assistant", "content": None, "reasoning_content": "Add.", "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "a1"},
+        {"role": "assistant", "content": "3."},
+    ]
+    tools = [{"type": "function", "function": {"name": "add", "description": "Sum </s>"}}]
+    texts, _ = render_jinja_template([dialogue], chat_template=source, tools=tools)
+    with ChatTemplate.checked(source, "a template") as template:
+        (found,) = template.rendered([Dialogue("", dialogue, tools)])
+    assert isinstance(found, RenderedDialogue)
+    assert found.text == texts[0]
 
 
 def test_a_template_that_loops_is_ended(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(chat_template, "DEADLINE_S", 1.0)
     template = ChatTemplate(LOOPS, "loops.jinja")
     with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: it has not rendered a few"):
-        template.rendered([DIALOGUE])
+        template.rendered([Dialogue("", DIALOGUE)])
     assert template._worker is None
 
 
@@ -117,8 +207,8 @@ def test_a_template_that_takes_the_processors_time_is_ended() -> None:
     with template._lock:
         worker = template._started()
     threading.Timer(0.1, os.kill, (worker.pid, signal.SIGXCPU)).start()
-    with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: one dialogue takes it more than 60 s"):
-        template.rendered([DIALOGUE])
+    with pytest.raises(CorpusError, match=r"loops\.jinja cannot be used: one dialogue takes it more than 180 s"):
+        template.rendered([Dialogue("", DIALOGUE)])
 
 
 def dialogue_of(count: int) -> list[dict[str, str]]:
@@ -126,12 +216,12 @@ def dialogue_of(count: int) -> list[dict[str, str]]:
 
 
 def test_what_a_long_dialogue_costs_is_bounded_by_its_messages(chatml: ChatTemplate) -> None:
-    longest, longer = chatml.rendered([dialogue_of(512), dialogue_of(514)])
-    assert len(answers(longest)) == 256
-    assert isinstance(longer, TemplateFault)
-    assert longer.why.startswith("it marks no answers with {% generation %}, so it would be rendered anew for each of")
+    longest, longer = chatml.rendered([Dialogue("", dialogue_of(256)), Dialogue("", dialogue_of(1000))])
+    assert len(answers(longest)) == len(answers(longer)) == 128
+    assert isinstance(longest, RenderedDialogue)
+    assert longer == longest._replace(is_cut=True)
     with ChatTemplate.checked(WITH_TAGS, "a template") as template:
-        assert len(answers(template.rendered([dialogue_of(1000)])[0])) == 500
+        assert len(answers(template.rendered([Dialogue("", dialogue_of(1000))])[0])) == 500
 
 
 @pytest.mark.parametrize(
@@ -149,7 +239,7 @@ def test_what_a_long_dialogue_costs_is_bounded_by_its_messages(chatml: ChatTempl
 def test_reasons_are_words_of_the_templates_author(source: str, why: str) -> None:
     """Check that no name of a Python error and no advice on Python reaches a user."""
     with ChatTemplate.checked(source, "a template") as template:
-        found = template.rendered([DIALOGUE])[0]
+        found = template.rendered([Dialogue("", DIALOGUE)])[0]
     assert isinstance(found, TemplateFault)
     assert why in found.why
     assert not re.search(r"[A-Z]\w+Error|sys\.|set_int", found.why)
@@ -160,7 +250,7 @@ def test_reasons_are_words_of_the_templates_author(source: str, why: str) -> Non
 )
 def test_a_dialogue_that_does_not_render_costs_no_other(source: str):
     with ChatTemplate.checked(f"{{% if messages | length > 3 %}}{source}{{% endif %}}x", "a template") as template:
-        first, second = template.rendered([DIALOGUE, DIALOGUE[:3]])
+        first, second = template.rendered([Dialogue("", DIALOGUE), Dialogue("", DIALOGUE[:3])])
         assert isinstance(first, TemplateFault)
         assert isinstance(second, RenderedDialogue)
         with pytest.raises(CorpusError, match="does not render the dialogue"):

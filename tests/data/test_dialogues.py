@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.cli import cli
 from p2ptrain.data import dialogues
-from p2ptrain.data.chat_template import ChatTemplate
+from p2ptrain.data.chat_template import ChatTemplate, Dialogue
 from p2ptrain.data.chat_tokens import ChatEncoder, answer_ends
 from p2ptrain.data.corpus import Corpus, open_corpus, read_summary
-from p2ptrain.data.dialogues import Dialogue, dialogue_of
+from p2ptrain.data.dialogues import dialogue_of
 from p2ptrain.data.file_store import named_files
 from p2ptrain.data.packing import IGNORED, EncodedDialogue
 from p2ptrain.data.rows import Unusable
@@ -167,6 +167,92 @@ def test_a_broken_row_of_a_file_is_named_by_its_line(manifest_with, tmp_path: Pa
     assert not list((tmp_path / "cache").glob("*.npy"))
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+CALLING = [
+    {"role": "user", "content": "1 + 2?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "3", "tool_call_id": "c1"},
+    {"role": "assistant", "content": "It is 3."},
+]
+CALLS = (
+    "{% for tool in tools %}<{{ tool | tojson }}>{% endfor %}{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+    "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def warned_of(manifest_with, tmp_path: Path, path: Path, template: Path | None = None, **fields: object):
+    """Return the corpus, the text of its first row, what of it is predicted, and the warnings."""
+    warned: list[str] = []
+    if template is not None:
+        fields["template"] = hashlib.sha256(template.read_bytes()).hexdigest()
+    manifest = with_length(manifest_with(chat_corpus(path, **fields)), 256)
+    corpus = open_corpus(manifest, tmp_path / "cache", path, warn=warned.append, template_file=template)
+    inputs, labels, _ = corpus.batch([0])[0].tolist()
+    return bytes(inputs).decode(), bytes(each for each in labels if each != IGNORED).decode(), warned
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_calls_and_tools_of_rows_reach_the_template(manifest_with, tmp_path: Path, form: str):
+    """Check whole numbers, tools as a list and as text, and the fields that Arrow adds to messages."""
+    (template := tmp_path / "t.jinja").write_text(CALLS)
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    rows = [{"messages": CALLING, "tools": tools} for _ in range(20)]
+    path = tmp_path / f"chats.{form}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist([row | {"tools": json.dumps(tools)} for row in rows]), path)
+    text, predicted, warned = warned_of(manifest_with, tmp_path, path, template, format=form)
+    assert text.startswith('<{"type": "function", "function": {"name": "add"}}>[user]1 + 2?\n[assistant]{'), text
+    assert json.loads(next(each for each in predicted.split("\n") if "{" in each)) == CALL["function"]
+    assert "[tool]3\n[assistant]It is 3.\n" in text
+    assert warned == ["the chat template does not use these fields of messages and rows: tool_call_id (20)"]
+
+
+def test_what_the_template_does_not_use_is_told_and_no_silence_is_learned(manifest_with, tmp_path: Path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": CALLING, "tools": [CALL]}) + "\n" for _ in range(20)))
+    text, predicted, warned = warned_of(manifest_with, tmp_path, path)
+    assert f"assistant\n{END}\n" in text
+    assert predicted.startswith(f"It is 3.{END}\n\0")
+    fields = "tool_calls (20), tool_call_id (20), tools (20)"
+    assert warned == [f"the chat template does not use these fields of messages and rows: {fields}"]
+    write_jsonl(path, [CALLING[:2]] * 20)
+    with pytest.raises(CorpusError, match=r"no answer within 256 tokens\. The chat template .*: tool_calls \(20\)\."):
+        warned_of(manifest_with, tmp_path, path)
+
+
+@pytest.mark.parametrize(
+    "said", [{"weight": 0}, {"train": False}, {"training": False}, {"loss": False}, {"weight": 0.0}]
+)
+def test_an_answer_of_weight_0_is_not_learned(manifest_with, tmp_path: Path, said: dict[str, object]):
+    wrong = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "wrong", **said}]
+    right = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "right", "weight": 1, "train": True}]
+    path = write_jsonl(tmp_path / "chats.jsonl", [[*wrong, *right]] * 20)
+    text, predicted, warned = warned_of(manifest_with, tmp_path, path)
+    assert f"assistant\nwrong{END}" in text
+    assert predicted.replace("\0", "") == f"right{END}\n"
+    assert warned == []
+
+
+def test_an_answer_begins_with_a_token_of_its_own():
+    """Check that line ends of an answer do not join those of the prompt, which a model gets alone."""
+    made = json_tokenizer()._tokenizer
+    outline = json.loads(made.to_str())
+    outline["model"]["vocab"]["ĊĊ"] = 300
+    outline["model"]["merges"] = [["Ċ", "Ċ"]]
+    tokenizer = JsonTokenizer(Tokenizer.from_str(json.dumps(outline)))
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "\nb"}]
+    with ChatTemplate.load("chatml") as template:
+        encoder = ChatEncoder(template, tokenizer)
+        ((_, _, encoded),) = encoder.dialogues([Dialogue("", messages)])
+        prompt = encoder.prompt_ids(messages[:1])
+    assert isinstance(encoded, EncodedDialogue)
+    assert encoded.ids[: len(prompt)].tolist() == prompt.tolist()
+    assert tokenizer.decode(encoded.ids[encoded.counts].tolist()) == "\nb\n"
+
+
 @dataclass(frozen=True)
 class HubFileHere:
     """A file of the hub that is on this machine."""
@@ -252,6 +338,25 @@ def test_bytes_know_where_each_character_begins():
     ((ids, starts),) = ByteTokenizer().encode_marked(["aü\0\U0001f642z"])
     assert bytes(ids.tolist()).decode() == "aü\ufffd\U0001f642z"
     assert starts.tolist() == [0, 1, 1, 2, 2, 2, 3, 3, 3, 3, 4]
+
+
+def test_init_chooses_rows_that_hold_long_dialogues(tmp_path: Path, monkeypatch):
+    """Check dialogues that are longer than a preset's row, some of them before their first answer."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    for question, answer in (("say it " * 30, "it"), ("say it", "it " * 100)):
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        write_jsonl(tmp_path / "long.jsonl", [messages] * 60)
+        run = f"run{len(answer)}"
+        result = CliRunner().invoke(cli, ["init", run, "--corpus", "long.jsonl"])
+        assert result.exit_code == 0, result.output + str(result.exception)
+        assert "Rows have 512 tokens, as long dialogues need." in result.output
+        assert "without their end" not in result.output
+        manifest = (tmp_path / run / "manifest.toml").read_text()
+        assert "sequence_length = 512" in manifest
+    result = CliRunner().invoke(cli, ["init", "as-it-is", "--corpus", "long.jsonl", "--preset", "llama-15m"])
+    assert result.exit_code == 0, result.output
+    assert "With training.sequence_length = 512, 95 % would be whole." in result.output
 
 
 def test_init_recognizes_dialogues_and_tokens_counts_them(chats: Path, tmp_path: Path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -353,3 +354,26 @@ def test_a_text_that_is_too_short_for_its_sequences_is_not_signed(place: Path) -
 def test_tokens_of_no_run(place: Path) -> None:
     folder()
     assert "Create a run with `p2ptrain init texts`" in refused("tokens", "texts")
+
+
+def test_a_table_is_told_and_a_byte_order_mark_is_no_text(place: Path) -> None:
+    """Check the printed command by carrying it out."""
+    Path("table.csv").write_text("id,text\n" + "".join(f'{number},"a, {line}"\n' for number, line in enumerate(LINES)))
+    said = done("init", "run", "--corpus", "table.csv")
+    assert "warning: table.csv is read as plain text, with its commas and quotes." in said
+    command = said.partition("convert it: ")[2].partition(" > corpus.jsonl.")[0]
+    converted = subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
+    assert json.loads(converted.splitlines()[1]) == {"id": "1", "text": f"a, {LINES[1]}"}
+    Path("marked.txt").write_bytes(b"\xef\xbb\xbf" + b"a line\n" * 5000)
+    done("init", "marked", "--corpus", "marked.txt")
+    assert json.loads(done("tokens", "marked", "--json"))["bytes"] == 7 * 5000
+
+
+def test_a_large_vocabulary_is_what_makes_the_model_large(place: Path, tokenizer: Path) -> None:
+    outline = json.loads(tokenizer.read_text())
+    used = outline["model"]["vocab"]
+    used |= {f"unused {number}": number for number in range(len(used), 250_000)}
+    outline["added_tokens"] = []
+    Path("large.json").write_text(json.dumps(outline))
+    said = done("init", "run", "--corpus", "corpus.txt", "--tokenizer", "large.json")
+    assert "No smaller model is offered: use a tokenizer of fewer ids than 250,000 if you can." in said

@@ -6,13 +6,14 @@ import io
 import itertools
 import json
 import lzma
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from p2ptrain.base.errors import CorpusError
-from p2ptrain.data import rows
+from p2ptrain.data import rows, unpacking
 from p2ptrain.data.rows import TextCounts, jsonl_rows, names, parquet_rows, texts
 
 
@@ -206,11 +207,11 @@ def test_more_than_half_without_text_is_an_error_and_half_is_none(jsonl):
     )
 
 
-def test_a_file_without_any_text_is_not_read_to_its_end():
+def test_a_data_set_without_any_text_is_not_downloaded_to_its_end():
     endless = ((number, rows.Unusable("invalid JSON")) for number in itertools.count(1))
     expected = r"^The first 1,000 rows of some\.jsonl have no text, and the rest was not read\. Found: "
     with pytest.raises(CorpusError, match=expected):
-        list(texts(endless, "line", TextCounts("some.jsonl")))
+        list(texts(endless, "line", TextCounts("some.jsonl"), is_remote=True))
     counts = TextCounts("some.jsonl")
     assert list(texts(((each, rows.Unusable("invalid JSON")) for each in range(rows.SURE_ROWS)), "line", counts)) == []
     with pytest.raises(CorpusError, match=r"^1,000 of 1,000 rows of "):
@@ -222,3 +223,39 @@ def test_a_files_names_are_cut_and_printable():
     assert len(listed) < 150
     assert listed.isprintable()
     assert listed.endswith(" and 21 more")
+
+
+def test_zstd_may_begin_with_a_frame_to_skip(tmp_path: Path):
+    """Check a skippable frame before and between frames (RFC 8878), and an empty frame."""
+    frame, empty = (pa.compress(plain, "zstd", asbytes=True) for plain in (b'{"text": "a"}\n', b""))
+    skipped = b"\x5a\x2a\x4d\x18\x05\x00\x00\x00hello"
+    for content in (skipped + frame + skipped + frame, empty + frame + frame):
+        (tmp_path / "packed").write_bytes(content)
+        assert [text for _, text in jsonl_rows(tmp_path / "packed", "text")] == ["a", "a"]
+        assert unpacking.first_line(tmp_path / "packed") == (b'{"text": "a"}\n', True)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"\x25\xb5\x2f\xfd12345678", "was packed by a zstd before 0.8"),
+        # a frame header that asks for a window of 2 GiB, as zstd --long=31 writes it
+        (b"\x28\xb5\x2f\xfd\x00\xa8\x01\x00\x00", "too much memory"),
+    ],
+)
+def test_zstd_that_only_its_command_unpacks(tmp_path: Path, content: bytes, problem: str):
+    (tmp_path / "a.zst").write_bytes(content)
+    with pytest.raises(CorpusError) as caught:
+        list(jsonl_rows(tmp_path / "a.zst", "text"))
+    assert problem in caught.value.problem
+    assert caught.value.remedy == f"Unpack it first, and name the new file: zstd -d --long=31 {tmp_path / 'a.zst'}"
+
+
+def test_a_file_is_judged_whole(tmp_path: Path):
+    """Check a file of which the first 1,500 rows have no text, and the other 4,500 have."""
+    lines = ['{"other": 1}'] * 1500 + ['{"text": "a"}'] * 4500
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    counts = TextCounts("a.jsonl")
+    assert len(list(texts(jsonl_rows(tmp_path / "a.jsonl", "text"), "line", counts))) == 4500
+    counts.check()
+    assert (counts.rows, counts.skipped) == (6000, 1500)

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from p2ptrain.base.errors import CorpusError
 from p2ptrain.data import stream
 from p2ptrain.data.sources import TextChunk
-from p2ptrain.data.tokenizer import JsonTokenizer, load_tokenizer, read_tokenizer
+from p2ptrain.data.tokenizer import BORDER_MARK, SPECIAL_MARK, JsonTokenizer, load_tokenizer, read_tokenizer
 from p2ptrain.manifest.sources import FileTokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz</>_|"
@@ -256,9 +256,9 @@ def test_a_normalizer_that_inflates_text_is_refused(load):
     """A run's author is a stranger, and a megabyte is encoded at once."""
     made = byte_level()
     made.normalizer = normalizers.Sequence([normalizers.Replace(Regex("."), "ab")] * 6)
-    with pytest.raises(CorpusError, match="may lengthen a text more than 256 times"):
+    with pytest.raises(CorpusError, match="may lengthen a text more than 8 times"):
         load(made)
-    made.normalizer = normalizers.Sequence([normalizers.Replace("a", "ab")] * 6)
+    made.normalizer = normalizers.Sequence([normalizers.Replace("a", "ab")] * 3)
     assert len(ids(load(made), "a")) > 1
 
 
@@ -319,3 +319,61 @@ def test_the_tokenizer_of_a_run_is_one_whatever_its_source(tmp_path, monkeypatch
     )
     loaded = load_tokenizer(HubTokenizer(kind="hub", name="someone/model", revision="1" * 40))
     assert len(loaded.encode_batch([TEXT])[0]) > 2
+
+
+def prepended() -> Tokenizer:
+    made = metaspace_bpe()
+    made.add_special_tokens([AddedToken("<t>", normalized=True)])
+    return made
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace_bpe, prepended, unigram])
+def test_marked_text_is_encoded_as_plain_text_is(load, make):
+    """Check that the text of a special token in a message adds no space, and that a border adds none."""
+    tokenizer = load(make())
+    for token in tokenizer.special_tokens:
+        plain = f"the {token} cat{token}"
+        ((found, starts),) = tokenizer.encode_marked([plain.replace(token, f"{token[0]}{SPECIAL_MARK}{token[1:]}")])
+        assert found.tolist() == ids(tokenizer, plain)
+        ((special, _),) = tokenizer.encode_marked([plain])
+        assert special.tolist().count(tokenizer._tokenizer.token_to_id(token)) == 2
+        assert starts[0] == 0
+    apart, starts = tokenizer.encode_marked([f"the\n{BORDER_MARK}\nthe"])[0]
+    assert tokenizer.decode(apart.tolist()) == tokenizer.decode(ids(tokenizer, "the\n\nthe"))
+    assert 4 not in [start for start in starts.tolist() if start < 4]
+    first = int(np.flatnonzero(starts >= 5)[0])
+    assert apart[:first].tolist() == ids(tokenizer, "the\n")
+
+
+@pytest.mark.parametrize("make", [byte_level, metaspace_bpe, unigram])
+def test_the_bytes_of_torn_characters_add_up(load, make):
+    """Check a text of three bytes a character, cut anywhere: bits per byte would otherwise be too low."""
+    tokenizer = load(make())
+    text = "the cat \u732b\u304c the" if make is not unigram else "the cat the"
+    found = ids(tokenizer, text)
+    assert tokenizer.byte_count(found) - len(text.encode()) == (0 if make is byte_level else 1)  # the space before it
+    for place in range(len(found) + 1):
+        assert tokenizer.byte_count(found[:place]) + tokenizer.byte_count(found[place:]) == tokenizer.byte_count(found)
+
+
+def test_what_would_take_gigabytes_is_refused(load):
+    """Check decoders that lengthen text, long tokens, and text that a normalizer lengthens by itself."""
+    made = byte_level()
+    made.decoder = decoders.Sequence([decoders.Replace("a", "b" * 9), decoders.ByteLevel()])
+    with pytest.raises(CorpusError, match="its decoder may lengthen a text more than 8 times"):
+        load(made)
+    made = byte_level()
+    made.add_tokens(["x" * 1025])
+    with pytest.raises(CorpusError, match="a token of 1,025 characters, and at most 1,024 are read"):
+        load(made)
+    made = byte_level()
+    made.normalizer = normalizers.NFKD()
+    with pytest.raises(CorpusError, match=r"makes [\d,]+ bytes of 262,144 characters of text"):
+        load(made).encode_batch(["\ufdfa" * (1 << 18)])
+
+
+def test_dropout_is_told(load):
+    made = byte_level()
+    made.model.dropout = 0.1
+    assert load(made).unused == ["the tokenizer's BPE dropout of 0.1 is not used"]
+    assert load(byte_level()).unused == []
