@@ -1,7 +1,7 @@
 """Collection of partners' signatures under what a running peer contributed (``p2ptrain.receipts``).
 
-Unsigned contributions are lost when either process ends. A peer that leaves therefore asks once more; whoever is asked
-asks in return, and the leaving peer waits for that.
+Unsigned contributions are lost when either process ends. A peer that leaves therefore asks once more; a partner asks
+in return, and the leaving peer waits for that.
 """
 
 from __future__ import annotations

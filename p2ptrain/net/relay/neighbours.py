@@ -71,7 +71,7 @@ class Neighbourhoods:
         if not address.is_public(place) or address.relay_of(place) is not None:
             return []
         where, now = origin(place), self._clock()
-        network: _Network = self._networks.pop(where, None) or BoundedDict(1 + MAX_TOLD)
+        network: _Network = self._networks.pop(where, BoundedDict(1 + MAX_TOLD))
         self._count -= len(network)
         network[peer] = near(addresses, place), now + LIFETIME_S
         self._count += len(network)

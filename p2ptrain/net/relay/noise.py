@@ -90,7 +90,8 @@ class Handshake:
         message = self._encrypt(public)
         self._mix_key(static, self._theirs)
         message += self._encrypt(proof(identity, public))
-        return message, *map(Cipher, _derived(self._chain, b""))
+        ours, theirs = map(Cipher, _derived(self._chain, b""))
+        return message, ours, theirs
 
     def _mix_hash(self, data: bytes) -> None:
         digest = Hash(SHA256())
@@ -154,9 +155,9 @@ async def open_channel(
 ) -> NoiseChannel:
     """Open a channel that carries yamux, as the peer of this key. Raises OSError, EOFError and ValueError."""
     handshake, _ = await greet(reader, writer)
-    message, *ciphers = handshake.finish(identity)
+    message, ours, theirs = handshake.finish(identity)
     _send(writer, message)
-    channel = NoiseChannel(reader, writer, *ciphers)
+    channel = NoiseChannel(reader, writer, ours, theirs)
     channel.write(_MULTISTREAM + _YAMUX)
     if await channel.readexactly(len(_MULTISTREAM + _YAMUX)) != _MULTISTREAM + _YAMUX:
         raise ValueError("p2pd does not speak yamux")
